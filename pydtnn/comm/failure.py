@@ -16,6 +16,7 @@ import time
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.monitor.monitor import FINISHING
 from pydtnn.comm.reporter import Reporter
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.supervision import Supervision
@@ -129,30 +130,36 @@ class Failure:
 
     def end_because(self, reason: str) -> None:
         """Terminate all ranks; `reason` is printed once."""
-        exit_after(_LONGEST, 1)
-        self._end(reason, "", 1)
+        self._exit_later(1)
+        self._end(f"{self._prefix()}{reason}", 1)
 
-    def _end_with(self, code: int) -> None:
-        """Terminate all ranks; the reason has been printed."""
-        exit_after(_LONGEST, code)
+    def _end_with(self, code: int, reason: str) -> None:
+        """Terminate all ranks; an empty reason has been printed."""
+        self._exit_later(code)
+        if reason:
+            self._end(reason, code)
         self.comm.abort(code)
 
     def _end_by(self, error: BaseException) -> None:
         """Terminate all ranks, even if describing the error fails."""
         reason, trace = type(error).__name__, ""
-        exit_after(_LONGEST, 1)
+        self._exit_later(1)
         try:
             reason, trace = describe(error), requested_traceback(error)
         finally:
-            self._end(reason, trace, 1)
+            self._end(f"{trace}{self._prefix()}{reason}", 1)
 
-    def _end(self, reason: str, trace: str, code: int) -> None:
+    def _exit_later(self, code: int) -> None:
+        finishing = FINISHING if self.supervision.finishes else 0.0
+        exit_after(_LONGEST + finishing, code)
+
+    def _end(self, reason: str, code: int) -> None:
         try:
-            if self._reporter.is_first():
-                _print(f"{trace}{self._prefix()}{reason}\n")
-                time.sleep(_FORWARDING)
-            else:
-                time.sleep(_PATIENCE)
+            first = self._reporter.is_first()
+            if first:
+                _print(f"{reason}\n")
+            self.supervision.finish_all()
+            time.sleep(_FORWARDING if first else _PATIENCE)
         finally:
             self.comm.abort(code)
 
@@ -160,7 +167,8 @@ class Failure:
         return f"rank {self.comm.rank}: " if self.comm.size > 1 else ""
 
     def _end_by_signal(self, number: int) -> None:
-        self._end(SIGNALS[number] + self._elsewhere(number), "", 128 + number)
+        reason = f"{self._prefix()}{SIGNALS[number]}{self._elsewhere(number)}"
+        self._end(reason, 128 + number)
 
     def _elsewhere(self, number: int) -> str:
         """Return other possible causes of SIGTERM, if no process monitors all ranks."""

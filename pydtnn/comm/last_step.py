@@ -107,8 +107,8 @@ class LastStep:
     def hold(self) -> int:
         """Begin no further step; return the number of those begun, or -1 outside of training."""
         with self._changed:
-            self._held = self._active
-            return self._begun if self._active else -1
+            self._held = self._active and not self._abandoned
+            return self._begun if self._held else -1
 
     def abandon(self) -> None:
         """Give up agreement, as a rank has failed: a signal ends the run at once."""
@@ -117,7 +117,9 @@ class LastStep:
             self._changed.notify_all()
 
     def decide(self, last: Last) -> None:
-        """End after this step."""
+        """End after this step, unless this rank has gone on without agreement."""
         with self._changed:
-            self._held, self._last = False, last
+            self._held = False
+            if not self._abandoned:
+                self._last = last
             self._changed.notify_all()

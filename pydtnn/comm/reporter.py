@@ -9,6 +9,7 @@ import mmap
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dataclasses import asdict
 
 from pydtnn.comm import watchdog
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.monitor.links import addresses
+from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import Facts
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT, Supervision
@@ -40,7 +41,7 @@ class Reporter:
     are unlinked once all ranks have opened them, so none remains however the ranks end.
 
     The process also reads what each rank is doing, from a slot of shared memory; if it cannot be
-    started, waits have no deadline.
+    started, or ends before the ranks, each rank ends the run when its own wait lasts too long.
 
     Collective: all ranks construct one.
 
@@ -58,20 +59,25 @@ class Reporter:
         folder = _make_folder(comm.local_size) if comm.local_rank == 0 else None
         watched = comm.size > 1
         listener = _listen(folder) if folder is not None and watched else None
-        links = _listen_to_hosts() if comm.rank == 0 and len({*comm.hosts}) > 1 else None
-        port = links.getsockname()[1] if links is not None else 0
-        own = folder, socket.gethostname(), addresses() if links else [], port, secrets.token_hex()
-        known = comm.gather_object(own)
+        known = comm.gather_object((folder, socket.gethostname(), addresses()))
         folder = known[comm.hosts[comm.rank]][0]
         names = {str(host): known[host][1] for host in {*comm.hosts}}
-        facts = Facts([*comm.hosts], comm.hosts[comm.rank], names, *known[0][2:])
+        facts = Facts([*comm.hosts], comm.hosts[comm.rank], names)
+        links = None
+        if len(names) > 1:
+            if comm.rank == 0:
+                links = listen(known[0][2], [known[host][2] for host in {*comm.hosts} - {0}])
+            own = links.getsockname() if links is not None else ("", 0)
+            facts.address, facts.port, facts.token = comm.gather_object((*own, _token()))[0]
         self._file = connection = None
-        memory = memoryview(bytearray(SLOT))
+        memory, places = memoryview(bytearray(SLOT)), 1
         if folder is not None:
             self._file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
-            memory = _share(folder, comm)
+            memory, places = _share(folder, comm), comm.local_size
             connection = _connect(folder, comm.rank) if watched else None
-        self.supervision = Supervision(Slot(memory), alone=not watched)
+        slots = [Slot(memory, place) for place in range(places)]
+        own_place = comm.local_rank if places > 1 else 0
+        self.supervision = Supervision(slots, own_place, socket.gethostname(), alone=not watched)
         self.supervision.slot.clear(comm.rank, DEFAULT_TIMEOUT)
         if listener is not None and self._file is not None and folder is not None:
             _start(listener, self._file, os.path.join(folder, _SLOTS), links, facts)
@@ -84,10 +90,11 @@ class Reporter:
         comm.barrier()  # no rank terminates this one before it has removed the names
         atexit.register(self.leave)
 
-    def connect(self, end: Callable[[int], None], end_by_signal: Callable[[int], None]) -> None:
+    def connect(
+        self, end: Callable[[int, str], None], end_by_signal: Callable[[int], None]
+    ) -> None:
         """Answer the process from now on: see `Supervision.connect`."""
-        if self._connection is not None:
-            self.supervision.connect(self._connection, end, end_by_signal)
+        self.supervision.connect(self._connection, end, end_by_signal)
 
     def is_first(self) -> bool:
         """Return whether no rank of this host has reported the end of the run yet, and claim it.
@@ -114,18 +121,14 @@ def _make_folder(ranks: int) -> str | None:
 
 
 def _share(folder: str, comm: Communicator) -> memoryview:
-    """Return this rank's slot of the memory that the ranks of the host share."""
+    """Return the memory with the slots of the ranks of the host."""
     with open(os.path.join(folder, _SLOTS), "r+b") as file:
-        memory = mmap.mmap(file.fileno(), comm.local_size * SLOT)
-    return memoryview(memory)[comm.local_rank * SLOT :][:SLOT]
+        return memoryview(mmap.mmap(file.fileno(), comm.local_size * SLOT))
 
 
-def _listen_to_hosts() -> socket.socket | None:
-    """Open a socket for the processes of other hosts."""
-    try:
-        return socket.create_server(("", 0), backlog=1024)
-    except OSError:
-        return None
+def _token() -> str:
+    """Return a token of two halves, one for each side of a connection between hosts."""
+    return secrets.token_hex(64)
 
 
 def _listen(folder: str) -> socket.socket | None:
@@ -143,11 +146,15 @@ def _listen(folder: str) -> socket.socket | None:
 
 
 def _connect(folder: str, rank: int) -> socket.socket | None:
-    """Connect to the socket in the folder, if there is one, and send the number of the rank."""
+    """Connect to the socket in the folder, if there is one, and send the number of the rank.
+
+    With MPICH's launcher, the connection to it is sent along: see `watchdog`.
+    """
     connection = socket.socket(socket.AF_UNIX)
+    launcher = [int(text) for text in (os.environ.get("PMI_FD", ""),) if text.isdecimal()]
     try:
         connection.connect(os.path.join(folder, _SOCKET))
-        connection.sendall(b"%d\n" % rank)
+        socket.send_fds(connection, [b"%d\n" % rank], launcher)
     except OSError:
         connection.close()
         return None
@@ -172,13 +179,17 @@ def _start(
     counts = len(facts.ranks), len(facts.hosts)
     program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, (*numbers, *counts)), root]
     with contextlib.suppress(OSError), listener, links or contextlib.nullcontext():
-        process = subprocess.Popen(
-            program,
-            pass_fds=[number for number in numbers if number >= 0],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # not terminated by Ctrl-C in a terminal
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.IGNORED)
+        try:
+            process = subprocess.Popen(
+                program,
+                pass_fds=[number for number in numbers if number >= 0],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # not terminated by Ctrl-C in a terminal
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         process.returncode = 0  # it outlives this rank, which need not wait for it
         assert process.stdin is not None
         with process.stdin:

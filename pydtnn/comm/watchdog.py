@@ -10,8 +10,10 @@ has just increased, this is the cause. Otherwise the cause can be determined onl
 on one host: the launcher terminates the ranks of every host in the same way, and no process
 observes on which host the first one ended.
 
-The process also observes what each rank is doing (`pydtnn.comm.monitor`). The file is run by its
-path and imports no NumPy, so that it is small and starts fast.
+The process also observes what each rank is doing (`pydtnn.comm.monitor`), and ends the others when
+one has terminated unexpectedly. Signals that are sent to every process of a job do not end it
+before its ranks. The file is run by its path and imports no NumPy, so that it is small and starts
+fast.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -42,6 +45,14 @@ LATELY = 30.0
 INTERVAL = 0.5
 """Seconds between two looks at what the ranks are doing."""
 
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals for the ranks, which end or report; this process ends after them."""
+
+MAX_LINE = 1 << 10
+"""Longest message of a rank, in B."""
+
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
+
 
 class Service(Protocol):
     """An object that handles the messages of ranks, and observes them at intervals."""
@@ -54,6 +65,9 @@ class Service(Protocol):
 
     def left(self, rank: int) -> None:
         """Called when a rank has ended normally."""
+
+    def failed(self, rank: int) -> None:
+        """End all other ranks, as one has terminated unexpectedly."""
 
     def event(self, number: int) -> bool:
         """Handle an event of a file; return whether it belongs to this object."""
@@ -103,6 +117,7 @@ def watch(
     pause: Callable[[], None] = lambda: None,
     seconds: float = LATELY,
     create: Callable[[], Service] | None = None,
+    report: Callable[[int], bool] = lambda rank: False,
 ) -> int | None:
     """Wait until all ranks have ended normally, or one has terminated unexpectedly.
 
@@ -118,6 +133,9 @@ def watch(
     create : callable, optional
         Creates the object that handles the lines that ranks send between the first message and the
         last. Called after `READY`, so that ranks need not wait for its imports.
+    report : callable
+        Called with the rank that terminated unexpectedly; returns whether the object is to end the
+        others.
 
     Returns
     -------
@@ -131,6 +149,7 @@ def watch(
     with select.epoll() as poll, contextlib.ExitStack() as stack:
         poll.register(listener, select.EPOLLIN)
         told = False
+        look_at = 0.0
         while len(connections) < ranks or words:
             # Events arrive in the order in which they occurred, however late they are read: ranks
             # killed by the launcher follow the cause. But epoll keeps reported descriptors queued
@@ -149,8 +168,9 @@ def watch(
                         service.joined(rank, connections[number])
             elif not events:
                 pause()
-                if service is not None:
-                    service.look()
+            if service is not None and time.monotonic() >= look_at:  # however many messages arrive
+                service.look()
+                look_at = time.monotonic() + seconds
             for number, _ in events:
                 if number == listener.fileno():
                     connection = stack.enter_context(listener.accept()[0])
@@ -159,18 +179,21 @@ def watch(
                     poll.register(connection, select.EPOLLIN)
                 elif service is not None and service.event(number):
                     continue
-                elif said := _receive(connections[number]):
-                    *lines, words[number] = (words[number] + said).split(b"\n")
+                elif said := _receive(connections[number], stack):
+                    *lines, begun = (words[number] + said).split(b"\n")
+                    words[number] = begun[:MAX_LINE]
                     if number not in numbers and lines:
                         numbers[number] = int(lines.pop(0))
                         if service is not None:
                             service.joined(numbers[number], connections[number])
                     if service is not None:
                         for line in lines:
-                            service.heard(numbers[number], line.decode())
+                            service.heard(numbers[number], line.decode(errors="replace"))
                 else:
                     rank = numbers.get(number, -1)
                     if words.pop(number) != LEAVING:
+                        if report(rank) and service is not None:
+                            service.failed(rank)
                         return rank
                     if service is not None:
                         service.left(rank)
@@ -178,12 +201,20 @@ def watch(
     return None
 
 
-def _receive(connection: socket.socket) -> bytes:
-    """Return the message of a rank; empty if it has ended."""
+def _receive(connection: socket.socket, stack: contextlib.ExitStack) -> bytes:
+    """Return the message of a rank; empty if it has ended.
+
+    Files that come with it are kept open. The connection of a rank to its launcher is one: MPICH's
+    kills the other ranks as soon as that is closed, and returns status 0 where the rank has exited
+    with 0. With the connection open, this process ends them first, with status 1.
+    """
     try:
-        return connection.recv(1 << 12)
+        said, files, _, _ = socket.recv_fds(connection, 1 << 12, 4)
     except ConnectionResetError:  # it ended before it had read `READY`
         return b""
+    for file in files:
+        stack.callback(os.close, file)
+    return said
 
 
 def is_first(file: int) -> bool:
@@ -211,7 +242,7 @@ def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
         why = "the out-of-memory killer has just killed a process of this host"
         return f"rank {rank}: terminated unexpectedly; {why}"
     if all_here:
-        return f"rank {rank}: terminated unexpectedly; it crashed or was killed"
+        return f"rank {rank}: terminated unexpectedly; it crashed, was killed or called os._exit"
     return None
 
 
@@ -222,6 +253,10 @@ def main() -> None:
     slots and of the listener of other hosts' processes (-1 for none), the number of ranks to watch,
     that of all ranks, and the folder of this package. The standard input has the other facts.
     """
+    for one in IGNORED:
+        signal.signal(one, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    _continue_with_parent()
     *numbers, folder = sys.argv[1:]
     listener, file, slots, links, ranks, of = map(int, numbers)
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
@@ -233,12 +268,26 @@ def main() -> None:
     def pause() -> None:
         kills.remember(LATELY)
 
-    rank = watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create)
-    if rank is None:
-        return
-    told = explain(rank, kills.recent(), ranks == of)
-    if told is not None and is_first(file):
-        os.write(2, f"{told}\n".encode())
+    def report(rank: int) -> bool:
+        told = explain(rank, kills.recent(), ranks == of)
+        if told is not None and not is_first(file):
+            return False  # a rank has reported an error, and ends the run
+        if told is not None:
+            os.write(2, f"{told}\n".encode())
+        return True
+
+    watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create, report)
+
+
+def _continue_with_parent() -> None:
+    """Have the system continue this process when the rank that started it ends.
+
+    A process that is stopped would otherwise remain.
+    """
+    with contextlib.suppress(AttributeError, OSError, ImportError):  # Linux only
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGCONT), 0, 0, 0)
 
 
 def _create_service(folder: str, slots: int, links: int, claim: Callable[[], object]) -> Service:

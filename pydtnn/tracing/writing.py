@@ -8,8 +8,10 @@ import platform
 import shlex
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 
 from pydtnn.comm import Communicator, agree
@@ -25,8 +27,8 @@ class Trace:
     """A context manager that writes what a recorder has recorded into a folder.
 
     Collective: all ranks enter and leave the context. Clocks are compared at both ends. If an error
-    of a single rank ends the context, each rank that is still there writes its records, without
-    comparing clocks again.
+    of a single rank ends the context, or a wait that passes its deadline ends the run, each rank
+    that can run writes its records up to there, without comparing clocks again.
 
     Parameters
     ----------
@@ -78,6 +80,8 @@ class Trace:
         self.records = self.error = 0
         self._memory = memory
         self._start = Reading(0, 0, 0)
+        self._writing = threading.Lock()
+        self._context = contextlib.ExitStack()
 
     def __enter__(self) -> Trace:
         check_folder(self.folder, self.comm)
@@ -86,9 +90,17 @@ class Trace:
         if isinstance(self.comm, Metered):
             traffic = self.comm.traffic
             self.recorder.count(lambda: traffic.bytes)
+        if self.comm.supervision is not None:
+            self._context.enter_context(self.comm.supervision.finishing(self._finish))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
         self.recorder.watch(None)
         self.recorder.count(None)
         if kind is not None and not issubclass(kind, AgreedError):  # not all ranks are here
@@ -104,6 +116,15 @@ class Trace:
         everywhere = self.comm.gather_object((records, error_of_clock))
         self.records = sum(records for records, _ in everywhere)
         self.error = max(error for _, error in everywhere)
+
+    def _finish(self) -> str:
+        """Write what is recorded so far, before the run is ended; return the error, if any."""
+        try:
+            self._write(None)
+        except OSError as failed:
+            path = file_of(self.folder, self.comm.rank)
+            return f"rank {self.comm.rank}: {unwritable('trace', path, failed)}\n"
+        return ""
 
     def _write(self, stop: Reading | None) -> tuple[int, int]:
         """Write this rank's file; return the number of records and the error of the clock."""
@@ -121,7 +142,8 @@ class Trace:
             "layers": dict(self.layers),
             "machine": dict(self.machine),
         }
-        write_trace(self.folder, records, recorder.names, about)
+        with self._writing:  # the run may be ended in the meantime
+            write_trace(self.folder, records, recorder.names, about)
         return len(records), int(clock["error"])
 
 

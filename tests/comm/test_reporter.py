@@ -127,7 +127,7 @@ def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -
     [
         (True, True, "the out-of-memory killer has just killed a process of this host"),
         (True, False, "the out-of-memory killer has just killed a process of this host"),
-        (False, True, "it crashed or was killed"),
+        (False, True, "it crashed, was killed or called os._exit"),
     ],
 )
 def test_what_is_known_of_an_end_is_told(for_memory: bool, all_here: bool, words: str) -> None:
@@ -188,7 +188,7 @@ def test_on_several_hosts_only_a_lack_of_memory_is_told(ahead: Finished, kills: 
     [
         (
             "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
-            "rank 1: terminated unexpectedly; it crashed or was killed",
+            "rank 1: terminated unexpectedly; it crashed, was killed or called os._exit",
         ),
         ("if comm.rank == 2: os._exit(1)" + WAIT, "rank 2: terminated unexpectedly; "),
         (

@@ -32,13 +32,23 @@ class LastStep:
             self._asked = signal, rank
             self._tell("freeze")
 
+    def give_up(self) -> None:
+        """End the run at once if it is to end: not all ranks can answer."""
+        if self._asked is not None:
+            self._decide(-1)
+
     def answer(self, rank: int, begun: int) -> None:
         """Store how many steps a rank has begun; -1 if it is not in training."""
+        if self._asked is None:
+            return
         self._begun[rank] = begun
-        if self._asked is not None and len(self._begun) == self._ranks:
-            signal, first = self._asked
+        if len(self._begun) == self._ranks:
             steps = self._begun.values()
-            step = max(steps) if min(steps) >= 0 else -1
-            self._asked = None
-            self._begun.clear()
-            self._tell(f"last {step} {signal} {first}")
+            self._decide(max(steps) if min(steps) >= 0 else -1)
+
+    def _decide(self, step: int) -> None:
+        assert self._asked is not None
+        signal, first = self._asked
+        self._asked = None
+        self._begun.clear()
+        self._tell(f"last {step} {signal} {first}")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from pydtnn.comm.monitor.last_step import LastStep
-from pydtnn.comm.monitor.links import Link, Said, connect
+from pydtnn.comm.monitor.links import NUMBERS, PATIENCE, Link, Said, connect, is_count
 from pydtnn.comm.monitor.rows import Row, Watched
 from pydtnn.comm.monitor.slots import Slot
 from pydtnn.comm.monitor.table import names, sentence, table
+from pydtnn.utils.errors import printable
 
 STATUS = 75
 """Exit status of a run in which a wait has passed its deadline (EX_TEMPFAIL of sysexits.h)."""
@@ -26,6 +28,15 @@ STACKS = 1.0
 
 ANSWER = 3.0
 """Seconds to wait for the rows of other hosts."""
+
+FINISHING = 30.0
+"""Seconds to wait for what ranks write before they are ended, such as traces."""
+
+REPEATED = 1.0
+"""Seconds in which requests for the table are the same one, sent to every process of the job."""
+
+MAX_STRANGERS = 16
+"""Connections that have not sent the token yet; the oldest are closed when there are more."""
 
 FORWARDING = 0.3
 """Seconds for the launcher to forward the table, as the end of the ranks may overtake its pipes."""
@@ -46,18 +57,18 @@ class Facts:
         This host.
     names : dict of str to str
         Names of the hosts, by number.
-    addresses : list of str
+    address : str
         Of the first host.
     port : int
         Of the process on the first host; 0 if there is one host.
     token : str
-        First message to it.
+        With which connections to it begin.
     """
 
     hosts: list[int]
     host: int
     names: dict[str, str]
-    addresses: list[str] = field(default_factory=list)
+    address: str = ""
     port: int = 0
     token: str = ""
 
@@ -98,9 +109,10 @@ class Monitor:
         self._links: dict[int, Link] = {}
         self._listener = listener
         self._first: Link | None = None
-        self._requests = 0
+        self._request = self._requests = 0
         self._expired_at: float | None = None
-        self._answers: dict[int, Said] = {}
+        self._printed_at = -REPEATED
+        self._answers: dict[int, tuple[list[Row], str]] = {}
         self._collecting = False
         self._last = LastStep(len(facts.hosts), self._tell_all)
 
@@ -113,7 +125,7 @@ class Monitor:
         if self._listener is not None:
             poll.register(self._listener, select.EPOLLIN)
         elif facts.port and facts.host:
-            self._first = connect(facts.addresses, facts.port, facts.token, facts.host)
+            self._first = connect(facts.address, facts.port, facts.token, facts.host)
             if self._first is not None:
                 self._add(self._first)
 
@@ -126,11 +138,24 @@ class Monitor:
         self._ranks.pop(rank, None)
         self._slots[self._facts.ranks.index(rank)].close()
 
+    def failed(self, rank: int) -> None:
+        """End all other ranks, as one has terminated unexpectedly."""
+        self._ranks.pop(rank, None)
+        said = {"what": "failed", "rank": rank, "numbers": []}
+        if self._first is not None:
+            self._first.tell(said)
+            time.sleep(FORWARDING)
+            self._end(1)
+        self._act(said)
+
     def event(self, number: int) -> bool:
         """Handle an event of a file; return whether it belongs to this object."""
         if self._listener is not None and number == self._listener.fileno():
-            with contextlib.suppress(OSError):
-                self._add(Link(self._listener.accept()[0]))
+            self._close_strangers(MAX_STRANGERS - 1)
+            try:
+                self._add(Link(self._listener.accept()[0], self._facts.token))
+            except OSError:  # no more open files, or the other side has gone
+                self._close_strangers(0)
         elif number in self._links:
             self._read(self._links[number])
         else:
@@ -139,14 +164,18 @@ class Monitor:
 
     def heard(self, rank: int, line: str) -> None:
         """Handle a message of a rank of this host."""
-        what, *numbers = line.split()
-        said: Said = {"what": what, "rank": rank, "numbers": [int(number) for number in numbers]}
-        if self._first is not None and self._first.tell(said):
+        what, *words = line.split() or [""]
+        numbers = [int(word) for word in words if re.fullmatch(r"-?[0-9]{1,10}", word)]
+        if not len(words) == len(numbers) == NUMBERS.get(what) or not all(map(is_count, numbers)):
             return
-        self._act(said)
+        said: Said = {"what": what, "rank": rank, "numbers": numbers}
+        if self._first is None or not self._first.tell(said):
+            self._act(said)
 
     def look(self) -> None:
         """Look for a wait that has passed its deadline."""
+        self._beat()
+        self._close_strangers(MAX_STRANGERS, PATIENCE)
         now = time.monotonic()
         rows = self._watched.look(now)
         if not any(row.expired for row in rows):
@@ -163,86 +192,113 @@ class Monitor:
     def _act(self, said: Said) -> None:
         """Handle a message, on the first host or if that cannot be reached."""
         what = said["what"]
-        if self._collecting and what in ("table", "expired"):
-            return  # the table is about to be printed
         if what == "table":
-            rows, stacks = self._collect()
-            self._print("", rows, stacks)
+            if not self._collecting and time.monotonic() > self._printed_at + REPEATED:
+                self._print("", *self._collect("stacks", STACKS))
         elif what == "expired":
-            self._expire()
+            if not self._collecting:  # otherwise the table is about to be printed
+                self._expire()
         elif what == "signal":
-            self._last.request(said["numbers"][0], said["rank"])
+            if said["numbers"][0] in (signal.SIGINT, signal.SIGTERM):
+                self._last.request(said["numbers"][0], said["rank"])
+            linked = {one.host for one in self._links.values() if one.known and not one.closed}
+            if {*self._facts.hosts} - {self._facts.host} - linked:
+                self._last.give_up()  # some ranks cannot be asked
         elif what == "begun":
             self._last.answer(said["rank"], said["numbers"][0])
+        elif what == "finish":
+            self._finish()
+            self._tell_all("finished")
+        elif what == "failed":
+            self._end_all(1)
 
     def _expire(self) -> None:
         """Report, and end all ranks, unless a rank is in a phase without deadline."""
-        rows, stacks = self._collect()
-        if any(row.unlimited for row in rows):
+        rows, stacks = self._collect("stacks", STACKS)
+        if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
             return
         self._claim()
         timeout = max(row.timeout for row in rows)
         self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
-        time.sleep(FORWARDING)
-        for link in self._links.values():
-            link.tell({"what": "end"})
-        self._end()
+        self._finish()
+        self._end_all(STATUS)
+
+    def _finish(self) -> None:
+        """Have ranks that can run write what they have recorded, and print what they report."""
+        if not self._collecting:
+            _write(self._collect("finish", FINISHING)[1])
 
     def _print(self, begin: str, rows: Sequence[Row], stacks: str) -> None:
-        text = f"{begin}{sentence(rows)}\n{table(rows)}{stacks}"
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode())
+        _write(f"{begin}{sentence(rows)}\n{table(rows)}{stacks}")
+        self._printed_at = time.monotonic()
 
-    def _end(self) -> None:
+    def _end_all(self, status: int) -> None:
+        """End the ranks of all hosts and this process."""
+        time.sleep(FORWARDING)
+        for link in self._links.values():
+            link.tell({"what": "end", "status": status})
+        self._end(status)
+
+    def _end(self, status: int) -> None:
         """End the ranks of this host and this process."""
         self._claim()
-        self._tell(f"end {STATUS}")
+        self._tell(f"end {status}")
         until = time.monotonic() + ENDING
         while time.monotonic() < until and any(map(_is_open, self._ranks.values())):
             time.sleep(0.05)
-        for place, rank in enumerate(self._facts.ranks):
-            if rank in self._ranks and _is_open(self._ranks[rank]):
-                with contextlib.suppress(OSError):  # it has ended meanwhile
-                    os.kill(self._slots[place].read().pid, signal.SIGKILL)
+        for connection in filter(_is_open, self._ranks.values()):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.kill(_process_of(connection), signal.SIGKILL)
         os._exit(0)
 
-    def _collect(self) -> tuple[list[Row], str]:
-        """Return what the ranks of all hosts do, and the Python stacks of those that can run."""
+    def _collect(self, line: str, seconds: float) -> tuple[list[Row], str]:
+        """Send a line to all ranks; return what they do, and the answers of those that can run."""
         self._answers.clear()
         self._collecting = True
+        self._request += 1
         asked = [link for link in self._links.values() if link.host > 0 and self._first is None]
         for link in asked:
-            link.tell({"what": "rows?"})
-        rows, stacks = self._own()
-        until = time.monotonic() + ANSWER
+            link.tell({"what": "rows?", "line": line, "request": self._request})
+        rows, texts = self._local(line, seconds)
+        until = time.monotonic() + (ANSWER if line == "stacks" else seconds)
         while time.monotonic() < until:
             missing = [one for one in asked if not one.closed and one.host not in self._answers]
             if not missing:
                 break
-            for link in select.select(missing, [], [], 0.1)[0]:
-                self._read(link)
+            self._beat()
+            poll = select.poll()  # select has no numbers above 1023
+            for link in missing:
+                poll.register(link, select.POLLIN)
+            ready = {number for number, _ in poll.poll(100)}
+            for link in missing:
+                if link.fileno() in ready:
+                    self._read(link)
         self._collecting = False
         for host in sorted({*self._facts.hosts} - {self._facts.host}):
-            answer = self._answers.get(host)
-            if answer is not None:
-                rows += [Row(**row) for row in answer["rows"]]
-                stacks += answer["stacks"]
+            if host in self._answers:
+                others, more = self._answers[host]
+                rows += others
+                texts += more
             else:
                 name = self._facts.names[str(host)]
                 silent = "cannot be asked: its host does not answer"
                 rows += [Row(r, name, problem=silent) for r in self._facts.ranks_of(host)]
-        return sorted(rows, key=lambda row: row.rank), stacks
+        return sorted(rows, key=lambda row: row.rank), texts
 
-    def _own(self) -> tuple[list[Row], str]:
+    def _local(self, line: str, seconds: float) -> tuple[list[Row], str]:
+        """Do what `_collect` does for the ranks of this host."""
         self._requests += 1
-        self._tell(f"stacks {self._requests}")
-        until, texts = time.monotonic() + STACKS, [""]
+        self._tell(f"{line} {self._requests}")
+        until = time.monotonic() + seconds
         rows = self._watched.look(time.monotonic())
         waiting = [place for place, row in enumerate(rows) if not row.problem]
         while waiting and time.monotonic() < until:
+            self._beat()
             time.sleep(0.02)
             waiting = [p for p in waiting if self._slots[p].shown(self._requests) is None]
         shown = [self._slots[place].shown(self._requests) for place in range(len(rows))]
+        if line != "stacks":
+            return rows, "".join(filter(None, shown))
         missing = [row for row, text in zip(rows, shown, strict=True) if not text]
         texts = [
             f"stack of rank {row.rank}:\n{text}"
@@ -252,6 +308,10 @@ class Monitor:
         if missing:
             texts.append(f"no stack of {names(missing)}\n")
         return rows, "".join(texts)
+
+    def _beat(self) -> None:
+        for slot in self._slots:
+            slot.beat()
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -270,39 +330,81 @@ class Monitor:
         self._links[link.fileno()] = link
         self._poll.register(link.fileno(), select.EPOLLIN)
 
+    def _close_strangers(self, most: int, seconds: float = 0.0) -> None:
+        """Close the oldest connections without a token, or all that are older than `seconds`."""
+        strangers = [link for link in self._links.values() if link.host < 0]
+        strangers.sort(key=lambda link: link.since)
+        before = time.monotonic() - seconds if seconds else 0.0
+        for link in strangers:
+            if len(strangers) > most or link.since < before:
+                strangers = strangers[1:]
+                self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        self._links.pop(link.fileno(), None)
+        with contextlib.suppress(OSError, ValueError):
+            self._poll.unregister(link.fileno())
+        link.close()
+
     def _read(self, link: Link) -> None:
         """Handle the messages of another host."""
-        number = link.fileno()
-        for said in link.heard():
+        number, known = link.fileno(), link.known
+        messages = link.heard()
+        if link.known and not known and link is not self._first:
+            link.closed = link.closed or not self._admit(link)
+        for said in messages if link.known and not link.closed else ():
             self._hear(link, said)
         if link.closed:
             self._links.pop(number, None)
             with contextlib.suppress(OSError, ValueError):
                 self._poll.unregister(number)
             link.close()
+            if link is self._first or link.host > 0:
+                self._last.give_up()
             if link is self._first:
                 self._first = None
 
+    def _admit(self, link: Link) -> bool:
+        """Answer a process that has sent the token, unless its host is not one that is missing."""
+        others = {one.host for one in self._links.values() if one is not link}
+        if link.host == self._facts.host or link.host not in {*self._facts.hosts} - others:
+            link.host = -1
+            return False
+        link.greet()
+        return True
+
     def _hear(self, link: Link, said: Said) -> None:
-        what = said.get("what")
+        """Handle a message of another host, whose entries have the right types."""
+        what = said["what"]
         if link is self._first:
             if what == "tell":
                 self._tell(said["line"])
             elif what == "end":
-                self._end()
+                self._end(said["status"])
             elif what == "rows?":
-                rows, stacks = self._own()
-                answer: dict[str, Any] = {"rows": [row.to_json() for row in rows]}
-                link.tell({"what": "rows", "stacks": stacks, **answer})
-        elif link.host < 0:
-            if said.get("token") != self._facts.token:
-                link.closed = True
-            else:
-                link.host = said["host"]
+                line = said["line"]
+                rows, texts = self._local(line, STACKS if line == "stacks" else FINISHING)
+                answer = {"rows": [row.to_json() for row in rows], "stacks": texts}
+                link.tell({"what": "rows", "request": said["request"], **answer})
         elif what == "rows":
-            self._answers[link.host] = said
-        else:
+            with contextlib.suppress(ValueError):
+                rows = [Row.from_json(row) for row in said["rows"]]
+                complete = [row.rank for row in rows] == self._facts.ranks_of(link.host)
+                if complete and said["request"] == self._request:  # not of an earlier one
+                    self._answers[link.host] = rows, said["stacks"]
+        elif what == "expired" or said.get("rank") in self._facts.ranks_of(link.host):
             self._act(said)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, printable(text).encode(errors="replace"))
+
+
+def _process_of(connection: socket.socket) -> int:
+    """Return the process at the other end."""
+    options = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", options)[0])
 
 
 def _is_open(connection: socket.socket) -> bool:

@@ -28,8 +28,10 @@ def condition_of(pid: int, proc: Path = PROC) -> Condition:
     """Return why a process does not run, from its state and its memory in swap."""
     try:
         state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError):
         return Condition("has ended", frozen=True)
+    except (OSError, IndexError):  # such as too many open files: nothing is known of the process
+        return Condition()
     if state in "Tt":
         by = "a signal (SIGSTOP)" if state == "T" else "a debugger"
         return Condition(f"stopped by {by}", frozen=True)

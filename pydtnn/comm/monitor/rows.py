@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydtnn.comm.monitor.links import is_number
 from pydtnn.comm.monitor.processes import Condition, condition_of
 from pydtnn.comm.monitor.slots import Content, Doing, Slot
 from pydtnn.utils.observer import Kind
@@ -71,6 +72,27 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: object) -> Row:
+        """Return the row with these fields.
+
+        Raises
+        ------
+        ValueError
+            If they are not what `to_json` returns.
+        """
+        default = asdict(cls(0, ""))
+        if not isinstance(values, dict) or values.keys() != default.keys():
+            raise ValueError("a row has other fields")
+        for name, value in values.items():
+            kind = type(default[name])
+            fits = is_number(value) if kind in (int, float) else isinstance(value, kind)
+            if kind is tuple:
+                fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            if not fits or (kind is int and type(value) is not int):
+                raise ValueError(f"a row has {value!r:.100} as {name}")
+        return cls(**{**values, "threads": tuple(values["threads"])})
 
 
 def describe(stack: Sequence[Doing]) -> str:

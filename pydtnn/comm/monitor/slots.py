@@ -22,8 +22,11 @@ DEEPEST = 16
 
 CALLING, CALL, GROUP, NUMBER, PEER, SHOWN, LENGTH = range(STACK + DEEPEST, STACK + DEEPEST + 7)
 """Words of a slot: whether the rank is in a call of a communicator, the call's name, its group, its
-number in the group (0 for messages), the rank at the other end; the last request for the Python
-stack that the rank has answered, and the length of the answer."""
+number in the group (0 for messages), the rank at the other end; the last request of the monitor
+process that the rank has answered, and the length of the answer."""
+
+MONITOR, BEATS = STACK + DEEPEST + 7, STACK + DEEPEST + 8
+"""Words that the monitor process writes: its number, and how often it has looked at this slot."""
 
 LANES, LANE, MOST_LANES = 32, 12, 7
 """First word of the lanes of other threads, words of each, and their maximum number: its name, the
@@ -120,6 +123,7 @@ class Slot:
         """Initialise the slot for this process."""
         self.words[RANK], self.words[PID] = rank, os.getpid()
         self.words[EPOCH] = self.words[STEP] = -1
+        self.words[MONITOR] = self.words[BEATS] = 0
         self.limit(timeout)
         self.number("?")
 
@@ -149,8 +153,13 @@ class Slot:
             self._numbers[name] = number
         return number
 
+    def beat(self) -> None:
+        """Called by the monitor process whenever it looks at the slot."""
+        self.words[MONITOR] = os.getpid()
+        self.words[BEATS] += 1
+
     def show(self, request: int, text: str) -> None:
-        """Store the Python stack as the answer to a request."""
+        """Store a text, such as the Python stacks, as the answer to a request."""
         data = text.encode(errors="replace")[: SLOT - TEXT]
         self._bytes[TEXT : TEXT + len(data)] = data
         self.words[LENGTH] = len(data)

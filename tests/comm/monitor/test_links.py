@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from pydtnn.comm.monitor.links import Link, addresses, connect
+from pydtnn.comm.monitor.links import (
+    MAX_GREETING,
+    MAX_MESSAGE,
+    Link,
+    addresses,
+    check_message,
+    connect,
+    listen,
+)
+
+TOKEN = "a" * 32 + "b" * 32
+FIRST_HALF = TOKEN[:32].encode()
+SAID = {"what": "signal", "rank": 4, "numbers": [15]}
 
 
 @pytest.fixture
@@ -17,40 +30,130 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    first = connect(["127.0.0.1"], port, "token", 4)
+    first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
-    second = Link(listener.accept()[0])
-    for number in range(3):
-        assert first.tell({"number": number, "text": "é" * 3000})
+    second = Link(listener.accept()[0], TOKEN)
+    sent = [{"what": "tell", "line": "é" * 3000, "number": number} for number in range(3)]
+    assert all(first.tell(said) for said in sent)
     heard: list[dict[str, object]] = []
-    while len(heard) < 4:
+    while len(heard) < 3:
         heard += second.heard()
-    assert heard[0] == {"token": "token", "host": 4}
-    assert [said["number"] for said in heard[1:]] == [0, 1, 2]
+    assert heard == sent
+    assert (second.known, second.host) == (True, 4)
+    assert not first.known
+    second.greet()
+    assert second.tell(SAID)
+    while not (answer := first.heard()):
+        pass
+    assert answer == [SAID]
+    assert first.known
     first.close()
     assert second.heard() == []
     assert second.closed
     second.close()
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\n", b"5\n", b"x" * 5000])
-def test_what_is_no_message_closes_the_connection(listener: socket.socket, said: bytes) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\n",
+        b"[" * 60_000,
+        b"x" * MAX_GREETING,
+        b"\n",
+        TOKEN.encode() + b" 4\n",
+        FIRST_HALF + b"\n",
+        FIRST_HALF + b" -1\n",
+        FIRST_HALF + b" \xb2\n",
+        FIRST_HALF + b" 99999999999\n",
+        TOKEN[32:].encode() + b"x 4\n",
+        b"\xff\xfe\n" + FIRST_HALF + b" 4\n",
+    ],
+)
+def test_a_connection_that_does_not_begin_with_the_token_is_closed(
+    listener: socket.socket, said: bytes
+) -> None:
     with socket.create_connection(listener.getsockname()) as stranger:
-        link = Link(listener.accept()[0])
+        link = Link(listener.accept()[0], TOKEN)
         stranger.sendall(said)
         while not link.closed:
             assert link.heard() == []
-        assert link.closed
+        assert not link.known
+
+
+def test_the_process_that_connects_also_requires_the_token(listener: socket.socket) -> None:
+    link = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
+    assert link is not None
+    with listener.accept()[0] as impostor:
+        impostor.sendall(b"a" * 32 + b" 0\n" + json.dumps({"what": "end", "status": 0}).encode())
+        while not link.closed:
+            assert link.heard() == []
+
+
+def test_a_message_that_is_too_long_closes_the_connection(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pydtnn.comm.monitor.links.MAX_MESSAGE", 1 << 18)
+    assert MAX_MESSAGE > 1 << 18
+    first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
+    assert first is not None
+    second = Link(listener.accept()[0], TOKEN)
+    first._socket.setblocking(False)
+    while not second.closed:
+        first._socket.send(b"[" * 1000)
+        assert second.heard() == []
+    first.close()
+
+
+ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        [],
+        5,
+        None,
+        {"what": []},
+        {"what": "nothing"},
+        {"what": "signal"},
+        {"what": "signal", "rank": 1, "numbers": []},
+        {"what": "signal", "rank": 1, "numbers": ["15"]},
+        {"what": "signal", "rank": 1, "numbers": [True]},
+        {"what": "signal", "rank": 1.0, "numbers": [15]},
+        {"what": "signal", "rank": 1, "numbers": [1 << 40]},
+        {"what": "begun", "rank": 1, "numbers": [-2]},
+        {"what": "tell", "line": "freeze\nend 0"},
+        {"what": "end", "status": "0"},
+        {"what": "rows?", "line": "end 0", "request": 1},
+        {**ROWS, "rows": {}},
+        {**ROWS, "stacks": None},
+        {**ROWS, "request": None},
+    ],
+    ids=str,
+)
+def test_what_has_other_entries_is_no_message(said: object) -> None:
+    assert check_message(json.dumps(said).encode()) is None
+    assert check_message(json.dumps(ROWS).encode()) == ROWS
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[" * 60_000, b"\xff", b"1" * 5000, b'{"a":' * 9000])
+def test_what_is_no_json_is_no_message(line: bytes) -> None:
+    assert check_message(line) is None
 
 
 def test_a_host_that_does_not_answer_is_not_connected_to(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
-    assert connect(["127.0.0.1"], port, "token", 1) is None
+    assert connect("127.0.0.1", port, TOKEN, 1) is None
 
 
-def test_addresses_of_this_host_end_with_local_ones() -> None:
-    found = addresses()
-    local = [address.startswith("127.") for address in found]
-    assert local == sorted(local)
+def test_other_hosts_connect_to_the_interface_that_leads_to_them() -> None:
+    own = addresses()
+    assert not any(address.startswith("127.") for address in own)
+    with listen(own, [own]) or socket.socket() as here:  # another host, which is this one
+        assert here.getsockname()[0] == "127.0.0.1"
+    if own:
+        with listen([], [own[:1]]) or socket.socket() as there:
+            assert there.getsockname()[0] == own[0]
+    assert listen([], [["no address"]]) is None

@@ -1,0 +1,275 @@
+"""The monitor process of the first host: no message ends it or has it report what is not so."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pydtnn.comm.monitor import monitor as module
+from pydtnn.comm.monitor.links import NUMBERS, connect
+from pydtnn.comm.monitor.monitor import MAX_STRANGERS, Facts, Monitor
+from pydtnn.comm.monitor.rows import Row
+from pydtnn.comm.monitor.slots import NAMES, SLOT, Slot
+
+TOKEN = "a" * 32 + "b" * 32
+HOSTS = [0, 0, 2, 3]
+
+
+class Host:
+    """A monitor of ranks 0 and 1, driven by events, and what it has done.
+
+    Attributes
+    ----------
+    ended : list of int
+        Statuses with which it would have ended all ranks.
+    printed : list of str
+    lines : list of str
+        Sent to rank 0.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ended: list[int] = []
+        self.printed: list[str] = []
+        for name, seconds in {
+            "STACKS": 0.0,
+            "ANSWER": 0.0,
+            "FINISHING": 0.0,
+            "REPEATED": 0.0,
+        }.items():
+            patch.setattr(module, name, seconds)
+        patch.setattr(module, "_write", self.printed.append)
+        self.memory = memoryview(bytearray(2 * SLOT))
+        self.slots = [Slot(self.memory, place) for place in range(2)]
+        for rank, slot in enumerate(self.slots):
+            slot.clear(rank, 300.0)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        facts = Facts(HOSTS, 0, {"0": "a", "2": "b", "3": "c"}, "127.0.0.1", self.port, TOKEN)
+        self.monitor = Monitor(facts, self.slots, lambda: None, self.listener)
+        patch.setattr(self.monitor, "_end_all", self.ended.append)
+        self.poll = select.epoll()
+        self.monitor.begin(self.poll)
+        self.rank, joined = socket.socketpair()
+        self.rank.setblocking(False)
+        self.monitor.joined(0, joined)
+        self._joined = joined
+
+    @property
+    def lines(self) -> list[str]:
+        try:
+            return self.rank.recv(1 << 20).decode().split("\n")[:-1]
+        except BlockingIOError:
+            return []
+
+    def run(self) -> None:
+        """Handle all events that have occurred."""
+        while events := self.poll.poll(0.001):
+            for number, _ in events:
+                assert self.monitor.event(number)
+
+    def connect(self, host: int) -> socket.socket:
+        """Connect as another host, with the token."""
+        link = connect("127.0.0.1", self.port, TOKEN, host)
+        assert link is not None
+        self.run()
+        assert link._socket.recv(1 << 10) == TOKEN[32:].encode() + b" 0\n"
+        return link._socket
+
+    def close(self) -> None:
+        for link in [*self.monitor._links.values()]:
+            link.close()
+        self.poll.close()
+        for one in (self.listener, self.rank, self._joined):
+            one.close()
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    host = Host(monkeypatch)
+    yield host
+    host.close()
+
+
+def check_works(host: Host) -> None:
+    """Check that a table is right, and that a wait that lasts too long ends the run."""
+    assert host.ended == []
+    assert not any(text.startswith("no progress") for text in host.printed)
+    host.printed.clear()
+    host.monitor.heard(0, "table")
+    rows = host.printed[0].splitlines()
+    assert [row.split("  ")[0] for row in rows if re.match(r"\d", row)][0].startswith("0")
+    for slot in host.slots:
+        slot.limit(1e-3)
+        slot.words[module_words("CALLING")] = 1
+    for _ in range(5):
+        time.sleep(0.002)
+        host.monitor.look()
+    assert host.ended[:1] == [module.STATUS]
+    assert host.printed[1].startswith("no progress for 0.001 s (--timeout): ")
+
+
+def module_words(name: str) -> int:
+    from pydtnn.comm.monitor import slots
+
+    return int(getattr(slots, name))
+
+
+def random_value(random_: random.Random, depth: int = 0) -> Any:
+    """Return any JSON value; large numbers and texts with odd characters among them."""
+    kinds: list[Callable[[], Any]] = [
+        lambda: random_.choice([None, True, False, 0, -1, 1, 2, 15, 10**400, -(1 << 63), 1e308]),
+        lambda: random_.choice(["", "freeze", "last 3 15 1", "\x1b[2J", "\u2028", "a" * 300]),
+        lambda: float("nan") if random_.random() < 0.5 else float("inf"),
+    ]
+    if depth < 3:
+        count = random_.randrange(4)
+        kinds += [lambda: [random_value(random_, depth + 1) for _ in range(count)]]
+        names = ["what", "rank", "numbers", "line", "rows", "stacks", "x"]
+        kinds += [
+            lambda: {random_.choice(names): random_value(random_, depth + 1) for _ in range(count)}
+        ]
+    return random_.choice(kinds)()
+
+
+def valid(random_: random.Random) -> dict[str, Any]:
+    """Return a message of a host, with entries of the right types."""
+    what = random_.choice([*(NUMBERS.keys() - {"failed"}), "expired", "rows", "tell", "rows?"])
+    rows = [Row(random_.randrange(4), "b", seconds=1e300).to_json() for _ in range(2)]
+    numbers = [random_.randrange(-1, 99) for _ in range(NUMBERS.get(what, 0))]
+    return {
+        **{"what": what, "rank": random_.randrange(-1, 5), "numbers": numbers, "rows": rows},
+        **{"stacks": "x", "request": random_.randrange(9), "line": "stacks", "status": 0},
+    }
+
+
+def random_line(random_: random.Random) -> bytes:
+    """Return a line that is no message, or one with any of its entries changed or missing."""
+    kind = random_.randrange(6)
+    if kind == 0:
+        return random_.randbytes(random_.randrange(200)).replace(b"\n", b"")
+    if kind == 1:
+        return random_.choice([b"[", b'{"a":', b"1", b'"\\u', b"-"]) * random_.randrange(9000)
+    said: Any = valid(random_)
+    if kind == 2:
+        said = random_value(random_)
+    elif kind > 3:
+        name = random_.choice([*said])
+        said[name] = random_value(random_)
+        said.pop(random_.choice([*said]) if kind == 5 else "") if kind == 5 else None
+    line = json.dumps(said).encode()
+    if kind == 3:
+        begin = random_.randrange(len(line))
+        line = line[:begin] + random_.randbytes(3).replace(b"\n", b"") + line[begin + 3 :]
+    return line
+
+
+def is_failure(line: bytes) -> bool:
+    return b'"failed"' in line
+
+
+@pytest.mark.parametrize(
+    "count",
+    [1500, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.matrix])],
+)
+def test_no_message_ends_the_monitor_or_a_run(host: Host, count: int) -> None:
+    random_ = random.Random(count)
+    known = host.connect(2)
+    for number in range(count // 2):  # with the token
+        if number % 500 == 499:  # a host that connects again
+            known.close()
+            host.run()
+            known = host.connect(2)
+        line = random_line(random_)
+        if not is_failure(line):
+            known.sendall(line + b"\n")
+        host.run()
+        host.rank.setblocking(False)
+        assert all(
+            re.fullmatch(r"(stacks|finish) \d+|finished|freeze|last [-\d ]+", one)
+            for one in host.lines
+        )
+        if random_.random() < 0.05:
+            host.monitor.heard(
+                random_.randrange(-1, 5), random_line(random_).decode(errors="replace")
+            )
+        if random_.random() < 0.05:
+            host.monitor.look()
+    for number in range(count - count // 2):  # without
+        with socket.create_connection(("127.0.0.1", host.port)) as stranger:
+            stranger.sendall(random_line(random_)[:4000] + b"\n" * (number % 2))
+            host.run()
+    known.close()
+    host.run()
+    check_works(host)
+
+
+def test_connections_without_the_token_are_few_and_short(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    strangers = []
+    try:
+        for _ in range(150):
+            strangers.append(socket.create_connection(("127.0.0.1", host.port)))
+            host.run()
+        assert len(host.monitor._links) == MAX_STRANGERS
+        host.connect(3).close()
+        host.run()
+        monkeypatch.setattr(module, "PATIENCE", 1e-3)
+        time.sleep(0.002)
+        host.monitor.look()
+        assert host.monitor._links == {}
+        # No further file can be opened: nothing is accepted, and no rank is said to have ended.
+        strangers += [socket.create_connection(("127.0.0.1", host.port)) for _ in range(3)]
+        used = max(one.fileno() for one in strangers) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(used, limits[0]), limits[1]))
+        for number, _ in host.poll.poll(0.1):
+            host.monitor.event(number)
+        host.monitor.look()
+        host.monitor.heard(0, "table")
+        assert "has ended" not in host.printed[-1].partition("cannot be asked")[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for one in strangers:
+            one.close()
+
+
+def test_a_host_is_what_it_says_only_once(host: Host) -> None:
+    first = host.connect(2)
+    for number in (2, 0, 1, 7):
+        with socket.create_connection(("127.0.0.1", host.port)) as second:
+            second.sendall(TOKEN[:32].encode() + f" {number}\n".encode())
+            host.run()
+            assert second.recv(10) == b""
+    first.sendall(b'{"what": "begun", "rank": 3, "numbers": [4]}\n')  # not a rank of this host
+    host.monitor.heard(0, "signal 15")
+    host.run()
+    assert host.lines == ["freeze", "last -1 15 0"]  # host 3 is missing
+    first.close()
+
+
+def test_a_wait_that_has_ended_meanwhile_ends_no_run(host: Host) -> None:
+    other = host.connect(3)
+    other.sendall(b'{"what": "expired"}\n')
+    host.run()
+    assert (host.ended, host.printed) == ([], [])
+    other.close()
+
+
+def test_memory_with_any_content_ends_no_monitor(host: Host) -> None:
+    random_ = random.Random(1)
+    for _ in range(300):
+        host.memory[:NAMES] = random_.randbytes(NAMES)
+        host.memory[SLOT - (1 << 14) :][:64] = random_.randbytes(64)
+        host.monitor._local("stacks", 0.0)
+        host.monitor.heard(0, "table")
+    assert host.ended == []

@@ -66,8 +66,11 @@ class Service(Protocol):
     def left(self, rank: int) -> None:
         """Called when a rank has ended normally."""
 
-    def failed(self, rank: int) -> None:
-        """End all other ranks, as one has terminated unexpectedly."""
+    def failed(self, rank: int, reported: bool) -> None:
+        """End all other ranks, as one has terminated unexpectedly.
+
+        If a rank has `reported` an error, it ends them itself, unless it fails to.
+        """
 
     def event(self, number: int) -> bool:
         """Handle an event of a file; return whether it belongs to this object."""
@@ -134,8 +137,8 @@ def watch(
         Creates the object that handles the lines that ranks send between the first message and the
         last. Called after `READY`, so that ranks need not wait for its imports.
     report : callable
-        Called with the rank that terminated unexpectedly; returns whether the object is to end the
-        others.
+        Called with the rank that terminated unexpectedly; returns whether a rank had reported an
+        error before.
 
     Returns
     -------
@@ -192,8 +195,9 @@ def watch(
                 else:
                     rank = numbers.get(number, -1)
                     if words.pop(number) != LEAVING:
-                        if report(rank) and service is not None:
-                            service.failed(rank)
+                        reported = report(rank)
+                        if service is not None:
+                            service.failed(rank, reported)
                         return rank
                     if service is not None:
                         service.left(rank)
@@ -270,11 +274,12 @@ def main() -> None:
 
     def report(rank: int) -> bool:
         told = explain(rank, kills.recent(), ranks == of)
-        if told is not None and not is_first(file):
-            return False  # a rank has reported an error, and ends the run
-        if told is not None:
+        if told is None:
+            return False
+        reported = not is_first(file)
+        if not reported:
             os.write(2, f"{told}\n".encode())
-        return True
+        return reported
 
     watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create, report)
 

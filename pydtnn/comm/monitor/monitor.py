@@ -138,9 +138,11 @@ class Monitor:
         self._ranks.pop(rank, None)
         self._slots[self._facts.ranks.index(rank)].close()
 
-    def failed(self, rank: int) -> None:
-        """End all other ranks, as one has terminated unexpectedly."""
+    def failed(self, rank: int, reported: bool) -> None:
+        """End all other ranks, as one has terminated unexpectedly; see `watchdog.Service`."""
         self._ranks.pop(rank, None)
+        if reported:
+            self._await_end()
         said = {"what": "failed", "rank": rank, "numbers": []}
         if self._first is not None:
             self._first.tell(said)
@@ -243,13 +245,18 @@ class Monitor:
         """End the ranks of this host and this process."""
         self._claim()
         self._tell(f"end {status}")
-        until = time.monotonic() + ENDING
-        while time.monotonic() < until and any(map(_is_open, self._ranks.values())):
-            time.sleep(0.05)
+        self._await_end()
         for connection in filter(_is_open, self._ranks.values()):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 os.kill(_process_of(connection), signal.SIGKILL)
         os._exit(0)
+
+    def _await_end(self) -> None:
+        """Wait until the ranks of this host have ended, for a while."""
+        until = time.monotonic() + ENDING
+        while time.monotonic() < until and any(map(_is_open, self._ranks.values())):
+            self._beat()
+            time.sleep(0.05)
 
     def _collect(self, line: str, seconds: float) -> tuple[list[Row], str]:
         """Send a line to all ranks; return what they do, and the answers of those that can run."""

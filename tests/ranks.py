@@ -23,6 +23,15 @@ def rank_processes(program: Program) -> dict[int, int]:
     return found
 
 
+def monitor_process(program: Program) -> int:
+    """Return the monitor process of this host."""
+    for process in program.descendants():
+        with contextlib.suppress(OSError):
+            if b"watchdog.py" in Path(f"/proc/{process}/cmdline").read_bytes():
+                return process
+    raise AssertionError("there is no monitor process")
+
+
 def wait_for(condition: object, seconds: float = 60.0) -> None:
     """Call a function until what it returns is true."""
     end = time.monotonic() + seconds

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pydtnn.comm.monitor.monitor import STATUS
+from pydtnn.tracing.records import file_of
 from tests.ahead import mpiexec
 from tests.launch import ROOT, Finished, Program, why_not
-from tests.ranks import rank_processes, wait_for
+from tests.ranks import monitor_process, rank_processes, wait_for
 from tests.small_run import TINY, TRAIN, processes_in
 
 PROGRAM = """
@@ -58,12 +63,19 @@ PLACES = {
 
 
 def late(
-    where: str, act: str, rank: int, ranks: int, timeout: float, folder: Path, call: int = 7
+    where: str,
+    act: str,
+    rank: int,
+    ranks: int,
+    timeout: float,
+    folder: Path,
+    call: int = 7,
+    more: Sequence[str] = (),
 ) -> tuple[Finished, float]:
     """Run a program in which a rank does not go on; return what it left, and its duration."""
     environment = {"PYTHONPATH": str(ROOT), "WHERE": where, "ACT": act}
     environment |= {"LATE": str(rank), "CALL": str(call)}
-    options = [f"--timeout={timeout:g}", "--output-dir=run", "--epochs=9"]
+    options = [f"--timeout={timeout:g}", "--output-dir=run", "--epochs=9", *more]
     arguments = ["-c", PROGRAM, *TINY, "--tuning=fixed", *options]  # no passes before training
     begin = time.monotonic()
     finished = mpiexec(ranks, arguments, environment=environment, directory=folder, timeout=90)
@@ -125,14 +137,85 @@ def test_each_rank_is_named_wherever_it_is_stopped(
     assert seconds < 30  # 10 of the wait, the start, and at most 5 for the table and the end
 
 
-@pytest.mark.long
-def test_a_signal_prints_the_table_and_training_goes_on(tmp_path: Path) -> None:
+@pytest.mark.ahead(
+    call=lambda act, folder: (
+        late("forward", act, 0, 3, 2, folder, more=["--trace=trace"]) + (folder,)
+    ),
+)
+@pytest.mark.parametrize("act", [STOP, "raise ValueError('Bad: thing.')"], ids=["stop", "error"])
+def test_every_rank_that_can_run_writes_its_trace(
+    act: str, ahead: tuple[Finished, float, Path]
+) -> None:
+    finished, _, folder = ahead
+    assert finished.returncode == (STATUS if act == STOP else 1), finished
+    written = range(act == STOP, 3)
+    assert sorted((folder / "trace").iterdir()) == [file_of(folder / "trace", r) for r in written]
+    for rank in written:
+        with np.load(file_of(folder / "trace", rank)) as trace:
+            assert "backward" in trace["names"][trace["records"]["name"]]
+
+
+def training(folder: Path, *options: str) -> Program:
+    """Start a training of 3 ranks that does not end by itself, and wait for its second epoch."""
     if why_not():
         pytest.skip(why_not())
-    arguments = [*TRAIN, *TINY, "--epochs=100000", f"--output-dir={tmp_path / 'run'}"]
-    with Program(3, arguments, directory=tmp_path) as program:
-        wait_for(lambda: "epoch 2/" in program.finished().stdout)
-        os.kill(rank_processes(program)[1], 10)
+    arguments = [*TRAIN, *TINY, "--epochs=100000", f"--output-dir={folder / 'run'}", *options]
+    program = Program(3, arguments, directory=folder)
+    wait_for(lambda: "epoch 2/" in program.finished().stdout)
+    return program
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("act", [signal.SIGKILL, signal.SIGSTOP])
+def test_ranks_keep_deadlines_without_the_monitor(act: int, tmp_path: Path) -> None:
+    lose_the_monitor(act, 1, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", range(20))
+def test_ranks_keep_deadlines_without_the_monitor_at_any_moment(case: int, tmp_path: Path) -> None:
+    time.sleep(0.05 * case)
+    lose_the_monitor((signal.SIGKILL, signal.SIGSTOP)[case % 2], case % 3, tmp_path)
+
+
+def lose_the_monitor(act: int, rank: int, folder: Path) -> None:
+    """Check that the loss is reported once, and that a rank that is stopped then is named."""
+    with training(folder, "--timeout=2") as program:
+        os.kill(monitor_process(program), act)
+        wait_for(lambda: "warning: the monitor process of " in program.finished().stderr, 20)
+        why = "has ended" if act == signal.SIGKILL else "is stopped by a signal (SIGSTOP)"
+        assert f" {why}: from now on each rank" in program.finished().stderr
+        epochs = program.finished().stdout.count("\nepoch ")
+        wait_for(lambda: program.finished().stdout.count("\nepoch ") > epochs + 1)
+        assert program.finished().stderr.count("\n") == 1
+        os.kill(rank_processes(program)[rank], signal.SIGSTOP)
+        assert program.wait(30)
+        finished = program.finished()
+    assert finished.returncode == STATUS, finished
+    assert re.search(rf"\nno progress for 2 s .*: rank {rank}: stopped by ", finished.stderr)
+    wait_for(lambda: not processes_in(folder), 5)
+
+
+@pytest.mark.long
+def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path: Path) -> None:
+    with training(tmp_path) as program:
+        os.kill(monitor_process(program), signal.SIGSTOP)
+        os.kill(rank_processes(program)[2], signal.SIGHUP)  # ends the run at once
+        assert program.wait(30)
+        assert program.finished().returncode == 129
+        wait_for(lambda: not processes_in(tmp_path), 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("everywhere", [False, True], ids=["rank", "job"])
+def test_a_signal_prints_the_table_and_training_goes_on(everywhere: bool, tmp_path: Path) -> None:
+    with training(tmp_path) as program:
+        if everywhere:
+            program.signal(signal.SIGUSR1)
+        for process in program.descendants() if everywhere else [rank_processes(program)[1]]:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGUSR1)
         wait_for(lambda: "stack of rank 2:" in program.finished().stderr)
         epochs = program.finished().stdout.count("\nepoch ")
         wait_for(lambda: program.finished().stdout.count("\nepoch ") > epochs + 1)

@@ -9,6 +9,7 @@ import re
 import signal
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ from tests.small_run import TINY, TRAIN, only_line, processes_in
 RANKS = 3
 EPOCHS = 60
 OPTIONS = [*TINY, f"--epochs={EPOCHS}", "--output-dir=run", "--tuning=fixed", "--momentum=0.9"]
+
+
+MODES = ("", "--exact --shards=3", "--parallel=pipeline=3", "--scheme=local_sgd")
+"""Options of the runs that are signalled at ten moments each."""
 
 
 @functools.cache
@@ -40,16 +45,19 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def interrupted(
-    folder: Path, number: int, to: int | None, seconds: float, *options: str
+    folder: Path, number: int, to: int | str, seconds: float, *options: str
 ) -> Finished:
-    """Signal a rank, or mpiexec, during training; return what the run left."""
+    """Signal a rank, the "ranks", "mpirun" or the whole "job" in training; return what it left."""
     with Program(RANKS, [*TRAIN, *OPTIONS, *options], directory=folder) as program:
         wait_for(lambda: "epoch 1/" in program.finished().stdout)
         time.sleep(seconds)
-        if to is None:
+        ranks, processes = rank_processes(program), program.descendants()
+        if to in ("mpirun", "job"):
             program.signal(number)
-        else:
-            os.kill(rank_processes(program)[to], number)
+        if to != "mpirun":
+            chosen = {"ranks": [*ranks.values()], "job": processes}
+            for process in chosen.get(str(to)) or [ranks[int(to)]]:
+                os.kill(process, number)
         assert program.wait(30)
         wait_for(lambda: not processes_in(folder), 5)
         return program.finished()
@@ -76,22 +84,28 @@ def check_resumed(folder: Path, *options: str) -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, 1)])
-def test_a_signal_ends_all_ranks_after_the_same_step(number: int, to: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, "job"), (signal.SIGINT, 1)])
+def test_a_signal_ends_all_ranks_after_the_same_step(
+    number: int, to: int | str, tmp_path: Path
+) -> None:
     check_end(interrupted(tmp_path, number, to, 0.1), number, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize(
-    "case", [0, 1, *(pytest.param(case, marks=pytest.mark.matrix) for case in range(2, 10))]
+    ("case", "mode"),
+    [
+        pytest.param(*one, marks=[] if one in ((0, ""), (1, "")) else pytest.mark.matrix)
+        for one in product(range(10), MODES)
+    ],
 )
-def test_signals_at_random_moments_lose_no_step(case: int, tmp_path: Path) -> None:
-    random_ = random.Random(case)
-    to = random_.choice([None, *range(RANKS)])
-    number = random_.choice([signal.SIGTERM, signal.SIGINT])
-    check_end(interrupted(tmp_path, number, to, random_.uniform(0, 1)), number, tmp_path)
-    check_resumed(tmp_path)
+def test_signals_at_random_moments_lose_no_step(case: int, mode: str, tmp_path: Path) -> None:
+    moment = random.Random(f"{case} {mode}").uniform(0, 1)
+    to, number = [*product(("ranks", "mpirun", "job"), (signal.SIGTERM, signal.SIGINT))][case % 6]
+    options = mode.split()
+    check_end(interrupted(tmp_path, number, to, moment, *options), number, tmp_path)
+    check_resumed(tmp_path, *options)
 
 
 @pytest.mark.long

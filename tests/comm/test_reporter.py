@@ -191,6 +191,7 @@ def test_on_several_hosts_only_a_lack_of_memory_is_told(ahead: Finished, kills: 
             "rank 1: terminated unexpectedly; it crashed, was killed or called os._exit",
         ),
         ("if comm.rank == 2: os._exit(1)" + WAIT, "rank 2: terminated unexpectedly; "),
+        ("if comm.rank == 2: os._exit(0)" + WAIT, "rank 2: terminated unexpectedly; "),
         (
             "again = create_communicator()\n"
             "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
@@ -199,9 +200,10 @@ def test_on_several_hosts_only_a_lack_of_memory_is_told(ahead: Finished, kills: 
         ("time.sleep(0.1 * comm.rank)", None),
         ("if comm.rank == 1: raise SystemExit(1)", None),
     ],
-    ids=["killed", "left", "with two communicators", "in order", "by sys.exit"],
+    ids=["killed", "left", "left with 0", "with two communicators", "in order", "by sys.exit"],
 )
 def test_an_end_without_a_word_is_told_once(ahead: Finished, body: str, line: str | None) -> None:
     told = [text for text in ahead.stderr.splitlines() if text.startswith("rank ")]
     assert len(told) == (line is not None)
     assert all(text.startswith(str(line)) for text in told)
+    assert (ahead.returncode == 0) == (body.startswith("time"))

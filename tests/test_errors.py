@@ -457,7 +457,7 @@ def test_without_a_gpu_all_ranks_end_before_any_work(
 
 THING = "rank 1: KeyError: 'thing' ("
 LENGTH = "rank 1: recv: expected a message of 792 bytes"
-KILLED = "rank 1: terminated unexpectedly; it crashed or was killed"
+KILLED = "rank 1: terminated unexpectedly; it crashed, was killed or called os._exit"
 WAYS = {
     "in forward": ("forward", "", THING),
     "in backward": ("backward", "", THING),

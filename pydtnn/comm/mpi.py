@@ -32,6 +32,9 @@ from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks
 from pydtnn.utils.observer import Kind, Observer
 
+SHARED_MEMORY = "/dev/shm"
+"""Folder in memory in which MPICH has the messages between the ranks of a host."""
+
 
 def create_mpi() -> MpiCommunicator:
     """Create the communicator of all ranks of the MPI job. Collective: all ranks call it.
@@ -98,6 +101,11 @@ def _initialise() -> Any:
     if not MPI.Is_initialized():
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in _library(MPI):
             raise ValueError(_mismatch(MPI, "is that of Open MPI"))
+        if "MPICH" in _library(MPI) and not os.access(SHARED_MEMORY, os.W_OK):
+            raise ValueError(  # it would end the process with a page of text
+                f"mpi: {_library(MPI)} requires a folder {SHARED_MEMORY} that can be written, for "
+                "messages; mount it read-write, or start one process without mpirun."
+            )
         with warnings.catch_warnings():
             # mpi4py's own warning of the same, several lines on each rank; we raise instead.
             warnings.filterwarnings("ignore", "suspicious MPI execution", RuntimeWarning)

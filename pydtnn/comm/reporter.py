@@ -23,6 +23,7 @@ from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import Facts
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT, Supervision
+from pydtnn.utils.terminal import launcher_of
 
 _FILE, _SOCKET, _SLOTS = "first", "ranks", "slots"
 
@@ -175,9 +176,10 @@ def _start(
     """Start the process, which inherits the listeners and ends after the last rank of this host."""
     memory = os.open(slots, os.O_RDWR)
     numbers = listener.fileno(), file, memory, links.fileno() if links is not None else -1
+    launcher = launcher_of(os.getppid())
     root = os.path.dirname(os.path.dirname(__file__))
-    counts = len(facts.ranks), len(facts.hosts)
-    program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, (*numbers, *counts)), root]
+    more = len(facts.ranks), len(facts.hosts), launcher
+    program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, (*numbers, *more)), root]
     with contextlib.suppress(OSError), listener, links or contextlib.nullcontext():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.IGNORED)
         try:

@@ -114,6 +114,41 @@ class Kills:
         return 0  # this system does not count them
 
 
+class Launcher:
+    """The process that has started the ranks, such as mpirun, if it is on this host.
+
+    If it is killed, or ended by SIGHUP, its processes kill the ranks, and nobody forwards what they
+    write any more; its own standard error is still open here.
+
+    Parameters
+    ----------
+    process : int
+        0 for none.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._watched, self._errors = -1, 2
+        with contextlib.suppress(AttributeError, OSError):  # Linux only, and no sockets
+            self._watched = os.pidfd_open(process)
+            path = f"/proc/{process}/fd/2"
+            self._errors = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+
+    def end(self) -> str | None:
+        """Return what to report if it has ended."""
+        if self._watched < 0 or not select.select([self._watched], [], [], 0)[0]:
+            return None
+        return (
+            f"mpirun: process {self._process} has ended, by a signal or because its terminal was "
+            "closed, and all ranks with it"
+        )
+
+    def write(self, text: bytes) -> None:
+        """Write to the standard error of the ranks, or that of the launcher if it has ended."""
+        with contextlib.suppress(OSError):
+            os.write(2 if self.end() is None else self._errors, text)
+
+
 def watch(
     listener: socket.socket,
     ranks: int,
@@ -255,14 +290,16 @@ def main() -> None:
 
     The arguments are four open file descriptors, of the listener, of the file of `is_first`, of the
     slots and of the listener of other hosts' processes (-1 for none), the number of ranks to watch,
-    that of all ranks, and the folder of this package. The standard input has the other facts.
+    that of all ranks, the launcher's process (0 if it is not on this host), and the folder of this
+    package. The standard input has the other facts.
     """
     for one in IGNORED:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
     *numbers, folder = sys.argv[1:]
-    listener, file, slots, links, ranks, of = map(int, numbers)
+    listener, file, slots, links, ranks, of, process = map(int, numbers)
+    launcher = Launcher(process)
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
     kills = Kills()
 
@@ -273,12 +310,12 @@ def main() -> None:
         kills.remember(LATELY)
 
     def report(rank: int) -> bool:
-        told = explain(rank, kills.recent(), ranks == of)
+        told = launcher.end() or explain(rank, kills.recent(), ranks == of)
         if told is None:
             return False
         reported = not is_first(file)
         if not reported:
-            os.write(2, f"{told}\n".encode())
+            launcher.write(f"{told}\n".encode())
         return reported
 
     watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create, report)

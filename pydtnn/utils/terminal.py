@@ -50,10 +50,9 @@ def terminal_of(stream: TextIO) -> TextIO | None:
             return stream if stream.isatty() else None
         if not _is_pipe_or_terminal(stream):
             return None
-        while process is not None and process.name in PROXIES:
-            number = process.parent
-            process = _read(number)
-        if process is None or process.name not in LAUNCHERS or _is_changed(number):
+        number = launcher_of(number)
+        process = _read(number)
+        if process is None or _is_changed(number):
             return None
         path = Path(f"/proc/{number}/fd/1")
         status = path.stat()
@@ -65,6 +64,21 @@ def terminal_of(stream: TextIO) -> TextIO | None:
     except (OSError, ValueError):
         return None
     return open(descriptor, "w", encoding=getattr(stream, "encoding", None), errors="replace")
+
+
+def launcher_of(number: int) -> int:
+    """Return the launcher, such as mpirun, that has started a rank on its own host; 0 for none.
+
+    Parameters
+    ----------
+    number : int
+        The parent process of the rank.
+    """
+    process = _read(number)
+    while process is not None and process.name in PROXIES:
+        number = process.parent
+        process = _read(number)
+    return number if process is not None and process.name in LAUNCHERS else 0
 
 
 def width_of(stream: TextIO) -> int:

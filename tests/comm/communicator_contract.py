@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator
+from pydtnn.utils.errors import AgreedError
 
 SIZES = (0, 1, 7, 1013, 140_009)
 """Elements: none, one, primes, and more than 1 MB in float64."""
@@ -83,6 +84,16 @@ class CommunicatorContract:
     def test_a_with_block_frees_the_group(self, comm):
         with comm.split(0) as group:
             assert group.gather_object(1) == [1] * comm.size
+        assert group.freed
+
+    def test_an_error_of_one_rank_does_not_free_a_group_of_all(self, comm):
+        """Freeing is collective, and the other ranks are not there."""
+        group = comm.split(0)
+        with pytest.raises(KeyError), group:
+            raise KeyError
+        assert not group.freed
+        with pytest.raises(AgreedError), group:
+            raise AgreedError("all ranks raise it")
         assert group.freed
 
     # -- collectives ------------------------------------------------------------------------------

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from pydtnn.comm import watchdog
+from tests import launch
 from tests.ahead import mpiexec
-from tests.launch import Finished
+from tests.launch import Finished, Program, is_openmpi, why_not
+from tests.ranks import wait_for
+from tests.small_run import TINY, only_line, processes_in
 
 START = """
 import os, signal, time
@@ -207,3 +215,41 @@ def test_an_end_without_a_word_is_told_once(ahead: Finished, body: str, line: st
     assert len(told) == (line is not None)
     assert all(text.startswith(str(line)) for text in told)
     assert (ahead.returncode == 0) == (body.startswith("time"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_the_end_of_the_launcher_is_told(number: int, tmp_path: Path) -> None:
+    if why_not() or is_openmpi():
+        pytest.skip(why_not() or "Open MPI's launcher forwards signals")
+    ready = "\nprint('ready', flush=True)"
+    with Program(3, ["-c", START + ready + WAIT], directory=tmp_path) as program:
+        wait_for(lambda: program.finished().stdout.count("ready") == 3)
+        program.signal(number)
+        wait_for(lambda: not processes_in(tmp_path), 20)
+        line = only_line(program.finished().stderr)
+    assert line.startswith("mpirun: process ")
+    assert line.endswith(
+        "has ended, by a signal or because its terminal was closed, and all ranks with it"
+    )
+
+
+def without_shared_memory() -> Finished:
+    """Run a program where `/dev/shm` cannot be written, in a view of the file system of its own."""
+    mount = "mount -t tmpfs -o ro none /dev/shm && exec "
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if why_not() or is_openmpi() or shutil.which("unshare") is None:
+        pytest.skip("requires MPICH and unshare")
+    if subprocess.run([*command, mount + "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot mount")
+    program = [str(launch.mpiexec()), "-n", "2", sys.executable, "-m", "pydtnn.train", *TINY]
+    run = subprocess.run(
+        [*command, mount + '"$@"', "sh", *program], capture_output=True, text=True, timeout=60
+    )
+    return Finished(run.returncode, run.stdout, run.stderr)
+
+
+@pytest.mark.ahead(call=without_shared_memory)
+def test_a_missing_folder_of_the_mpi_library_is_told(ahead: Finished) -> None:
+    assert ahead.returncode == 1
+    told = only_line(ahead.stderr)
+    assert re.match(r"mpi: MPICH \S+ requires a folder /dev/shm that can be written", told)

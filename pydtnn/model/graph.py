@@ -52,7 +52,9 @@ class Graph:
         self.outputs: tuple[Node, ...] = ()
         self.cuts_batch = False
         self._scope: list[str] = []
-        self._names: set[str] = set()
+        self._blocks = 0
+        self._unnamed: tuple[int, ...] = ()  # numbers of the open blocks without a component
+        self._names: dict[str, tuple[int, ...]] = {}  # with these numbers
         self.inputs = tuple(
             self._append(Identity(), (), shape, f"input{i}") for i, shape in enumerate(input_shapes)
         )
@@ -73,8 +75,8 @@ class Graph:
         label : str
             Place within the enclosing block: a number is appended to the class's name. The name of
             the part has precedence. A layer without either is named after its class. If the name of
-            a layer without a name of its own exists, or the layer is added once more, "_1", "_2"
-            and so on is appended.
+            a layer without a name of its own exists, or exists in another block without a name and
+            label, or the layer is added once more, "_1", "_2" and so on is appended.
 
         Raises
         ------
@@ -95,13 +97,20 @@ class Graph:
         if label.isdigit() or (not label and leaf):
             label = type(part).__name__.lower() + label
         self._scope.append(label if part.name is None or (leaf and not part.name) else part.name)
+        unnamed = self._unnamed
         try:
             if isinstance(part, Block):
+                self._blocks += 1
+                if part.name is None and not label:
+                    self._unnamed = (*unnamed, self._blocks)
                 return part.wire(self, *inputs)
             name = ".".join(filter(None, self._scope))
-            return self._append(part, inputs, None, name if part.name else self._free(name))
+            elsewhere = self._names.get(name, unnamed) != unnamed
+            free = self._free(name) if elsewhere or not part.name else name
+            return self._append(part, inputs, None, free)
         finally:
             self._scope.pop()
+            self._unnamed = unnamed
 
     def _free(self, name: str) -> str:
         """Return `name`, or if it exists, the name with the lowest number that does not."""
@@ -115,7 +124,7 @@ class Graph:
             layer, name = self._another_use(layer, name), self._free(name)
         if name in self._names:
             raise ValueError(f"{name}: names of layers must be unique, got two; rename one")
-        self._names.add(name)
+        self._names[name] = self._unnamed
         shapes = tuple(n.shape for n in inputs) if shape is None else (shape,)
         try:
             layer.bind(self.backend, self.dtype, name, shapes)
@@ -146,7 +155,7 @@ class Graph:
             for source in node.inputs:
                 source.consumers.append(node)
             self.nodes.append(node)
-            self._names.add(node.name)
+            self._names[node.name] = ()
 
     def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
         """Set the outputs; determine needed gradients, in-place operations and releases of arrays.

@@ -22,6 +22,7 @@ from pydtnn.layers import (
     Layer,
     Linear,
     MaxPool2d,
+    MultiHeadAttention,
     ReLU,
     Reshape,
     Residual,
@@ -71,6 +72,26 @@ def test_unnamed_layers_added_by_hand_are_numbered_where_names_would_be_equal() 
     model = Model(Pairs(), (3,), backend="numpy", fuse=False)
     names = "linear linear_1 linear0 relu1 linear0_1 relu1_1 last add"
     assert [layer.name for layer in model.layers] == names.split()
+
+
+def test_names_within_unnamed_blocks_added_by_hand_are_numbered_too() -> None:
+    def wire(graph: Graph, x: Node) -> Node:
+        for _ in range(2):
+            body = Sequential(Linear(3, name="fc"), ReLU())
+            x = graph.add(Residual(body), graph.add(MultiHeadAttention(1), x))
+        return x
+
+    names = [layer.name for layer in Model(Wired(wire), (4, 3), backend="numpy", fuse=False).layers]
+    once = ["in_proj", "attention", "out_proj", "body.fc", "body.relu1", "add"]
+    assert names == [*once, *(f"{name}_1" for name in once)]
+
+
+def test_two_layers_of_one_name_in_one_unnamed_block_are_refused() -> None:
+    def wire(graph: Graph, x: Node) -> Node:
+        return graph.add(Sequential(Linear(3, name="own"), Linear(3, name="own")), x)
+
+    with pytest.raises(ValueError, match="own: names of layers must be unique, got two; rename"):
+        Model(Wired(wire), (3,), backend="numpy")
 
 
 def test_a_number_that_is_a_name_already_is_left_out() -> None:

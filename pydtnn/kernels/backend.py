@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -54,7 +54,15 @@ class Backend:
         None on the host.
     images : object or None
         Kernels that augment and normalise raw images; None if the host does this.
+
+    Attributes
+    ----------
+    has_values : bool
+        Whether arrays have values; not while memory and time are predicted, where a layer must not
+        depend on them.
     """
+
+    has_values: ClassVar[bool] = True
 
     name: str
     xp: Any

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -93,6 +95,40 @@ class IdleNorm(Idle):
         self.moments, self.constant_sums = host.moments, host.constant_sums
 
 
+class NoValues(np.ndarray):
+    """An array that is never written: to convert it to a number is an error."""
+
+    def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
+        code = sys._getframe(1).f_code
+        raise ValueError(
+            f"{code.co_qualname}: expected a pass without access to values, which arrays do not "
+            "have while memory and time are predicted, got one that reads a number; test "
+            "`backend.has_values` first"
+        )
+
+    __bool__ = __int__ = __index__ = __float__ = __complex__ = _refuse
+    item = tolist = _refuse  # type: ignore[assignment]
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        return part if isinstance(part, np.ndarray) else np.asanyarray(part).view(NoValues)
+
+
+@dataclass(frozen=True)
+class DryBackend(Backend):
+    """A backend whose arrays have no values."""
+
+    has_values: ClassVar[bool] = False
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Allocate an array without values."""
+        return super().empty(shape, dtype).view(NoValues)
+
+    def asarray(self, value: Any, dtype: Any = None) -> Any:
+        """Convert an array or a sequence to an array in C order."""
+        return np.asanyarray(value, dtype, order="C")
+
+
 def dry_backend(backend: Backend, threshold: int) -> Backend:
     """Create a copy of a backend with separate memory and without computation.
 
@@ -119,7 +155,9 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
         "keeps_values": backend.keeps_values,
         "gates": backend.gates,
     }
-    return Backend(xp=np, **kept, **idle, memory=MemoryPool(threshold=threshold, huge_pages=False))
+    return DryBackend(
+        xp=np, **kept, **idle, memory=MemoryPool(threshold=threshold, huge_pages=False)
+    )
 
 
 def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:

@@ -142,7 +142,7 @@ class Embedding(TakesRecomputed, Layer):
         with np.errstate(invalid="ignore"):  # NaN is found below
             rows = flat.astype("int64")
         wrong = (rows != flat) | (rows < 0) | (rows >= self.tokens)
-        if wrong.any():
+        if self.backend.has_values and wrong.any():
             at = int(wrong.argmax())
             row, position = divmod(at, max(flat.size // max(len(x), 1), 1))
             sample = row if samples is None else int(samples[row])

@@ -1,0 +1,95 @@
+"""Passes on a backend without computation, in which arrays have no values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.layers import (
+    Block,
+    Embedding,
+    Layer,
+    Linear,
+    MultiHeadAttention,
+    Sequential,
+    StepContext,
+)
+from pydtnn.model import Model
+from pydtnn.model.memory import Forecast, _Rehearsal, forecast_memory
+
+
+class WithLengths(Block):
+    """Attention over samples of different lengths."""
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        return graph.add(MultiHeadAttention(2), *inputs)
+
+
+class Scaled(Layer):
+    """Divides a batch by a number that it reads from it."""
+
+    def __init__(self, read: Callable[[Any], Any], *, asks: bool = False) -> None:
+        super().__init__()
+        self.read, self.asks = read, asks
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        largest = abs(xs[0]).max()
+        scale = 1.0 if self.asks and not self.backend.has_values else self.read(largest)
+        return xs[0] / scale, scale
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy / saved
+
+
+@pytest.mark.parametrize(
+    ("net", "shapes"),
+    [
+        (Sequential(Embedding(9, 8), MultiHeadAttention(2), Linear(4)), ((6,),)),
+        (WithLengths(), ((6, 8), (1,))),
+    ],
+    ids=["tokens", "lengths"],
+)
+def test_a_forecast_does_not_depend_on_what_memory_contains(
+    net: Any, shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = _Rehearsal.new_batch
+
+    def garbage(self: _Rehearsal) -> Any:
+        batch = empty(self)
+        for part in batch:
+            part.fill(np.nan)
+        return batch
+
+    model = Model(net, shapes, recompute="auto")
+    expected = Forecast(model, 5, 1, in_flight=2).memory(())
+    monkeypatch.setattr(_Rehearsal, "new_batch", garbage)
+    assert Forecast(model, 5, 1, in_flight=2).memory(()) == expected
+    assert model.find_cuts(5, in_flight=2)
+
+
+READS: list[Callable[[Any], Any]] = [
+    *(float, int, complex, bool),
+    lambda x: x.item(),
+    lambda x: x.tolist(),
+    lambda x: 2.0 if x > 1 else 1.0,
+    lambda x: float(x.reshape(1)[0]),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_layer_that_reads_a_number_is_refused_in_a_forecast(read: Callable[[Any], Any]) -> None:
+    layer = Scaled(read)
+    model = Model(Sequential(Linear(3), layer), (2,))
+    with pytest.raises(ValueError, match="expected a pass without access to values, .* test"):
+        forecast_memory(model, 4)
+    layer = Scaled(read, asks=True)
+    assert forecast_memory(Model(Sequential(Linear(3), layer), (2,)), 4).peak > 0
+
+
+def test_the_refusal_names_the_method_that_reads() -> None:
+    model = Model(Sequential(Linear(3), Scaled(float)), (2,))
+    with pytest.raises(ValueError, match=r"^Scaled\.forward: expected"):
+        forecast_memory(model, 4)

@@ -50,7 +50,8 @@ class ConvGeometry:
     Raises
     ------
     ValueError
-        If a number other than the size and the padding is below 1.
+        If a number other than the size and the padding is below 1, the padding is negative, or
+        `groups` does not divide `channels` and `filters`.
     """
 
     size: tuple[int, ...]
@@ -68,10 +69,19 @@ class ConvGeometry:
                 "convolution: channels, filters and groups must be at least 1, got "
                 f"{self.channels} channels, {self.filters} filters and {self.groups} groups"
             )
+        if self.channels % self.groups or self.filters % self.groups:
+            raise ValueError(
+                "convolution: channels and filters must be divisible by groups, got "
+                f"{self.channels} channels, {self.filters} filters and {self.groups} groups"
+            )
         if min(*self.kernel, *self.stride, *self.dilation) < 1:
             raise ValueError(
                 "convolution: kernel, stride and dilation must be at least 1, got "
                 f"{self.kernel}, {self.stride} and {self.dilation}"
+            )
+        if any(zeros < 0 for pair in self.padding for zeros in pair):
+            raise ValueError(
+                f"convolution: padding must not be negative, got {self.padding}; cut the input"
             )
         object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
 

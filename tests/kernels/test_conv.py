@@ -362,3 +362,19 @@ def test_both_gradients_are_right_where_dx_lies_over_x(offset: int, tuning: str)
 def test_a_geometry_of_nothing_is_refused_in_one_sentence(fields: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="convolution: .*at least 1"):
         geometry((8, 8), **{"channels": 4, "filters": 4, "kernel": (3, 3), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"groups": 3, "filters": 6}, "be divisible by groups, got 4 channels, 6 filters and 3"),
+        ({"groups": 2, "filters": 5}, "be divisible by groups, got 4 channels, 5 filters and 2"),
+        ({"padding": -1}, r"padding must not be negative, got \(\(-1, -1\), \(-1, -1\)\); cut"),
+        ({"padding": ((0, 0), (1, -1))}, r"padding must not be negative, got .*\(1, -1\)\); cut"),
+    ],
+)
+def test_a_geometry_that_kernels_do_not_compute_is_refused(
+    fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^convolution: .*{sentence}"):
+        geometry((8, 8), **{"channels": 4, "filters": 4, "kernel": (3, 3), **fields})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.layers import Conv2d, Sequential
+from pydtnn.layers import Conv2d, ConvTranspose2d, Sequential
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -91,6 +91,7 @@ def test_conv_is_a_sum_over_the_taps_of_its_filters(backend: Backend) -> None:
         ),
         ({"dilation": 4}, r"kernel 3 must have an extent of at most the padded input 8, got 9"),
         ({"groups": 2}, "must be divisible by groups=2, got 3 channels and 4 filters"),
+        ({"groups": 3}, "must be divisible by groups=3, got 3 channels and 4 filters"),
     ],
 )
 def test_options_that_do_not_fit_the_input_are_told(options: dict[str, Any], sentence: str) -> None:
@@ -113,6 +114,23 @@ def test_options_that_do_not_fit_the_input_are_told(options: dict[str, Any], sen
 def test_options_that_never_fit_are_told_at_once(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Conv2d(**{"filters": 4, "kernel_size": 3, **options})
+
+
+@pytest.mark.parametrize(
+    ("layer", "fan_in", "fan_out"),
+    [
+        (Conv2d(6, (3, 5)), 15 * 4, 15 * 6),
+        (Conv2d(6, (3, 5), groups=2), 15 * 2, 15 * 3),
+        (ConvTranspose2d(6, (3, 5)), 15 * 4, 15 * 6),
+        (ConvTranspose2d(6, (3, 5), groups=2), 15 * 2, 15 * 3),
+        (ConvTranspose2d(6, (4, 6), stride=2, groups=2), 6 * 2, 24 * 3),
+    ],
+)
+def test_weights_know_how_many_inputs_and_outputs_each_element_has(
+    layer: Any, fan_in: int, fan_out: int
+) -> None:
+    Model(layer, (9, 9, 4), backend="numpy")
+    assert (layer.w.fan_in, layer.w.fan_out) == (fan_in, fan_out)
 
 
 def test_an_input_that_is_no_image_is_told() -> None:

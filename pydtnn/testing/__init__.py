@@ -12,6 +12,7 @@ from pydtnn.testing.scheme import check_scheme
 
 CHECKS = (
     values.check_output,
+    values.check_repeatable,
     values.check_gradients,
     values.check_in_flight,
     values.check_accumulation,
@@ -36,8 +37,9 @@ def check_layer(
 ) -> None:
     """Check the contract of a layer, in training and in evaluation.
 
-    The output has the shape that `build` returns. The gradients of inputs and parameters agree with
-    central differences in float64. Two forward passes can be in flight. Gradients accumulate.
+    The output has the shape that `build` returns. A repeated pass has the same results: random
+    numbers depend on the context only. The gradients of inputs and parameters agree with central
+    differences in float64. Two forward passes can be in flight. Gradients accumulate.
     Arrays are not overwritten without permission. `saves`, `new_output`, `new_gradient`, `views`,
     `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32 and
     bfloat16 agree with float64 within their precision.

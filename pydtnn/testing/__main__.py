@@ -14,6 +14,7 @@ from pydtnn.comm import create_communicator
 from pydtnn.layers import Layer
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
 from pydtnn.testing.plan_report import PlanReport
@@ -51,14 +52,17 @@ def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
     if options.plan is not None or options.mesh is not None:
         net = import_object(options.scheme, "network")
         return check_plan(net, options.shape, options.plan, meshes=options.mesh)
-    if ":" in options.scheme:
-        target = import_object(options.scheme, "scheme")
+    if ":" in options.scheme or options.scheme.endswith(".py"):
+        target = import_object(options.scheme, "testing")
         kind = target if isinstance(target, type) else type(target)
         for base, check in CHECKS.items():
             if issubclass(kind, base):
                 made = target(**options.scheme_options) if kind is target else target
                 check(made, options.shape)
                 return f"{kind.__name__}: all checks passed for samples of shape {options.shape}"
+        if not issubclass(kind, GradientExchange) and (kind is target or not callable(target)):
+            found = f"testing {options.scheme}: expected a layer, loss, metric or scheme"
+            raise ValueError(f"{found}, got {target!r}")
     scheme = SCHEME.find(options.scheme)
     make = functools.partial(scheme.make, options.scheme_options)
     make(create_communicator("serial"))  # its constructor raises the most specific errors
@@ -84,9 +88,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Check that a parallel scheme, layer, loss or metric keeps its contract, or "
         "that a network computes the same under a plan as serially.",
     )
-    parser.add_argument("scheme", help="path/to/file.py:name, or the name of a scheme")
     parser.add_argument(
-        "--scheme-options", type=_options, default={}, metavar="JSON", help='{"period": 2}'
+        "scheme", metavar="TARGET", help="path/to/file.py:name, or the name of a scheme"
+    )
+    parser.add_argument(
+        "--options",
+        "--scheme-options",
+        dest="scheme_options",
+        type=_options,
+        default={},
+        metavar="JSON",
+        help='arguments of its construction, {"period": 2}',
     )
     parser.add_argument(
         "--shape",

@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.model import Model
-from pydtnn.testing.case import Case, Pass
+from pydtnn.testing.case import REPEATED, Case, Pass
 
 STEP = 1e-5
 """Step of central differences: truncation and rounding errors are both near 1e-10."""
@@ -40,6 +40,19 @@ def check_output(case: Case) -> None:
     for name, p in case.model.parameters.items():
         if not (p.master == values[name]).all():
             raise case.fail(f"the value of {name} is changed")
+
+
+def check_repeatable(case: Case) -> None:
+    """Check that a second pass over the same batch has the same results."""
+    once, again = (case.run(case.xs, case.dy) for _ in range(2))
+    for (what, first), (_, second) in zip(once.named(), again.named(), strict=True):
+        a, b = case.backend.to_numpy(first), case.backend.to_numpy(second)
+        if a.shape != b.shape or not np.allclose(a, b, REPEATED, REPEATED, equal_nan=True):
+            raise case.fail(
+                f"{'forward' if first is once.y else 'backward'} is not repeatable: {what} of the "
+                "same batch is another one the second time; random numbers must be a function of "
+                "`context.seed`, `context.epoch` and `context.samples`, as those of Dropout"
+            )
 
 
 def check_gradients(case: Case) -> None:

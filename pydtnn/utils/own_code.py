@@ -28,6 +28,8 @@ def import_object(where: str, who: str) -> Any:
     """
     path, colon, name = where.rpartition(":")
     if not colon:
+        path, name = where, ""
+    if not colon and not Path(path).is_file():
         raise ValueError(f"{who}: expected path/to/file.py:name, got {where}; use {where}:name")
     if not Path(path).is_file():
         raise ValueError(f"{who}: file {path} does not exist; use path/to/file.py:name")
@@ -45,7 +47,10 @@ def import_object(where: str, who: str) -> Any:
         ) from error
     except Exception as error:
         raise ValueError(f"{who}: {path} cannot be imported: {describe(error)}") from error
+    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
+    if not colon:
+        use = " or ".join(f"{where}:{n}" for n in own or ["name"])
+        raise ValueError(f"{who}: expected path/to/file.py:name, got {where}; use {use}")
     if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
         raise ValueError(f"{who}: {unknown(f'name in {path}', name, own)}")
     return getattr(module, name)

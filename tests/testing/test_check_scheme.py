@@ -363,8 +363,8 @@ def test_the_command_takes_the_library_s_schemes_with_options(
     ("name", "words"),
     [
         (f"{__file__}:DividesBySize", "DividesBySize on 2 ranks: parameters differ from those of"),
-        (f"{__file__}:Nothing", "scheme: unknown name in "),
-        (f"{__file__}:SGD", "scheme .*:SGD: expected a subclass of GradientExchange, got <class"),
+        (f"{__file__}:Nothing", "testing: unknown name in "),
+        (f"{__file__}:SGD", "testing .*:SGD: expected a layer, loss, metric or scheme, got <class"),
         ("allreduse", r"^unknown scheme 'allreduse'; did you mean 'allreduce'\?$"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from pydtnn.layers import Add, BatchNorm, Dropout, Layer, Linear, ReLU, Sigmoid, StepContext
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from pydtnn.testing.__main__ import main
 
 
 class Square(Layer):
@@ -220,6 +222,34 @@ class CoarseInFloat32(Coarse):
     takes_16_bits = False
 
 
+class Noise(Square):
+    """Has random numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        noise = self.rng.normal(size=xs[0].shape).astype(xs[0].dtype)
+        return xs[0] ** 2 + noise, xs[0]
+
+
+class NoisyGradient(Noise):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0] ** 2, xs[0]
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return 2 * saved * dy * (1 + 1e-9 * self.rng.normal())
+
+
+class SeededNoise(Noise):
+    """Draws them as it should."""
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        self.rng = np.random.default_rng([context.seed, context.epoch, *context.samples])
+        return super().forward(*xs, context=context)
+
+
 class WrongInEvaluation(BatchNorm):
     def forward(self, *xs: Any, context: StepContext) -> Any:
         y, (x, n, *moments) = super().forward(*xs, context=context)
@@ -241,6 +271,12 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
         IMAGE,
         "the gradient of input 0 is wrong with two batches in flight; keep what",
     ),
+    (
+        Noise(),
+        IMAGE,
+        "^Noise in training: forward is not repeatable: the output .* function of `context.seed`",
+    ),
+    (NoisyGradient(), IMAGE, "backward is not repeatable: the gradient of input 0 of the same b"),
     (OverwritesInput(), IMAGE, "input 0 is overwritten, although `overwrites_input` is not set"),
     (OverwritesDy(), IMAGE, "dy is overwritten, although `overwrites_dy` is not set"),
     (SavesMore(), IMAGE, r"its input is still referenced after forward, but `saves` is \(\)"),
@@ -277,6 +313,40 @@ def test_a_broken_layer_is_told_what_it_breaks(
     with pytest.raises(AssertionError, match=sentence) as caught:
         check_layer(layer, *shapes)
     assert str(caught.value).startswith(type(layer).__name__)
+
+
+def test_random_numbers_of_the_context_pass() -> None:
+    check_layer(SeededNoise(), *IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        (
+            __file__,
+            r"^testing: expected path/to/file\.py:name, got .*; use .*:Square or .*:Plain or",
+        ),
+        (f"{__file__}:Nothing", r"^testing: unknown name in .* 'Nothing'"),
+        (
+            f"{__file__}:IMAGE",
+            r"^testing .*:IMAGE: expected a layer, loss, metric or scheme, got \(",
+        ),
+        (f"{__file__}:Model", r"expected a layer, loss, metric or scheme, got <class '.*Model'>"),
+        (f"{__file__}:Noise", r"^Noise in training: forward is not repeatable"),
+    ],
+)
+def test_the_command_line_names_what_it_expects(
+    target: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([target, "--shape=3,2"]) == 1
+    assert re.search(sentence, capsys.readouterr().err)
+
+
+def test_the_command_line_takes_options_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{__file__}:Linear"
+    for option in ("--options", "--scheme-options"):
+        assert main([target, f'{option}={{"features": 4}}', "--shape=3"]) == 0
+        assert capsys.readouterr().out.startswith("Linear: all checks passed")
 
 
 def test_a_layer_that_does_not_take_16_bits_gets_more() -> None:

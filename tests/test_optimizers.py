@@ -523,6 +523,14 @@ def test_a_run_continues_to_the_same_bytes_from_its_state(backend, rule):
         np.testing.assert_array_equal(values(resumed)[name], w)
 
 
+def test_the_product_of_nadams_momenta_does_not_depend_on_the_steps_before():
+    forward, rule = Nadam(momentum_decay=0.5), Nadam(momentum_decay=0.5)
+    products = [forward.terms(step)["mu_product"] for step in range(1, 6)]
+    assert products == sorted(products, reverse=True)
+    for step in (5, 2, 4, 4, 1, 3):  # as if checkpoints of earlier steps were loaded
+        assert rule.terms(step)["mu_product"] == products[step - 1]
+
+
 def test_a_state_holds_parameters_without_padding_for_any_buckets(backend):
     optimizer, other = Adam(LR), Adam(LR)
     buffer = make(backend, bucket_bytes=1)

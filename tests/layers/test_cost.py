@@ -226,6 +226,21 @@ def test_the_operations_of_a_convolution_are_those_of_its_loops(
     assert layer.cost(6) == (*(6 * n for n in cost[:2]), *layer.cost(6)[2:])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_operations_of_a_linear_layer_are_those_of_its_products(bias: bool) -> None:
+    inputs, outputs, batch = 5, 3, 7
+    net = Sequential(Linear(inputs, name="first"), Linear(outputs, bias=bias, name="last"))
+    model = Model(net, (4,), backend="numpy")
+    products, rows = 2 * batch * inputs * outputs, batch * outputs  # db adds every row of dy
+    cost = model.layers["last"].cost(batch)
+    assert (cost.flops_forward, cost.flops_backward) == (products, 2 * products + rows * bias)
+    assert model.layers["first"].cost(batch).flops_backward == 2 * batch * 4 * inputs + (
+        batch * inputs  # no dx
+    )
+    model.freeze("last")
+    assert model.layers["last"].cost(batch).flops_backward == products  # dx only
+
+
 def test_frozen_parameters_have_no_gradients() -> None:
     model = Model(
         Sequential(Linear(4), Conv2d(3, 1, name="c")), (5, 5, 4), backend="numpy", fuse=False

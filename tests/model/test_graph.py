@@ -358,6 +358,22 @@ def test_working_in_place_changes_no_result(
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
 
 
+def test_gradients_of_outputs_that_other_layers_read_are_not_overwritten(backend: Backend) -> None:
+    def wire(graph: Graph, x: Node) -> tuple[Node, ...]:
+        first = graph.add(Linear(3), x)
+        second = graph.add(Tanh(), first)
+        return first, second, graph.add(Linear(3), graph.add(Add(), first, second))
+
+    model = Model(Wired(wire), (3,), backend=backend, dtype="float64")
+    x = backend.asarray(np.ones((2, 3)))
+    ys, residuals = model.forward(x, StepContext(training=True))
+    given = [np.random.default_rng(i).normal(size=(2, 3)) for i in range(len(ys))]
+    dys = tuple(map(backend.asarray, [dy.copy() for dy in given]))
+    model.backward(dys, residuals)
+    for dy, before in zip(dys, given, strict=True):
+        np.testing.assert_array_equal(to_host(dy), before)
+
+
 def test_arrays_between_layers_have_the_models_dtype_and_c_order(backend: Backend) -> None:
     model = Model(NETS["layers that declare nothing"](), (4, 4, 3), backend=backend)
     seen = []

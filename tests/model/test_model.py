@@ -15,6 +15,7 @@ from pydtnn.layers import (
     Conv2d,
     Dropout,
     Flatten,
+    Layer,
     Linear,
     MaxPool2d,
     ReLU,
@@ -187,6 +188,39 @@ def test_backward_frees_what_forward_kept_as_it_goes() -> None:
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 0
     assert residuals == [None] * len(model.graph.nodes)
+
+
+class Squared(Layer):
+    """Notes the gradients that it returns."""
+
+    def __init__(self, gradients: list[weakref.ref]) -> None:
+        super().__init__()
+        self.gradients = gradients
+
+    def forward(self, *xs: np.ndarray, context: StepContext) -> tuple[np.ndarray, np.ndarray]:
+        return xs[0] ** 2, xs[0]
+
+    def backward(self, dy: np.ndarray, saved: np.ndarray) -> np.ndarray:
+        dx = 2 * saved * dy
+        self.gradients.append(weakref.ref(dx))
+        return dx
+
+
+def test_backward_frees_every_gradient_after_its_last_use() -> None:
+    gradients: list[weakref.ref] = []
+    body = Sequential(Squared(gradients), Squared(gradients))
+    chain = [Squared(gradients) for _ in range(3)]
+    net = Sequential(Linear(3), *chain, Residual(body), Squared(gradients))
+    model = Model(net, (3,), backend="numpy")
+    y, residuals = model.forward(np.ones((2, 3), "float32"), StepContext(training=True))
+    alive = []
+
+    def count(node: Node) -> None:
+        alive.append(sum(ref() is not None for ref in gradients))
+
+    model.backward(np.ones_like(y), residuals, after_node=count)
+    # one, or beside the body of a residual two, whose sum is another array
+    assert alive == [1, 1, 2, 0, 1, 1, 1, 0]
 
 
 def test_predict_does_not_depend_on_the_batch_size(backend: Backend) -> None:

@@ -86,6 +86,24 @@ def test_faster_links_are_never_slower(projector: Projector) -> None:
         assert project(slow, axes).seconds >= project(projector, axes).seconds
 
 
+def test_ranks_that_share_cores_compute_longer_by_the_same_factor(projector: Projector) -> None:
+    platform, threads = projector.platform, projector.platform.compute.threads
+    own, shared = (
+        projector.with_platform(
+            replace(
+                platform, cluster=replace(platform.cluster, ranks_per_host=4, cores_per_host=cores)
+            ),
+            projector.costs,
+        )
+        for cores in (4 * threads, threads)
+    )
+    for axes in ({"data": 4}, {"spatial": 4}, {"pipeline": 4}):
+        alone, crowded = (project(p, axes, recompute="auto").step for p in (own, shared))
+        for part in ("forward", "backward", "recomputed", "other", "update"):
+            assert getattr(crowded, part) == pytest.approx(4 * getattr(alone, part)), part
+        assert crowded.backward > 0
+
+
 def test_a_loader_that_is_slower_than_a_step_delays_it(projector: Projector) -> None:
     storage = replace(projector.platform.storage, sample=1.0)
     slow = projector.with_platform(replace(projector.platform, storage=storage), projector.costs)

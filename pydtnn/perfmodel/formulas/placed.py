@@ -247,7 +247,7 @@ def phases(
     """
     local, between = placed.local, placed.between
     flows = group.together * group.per_host  # in a round, ranks that send
-    at_once = local.messages / local.rounds if local.rounds else 1.0  # messages of each of them
+    at_once = local.messages / local.rounds if local.messages else 1.0  # messages of each of them
     inside = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
     outside = max(1 / (placed.flows * links.bandwidth), group.sharing / links.card)
     call = 2 * links.overhead * calls  # to send and to receive

@@ -79,7 +79,7 @@ ALLOWED = {
     "model": {*BELOW_MODEL, "data"},
     "weights": {"utils", "kernels", "model", "version"},
     "saving": {*BELOW_MODEL, "model", "weights", "data", "version"},
-    "interchange": {*BELOW_MODEL, "model", "weights", "saving", "version"},
+    "interchange": {*BELOW_MODEL, "model", "weights", "saving", "data", "version"},
     "rules": BELOW_LAYERS,
     "parallel": {*BELOW_LAYERS, "comm", "rules"},
     "training": {*BELOW_TRAINING, "version"},

@@ -1,10 +1,11 @@
-"""Safe reading of the pickles of CIFAR.
+"""Safe reading of pickles: those of CIFAR, and those in the files of PyTorch.
 
 A pickle is a program for a stack machine with a memo: it may call any function, nest objects so
 deeply that hashing them overflows the C stack, and declare sizes that exceed the memory. The
 interpreter here implements only the instructions of plain data. The names that NumPy writes for an
 array of bytes are replaced by classes that check their arguments; any other name raises an error. A
-pickle can therefore only create arrays of bytes, strings, numbers, lists and dictionaries.
+pickle can therefore only create arrays of bytes, strings, numbers, lists and dictionaries. For
+tensors, `pydtnn.interchange.torch_files` passes other replacements.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import io
 import math
 import pickletools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +53,13 @@ class _ByteType:
         """Ignore byte order and alignment, which do not apply to bytes."""
 
 
-STANDINS = {
+Names = Mapping[tuple[str, str], Any]
+"""Replacements of the objects that a pickle may refer to, by module and name.
+
+Classes and functions may be called by the pickle, with any arguments; other values may not.
+"""
+
+STANDINS: Names = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _ByteType,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
@@ -73,20 +81,49 @@ STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The pickle contains a name that is not plain data."""
+
+
+DAMAGED = (ValueError, TypeError, LookupError, OverflowError)
+"""Errors of the instructions of a pickle that is damaged."""
+
+
+def run_pickle(
+    stream: BinaryIO, names: Names, persistent: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return the object of the pickle at the position of a stream, and move behind its end.
+
+    Parameters
+    ----------
+    stream : file
+        Of bytes in memory, so that a size that the pickle declares is not allocated.
+    names : mapping
+    persistent : callable, optional
+        Returns the object outside the pickle that an identifier belongs to.
+
+    Raises
+    ------
+    Refused
+        If the pickle contains another name, or an object outside it.
+    ValueError, TypeError, LookupError, OverflowError
+        If it is damaged; `DAMAGED` contains them.
+    """
+    return _Machine(names, persistent).run(stream)
 
 
 class _Machine:
     """Interpreter of a pickle, with one method call per instruction."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names, persistent: Callable[[Any], Any] | None) -> None:
+        self.names, self.persistent = names, persistent
+        self.kinds = tuple(kind for kind in names.values() if isinstance(kind, type))
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, program: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(io.BytesIO(program)):
+    def run(self, stream: BinaryIO) -> Any:
+        for opcode, argument, _ in pickletools.genops(stream):
             if opcode.name == "STOP":
                 break
             self.do(opcode.name, argument)
@@ -128,20 +165,22 @@ class _Machine:
             module, found = argument.split(" ", 1) if argument else self.popped(2)
             if not isinstance(module, str) or not isinstance(found, str):
                 raise ValueError("a name that is not a string")
-            if (module, found) not in STANDINS:
-                raise _Refused(f"{module}.{found}")
-            push(STANDINS[module, found])
+            if (module, found) not in self.names:
+                raise Refused(f"{module}.{found}")
+            push(self.names[module, found])
         elif name == "REDUCE":
             kind, arguments = self.popped(2)
-            if kind not in (_Array, _ByteType):
+            if not callable(kind) or not isinstance(arguments, tuple):
                 raise ValueError("a call of an object that is not a function")
             push(kind(*arguments))
         elif name == "BUILD":
             (state,) = self.popped(1)
-            self.top(_Array, _ByteType).__setstate__(state)
+            self.top(*self.kinds).__setstate__(state)
+        elif name == "BINPERSID" and self.persistent is not None:
+            push(self.persistent(*self.popped(1)))
         elif name not in ("PROTO", "FRAME"):
             what = "outside the file" if "PERSID" in name else f"made by {name}"
-            raise _Refused(f"an object {what}")
+            raise Refused(f"an object {what}")
 
     def popped(self, count: int) -> list[Any]:
         """Pop `count` values from the stack, down to the last mark at most."""
@@ -163,10 +202,10 @@ class _Machine:
             raise ValueError("an update of an object that is not a list or dictionary")
         return self.stack[-1]
 
-    def filled(self, into: dict[str, Any], items: list[Any]) -> dict[str, Any]:
-        """Add alternating keys and values; keys must be strings, so hashing them is safe."""
+    def filled(self, into: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
+        """Add alternating keys and values; keys are strings or numbers, so hashing is safe."""
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | bytes):
+            if not isinstance(key, str | bytes | int):
                 raise ValueError(f"a key that is not a string but of type {type(key).__name__}")
             into[key.decode("latin1") if isinstance(key, bytes) else key] = value
         return into
@@ -187,16 +226,16 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """
     program = read_file("cifar", path)
     try:
-        content = _Machine().run(program)
-    except _Refused as error:
+        content = run_pickle(io.BytesIO(program), STANDINS)
+    except Refused as error:
         raise ValueError(
             f"{path}: expected only arrays, strings and numbers, got a pickle that refers to "
-            f"{_one_line(error)}; nothing was executed: delete the file and download it from a "
+            f"{one_line(error)}; nothing was executed: delete the file and download it from a "
             "trusted source"
         ) from None
-    except (ValueError, TypeError, LookupError) as error:  # of any instruction, if it is damaged
+    except DAMAGED as error:
         raise ValueError(
-            f"{path}: expected a pickle, but it cannot be read ({_one_line(error)}); the file is "
+            f"{path}: expected a pickle, but it cannot be read ({one_line(error)}); the file is "
             "truncated or damaged: delete it and download it again"
         ) from error
     if not isinstance(content, dict):
@@ -207,6 +246,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     }
 
 
-def _one_line(error: Exception) -> str:
-    """Return the message of an error in one line; text of the pickle may contain line breaks."""
-    return " ".join(str(error).split())
+def one_line(error: Exception) -> str:
+    """Return the message of an error in one short line; it may contain text of the pickle."""
+    text = " ".join(str(error).split())
+    return text if len(text) < 200 else f"{text[:200]}..."

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pydtnn.interchange.matching import Stored
+from pydtnn.interchange.torch_files import Tensor, read_tensors
 from pydtnn.saving.weights import decode, encode
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.optional import import_optional
@@ -17,7 +20,7 @@ from pydtnn.utils.suggest import some
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
-"""Suffixes of the files of ``torch.save``, which `torch` reads and writes."""
+"""Suffixes of the files of ``torch.save``, which `torch` writes."""
 
 NESTED = ("state_dict", "model_state_dict", "model")
 """Entries of checkpoints that contain the state dict."""
@@ -26,8 +29,8 @@ PARALLEL = "module."
 """Prefix of all names in a state dict of DataParallel or DistributedDataParallel."""
 
 
-def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of a state dict in the order of their definition.
+def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the arrays of a state dict in the order of their definition, without their values.
 
     Parameters
     ----------
@@ -41,8 +44,6 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
     ------
     OSError
         If there is no such file, or it cannot be read.
-    ImportError
-        If a file requires PyTorch and it is not installed.
     ValueError
         If the file is damaged, or contains objects other than tensors.
     """
@@ -54,24 +55,24 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
             arrays = decode(data)
         except ValueError as error:
             raise ValueError(f"{who}: {path}: {error}") from error
-        return _without_prefix({name: arrays[name] for name in sorted(arrays, key=_numbered)})
+        return _arrays(f"{who}: {path}", {n: arrays[n] for n in sorted(arrays, key=_numbered)})
     if path.suffix not in PICKLED:
         raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
-    torch = import_optional("torch", "torch", f"{who}: reading {path.suffix}")
     try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # of any type: the content is that of a file
-        raise ValueError(
-            f"{who}: {path}: expected tensors that torch.load reads with weights_only=True, got a "
-            f"file that is damaged or contains other objects ({type(error).__name__}); nothing of "
-            "it was loaded"
-        ) from error
+        content = read_tensors(data)
+    except ValueError as error:
+        raise ValueError(f"{who}: {path}: {error}; nothing of it was loaded") from error
     if not isinstance(content, Mapping):
         raise ValueError(
             f"{who}: {path}: expected tensors by name, got {type(content).__name__}; save the "
             "state_dict() of the module"
         )
     return _arrays(f"{who}: {path}", content)
+
+
+def is_ordered(source: str | Path | Mapping[str, Any]) -> bool:
+    """Return whether the order in which a source has its arrays is that of their definition."""
+    return isinstance(source, Mapping) or Path(source).suffix != SAFETENSORS
 
 
 def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -99,40 +100,60 @@ def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray
     write_file(who, path, buffer.getvalue())
 
 
-def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
     """Convert the tensors of a state dict, which may be an entry of a checkpoint."""
     for name in NESTED:
         if isinstance(entries.get(name), Mapping):
             entries = entries[name]
             break
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Stored] = {}
     for name, value in entries.items():
-        tensor = hasattr(value, "detach")
+        tensor = isinstance(value, Tensor) or hasattr(value, "detach")
         if not isinstance(name, str) or not (tensor or isinstance(value, np.ndarray)):
             raise ValueError(
-                f"{where}: expected tensors by name, got {type(value).__name__} for {name!r}; "
+                f"{where}: expected tensors by name, got {type(value).__name__} for {name!r:.80}; "
                 "save the state_dict() of the module"
             )
-        arrays[name] = _array(f"{where}: {name}", value) if tensor else value
+        problem = _problem(value)
+        if problem:
+            raise ValueError(
+                f"{where}: expected dense tensors with values, but {name} {problem}; convert it "
+                "before saving"
+            )
+        arrays[name] = Stored(tuple(value.shape), partial(_values, f"{where}: {name}", value))
     if not arrays:
         raise ValueError(f"{where}: expected tensors by name, got none")
     return _without_prefix(arrays)
 
 
-def _array(where: str, tensor: Any) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if tensor.is_floating_point() and tensor.element_size() < 4:
-        tensor = tensor.float()  # NumPy has no bfloat16 of its own
+def _problem(value: Any) -> str:
+    """Return why a tensor has no values that can be read, or "" if it has."""
+    if isinstance(value, Tensor):
+        return value.problem
+    if isinstance(value, np.ndarray):
+        return ""
+    if value.is_meta:
+        return "is on the device meta and has no values"
+    dense = str(value.layout) == "torch.strided" and not value.is_quantized
+    return "" if dense else "is a sparse or quantised tensor, not a dense one"
+
+
+def _values(where: str, value: Any) -> np.ndarray:
+    """Return the elements of an array or tensor, of at least 32 bits."""
+    if isinstance(value, np.ndarray):
+        return value
     try:
-        return np.asarray(tensor.numpy())
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"{where}: expected a dense tensor of numbers, got one of {tensor.dtype}, "
-            f"{tensor.layout}; convert it"
-        ) from error
+        if isinstance(value, Tensor):
+            return value.read()
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        if value.is_floating_point() and value.element_size() < 4:
+            value = value.float()  # NumPy has no bfloat16 of its own
+        return np.asarray(value.numpy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: its values cannot be read ({error})") from error
 
 
-def _without_prefix(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _without_prefix(arrays: dict[str, Stored]) -> dict[str, Stored]:
     if not all(name.startswith(PARALLEL) for name in arrays):
         return arrays
     return {name.removeprefix(PARALLEL): array for name, array in arrays.items()}

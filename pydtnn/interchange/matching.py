@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 
 import numpy as np
 
+from pydtnn.interchange.published_names import NAMINGS, Naming
 from pydtnn.interchange.slots import PROJECTION, Slot
 from pydtnn.layers.base import Shape
 from pydtnn.utils.suggest import some
@@ -15,6 +17,24 @@ from pydtnn.utils.text_table import align
 
 COUNTER = "num_batches_tracked"
 """Batches that a batch norm of PyTorch has seen, which the model does not count."""
+
+MAX_PAIRS = 1 << 22
+"""Pairs of layers of one kind that are compared to match them by order: 2,048 with 2,048."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in a file, whose values are read when its shape is known to be right.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    read : callable
+        Returns the values; raises ValueError if they are damaged.
+    """
+
+    shape: Shape
+    read: Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -24,10 +44,11 @@ class Misfit:
     Attributes
     ----------
     problem : str
-        "missing", "extra", "transposed" (the expected shape with its axes in another order) or
-        "wrong shape".
+        "missing", "extra", "transposed" (the expected shape with its axes in another order),
+        "wrong shape" or "ambiguous" (several arrays could belong to it, and none is loaded).
     ours, theirs : str
-        Names in the model and in the state dict; empty if there is none.
+        Names in the model and in the state dict, several if it is ambiguous; empty if there is
+        none.
     expected, given : tuple of int or None
         Shapes in PyTorch's layout.
     """
@@ -41,6 +62,8 @@ class Misfit:
     def __str__(self) -> str:
         if self.problem in ("missing", "extra"):
             return f"{self.ours or self.theirs} is {self.problem}"
+        if self.problem == "ambiguous":
+            return f"{self.ours} could be {self.theirs} (give names by rename=)"
         transposed = ", as if transposed" * (self.problem == "transposed")
         return f"{self.theirs} has shape {self.given} instead of {self.expected}{transposed}"
 
@@ -85,29 +108,66 @@ class StateDictReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Match:
+    """Result of `match`.
+
+    Attributes
+    ----------
+    report : StateDictReport
+    slots : list of Slot
+        Arrays of the model, with the names and layouts of the state dict.
+    copies : dict of str to str
+        Names in the state dict of second copies of arrays, and the names in the model.
+    constants : list of str
+        Names in the state dict of arrays that the model computes itself.
+    """
+
+    report: StateDictReport
+    slots: list[Slot]
+    copies: dict[str, str] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)
+
+
 def fit(
-    slots: Sequence[Slot], arrays: Mapping[str, np.ndarray], *, strict: bool
+    slots: Sequence[Slot], arrays: Mapping[str, Stored], *, strict: bool, ordered: bool = True
 ) -> tuple[StateDictReport, dict[str, np.ndarray]]:
-    """Match the arrays of a state dict, and return those that fit, in the layouts of the model.
+    """Match the arrays of a state dict; read and return those that fit, in the model's layouts.
 
     Raises
     ------
     ValueError
-        If an array has no counterpart of its shape (without `strict`: none has).
+        If an array has no counterpart of its shape (without `strict`: none has), names belong to
+        several arrays, values cannot be read, or two copies of an array differ.
     """
-    report = match(slots, {name: array.shape for name, array in arrays.items()})
+    found = match(slots, {name: array.shape for name, array in arrays.items()}, ordered=ordered)
+    report = found.report
     report.check(strict=strict)
-    fitting = [slot for slot in slots if slot.name in report.pairs]
-    return report, {slot.name: slot.to_ours(arrays[report.pairs[slot.name]]) for slot in fitting}
+    read = {
+        slot.name: (slot, arrays[report.pairs[slot.name]].read())
+        for slot in found.slots
+        if slot.name in report.pairs
+    }
+    for copy, name in found.copies.items():
+        if not np.array_equal(arrays[copy].read(), read[name][1]):
+            raise ValueError(
+                f"{copy} must be equal to {report.pairs[name]}, as both are one array of the "
+                "model; got other values"
+            )
+    return report, {name: slot.to_ours(array) for name, (slot, array) in read.items()}
 
 
-def match(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> StateDictReport:
+def match(
+    slots: Sequence[Slot], shapes: Mapping[str, Shape], *, ordered: bool = True
+) -> Match:
     """Find the arrays of a state dict that belong to those of a model.
 
-    Arrays of the same layer are matched together, by PyTorch's names of parameters. Layers are
-    matched by name if more than half of the model's have a counterpart. Otherwise they are matched
-    by kind (convolutions, linear layers, batch norms, other norms) in their order: one by one if
-    there are equally many of a kind, or else along the longest blocks of equal shapes.
+    Arrays are matched by names if more than half of the model's layers have a counterpart: by those
+    of the layers here or by those of a published network (`NAMINGS`), either exactly or behind a
+    prefix that all of them have. Otherwise layers are matched by kind (convolutions, linear layers,
+    batch norms, other norms) in their order: one by one if there are equally many of a kind, or
+    else along the longest sequence of equal shapes. Where several such sequences exist, the layers
+    that differ between them are ambiguous, and not matched.
 
     Parameters
     ----------
@@ -115,7 +175,133 @@ def match(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> StateDictReport
         Arrays of the model.
     shapes : mapping of str to tuple of int
         Shapes of the arrays of the state dict, in the order of their definition.
+    ordered : bool
+        Whether that order is known. Otherwise it is that of the names, and layers of equal shapes
+        are matched by order only if their names differ in numbers.
+
+    Raises
+    ------
+    ValueError
+        If two prefixes fit equally well.
     """
+    named = _by_names(slots, shapes)
+    if named is None:
+        return _by_order(slots, shapes, ordered)
+    naming, own = named
+    pairs: dict[str, str] = {}
+    misfits: list[Misfit] = []
+    for slot in own:
+        _compare(slot, slot.their_name, shapes, pairs, misfits)
+    used = {slot.their_name for slot in own}
+    copies: dict[str, str] = {}
+    constants: list[str] = []
+    if naming is not None:
+        expected = {slot.name: slot.their_shape for slot in own}
+        for name, shape in shapes.items():
+            for copy, ours in naming.copies.items():
+                if _ends_in(re.escape(copy), name) and ours in pairs and shape == expected[ours]:
+                    copies[name] = ours
+            if _ends_in(naming.constants, name):
+                constants.append(name)
+    misfits += _extra(shapes, {*used, *copies, *constants})
+    return Match(StateDictReport("names", pairs, tuple(misfits)), own, copies, constants)
+
+
+def _by_names(
+    slots: Sequence[Slot], shapes: Mapping[str, Shape]
+) -> tuple[Naming | None, list[Slot]] | None:
+    """Return the slots with their names in the state dict, if most layers have one.
+
+    The best names are those that the most layers have, then those of the most arrays of the right
+    shape, then the first: names here come first, and names without a prefix.
+    """
+    layers = len({slot.layer for slot in slots})
+    best: tuple[tuple[int, int], Naming | None, str, list[Slot]] = ((0, 0), None, "", [])
+    other = ""
+    for naming, prefix, own in _candidates(slots, shapes):
+        found = [slot for slot in own if slot.their_name in shapes]
+        fitting = sum(shapes[slot.their_name] == slot.their_shape for slot in found)
+        score = len({slot.layer for slot in found}), fitting
+        if score > best[0]:
+            best, other = (score, naming, prefix, own), ""
+        elif score == best[0] and best[2] and prefix and naming is best[1]:
+            other = prefix
+    (count, _), naming, prefix, own = best
+    if 2 * count <= layers:
+        return None
+    if other:
+        raise ValueError(
+            f"names of layers belong to several arrays, which begin with {prefix!r} and {other!r}; "
+            f"omit those of one of them by rename={{{other.rstrip('.')!r}: None}}"
+        )
+    return naming, own
+
+
+def _candidates(
+    slots: Sequence[Slot], shapes: Mapping[str, Shape]
+) -> Iterator[tuple[Naming | None, str, list[Slot]]]:
+    """Yield namings, prefixes of all names in the state dict, and slots with these names."""
+    layers = len({slot.layer for slot in slots})
+    for naming in (None, *NAMINGS):
+        own = slots if naming is None else naming.apply(slots)
+        if own is None:
+            continue
+        yield naming, "", list(own)
+        names = {slot.their_name for slot in own}
+        for prefix in _prefixes(shapes, names, layers):
+            yield naming, prefix, [slot.renamed(f"{prefix}{slot.their_name}") for slot in own]
+        if naming is None:
+            for prefix in _prefixes(names, shapes, layers):
+                cut = [slot.renamed(slot.their_name.removeprefix(prefix)) for slot in own]
+                yield naming, "", cut
+
+
+def _prefixes(long: Iterable[str], short: Container[str], layers: int) -> list[str]:
+    """Return the prefixes of names, ending in ".", before the short names of half of the layers."""
+    counts: Counter[str] = Counter()
+    for name in long:
+        for dot in re.finditer(r"\.", name):
+            if name[dot.end() :] in short:
+                counts[name[: dot.end()]] += 1
+    return [prefix for prefix, count in counts.items() if 2 * count > layers]
+
+
+def _ends_in(pattern: str, name: str) -> bool:
+    return bool(pattern) and re.fullmatch(rf"(.*\.)?{pattern}", name) is not None
+
+
+def _compare(
+    slot: Slot,
+    name: str,
+    shapes: Mapping[str, Shape],
+    pairs: dict[str, str],
+    misfits: list[Misfit],
+) -> None:
+    """Add an array of the state dict to the pairs if it has the right shape, else to the misfits.
+
+    No array has the name if it is missing.
+    """
+    expected, given = slot.their_shape, shapes.get(name)
+    if given is None:
+        misfits.append(Misfit("missing", slot.name, expected=expected))
+    elif given == expected:
+        pairs[slot.name] = name
+    else:
+        turned = sorted(given) == sorted(expected)
+        problem = "transposed" if turned else "wrong shape"
+        misfits.append(Misfit(problem, slot.name, name, expected, given))
+
+
+def _extra(shapes: Mapping[str, Shape], used: Container[str]) -> list[Misfit]:
+    return [
+        Misfit("extra", theirs=name, given=shape)
+        for name, shape in shapes.items()
+        if name not in used and name.rpartition(".")[2] != COUNTER
+    ]
+
+
+def _by_order(slots: Sequence[Slot], shapes: Mapping[str, Shape], ordered: bool) -> Match:
+    """Match layers by kind and order."""
     ours: dict[str, dict[str, Slot]] = {}
     for slot in slots:
         ours.setdefault(slot.layer, {})[slot.what] = slot
@@ -124,35 +310,30 @@ def match(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> StateDictReport
         layer, what = _split(name)
         if what != COUNTER:
             theirs.setdefault(layer, {})[what] = name
-    if 2 * len(ours.keys() & theirs.keys()) > len(ours):
-        by, layers = "names", {layer: layer for layer in ours if layer in theirs}
-    else:
-        by, layers = "order", _by_order(ours, theirs, shapes)
+    own = {
+        layer: {what: slot.their_shape for what, slot in members.items()}
+        for layer, members in ours.items()
+    }
+    other = {
+        layer: {what: shapes[name] for what, name in members.items()}
+        for layer, members in theirs.items()
+    }
     pairs: dict[str, str] = {}
     misfits: list[Misfit] = []
     used: set[str] = set()
+    layers = _layers_by_order(own, other, ordered)
     for layer, members in ours.items():
-        counterparts = theirs.get(layers[layer], {}) if layer in layers else {}
+        counterparts = layers.get(layer, [])
         for what, slot in members.items():
-            found = counterparts.get(what)
-            if found is None:
-                misfits.append(Misfit("missing", slot.name, expected=slot.their_shape))
-                continue
-            used.add(found)
-            given, expected = shapes[found], slot.their_shape
-            if given == expected:
-                pairs[slot.name] = found
-                continue
-            turned = sorted(given) == sorted(expected)
-            problem = "transposed" if turned else "wrong shape"
-            misfits.append(Misfit(problem, slot.name, found, expected, given))
-    misfits += [
-        Misfit("extra", theirs=name, given=shapes[name])
-        for members in theirs.values()
-        for name in members.values()
-        if name not in used
-    ]
-    return StateDictReport(by, pairs, tuple(misfits))
+            names = [theirs[c][what] for c in counterparts if what in theirs[c]]
+            used.update(names)
+            if len(names) < 2:
+                _compare(slot, "".join(names), shapes, pairs, misfits)
+            else:
+                shown = some([*dict.fromkeys(names)], 3)
+                misfits.append(Misfit("ambiguous", slot.name, shown, slot.their_shape))
+    misfits += _extra(shapes, used)
+    return Match(StateDictReport("order", pairs, tuple(misfits)), list(slots))
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -163,35 +344,83 @@ def _split(name: str) -> tuple[str, str]:
     return f"{layer}.{PROJECTION}".lstrip("."), what.removeprefix(f"{PROJECTION}_")
 
 
-def _by_order(
-    ours: Mapping[str, Mapping[str, Slot]],
-    theirs: Mapping[str, Mapping[str, str]],
-    shapes: Mapping[str, Shape],
-) -> dict[str, str]:
-    """Return the layer of the state dict for each layer of the model that has one."""
-    own = {
-        layer: {what: slot.their_shape for what, slot in members.items()}
-        for layer, members in ours.items()
-    }
-    other = {
-        layer: {what: shapes[name] for what, name in members.items()}
-        for layer, members in theirs.items()
-    }
-    layers: dict[str, str] = {}
+Layers = Mapping[str, Mapping[str, Shape]]
+"""Shapes of the arrays of each layer."""
+
+
+def _layers_by_order(own: Layers, other: Layers, ordered: bool) -> dict[str, list[str]]:
+    """Return the layers of the state dict that each layer of the model may be.
+
+    Raises
+    ------
+    ValueError
+        If there are too many layers to compare them.
+    """
+    layers: dict[str, list[str]] = {}
     for kind in dict.fromkeys(map(_kind, own.values())):
         first = [layer for layer, members in own.items() if _kind(members) == kind]
         second = [layer for layer, members in other.items() if _kind(members) == kind]
         if len(first) == len(second):
-            layers.update(zip(first, second, strict=True))
-            continue
-        a, b = [
-            [tuple(sorted(table[layer].items())) for layer in names]
-            for table, names in ((own, first), (other, second))
-        ]
-        for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-            for i in range(block.size):
-                layers[first[block.a + i]] = second[block.b + i]
+            found = {a: [b] for a, b in zip(first, second, strict=True)}
+        else:
+            found = _aligned(first, second, own, other)
+        if not ordered:
+            _widen(found, second, other)
+        layers.update(found)
     return layers
+
+
+def _aligned(
+    first: Sequence[str], second: Sequence[str], own: Layers, other: Layers
+) -> dict[str, list[str]]:
+    """Return the counterparts of layers in all longest common subsequences of equal shapes.
+
+    A layer that has one counterpart in some of them and none in others has it twice.
+    """
+    if len(first) * len(second) > MAX_PAIRS:
+        raise ValueError(
+            f"{len(second)} layers of a kind cannot be matched with {len(first)} by order; give "
+            "them names by rename="
+        )
+    signatures: dict[tuple[object, ...], int] = {}
+
+    def number(members: Mapping[str, Shape]) -> int:
+        return signatures.setdefault(tuple(sorted(members.items())), len(signatures))
+
+    a = np.array([number(own[layer]) for layer in first], np.int64)
+    b = np.array([number(other[layer]) for layer in second], np.int64)
+    equal = a[:, None] == b
+    before, after = _longest(equal), _longest(equal[::-1, ::-1])[::-1, ::-1]
+    total = before[-1, -1]
+    through = equal & (before[:-1, :-1] + 1 + after[1:, 1:] == total)
+    optional = (before[:-1] + after[1:] == total).any(axis=1)
+    found: dict[str, list[str]] = {}
+    for i, layer in enumerate(first):
+        candidates = [second[j] for j in np.flatnonzero(through[i])]
+        found[layer] = candidates * 2 if optional[i] and len(candidates) == 1 else candidates
+    return found
+
+
+def _longest(equal: np.ndarray) -> np.ndarray:
+    """Return the lengths of the longest common subsequences of all beginnings."""
+    rows, columns = equal.shape
+    lengths = np.zeros((rows + 1, columns + 1), np.int64)
+    for i in range(rows):
+        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + equal[i])
+        lengths[i + 1, 1:] = np.maximum.accumulate(best)
+    return lengths
+
+
+def _widen(found: dict[str, list[str]], second: Sequence[str], other: Layers) -> None:
+    """Add the layers of equal shapes whose place among the others is not known from their names."""
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for layer in second:
+        alike.setdefault(tuple(sorted(other[layer].items())), []).append(layer)
+    for ours, candidates in found.items():
+        if candidates:
+            same = alike[tuple(sorted(other[candidates[0]].items()))]
+            if len({re.sub(r"\d+", "#", layer) for layer in same}) > 1:
+                found[ours] = same
 
 
 def _kind(members: Mapping[str, Shape]) -> str:

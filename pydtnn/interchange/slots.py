@@ -62,6 +62,11 @@ class Slot:
     attention : bool
         Whether it belongs to the first projection of an attention, which is no module in PyTorch:
         the arrays are "in_proj_weight" and "in_proj_bias" of the attention itself.
+    published : str
+        Dotted name in a published network, if it differs from that of a module whose submodules are
+        named as the layers here.
+    transposed : bool
+        Whether it is a matrix that is transposed in a published network.
     """
 
     name: str
@@ -72,14 +77,26 @@ class Slot:
     filters: bool = False
     order: np.ndarray | None = None
     attention: bool = False
+    published: str = ""
+    transposed: bool = False
 
     @property
     def their_name(self) -> str:
-        """Dotted name in a module of PyTorch whose submodules are named as the layers here."""
-        return f"{self.layer}{'_' if self.attention else '.'}{self.what}"
+        """Dotted name in PyTorch."""
+        return self.published or f"{self.layer}{'_' if self.attention else '.'}{self.what}"
+
+    def named(self, name: str, shape: Shape, *, transposed: bool = False) -> Slot:
+        """Return the slot with the name and layout of a published network."""
+        return replace(self, published=name, their_shape=shape, transposed=transposed)
+
+    def renamed(self, name: str) -> Slot:
+        """Return the slot with another name in PyTorch."""
+        return replace(self, published=name)
 
     def to_ours(self, array: np.ndarray) -> np.ndarray:
         """Convert an array of `their_shape`."""
+        if self.transposed:
+            array = array.T
         if self.filters:
             return np.moveaxis(array, 1, -1)
         array = array.reshape(self.shape)  # (C, H, W) -> (C H W,), for layer norms of images
@@ -91,7 +108,7 @@ class Slot:
             return np.moveaxis(array, -1, 1)
         if self.order is not None:
             array = array[..., np.argsort(self.order)]
-        return array.reshape(self.their_shape)
+        return array.T if self.transposed else array.reshape(self.their_shape)
 
 
 def slots_of(model: Model) -> list[Slot]:

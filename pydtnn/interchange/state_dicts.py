@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.interchange.files import read_state_dict, write_state_dict
-from pydtnn.interchange.matching import COUNTER, StateDictReport, fit, match
+from pydtnn.interchange.files import is_ordered, read_state_dict, write_state_dict
+from pydtnn.interchange.matching import COUNTER, Match, StateDictReport, fit, match
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
@@ -36,8 +36,8 @@ def load_state_dict(
     model : Model
         Numbers are rounded to its dtype if the state dict has another.
     source : str, Path or mapping
-        A file ``.safetensors``, or of ``torch.save`` (``.pt``, ``.pth``, ``.bin``, ``.ckpt``;
-        requires PyTorch), or tensors or arrays by name.
+        A file ``.safetensors``, or of ``torch.save`` (``.pt``, ``.pth``, ``.bin``, ``.ckpt``), or
+        tensors or arrays by name.
     strict : bool
         Whether every array must have a counterpart of the same shape. Otherwise those that do are
         loaded, such as those of all layers but a new head, and the report lists the others.
@@ -54,8 +54,6 @@ def load_state_dict(
     ------
     OSError
         If there is no such file, or it cannot be read.
-    ImportError
-        If the file requires PyTorch and it is not installed.
     ValueError
         If it is damaged or contains other objects than tensors, does not fit the model (without
         `strict`: none of its arrays fits), or contains values other than finite floating-point
@@ -63,11 +61,11 @@ def load_state_dict(
     """
     who = "load_state_dict"
     truth(who, "strict", strict)
-    arrays = read_state_dict(who, source)
+    arrays, ordered = read_state_dict(who, source), is_ordered(source)
     where = who if isinstance(source, Mapping) else f"{who}: {source}"
     try:
         arrays = arrays if rename is None else renamed(arrays, rename)
-        report, given = fit(slots_of(model), arrays, strict=strict)
+        report, given = fit(slots_of(model), arrays, strict=strict, ordered=ordered)
         check_numbers(given, model.dtype)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from error
@@ -101,21 +99,26 @@ def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndar
     slots, state = slots_of(model), model.state()
     dtype = arithmetic(model.dtype)
     pairs, order = {slot.name: slot.their_name for slot in slots}, None
+    arrays: dict[str, np.ndarray] = {}
+    found: Match | None = None
     if like is not None:
         theirs = read_state_dict("state_dict", like)
-        report = match(slots, {name: array.shape for name, array in theirs.items()})
+        shapes = {name: array.shape for name, array in theirs.items()}
         try:
-            report.check(strict=True)
+            found = match(slots, shapes, ordered=is_ordered(like))
+            found.report.check(strict=True)
+            arrays = {name: theirs[name].read() for name in found.constants}
         except ValueError as error:
             raise ValueError(f"state_dict: like: {error}") from error
-        pairs, order = report.pairs, list(theirs)
-    arrays: dict[str, np.ndarray] = {}
+        pairs, order, slots = found.report.pairs, list(theirs), found.slots
     for slot in slots:
         name = pairs[slot.name]
         arrays[name] = slot.to_theirs(state[slot.name]).astype(dtype, order="C")
         layer, _, what = name.rpartition(".")
         if what == "running_var":
             arrays[f"{layer}.{COUNTER}" if layer else COUNTER] = np.array(0, np.int64)
+    if found is not None:
+        arrays |= {copy: arrays[pairs[name]].copy() for copy, name in found.copies.items()}
     return arrays if order is None else {name: arrays[name] for name in order if name in arrays}
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights.safetensors"
 """Name of the file in the folder of a saved model."""
+
+A = TypeVar("A")
 
 Rules = Mapping[str | re.Pattern[str], str | None]
 Rename = Rules | Callable[[str], str | None]
@@ -180,7 +182,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         raise ValueError(f"not a safetensors file, or truncated ({reason})") from error
 
 
-def renamed(arrays: Mapping[str, np.ndarray], rename: Rename) -> dict[str, np.ndarray]:
+def renamed(arrays: Mapping[str, A], rename: Rename) -> dict[str, A]:
     """Return the arrays by their new names, without those whose new name is None."""
     if callable(rename):
         pairs = [(old, rename(old)) for old in arrays]
@@ -188,7 +190,7 @@ def renamed(arrays: Mapping[str, np.ndarray], rename: Rename) -> dict[str, np.nd
         pairs = _by_rules(list(arrays), rename)
     else:
         raise TypeError(f"rename must be a mapping of names or a callable, got {rename!r}")
-    result: dict[str, np.ndarray] = {}
+    result: dict[str, A] = {}
     origin: dict[str, str] = {}
     for old, new in pairs:
         if new is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.interchange.matching import Stored
+from pydtnn.interchange.matching import Stored, split
 from pydtnn.interchange.torch_files import Tensor, read_tensors
 from pydtnn.saving.weights import decode, encode
 from pydtnn.utils.files import read_file, write_file
@@ -70,9 +70,17 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
     return _arrays(f"{who}: {path}", content)
 
 
-def is_ordered(source: str | Path | Mapping[str, Any]) -> bool:
-    """Return whether the order in which a source has its arrays is that of their definition."""
-    return isinstance(source, Mapping) or Path(source).suffix != SAFETENSORS
+def series_of(
+    source: str | Path | Mapping[str, Any], arrays: Mapping[str, Stored]
+) -> dict[str, str]:
+    """Return the series of layers whose order is known; one if it is that of the definition.
+
+    Names in safetensors are sorted: the order is known of layers that differ in a number.
+    """
+    if isinstance(source, Mapping) or Path(source).suffix != SAFETENSORS:
+        return {}
+    layers = {split(name)[0] for name in arrays}
+    return {layer: re.sub(r"\d+", "#", layer) for layer in layers}
 
 
 def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -130,7 +130,11 @@ class Match:
 
 
 def fit(
-    slots: Sequence[Slot], arrays: Mapping[str, Stored], *, strict: bool, ordered: bool = True
+    slots: Sequence[Slot],
+    arrays: Mapping[str, Stored],
+    *,
+    strict: bool,
+    series: Mapping[str, str] | None = None,
 ) -> tuple[StateDictReport, dict[str, np.ndarray]]:
     """Match the arrays of a state dict; read and return those that fit, in the model's layouts.
 
@@ -140,7 +144,7 @@ def fit(
         If an array has no counterpart of its shape (without `strict`: none has), names belong to
         several arrays, values cannot be read, or two copies of an array differ.
     """
-    found = match(slots, {name: array.shape for name, array in arrays.items()}, ordered=ordered)
+    found = match(slots, {name: array.shape for name, array in arrays.items()}, series=series)
     report = found.report
     report.check(strict=strict)
     read = {
@@ -158,16 +162,16 @@ def fit(
 
 
 def match(
-    slots: Sequence[Slot], shapes: Mapping[str, Shape], *, ordered: bool = True
+    slots: Sequence[Slot], shapes: Mapping[str, Shape], *, series: Mapping[str, str] | None = None
 ) -> Match:
     """Find the arrays of a state dict that belong to those of a model.
 
     Arrays are matched by names if more than half of the model's layers have a counterpart: by those
     of the layers here or by those of a published network (`NAMINGS`), either exactly or behind a
-    prefix that all of them have. Otherwise layers are matched by kind (convolutions, linear layers,
-    batch norms, other norms) in their order: one by one if there are equally many of a kind, or
-    else along the longest sequence of equal shapes. Where several such sequences exist, the layers
-    that differ between them are ambiguous, and not matched.
+    prefix that all of them have. Otherwise layers are matched by kind (convolutions, depthwise
+    convolutions, linear layers, batch norms, other norms) in their order: one by one if there are
+    equally many of a kind, or else along the longest sequence of equal shapes. Where several such
+    sequences exist, the layers that differ between them are ambiguous, and not matched.
 
     Parameters
     ----------
@@ -175,9 +179,10 @@ def match(
         Arrays of the model.
     shapes : mapping of str to tuple of int
         Shapes of the arrays of the state dict, in the order of their definition.
-    ordered : bool
-        Whether that order is known. Otherwise it is that of the names, and layers of equal shapes
-        are matched by order only if their names differ in numbers.
+    series : mapping of str to str, optional
+        If the order of the layers of the state dict is known for some of them only: the name of the
+        series of each layer, in which it is known. Layers are then matched with those of equal
+        shapes, and are ambiguous if these are in different series.
 
     Raises
     ------
@@ -186,7 +191,7 @@ def match(
     """
     named = _by_names(slots, shapes)
     if named is None:
-        return _by_order(slots, shapes, ordered)
+        return _by_order(slots, shapes, series or {})
     naming, own = named
     pairs: dict[str, str] = {}
     misfits: list[Misfit] = []
@@ -300,14 +305,16 @@ def _extra(shapes: Mapping[str, Shape], used: Container[str]) -> list[Misfit]:
     ]
 
 
-def _by_order(slots: Sequence[Slot], shapes: Mapping[str, Shape], ordered: bool) -> Match:
+def _by_order(
+    slots: Sequence[Slot], shapes: Mapping[str, Shape], series: Mapping[str, str]
+) -> Match:
     """Match layers by kind and order."""
     ours: dict[str, dict[str, Slot]] = {}
     for slot in slots:
         ours.setdefault(slot.layer, {})[slot.what] = slot
     theirs: dict[str, dict[str, str]] = {}
     for name in shapes:
-        layer, what = _split(name)
+        layer, what = split(name)
         if what != COUNTER:
             theirs.setdefault(layer, {})[what] = name
     own = {
@@ -321,7 +328,7 @@ def _by_order(slots: Sequence[Slot], shapes: Mapping[str, Shape], ordered: bool)
     pairs: dict[str, str] = {}
     misfits: list[Misfit] = []
     used: set[str] = set()
-    layers = _layers_by_order(own, other, ordered)
+    layers = _layers_by_order(own, other, series)
     for layer, members in ours.items():
         counterparts = layers.get(layer, [])
         for what, slot in members.items():
@@ -336,7 +343,7 @@ def _by_order(slots: Sequence[Slot], shapes: Mapping[str, Shape], ordered: bool)
     return Match(StateDictReport("order", pairs, tuple(misfits)), list(slots))
 
 
-def _split(name: str) -> tuple[str, str]:
+def split(name: str) -> tuple[str, str]:
     """Return the layer and the name of an array in it."""
     layer, _, what = name.rpartition(".")
     if not what.startswith(f"{PROJECTION}_"):
@@ -347,8 +354,11 @@ def _split(name: str) -> tuple[str, str]:
 Layers = Mapping[str, Mapping[str, Shape]]
 """Shapes of the arrays of each layer."""
 
+Signature = tuple[tuple[str, Shape], ...]
+"""Names and shapes of the arrays of a layer, in the order of the names."""
 
-def _layers_by_order(own: Layers, other: Layers, ordered: bool) -> dict[str, list[str]]:
+
+def _layers_by_order(own: Layers, other: Layers, series: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the layers of the state dict that each layer of the model may be.
 
     Raises
@@ -360,14 +370,34 @@ def _layers_by_order(own: Layers, other: Layers, ordered: bool) -> dict[str, lis
     for kind in dict.fromkeys(map(_kind, own.values())):
         first = [layer for layer, members in own.items() if _kind(members) == kind]
         second = [layer for layer, members in other.items() if _kind(members) == kind]
-        if len(first) == len(second):
-            found = {a: [b] for a, b in zip(first, second, strict=True)}
+        if len({series.get(layer) for layer in second}) > 1:
+            layers |= _by_shapes(first, second, own, other, series)
+        elif len(first) == len(second):
+            layers |= {a: [b] for a, b in zip(first, second, strict=True)}
         else:
-            found = _aligned(first, second, own, other)
-        if not ordered:
-            _widen(found, second, other)
-        layers.update(found)
+            layers |= _aligned(first, second, own, other)
     return layers
+
+
+def _by_shapes(
+    first: Sequence[str],
+    second: Sequence[str],
+    own: Layers,
+    other: Layers,
+    series: Mapping[str, str],
+) -> dict[str, list[str]]:
+    """Return the counterparts of layers among those of equal shapes, in the order of a series."""
+    alike: dict[Signature, tuple[list[str], list[str]]] = {}
+    for side, (names, table) in enumerate(((first, own), (second, other))):
+        for name in names:
+            alike.setdefault(_signature(table[name]), ([], []))[side].append(name)
+    found: dict[str, list[str]] = {}
+    for ours, theirs in alike.values():
+        if len(ours) == len(theirs) and len({series.get(layer) for layer in theirs}) == 1:
+            found |= {a: [b] for a, b in zip(ours, theirs, strict=True)}
+        else:
+            found |= {layer: theirs if len(theirs) != 1 else theirs * 2 for layer in ours}
+    return found
 
 
 def _aligned(
@@ -382,13 +412,11 @@ def _aligned(
             f"{len(second)} layers of a kind cannot be matched with {len(first)} by order; give "
             "them names by rename="
         )
-    signatures: dict[tuple[object, ...], int] = {}
-
-    def number(members: Mapping[str, Shape]) -> int:
-        return signatures.setdefault(tuple(sorted(members.items())), len(signatures))
-
-    a = np.array([number(own[layer]) for layer in first], np.int64)
-    b = np.array([number(other[layer]) for layer in second], np.int64)
+    numbers: dict[Signature, int] = {}
+    a, b = [
+        np.array([numbers.setdefault(_signature(table[name]), len(numbers)) for name in names], int)
+        for table, names in ((own, first), (other, second))
+    ]
     equal = a[:, None] == b
     before, after = _longest(equal), _longest(equal[::-1, ::-1])[::-1, ::-1]
     total = before[-1, -1]
@@ -396,7 +424,7 @@ def _aligned(
     optional = (before[:-1] + after[1:] == total).any(axis=1)
     found: dict[str, list[str]] = {}
     for i, layer in enumerate(first):
-        candidates = [second[j] for j in np.flatnonzero(through[i])]
+        candidates = [second[int(j)] for j in np.flatnonzero(through[i])]
         found[layer] = candidates * 2 if optional[i] and len(candidates) == 1 else candidates
     return found
 
@@ -411,21 +439,15 @@ def _longest(equal: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _widen(found: dict[str, list[str]], second: Sequence[str], other: Layers) -> None:
-    """Add the layers of equal shapes whose place among the others is not known from their names."""
-    alike: dict[tuple[object, ...], list[str]] = {}
-    for layer in second:
-        alike.setdefault(tuple(sorted(other[layer].items())), []).append(layer)
-    for ours, candidates in found.items():
-        if candidates:
-            same = alike[tuple(sorted(other[candidates[0]].items()))]
-            if len({re.sub(r"\d+", "#", layer) for layer in same}) > 1:
-                found[ours] = same
+def _signature(members: Mapping[str, Shape]) -> Signature:
+    return tuple(sorted(members.items()))
 
 
 def _kind(members: Mapping[str, Shape]) -> str:
     """Return the kind of a layer, from the names and shapes of its arrays."""
     if "running_mean" in members:
         return "batch norm"
-    axes = len(members.get("weight", ()))
-    return {0: "without weights", 1: "norm", 2: "linear layer"}.get(axes, "convolution")
+    shape = members.get("weight", ())
+    if len(shape) > 2 and shape[1] == 1:
+        return "depthwise convolution"
+    return {0: "without weights", 1: "norm", 2: "linear layer"}.get(len(shape), "convolution")

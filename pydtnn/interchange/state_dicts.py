@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.interchange.files import is_ordered, read_state_dict, write_state_dict
+from pydtnn.interchange.files import read_state_dict, series_of, write_state_dict
 from pydtnn.interchange.matching import COUNTER, Match, StateDictReport, fit, match
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
@@ -61,11 +61,13 @@ def load_state_dict(
     """
     who = "load_state_dict"
     truth(who, "strict", strict)
-    arrays, ordered = read_state_dict(who, source), is_ordered(source)
+    arrays = read_state_dict(who, source)
     where = who if isinstance(source, Mapping) else f"{who}: {source}"
     try:
         arrays = arrays if rename is None else renamed(arrays, rename)
-        report, given = fit(slots_of(model), arrays, strict=strict, ordered=ordered)
+        report, given = fit(
+            slots_of(model), arrays, strict=strict, series=series_of(source, arrays)
+        )
         check_numbers(given, model.dtype)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from error
@@ -105,7 +107,7 @@ def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndar
         theirs = read_state_dict("state_dict", like)
         shapes = {name: array.shape for name, array in theirs.items()}
         try:
-            found = match(slots, shapes, ordered=is_ordered(like))
+            found = match(slots, shapes, series=series_of(like, theirs))
             found.report.check(strict=True)
             arrays = {name: theirs[name].read() for name in found.constants}
         except ValueError as error:

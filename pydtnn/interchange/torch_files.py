@@ -11,9 +11,6 @@ shape of the tensor is known to be that of an array of the model.
 from __future__ import annotations
 
 import io
-import struct
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Protocol
@@ -22,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from pydtnn.data.unpickle import DAMAGED, Refused, one_line, run_pickle
+from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
 
 MAX_AXES = 64
@@ -33,11 +31,8 @@ MAX_GROWTH = 4
 MAX_PROGRAM_B = 1 << 26
 """Size of a pickle in a compressed record."""
 
-ZIP = b"PK\x03\x04"
 MAGIC = 0x1950A86A20F9469CFC6C
 """First object of a file of PyTorch before version 1.6."""
-
-Buffer = bytes | memoryview
 
 UNTYPED = np.dtype("V1")
 DTYPES = {
@@ -253,7 +248,7 @@ def read_tensors(data: bytes) -> Any:
         If the file is damaged, or contains other objects than plain data and tensors.
     """
     try:
-        return (_archive if data.startswith(ZIP) else _legacy)(data)
+        return (_archive if data.startswith(BEGIN) else _legacy)(data)
     except Refused as error:
         raise ValueError(
             f"expected tensors, got a file that refers to {one_line(error)}; nothing was executed: "
@@ -271,63 +266,24 @@ def _archive(data: bytes) -> Any:
     return run_pickle(io.BytesIO(file.program), NAMES, lambda pid: Storage(file, pid))
 
 
-BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError)
-"""Errors of reading an archive that is damaged, encrypted or of an unknown version."""
-
-
 class _Archive:
-    """A zip archive."""
+    """A zip archive with a pickle and the storages."""
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
-        try:
-            self.zip = zipfile.ZipFile(io.BytesIO(data))
-        except BAD_ZIP as error:
-            raise ValueError(str(error)) from error
-        names = [name for name in self.zip.namelist() if name.endswith("/data.pkl")]
+        self.archive = Archive(data)
+        names = [name for name in self.archive.names if name.endswith("/data.pkl")]
         if len(names) != 1 or names[0].count("/") != 1:
             raise ValueError("it has no record data.pkl")
         self.folder = names[0].partition("/")[0]
         order = f"{self.folder}/byteorder"
-        self.little = order not in self.zip.namelist() or self.record(order, 16) != b"big"
-        self.program = self.record(names[0], MAX_PROGRAM_B)
+        self.little = order not in self.archive.names or self.archive.record(order, 16) != b"big"
+        self.program = self.archive.record(names[0], MAX_PROGRAM_B)
 
     def content(self, storage: Storage, limit: int) -> Buffer:
-        record = self.record(f"{self.folder}/data/{storage.key}", limit)
+        record = self.archive.record(f"{self.folder}/data/{storage.key}", limit)
         if len(record) != storage.size * storage.dtype.itemsize:
             raise ValueError("a storage has another size than its record")
         return record
-
-    def record(self, name: str, limit: int) -> Buffer:
-        """Return the content of a record, which is not copied if it is not compressed."""
-        try:
-            info = self.zip.getinfo(name)
-            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
-                return self._stored(info)
-            if info.compress_type != zipfile.ZIP_DEFLATED:
-                raise ValueError(f"record {name} is encrypted or of an unknown compression")
-            if info.file_size > limit:
-                raise ValueError(
-                    f"record {name} is compressed and would become {info.file_size} B, above "
-                    f"{limit} B"
-                )
-            with self.zip.open(info) as stream:
-                return stream.read(info.file_size)
-        except KeyError:
-            raise ValueError(f"record {name} is missing") from None
-        except BAD_ZIP as error:
-            raise ValueError(f"record {name}: {error}") from error
-
-    def _stored(self, info: zipfile.ZipInfo) -> memoryview:
-        head = self.data[info.header_offset : info.header_offset + 30]
-        before = 30 + sum(int.from_bytes(head[i : i + 2], "little") for i in (26, 28))
-        start = info.header_offset + before
-        content = memoryview(self.data)[start : start + info.file_size]
-        if not head.startswith(ZIP) or len(content) != info.file_size:
-            raise ValueError(f"record {info.filename} is truncated")
-        if zlib.crc32(content) != info.CRC:
-            raise ValueError(f"record {info.filename} does not match its checksum")
-        return content
 
 
 def _legacy(data: bytes) -> Any:

@@ -97,7 +97,7 @@ def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
 def measure_all(
     comm: Communicator, cases: Sequence[Case], args: argparse.Namespace
 ) -> list[Outcome]:
-    """Measure all cases in turns. Collective: all ranks call it."""
+    """Measure all cases alternately. Collective: all ranks call it."""
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(args.turns):
         for case, own in zip(cases, times, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import itertools
 import json
 import subprocess
 import sys
@@ -108,8 +109,8 @@ CONFINED = {
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
     "otf2": ["tracing.exports"],
-    "jinja2": ["reports.page"],
-    "plotly": ["reports.page"],
+    "jinja2": ["report.page"],
+    "plotly": ["report.page"],
     "tensorboardX": ["callbacks.event_file"],
 }
 
@@ -167,6 +168,8 @@ def imports(module: str, *, annotations: bool = False) -> Iterator[Import]:
                 f"{start}.{alias.name}" if is_module(f"{start}.{alias.name}") else start
                 for alias in node.names
             ]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_optional":
+            names = [ast.unparse(node.args[0]).strip("f'\"")]
         for name in dict.fromkeys(names):
             ours = name.split(".")[0] == "pydtnn"
             target = name.removeprefix("pydtnn").removeprefix(".") if ours else name
@@ -221,17 +224,113 @@ def test_no_circle_between_files() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_no_circle_between_rooms() -> None:
-    """The entries at the top of the package, which `python -m` and users name."""
+def rooms() -> dict[str, set[str]]:
+    """The entries at the top of the package, and those whose modules each of them imports."""
     arrows: dict[str, set[str]] = {}
     for module in filter(None, sources()):
         room = module.partition(".")[0]
         targets = {f.target.partition(".")[0] for f in imports(module, annotations=True) if f.ours}
         arrows.setdefault(room, set()).update(targets - {room, ""})
+    return arrows
+
+
+def test_no_circle_between_rooms() -> None:
     try:
-        graphlib.TopologicalSorter(arrows).prepare()
+        graphlib.TopologicalSorter(rooms()).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def modules_in_order() -> list[list[str]]:
+    """All modules of the library, room after room: each imports those before it only."""
+    order = [*graphlib.TopologicalSorter(rooms()).static_order()]
+    return [[f"pydtnn.{name}" for name in sources() if belongs(name, room)] for room in order]
+
+
+def test_files() -> list[str]:
+    return sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "tests").rglob("test_*.py")
+    )
+
+
+IN_ONE_PROCESS = """
+import builtins, importlib, json, sys, pytest
+from pathlib import Path
+
+def is_file_of(package, name):
+    folders = getattr(package, "__path__", ())
+    return any(Path(f, name + end).exists() for f in folders for end in (".py", "", ".pyx"))
+
+def check(base, names, importer):
+    module = sys.modules.get(base)
+    for name in names or [""]:
+        target = sys.modules.get(f"{base}.{name}" if name else base)
+        target = target or (None if is_file_of(module, name) else module)
+        if importer and getattr(getattr(target, "__spec__", None), "_initializing", False):
+            print(f"{importer} imports {target.__name__}, which is importing it")
+
+def watched(original, module_of):
+    def load(name, *args, **keywords):
+        base, names, importer = module_of(name, *args, **keywords)
+        if base.partition(".")[0] in ("pydtnn", "tests"):
+            check(base, names, importer)
+        return original(name, *args, **keywords)
+    return load
+
+def of_statement(name, globals=None, locals=None, fromlist=(), level=0):
+    globals = globals or {}
+    base = importlib.util.resolve_name("." * level + name, globals.get("__package__"))
+    return base, fromlist, globals.get("__name__")
+
+builtins.__import__ = watched(builtins.__import__, of_statement)
+importlib.import_module = watched(importlib.import_module, lambda name, *_: (name, (), "a call"))
+for name in json.loads(sys.stdin.read()):
+    try:
+        importlib.import_module(name)
+    except pytest.skip.Exception:
+        pass
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+"""
+
+
+def test_no_module_is_imported_while_it_is_importing_others() -> None:
+    """So each can be imported alone: no order of imports meets one that is incomplete."""
+    names = [*itertools.chain(*modules_in_order()), *test_files()]
+    assert python(IN_ONE_PROCESS, given=json.dumps(names)) == ""
+
+
+IN_FORKS = """
+import importlib, json, os, sys, numpy, pytest
+
+for names in json.loads(sys.stdin.read()):
+    for name in names:
+        process = os.fork()
+        if process == 0:
+            status = 1
+            try:
+                importlib.import_module(name)
+                status = 0
+            except pytest.skip.Exception:
+                status = 0
+            except BaseException as error:
+                print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            os._exit(status)
+        if os.waitpid(process, 0)[1]:
+            print(name, "failed", flush=True)
+    for name in names[:-1 if names[-1].startswith("tests.") else None]:
+        importlib.import_module(name)
+"""
+
+
+@pytest.mark.long
+def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
+    """In a fork of a process that has imported the rooms below only, none of which imports others.
+
+    A fork takes the time of the imports of one room; an interpreter would take that of all below.
+    """
+    assert python(IN_FORKS, given=json.dumps([*modules_in_order(), test_files()])) == ""
 
 
 def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:
@@ -254,11 +353,11 @@ def test_optional_packages_are_imported_only_where_they_are_needed(module):
     assert not wrong, "; ".join(wrong)
 
 
-def python(code: str, *arguments: str, cwd: Path | None = None) -> str:
+def python(code: str, *arguments: str, cwd: Path | None = None, given: str = "") -> str:
     """Run code in a fresh interpreter and return what it prints."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False
+        command, capture_output=True, text=True, cwd=cwd, input=given, timeout=300, check=False
     )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     return done.stdout

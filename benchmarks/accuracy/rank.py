@@ -1,4 +1,4 @@
-"""The ranks of `benchmarks.oracle`: workloads are predicted, and measured, in turns.
+"""The ranks of `benchmarks.oracle`: workloads are predicted, and measured alternately.
 
 Started by `benchmarks.oracle` on as many ranks as the workloads have. Rank 0 prints one line of
 JSON per workload. All ranks measure their compute at the same time (`measure_job`); then rank 0

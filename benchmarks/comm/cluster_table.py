@@ -153,7 +153,7 @@ def print_defaults(report: Report, layouts: Sequence[Layout], seconds: float) ->
             command = ["python", "-m", "benchmarks.comm.default", "--batch", str(BATCH)]
             command += ["--seconds", str(seconds)]
             text = output(cluster, command)
-        report.line(f"{layout}: ResNet-20, batch {BATCH} a rank, every choice in turns")
+        report.line(f"{layout}: ResNet-20, batch {BATCH} a rank, choices measured alternately")
         for line in text.splitlines():
             report.line(line)
         shares[layout] = read_share(text)

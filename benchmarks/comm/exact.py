@@ -8,8 +8,8 @@ interrupted after step 10 with 4 ranks and resumed with 2. Training is 20 steps 
 last one with 68 instead of 128. The checksum is the SHA-256 of the last checkpoint's arrays:
 weights, running statistics, optimizer state, sums of losses and metrics.
 
-Second part: the time of a step in exact mode and without, in turns. Both train on the same global
-batch; the exact one computes it in 8 shards, one by one.
+Second part: the time of a step in exact mode and without, measured alternately. Both train on the
+same global batch; the exact one computes it in 8 shards, one by one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ strikes none more than others.
 
 Columns: images/s of all ranks; speed-up over one rank of the same side, and that by the number of
 ranks (efficiency), each the geometric mean of the rounds with its 95 % confidence interval; the
-share of a step that is communication not hidden behind computation (ours: time inside its calls;
+share of a step that is communication not overlapped with computation (ours: time inside its calls;
 PyTorch: by how much steps without communication are shorter); and what a rank must send in a step.
 Rows with a star have more threads than this machine has cores: they say nothing about scaling.
 """

@@ -6,14 +6,14 @@
 
 Convolutions (forward, backward of the data, backward of the filters), products and attention, ours
 with every algorithm that suits beside oneDNN's through PyTorch, on the same memory in
-`channels_last`, in turns. GFLOP/s are nominal (two for each tap, channel, filter and position,
+`channels_last`, alternately. GFLOP/s are nominal (two for each tap, channel, filter and position,
 padding included), so that Winograd's algorithms can exceed 1.00 of the peak of multiply-adds that
 is measured between the geometries. Best of the repeats; "warm" right after one another, "cold" with
 all operands flushed from the caches before each call. "roof" is the peak, or less where moving the
 operands at the rate of a copy takes longer, and a star marks less than 0.85 of it by the best of
 ours; "x" is the best of ours over theirs.
 
-Kernels that move data, as fractions of a copy by as many threads, measured in turns with it.
+Kernels that move data, as fractions of a copy by as many threads, measured alternately with it.
 Two sizes: the first activations of ResNet-44 at batch 64 (4 MB each, used again and again: warm),
 and tensors of 256 MB (cold). Bytes are those that a kernel has to read and write, each once. More
 than 1 is possible, since writing a line that is not in cache also reads it: kernels that mostly

@@ -3,14 +3,14 @@
     python -m benchmarks.gpu.kernels                    # everything, float32 with TF32 and bfloat16
     python -m benchmarks.gpu.kernels --families norm fused update --sizes cold --json rates.json
 
-Kernels that move data, as fractions of a copy on the device that is measured in turns with them.
+Kernels that move data, as fractions of a copy on the device that is measured alternately with them.
 Two sizes: the first activations of ResNet-44 at batch 64 (which stay in the L2 cache), and tensors
 of 256 MB. Bytes are those that a kernel has to read and write, each once. Medians; a star marks
 less than 0.85.
 
 Convolutions (forward, backward of the data, backward of the filters) and products, ours beside
-cuDNN's and cuBLAS's through PyTorch (channels_last, cudnn.benchmark), in turns, as TFLOP/s and as
-fractions of the rate of a product of 8192 x 8192 matrices. "x" is ours over theirs.
+cuDNN's and cuBLAS's through PyTorch (channels_last, cudnn.benchmark), alternately, as TFLOP/s and
+as fractions of the rate of a product of 8192 x 8192 matrices. "x" is ours over theirs.
 
 All calls are captured in CUDA graphs, so that launching them costs nothing (`timing.py`); "!"
 marks what could not be captured. What fails is told and does not keep others from being measured.

@@ -35,7 +35,7 @@ class TensorBoard(Callback):
       that of rank 0.
     - Hyper-parameters with the results, when training ends.
 
-    Requires the package tensorboardX (``pip install pydtnn[tensorboard]``).
+    Requires the package tensorboardX (``pip install tensorboardX``).
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ class MonitoringOptions:
         OBSERVATION,
         False,
         "write curves, the graph of layers and hyper-parameters for TensorBoard to the folder "
-        "tensorboard of the run; requires pydtnn[tensorboard]",
+        "tensorboard of the run; requires the package tensorboardX",
     )
     tensorboard_histograms: int | None = option(
         OBSERVATION,

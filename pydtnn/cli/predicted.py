@@ -30,7 +30,7 @@ class Predicted:
         Forward and backward, loss, and Python between them.
     update : float
     communication : float
-        Exposed: not hidden behind compute; waits of a pipeline included.
+        Exposed: not overlapped with computation; waits of a pipeline included.
     data : float
         Waiting for the loader.
     memory : float
@@ -163,13 +163,15 @@ def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str,
         ("  in communication", "communication"),
         ("  waiting for data", "data"),
     ):
-        text = f"measured {1e3 * measured[part]:.4g} ms, predicted {1e3 * whole[part]:.4g} ms"
+        text, time = f"measured {1e3 * measured[part]:.4g} ms", f"{1e3 * whole[part]:.4g} ms"
         if part == "seconds":
-            accuracy = 1 - abs(whole[part] - measured[part]) / measured[part]
-            text += f" for {predicted.platform} (accuracy {max(accuracy, 0.0):.0%})"
+            ratio = whole[part] / measured[part]
+            text += f"; predicted {ratio:.2f} of measured, {time} for {predicted.platform}"
+        else:
+            text += f", predicted {time}"
         if part == "compute":
             text += f", {1e3 * predicted.update:.4g} ms of it for the update"
         found.append((name, text))
     sizes = [f"{size / 1e6:.0f} MB" for size in (measured["memory"], predicted.memory)]
-    text = f"measured {sizes[0]}, predicted {sizes[1]}, both without interpreter and data"
+    text = f"measured {sizes[0]}, predicted {sizes[1]}, in addition to interpreter and data"
     return [*found, ("  memory of a rank", text)]

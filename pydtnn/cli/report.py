@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from pydtnn.callbacks import BestWeights
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.predicted import rows as predicted_rows
 from pydtnn.cli.transport import describe_transport
@@ -136,7 +137,7 @@ def _images(job: Job) -> str:
 
 
 def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return name and value of each line: mean times over the ranks, maximum memory."""
+    """Return name and value of each line, results first: mean times of ranks, maximum memory."""
     trainer = job.trainer
     backend = trainer.model.backend
     steps, communication, data, evaluation = (
@@ -154,17 +155,18 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if backend.name != "cuda" or not trainer.comm.capturable:
         times = [
             ("time in compute", f"{steps - communication:.1f} s"),
-            ("time in communication", f"{communication:.1f} s not hidden behind compute"),
+            ("time in communication", f"{communication:.1f} s not overlapped with computation"),
         ]
+    results = [
+        (_title(name), f"{value:.4f}") for name, value in last.items() if name not in UNTITLED
+    ]
+    compared = _predicted(job, steps, communication, data, max(r["grown"] for r in ranks))
     return [
-        ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
-        *_gpu(job),
-        *_communication(job),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} samples"),
-        *((_title(name), f"{value:.4f}") for name, value in last.items() if name not in UNTITLED),
+        *_best(job),
+        *sorted(results, key=lambda row: not row[0].startswith("validation")),
         ("samples/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was executed"),
         *describe_virtual(job, steps - communication + data, wall),
-        *_predicted(job, steps, communication, data, max(r["grown"] for r in ranks)),
         *times,
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
@@ -174,8 +176,22 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
             f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB",
         ),
         *([("peak memory per GPU", f"{gpu_peak / 1e6:.0f} MB")] if backend.name == "cuda" else []),
+        ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
+        *_gpu(job),
+        *_communication(job),
+        *(compared if job.config.verbose else []),
         ("run folder", str(job.directory)),
     ]
+
+
+def _best(job: Job) -> list[tuple[str, str]]:
+    """Return the line with the best epoch, whose weights are in a file."""
+    for callback in job.trainer.callbacks:
+        if isinstance(callback, BestWeights) and callback.best is not None:
+            epoch = job.trainer.epoch - callback.waited
+            text = f"{callback.best:.4f} after epoch {epoch}, in {callback.path.name}"
+            return [(f"best {_title(callback.monitor)}", text)]
+    return []
 
 
 def _predicted(

@@ -33,7 +33,7 @@ MOST_THREADS = 1024
 def run_on_virtual_ranks(
     config: TrainConfig, comm: Communicator, program: Callable[[Communicator], Any]
 ) -> None:
-    """Call `program(comm)` on every virtual rank, or print the time of steps without numerics.
+    """Call `program(comm)` on every virtual rank, or print the time of steps (`--timing-only`).
 
     Parameters
     ----------
@@ -166,9 +166,9 @@ def describe_workload(config: TrainConfig) -> Workload:
 
 def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:
     workload, steps = timing.workload, [1e3 * seconds for seconds in timing.steps]
-    executed = "one for all" if timing.alike else "every one"
+    executed = "one rank is executed, which stands for all" if timing.alike else "all are executed"
     return [
-        ("ranks", f"{workload.ranks} on {platform}; executed without numerics: {executed}"),
+        ("ranks", f"{workload.ranks} on {platform}; only timed: {executed}"),
         ("batch", f"{workload.batch} samples of all ranks"),
         ("virtual time per step", f"{1e3 * timing.seconds:.4g} ms"),
         ("shortest and longest", f"{min(steps):.4g} ms, {max(steps):.4g} ms of {len(steps)} steps"),

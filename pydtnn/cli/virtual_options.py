@@ -41,7 +41,9 @@ class VirtualOptions:
     )
 
     timing_only: bool = option(
-        VIRTUAL, False, "with --virtual-ranks: predict the time of steps without numerics, and exit"
+        VIRTUAL,
+        False,
+        "with --virtual-ranks: predict the time of steps, with kernels that do nothing, and exit",
     )
 
     def check_virtual(self) -> None:

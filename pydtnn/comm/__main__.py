@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> None:
             done = check(algorithm, hosts)
         except ScheduleError as error:
             raise ValueError(f"{name} of {count(len(hosts), 'rank')}: {error}") from error
-        print(f"right: {title(name, done, hosts)}{_order(algorithm, hosts)}", flush=True)
+        print(f"correct: {title(name, done, hosts)}{_order(algorithm, hosts)}", flush=True)
 
 
 def _order(algorithm: Algorithm, hosts: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What this rank is doing, in memory that the process beside the ranks of its host reads."""
+"""What this rank is doing, in memory that the monitor process of its host reads."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Attendance:
     waiting : Wait or None
         The call that the main thread is currently in.
     supervision : Supervision or None
-        Where the calls are made known to the process beside the ranks.
+        Where the monitor process reads the calls.
     """
 
     def __init__(self) -> None:

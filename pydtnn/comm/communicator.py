@@ -95,7 +95,7 @@ class Communicator(SuggestsNames, ABC):
 
     @property
     def supervision(self) -> Supervision | None:
-        """What this rank shares with the process beside the ranks of its host; None without one."""
+        """What this rank shares with the monitor process of its host; None without one."""
         return None
 
     @property

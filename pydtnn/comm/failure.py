@@ -80,7 +80,7 @@ class Failure:
 
     @property
     def supervision(self) -> Supervision:
-        """What this rank shares with the process beside the ranks of its host."""
+        """What this rank shares with the monitor process of its host."""
         return self._reporter.supervision
 
     def install(self) -> None:

@@ -1,4 +1,4 @@
-"""The connection of a rank to the process beside the ranks of its host (`pydtnn.comm.watchdog`).
+"""The connection of a rank to the monitor process of its host (`pydtnn.comm.watchdog`).
 
 If that process is lost, because it was killed or is stopped, each rank watches its own waits.
 """
@@ -44,7 +44,7 @@ class Supervision:
     Parameters
     ----------
     slots : sequence of Slot
-        Of the ranks of this host, shared with the process beside them.
+        Of the ranks of this host, shared with the monitor process.
     place : int
         Number of this rank's slot.
     host : str

@@ -1,4 +1,4 @@
-"""A process beside the ranks of a host that identifies a rank that terminates unexpectedly.
+"""The monitor process of a host, which identifies a rank that terminates unexpectedly.
 
 A rank that is killed, by a signal or by the out-of-memory killer, leaves no message, and MPICH's
 launcher kills the other ranks at the same moment, so that they cannot report it either. The

@@ -32,9 +32,9 @@ def shortest_times(
     clock: Callable[[], float] = time.perf_counter,
     disturbances: Callable[[], int] = switches,
 ) -> dict[str, float]:
-    """Time candidates in turns; return the shortest time of each, in s.
+    """Time candidates alternately; return the shortest time of each, in s.
 
-    Other processes increase times, and in turns they affect all candidates equally. A call during
+    Other processes increase times; as candidates alternate, all are affected equally. A call during
     which a thread lost its core is discarded, as its time is not meaningful, in particular with
     several threads. A candidate with too few valid calls has an infinite time.
     """

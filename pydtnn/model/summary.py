@@ -116,8 +116,9 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
         )
     if model.stage is not None:
         totals.append(("pipeline", model.stage.describe()))
-    if model.backend.memory:
-        totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
+    if memory.pool:  # arrays of small networks are not allocated from it
+        pool = quantity(memory.pool, 1024, "B")
+        totals.append(("memory pool", f"{pool} at the peak of a step"))
     if parts.headings:
         totals.insert(
             2,
@@ -172,8 +173,9 @@ class _Parts:
             for axis, state in node.layout.items()
             if isinstance(state, Cut) or (state is Spread.PARTIAL and not passes)
         )
-        sent = ("", "") if volume is None else (f"{volume.messages}", f"{volume.nbytes:,} B")
-        return (layout or "whole", *sent)
+        if volume is None:
+            return (layout or "whole", "", "")
+        return (layout or "whole", f"{volume.messages}", quantity(volume.nbytes, 1024, "B"))
 
 
 def represent_model(model: Network, description: Description) -> str:

@@ -1,4 +1,4 @@
-"""Whole arrays of a network of which the ranks of a mesh have parts.
+"""Whole arrays of a network that is partitioned over the ranks of a mesh.
 
 Arrays outside of training (checkpoints, weights, results) have the names and shapes of the serial
 network, so that they do not depend on the mesh or on how the network is cut.

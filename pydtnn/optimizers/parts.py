@@ -1,4 +1,4 @@
-"""Norms of gradients of which the ranks of a mesh have parts."""
+"""Norms of gradients that are partitioned over the ranks of a mesh."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def predict(
     loader_threads: int = 1,
     **options: Any,
 ) -> Prediction:
-    """Predict the time and memory of a step by executing it on virtual ranks without numerics.
+    """Predict the time and memory of a step: virtual ranks execute it with empty kernels.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ def simulate(
     processor: Processor,
     cores: SharedCores | None = None,
 ) -> list[RankPrediction]:
-    """Execute steps on virtual ranks without numerics; return the step with the median time.
+    """Execute steps on virtual ranks with empty kernels; return the step with the median time.
 
     If communication repeats with a period, it is the mean step of the median period.
 

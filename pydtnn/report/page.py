@@ -49,8 +49,8 @@ def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
     ImportError
         If Jinja2 or Plotly is not installed, with the command that installs them.
     """
-    jinja2 = import_optional("jinja2", "pydtnn[report]", "report")
-    offline = import_optional("plotly.offline", "pydtnn[report]", "report")
+    jinja2 = import_optional("jinja2", "jinja2 plotly", "report")
+    offline = import_optional("plotly.offline", "jinja2 plotly", "report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,

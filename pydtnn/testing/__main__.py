@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--equal-to-serial",
         action=argparse.BooleanOptionalAction,
-        help="whether it must compute what serial training does; by default if it promises so",
+        help="require the results of serial training; by default if the scheme declares them",
     )
     parser.add_argument(
         "--order-dependent",

@@ -79,7 +79,7 @@ def check_trainable(model: Model) -> None:
 
 
 def warn_of_probabilities(setup: Setup) -> None:
-    """Warn if a loss that takes logits is given probabilities, of which it makes others."""
+    """Warn if a loss that takes logits is given probabilities."""
     if setup.model.stage is not None and not setup.model.stage.last:
         return
     for node, loss in zip(setup.model.graph.outputs, setup.objective.losses, strict=True):

@@ -12,6 +12,7 @@ import opcode
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydtnn.utils.signature import InitSignature
@@ -48,6 +49,9 @@ def suggesting_getattr(module: str) -> Callable[[str], Any]:
         elif name in ANSWERS:
             sentence += f"; {ANSWERS[name]}"
         elif not name.startswith("_"):
+            if hasattr(sys.modules[module], "__path__") and find_spec(f"{module}.{name}"):
+                # `from package import module` asks here first; the classes may import that module
+                return import_module(f"{module}.{name}")
             names = {*getattr(sys.modules[module], "__all__", ()), *_classes(module)}
             if module == "pydtnn":
                 names.update(*map(_classes, places))

@@ -14,7 +14,7 @@ def import_optional(module: str, package: str, who: str) -> Any:
     module : str
         Such as "matplotlib.figure".
     package : str
-        Name for pip.
+        Name for pip, or several names with spaces.
     who : str
         First words of the error.
 
@@ -27,6 +27,8 @@ def import_optional(module: str, package: str, who: str) -> Any:
         import_module(module.partition(".")[0])
         return import_module(module)
     except ImportError as error:
+        them = "them" if " " in package else "it"
         raise ImportError(
-            f"{who} requires {package}; install it with: pip install {package}"
+            f"{who} requires {' and '.join(package.split())}; install {them} with: pip install "
+            f"{package}"
         ) from error

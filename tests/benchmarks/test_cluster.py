@@ -188,7 +188,7 @@ def test_the_report_of_a_training_run_is_read():
         "epoch 2/2  loss 2.0  lr 0.01  118 samples/s  4.4 s\n"
         "samples/s               119\n"
         "time in compute        4.0 s\n"
-        "time in communication  6.0 s not hidden behind compute\n"
+        "time in communication  6.0 s not overlapped with computation\n"
         "exchanged per rank     33.6 MB\n"
     )
     expected = (119, 0.6, 33.6 / (STEPS * EPOCHS))

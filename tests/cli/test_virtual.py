@@ -108,7 +108,7 @@ def test_the_time_of_many_ranks_is_printed_without_training(
     options = ["--virtual-ranks=256", "--platform=cpu-1gbit", "--timing-only", "--batch-size=4"]
     assert main([TINY[0], TINY[1], *options, f"--output-dir={tmp_path / 'run'}"]) == 0
     told = capsys.readouterr().out
-    assert "256 on cpu-1gbit; executed without numerics: one for all" in told
+    assert "256 on cpu-1gbit; only timed: one rank is executed, which stands for all" in told
     assert "1024 samples of all ranks" in told
     assert not (tmp_path / "run").exists()
 

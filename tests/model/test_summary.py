@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pydtnn.layers import (
@@ -17,6 +19,7 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.model import Model
+from pydtnn.model.memory import forecast_memory
 from pydtnn.models import resnet20
 
 
@@ -77,13 +80,21 @@ def test_layers_that_are_fused_share_a_line_and_the_work_is_the_same() -> None:
     ]
 
 
-def test_a_backend_with_a_memory_pool_gets_its_peak_to_the_byte() -> None:
+def test_a_backend_with_a_memory_pool_gets_its_peak_in_the_units_of_the_other_lines() -> None:
     net = Sequential(Conv2d(8, 3, padding=1), ReLU(), Flatten(), Linear(4))
     model = Model(net, (32, 32, 3), backend="cpu", fuse=False)
     # ReLU's output, which is the convolution's too, and its gradient
     peak = 2 * (16 * 8 * 32 * 32) * 4 + 2 * model.buffers[0].values.nbytes
-    assert f"memory pool  {peak:,} B at the peak of a step" in model.summary(16)
+    assert forecast_memory(model, 16).pool == peak
+    text = model.summary(16)
+    assert f"memory pool  {peak / 2**20:.2f} MiB at the peak of a step" in text
+    assert not re.search(r"\d,\d+ B\b", text)
     assert "memory pool" not in small().summary()
+
+
+def test_a_network_too_small_for_the_memory_pool_has_no_line_for_it() -> None:
+    net = Sequential(Flatten(), Linear(2))
+    assert "memory pool" not in Model(net, (2, 2, 1), backend="cpu").summary(1)
 
 
 def test_memory_grows_with_the_batch_and_the_rest_does_not() -> None:

@@ -1,4 +1,4 @@
-"""Whole arrays of a network of which ranks have parts."""
+"""Whole arrays of a partitioned network."""
 
 from __future__ import annotations
 

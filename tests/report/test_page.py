@@ -87,7 +87,7 @@ def test_a_missing_package_is_a_sentence_with_the_command(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, missing, None)
     assert main([str(write_run(tmp_path / "run")), "-o", str(tmp_path / "page.html")]) == 1
-    said = "report requires pydtnn[report]; install it with: pip install pydtnn[report]\n"
+    said = "report requires jinja2 and plotly; install them with: pip install jinja2 plotly\n"
     assert capsys.readouterr().err == said
 
 

@@ -1,4 +1,4 @@
-"""The process beside the ranks of a host: deadlines, the table of ranks, and the last step."""
+"""The monitor process of a host: deadlines, the table of ranks, and the last step."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Auto(Scheduled):
     """Sum arrays by the fastest algorithm for their length and type on these ranks.
 
     The first sum of each size class (a power of two of bytes), type and call measures all
-    candidates on temporary arrays, in turns, and all ranks select the candidate that was fastest
+    candidates alternately on temporary arrays, and all ranks select the candidate that was fastest
     on its slowest rank. Later sums use it: in one run, equal sums give equal bytes. Another run may
     select another algorithm and round differently; where that matters, name the algorithm.
 

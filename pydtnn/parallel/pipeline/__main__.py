@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
     name = options.name.rpartition(":")[2]
     done = check(find(options.name), options.stages, options.micro_batches)
     if options.command == "check":
-        print(f"right: {title(name, done)}")
+        print(f"correct: {title(name, done)}")
     elif options.output:
         draw(options.output, name, done)
     else:

@@ -109,7 +109,7 @@ def create_parser() -> Parser:
         metavar="FILE",
         help="choose a plan for each layer; FILE receives that of the largest number of ranks",
     )
-    out.add_argument("--sweep", metavar="AXIS", help=f"change one figure: {', '.join(SWEEPS)}")
+    out.add_argument("--sweep", metavar="AXIS", help=f"vary one property: {', '.join(SWEEPS)}")
     return parser
 
 

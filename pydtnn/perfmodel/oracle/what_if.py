@@ -1,4 +1,4 @@
-"""What-if sweeps: the time of an epoch when one figure of the platform or the run changes.
+"""What-if sweeps: the time of an epoch when one property of the platform or run varies.
 
 References
 ----------
@@ -66,7 +66,7 @@ def sweep(
     strategies: Callable[[int], Sequence[Strategy]],
     ranks: Sequence[int],
 ) -> Sweep:
-    """Predict strategies while one figure changes and all others stay.
+    """Predict strategies while one property varies and all others stay.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Time of training steps on many virtual ranks, without numerics."""
+"""Time of training steps on many virtual ranks, with empty kernels."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_draw_writes_a_picture(tmp_path, capsys):
 def test_check_tells_for_each_number_of_ranks_that_a_schedule_is_right(capsys):
     assert main(["check", "fixed_tree", "-np", "1-3"]) == 0
     one, two, three = capsys.readouterr().out.splitlines()
-    assert one == "right: fixed_tree of 1 rank: 0 rounds; nothing is sent"
+    assert one == "correct: fixed_tree of 1 rank: 0 rounds; nothing is sent"
     assert two.endswith("each rank sends n in 2 messages; all is added as (0 + 1)")
     assert three.endswith("all is added as ((0 + 1) + 2)")
 
@@ -236,7 +236,7 @@ def test_a_function_in_a_file_of_ones_own_can_be_drawn_and_checked(tmp_path, cap
     assert "neighbours of 2 ranks" in capsys.readouterr().out
     assert main(["check", own, "-np", "2-3"]) == 1
     printed = capsys.readouterr()
-    assert printed.out.startswith("right: neighbours of 2 ranks")
+    assert printed.out.startswith("correct: neighbours of 2 ranks")
     assert printed.err.startswith("pydtnn.comm: neighbours of 3 ranks: round 0 of rank ")
     assert printed.err.count("\n") == 1
 

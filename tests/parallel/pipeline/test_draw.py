@@ -29,7 +29,7 @@ def test_the_command_shows_and_proves(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["draw", "1f1b", "--stages=2", "--micro-batches=3"]) == 0
     assert "stage 1     f0 b0 b0 f1 b1 b1" in capsys.readouterr().out
     assert main(["check", "1f1b"]) == 0
-    assert capsys.readouterr().out.startswith("right: 1f1b: 4 stages, 8 micro-batches, 27 %")
+    assert capsys.readouterr().out.startswith("correct: 1f1b: 4 stages, 8 micro-batches, 27 %")
 
 
 def test_the_command_refuses_a_broken_schedule_of_ones_own(

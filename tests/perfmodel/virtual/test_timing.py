@@ -1,4 +1,4 @@
-"""Steps without numerics: one rank for all, or every one."""
+"""Steps that are only timed: one rank stands for all, or all are executed."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def _carry_out(job: Job) -> None:
     trace = None
     if config.evaluate_only:
         with traced(job) as trace:
-            results = trainer.evaluate(job.validation, batch_size=job.global_batch_size)
+            results = trainer.evaluate(job.validation, global_batch_size=job.global_batch_size)
     elif complete:
         _say(
             config,
@@ -284,6 +284,7 @@ def _carry_out(job: Job) -> None:
                 augment=job.augment,
                 mix=config.mixings(),
                 steps_per_epoch=config.steps_per_epoch,
+                drop_last=config.drop_last,
                 seed=config.seed,
                 loader_threads=0 if config.virtual_ranks else config.loader_threads,
             )

@@ -247,7 +247,7 @@ def modules_in_order() -> list[list[str]]:
     return [[f"pydtnn.{name}" for name in sources() if belongs(name, room)] for room in order]
 
 
-def test_files() -> list[str]:
+def names_of_tests() -> list[str]:
     return sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -297,7 +297,7 @@ for name in json.loads(sys.stdin.read()):
 
 def test_no_module_is_imported_while_it_is_importing_others() -> None:
     """So each can be imported alone: no order of imports meets one that is incomplete."""
-    names = [*itertools.chain(*modules_in_order()), *test_files()]
+    names = [*itertools.chain(*modules_in_order()), *names_of_tests()]
     assert python(IN_ONE_PROCESS, given=json.dumps(names)) == ""
 
 
@@ -330,7 +330,7 @@ def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
 
     A fork takes the time of the imports of one room; an interpreter would take that of all below.
     """
-    assert python(IN_FORKS, given=json.dumps([*modules_in_order(), test_files()])) == ""
+    assert python(IN_FORKS, given=json.dumps([*modules_in_order(), names_of_tests()])) == ""
 
 
 def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:

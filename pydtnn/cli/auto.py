@@ -18,6 +18,7 @@ from pydtnn.cli.data import create_data
 from pydtnn.cli.predicted import Predicted, create_projector, no_formula, strategy_of
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.data.loader import samples_of_step
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
 from pydtnn.layers.collectives import PIPELINE
@@ -97,10 +98,10 @@ def choose_parallel(
             f"train: --parallel auto has no formula for {option}; name the axes, such as "
             "--parallel data=2"
         )
-    about = comm.gather_object(on_rank_0(comm, _describe_data, config))[0]
-    batch = config.global_batch_size or config.batch_size * comm.size
+    about = comm.gather_object(on_rank_0(comm, _describe_data, config, comm.size))[0]
+    batch = about[3]
     optimizer = create_optimizer(config, batch, 1)
-    net, slots = create_network_for(config, *about[1:]), len(optimizer.slots)
+    net, slots = create_network_for(config, *about[1:3]), len(optimizer.slots)
     task = create_task(config, net, about[2], batch, about[0], slots)
     platform = find_platform(config, comm, threads, task)
     whole = optimizer.per_parameter
@@ -109,11 +110,12 @@ def choose_parallel(
     return replace(config, **chosen), lines
 
 
-def _describe_data(config: TrainConfig) -> tuple[int, int, tuple[int, ...]]:
-    """Return number of samples, classes and shape of the training set."""
+def _describe_data(config: TrainConfig, ranks: int) -> tuple[int, int, tuple[int, ...], int]:
+    """Return number of samples, classes and shape of the training set, and samples of a step."""
     train, _ = create_data(config)
     create_network(config, train)  # raises for a data set without classes
-    return len(train), int(train.classes or 0), train.input_shape
+    batch = samples_of_step(train, ranks, config.batch_size, config.global_batch_size)
+    return len(train), int(train.classes or 0), train.input_shape, batch
 
 
 def _choose(

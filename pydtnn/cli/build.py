@@ -38,6 +38,7 @@ from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.data.inputs import inputs_of
+from pydtnn.data.loader import samples_of_step
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
 from pydtnn.model import Model
@@ -124,7 +125,7 @@ def create_job(
     """
     group = comm if mesh is None else mesh.data
     train, validation = data or share_data(config, comm)
-    global_batch = config.global_batch_size or config.batch_size * group.size
+    global_batch = samples_of_step(train, group.size, config.batch_size, config.global_batch_size)
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
@@ -135,6 +136,7 @@ def create_job(
             augment=augment,
             mix=config.mixings(),
             steps_per_epoch=config.steps_per_epoch,
+            drop_last=config.drop_last,
             shards=config.shards if config.exact else None,
         )
     )

@@ -53,9 +53,17 @@ class TrainConfig(
     steps_per_epoch: int | None = option(
         TRAINING, int, "limit epochs to this number of steps", at_least=1
     )
-    batch_size: int = option(TRAINING, 64, "samples per rank and step", at_least=1)
+    batch_size: int | None = option(
+        TRAINING,
+        int,
+        "samples per rank and step; by default 64, or fewer if the data set has fewer samples",
+        at_least=1,
+    )
     global_batch_size: int | None = option(
         TRAINING, int, "samples of all ranks per step; replaces --batch-size", at_least=1
+    )
+    drop_last: bool = option(
+        TRAINING, False, "omit the last step of an epoch if it has fewer samples than the others"
     )
     accumulation: int = option(
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1

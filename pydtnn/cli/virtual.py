@@ -123,6 +123,7 @@ def describe_workload(config: TrainConfig) -> Workload:
     """
     from pydtnn.cli.build import recomputation
     from pydtnn.cli.data import create_data
+    from pydtnn.data.loader import samples_of_step
     from pydtnn.perfmodel.workload import Workload
 
     ranks = config.virtual_ranks or 1
@@ -138,7 +139,7 @@ def describe_workload(config: TrainConfig) -> Workload:
         find(config, "model")[0].target if ":" in config.model else config.model,
         train.input_shape,
         train.classes or 1,
-        config.global_batch_size or config.batch_size * data,
+        samples_of_step(train, data, config.batch_size, config.global_batch_size),
         axes,
         plan=config.plan,
         model_options=config.model_options,

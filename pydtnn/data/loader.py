@@ -33,6 +33,10 @@ from pydtnn.utils.validate import whole
 Array = NDArray[Any]
 
 
+DEFAULT_BATCH = 64
+"""Samples per rank and step, if neither `batch_size` nor `global_batch_size` is set."""
+
+
 class Loader(SuggestsNames):
     """The batches of one rank.
 
@@ -45,7 +49,8 @@ class Loader(SuggestsNames):
     ----------
     dataset : Dataset
     global_batch_size : int
-        B, the samples of a step on all ranks; the last step of an epoch has the remaining ones.
+        B, the samples of a step on all ranks; the last step of an epoch has the remaining ones,
+        unless `drop_last` omits them.
     rank, size : int, default 0 and 1
         This rank and the number of ranks.
     seed : int, default 0
@@ -63,6 +68,8 @@ class Loader(SuggestsNames):
         Threads that prepare them.
     steps_per_epoch : int, optional
         A limit on the number of steps.
+    drop_last : bool, default False
+        Omit the last step of an epoch if it has fewer samples than the others.
     shards : int, optional
         Slices into which each batch is divided; a rank has consecutive ones. By default one per
         rank.
@@ -108,6 +115,7 @@ class Loader(SuggestsNames):
         prefetch: int = 2,
         threads: int = 1,
         steps_per_epoch: int | None = None,
+        drop_last: bool = False,
         shards: int | None = None,
         raw: bool = False,
         cuts: Sequence[tuple[slice, ...] | None] = (),
@@ -125,7 +133,8 @@ class Loader(SuggestsNames):
         own_threads = lanes if prefetch else ""
         self._lanes = None if observer is None else Lanes(observer, own_threads)
         raw = raw and not any(cuts)
-        steps = -(-len(dataset) // global_batch_size)
+        whole_steps, rest = divmod(len(dataset), global_batch_size)
+        steps = whole_steps + (rest > 0 and not drop_last)
         if steps_per_epoch is not None and not 1 <= steps_per_epoch <= steps:
             raise ValueError(
                 f"Loader: steps_per_epoch must be in 1..{steps} for {len(dataset)} samples in "
@@ -256,6 +265,28 @@ class Loader(SuggestsNames):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def samples_of_step(
+    dataset: Dataset, ranks: int, batch_size: int | None, global_batch_size: int | None
+) -> int:
+    """Return the samples of all ranks in a step.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    ranks : int
+    batch_size : int, optional
+        Samples per rank; by default `DEFAULT_BATCH`, or fewer if the data set has fewer samples.
+    global_batch_size : int, optional
+        Samples of all ranks, which replace `batch_size`.
+    """
+    if global_batch_size is not None:
+        return global_batch_size
+    if batch_size is not None:
+        return batch_size * ranks
+    check_dataset("Trainer", dataset)
+    return max(min(DEFAULT_BATCH * ranks, len(dataset)), 1)
 
 
 def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:

@@ -35,6 +35,9 @@ Array = NDArray[Any]
 LOWEST, HIGHEST = 0.10, 0.40
 """Middle of the lowest and of the highest band, in cycles per pixel; the limit is 0.5."""
 
+SAMPLES = 10_240
+"""Default number: the batches of 1, 2, 4, 5, 8 or 10 ranks with 64 samples each divide it."""
+
 SMALLEST = 8
 """Smallest height and width in pixels: one window."""
 
@@ -54,7 +57,7 @@ class Synthetic(Dataset):
 
     Parameters
     ----------
-    samples : int, default 10,000
+    samples : int, default 10,240
     shape : (int, int, int), default (32, 32, 3)
         Height, width and channels.
     classes : int, default 10
@@ -74,7 +77,7 @@ class Synthetic(Dataset):
 
     def __init__(
         self,
-        samples: int = 10_000,
+        samples: int = SAMPLES,
         *,
         shape: tuple[int, ...] = (32, 32, 3),
         classes: int = 10,
@@ -121,7 +124,7 @@ class Synthetic(Dataset):
 
 def load_synthetic(
     *,
-    samples: int = 10_000,
+    samples: int = SAMPLES,
     test_samples: int = 2_000,
     shape: tuple[int, ...] = (32, 32, 3),
     classes: int = 10,

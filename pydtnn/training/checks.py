@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,11 @@ from pydtnn.training.mesh import check_groups, check_rule
 from pydtnn.training.pipeline_checks import check_pipeline, check_schedule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
+
+MIN_NORM_SAMPLES = 16
+"""Samples below which statistics of a batch are too inaccurate for batch norm."""
+
+_log = logging.getLogger("pydtnn.training")
 
 
 def check_parts(
@@ -259,6 +265,38 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
                 "batch size, fewer micro-batches or shards, sync_batch_norm=True, or "
                 "steps_per_epoch to omit the last step"
             )
+
+
+def warn_of_small_batches(setup: Setup, loader: Loader) -> None:
+    """Log a warning if batch norm normalises fewer than `MIN_NORM_SAMPLES` samples.
+
+    Means and variances of so few samples differ so much from those of the training set that the
+    loss jumps, in training and, by the running statistics, in the evaluation after it.
+    """
+    norm = _narrowest_norm(setup.model)
+    if norm is None or setup.comm.rank > 0:
+        return
+    total = min(loader.global_batch_size, len(loader.dataset))
+    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
+    parts = 1 if setup.sync_batch_norm else loader.shards
+    usual, smallest = total // parts, min(last, total) // parts
+    if usual < MIN_NORM_SAMPLES:
+        count, where = usual, "every step"
+        advice = "larger batches, fewer micro-batches or shards, or sync_batch_norm"
+    elif smallest < MIN_NORM_SAMPLES:
+        count, where = smallest, f"the last step of an epoch, of {last} samples"
+        advice = "drop_last, which omits it, another batch size, or sync_batch_norm"
+    else:
+        return
+    _log.warning(
+        "batch norm normalises %d sample%s at a time in %s; with fewer than %d training is "
+        "unstable: use %s",
+        max(count, 1),
+        "s" * (count > 1),
+        where,
+        MIN_NORM_SAMPLES,
+        advice,
+    )
 
 
 def _narrowest_norm(model: Model) -> tuple[str, int] | None:

@@ -32,7 +32,7 @@ ELSEWHERE = {
 
 OWN = (
     *("train", "validation", "epochs", "more_epochs", "batch_size", "global_batch_size", "augment"),
-    *("mix", "steps_per_epoch", "seed", "loader_threads"),
+    *("mix", "steps_per_epoch", "drop_last", "seed", "loader_threads"),
 )
 
 
@@ -80,4 +80,7 @@ def last_epoch(epoch: int, epochs: int | None, more_epochs: int | None) -> int:
 
 def describe_complete(epoch: int, epochs: int) -> str:
     """Return the sentence for a `fit` without an epoch to train."""
-    return f"fit: {epoch} of {epochs} epochs are complete; pass more_epochs=... to train on"
+    return (
+        f"fit: nothing to train, as {epoch} of {epochs} epochs are complete; pass more_epochs=... "
+        "to train on"
+    )

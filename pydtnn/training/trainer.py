@@ -8,6 +8,7 @@ from typing import Any
 
 from pydtnn.data import Augmentation, Dataset, Loader, Mixing
 from pydtnn.data.inputs import inputs_of
+from pydtnn.data.loader import samples_of_step
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.exchange import GradientExchange
@@ -34,7 +35,7 @@ from pydtnn.training.tuning import autotune
 from pydtnn.utils.clock import virtual_time
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import truth, whole
 
 
 class Trainer(SuggestsNames, Averaging, Stepping):
@@ -200,11 +201,12 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         *,
         epochs: int | None = None,
         more_epochs: int | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         global_batch_size: int | None = None,
         augment: Sequence[Augmentation] = (),
         mix: Sequence[Mixing] = (),
         steps_per_epoch: int | None = None,
+        drop_last: bool = False,
         seed: int = 0,
         loader_threads: int = 1,
         **others: object,
@@ -226,8 +228,9 @@ class Trainer(SuggestsNames, Averaging, Stepping):
             nothing is trained, which one line reports.
         more_epochs : int, optional
             Instead of `epochs`: train this number of further epochs.
-        batch_size : int
-            Samples per rank of the scheme and step.
+        batch_size : int, optional
+            Samples per rank of the scheme and step; by default 64, or fewer if the data set has
+            fewer samples.
         global_batch_size : int, optional
             Samples of all ranks per step; by default ``batch_size * ranks``.
         augment : sequence of Augmentation
@@ -236,6 +239,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         steps_per_epoch : int, optional
             By default, the number of steps for one pass over all samples; the last step may be
             smaller.
+        drop_last : bool
+            Whether a last step with fewer samples than the others is omitted.
         seed : int
             Seed of the order of the samples, their augmentation and dropout.
         loader_threads : int
@@ -252,18 +257,18 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         refuse(others)
         epochs = last_epoch(self.epoch, epochs, more_epochs)
         ranks = self.exchange.comm.size
-        total = batch_size * ranks if global_batch_size is None else global_batch_size
         with self.setup.observed(), self.setup.interruptible():
             return self._fit(
                 train,
                 validation,
-                batch_size=total,
+                batch_size=samples_of_step(train, ranks, batch_size, global_batch_size),
                 epochs=epochs,
                 loader_threads=loader_threads,
                 seed=seed,
                 augment=augment,
                 mix=mix,
                 steps_per_epoch=steps_per_epoch,
+                drop_last=truth("Trainer", "drop_last", drop_last),
             )
 
     def _fit(
@@ -304,6 +309,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         rebound = self.rebind()
         self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
         self._warned = checks.warn_of_statistics(self.setup, validation)
+        if self.epoch < options["epochs"]:
+            checks.warn_of_small_batches(self.setup, loader)
         if rebound or not self._loaded:
             start_equal(self.setup)
         self.model.loaded, self.model.given = None, {}
@@ -323,13 +330,19 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now} | virtual_time()
         with self.averaged():
             if validation is not None:
-                results = self.evaluate(validation, batch_size=self.global_batch_size)
+                results = self.evaluate(validation, global_batch_size=self.global_batch_size)
                 self.logs |= {f"val_{name}": value for name, value in results.items()}
             self.history.append(self.logs)
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
             self._notify("on_epoch_end")
 
-    def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
+    def evaluate(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+    ) -> Logs:
         """Compute loss and metrics of a data set, without augmentation or dropout.
 
         Collective: all ranks call it; each reads its part.
@@ -337,8 +350,10 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         Parameters
         ----------
         dataset : Dataset
-        batch_size : int
-            Samples of all ranks per pass.
+        batch_size : int, optional
+            Samples per rank of the scheme and pass.
+        global_batch_size : int, optional
+            Samples of all ranks per pass; by default ``batch_size * ranks``, or 256.
 
         Returns
         -------
@@ -350,11 +365,15 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         NotFiniteError
             On all ranks, if the loss or a metric is NaN or infinite.
         """
-        whole("Trainer", "batch_size", batch_size, at_least=1)
+        total = 256 if global_batch_size is None else global_batch_size
+        if batch_size is not None and global_batch_size is None:
+            ranks = self.exchange.comm.size
+            total = whole("Trainer", "batch_size", batch_size, at_least=1) * ranks
+        whole("Trainer", "global_batch_size", total, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
         self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
         with self.setup.observed(), self.setup.phase("evaluation"), evaluated(self):
-            return self._clocked("evaluation", evaluate, self.setup, dataset, batch_size)
+            return self._clocked("evaluation", evaluate, self.setup, dataset, total)
 
     def compare_ranks(self) -> None:
         """Compare the ranks now, if they are compared (`CheckEqual`) and `fit` runs.

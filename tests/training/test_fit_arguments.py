@@ -37,10 +37,51 @@ def test_epochs_that_are_complete_are_logged(caplog: pytest.LogCaptureFixture) -
     trainer = small_trainer()
     with caplog.at_level(logging.INFO, "pydtnn"):
         fit(trainer, epochs=1)
-        assert not caplog.messages
+        caplog.clear()
         fit(trainer, epochs=1)
-    sentence = "fit: 1 of 1 epochs are complete; pass more_epochs=... to train on"
-    assert caplog.messages == [sentence]
+    sentence = (
+        "fit: nothing to train, as 1 of 1 epochs are complete; pass more_epochs=... to train "
+    )
+    assert caplog.messages == [sentence + "on"]
+
+
+@pytest.mark.threads(1, 2)
+def test_without_a_batch_size_a_few_samples_are_one_step(comm: Communicator) -> None:
+    trainer, (train, validation) = small_trainer(comm), small_data()
+    trainer.fit(train, validation)
+    assert trainer.global_batch_size == len(train) < 64
+    assert len(trainer.losses) == 1
+    with pytest.raises(ValueError, match=f"batch must be at most the {len(train)} samples"):
+        trainer.fit(train, batch_size=64, more_epochs=1)
+
+
+def test_the_last_smaller_step_is_omitted_on_request() -> None:
+    trainer, (train, _) = small_trainer(), small_data()
+    trainer.fit(train, epochs=2, global_batch_size=8, drop_last=True)
+    assert len(trainer.losses) == 2 * (STEPS - 1)
+    assert trainer.samples_seen == 2 * 8 * (STEPS - 1)
+    trainer.fit(train.subset(range(24)), more_epochs=1, global_batch_size=8, drop_last=True)
+    assert len(trainer.losses) == 2 * (STEPS - 1) + 3  # all of them are whole
+
+
+@pytest.mark.threads(1, 2)
+def test_batches_of_evaluations_are_per_rank_or_of_all_ranks_as_those_of_fit(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, (train, _) = small_trainer(comm), small_data()
+    sizes = []
+    made = type(trainer.setup).loader
+
+    def loader(setup: Any, dataset: Any, batch_size: int, *args: Any, **options: Any) -> Any:
+        sizes.append(batch_size)
+        return made(setup, dataset, batch_size, *args, **options)
+
+    monkeypatch.setattr(type(trainer.setup), "loader", loader)
+    trainer.evaluate(train, batch_size=4)
+    trainer.evaluate(train, global_batch_size=4)
+    trainer.evaluate(train)
+    comm.barrier()
+    assert sorted(sizes) == sorted([4 * comm.size, 4, 256] * comm.size)
 
 
 def test_both_numbers_of_epochs_are_refused() -> None:

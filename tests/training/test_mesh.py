@@ -116,8 +116,8 @@ def test_whole_parameters_are_the_same_bytes_on_all_ranks(comm: Communicator) ->
 def test_evaluations_and_predictions_are_those_of_the_serial_model(comm: Communicator) -> None:
     _, validation = small_data()
     serial, trainer = mesh_trainer(Serial(), None), mesh_trainer(comm, {"data": 2, "filter": 2})
-    expected = serial.evaluate(validation, batch_size=3)
-    assert trainer.evaluate(validation, batch_size=3) == pytest.approx(expected, rel=1e-12)
+    expected = serial.evaluate(validation, global_batch_size=3)
+    assert trainer.evaluate(validation, global_batch_size=3) == pytest.approx(expected, rel=1e-12)
     y = trainer.model.predict(validation.x, batch_size=3)
     np.testing.assert_allclose(y, serial.model.predict(validation.x), rtol=1e-12, atol=1e-13)
 

@@ -84,7 +84,7 @@ def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
     with pytest.raises(
         NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1}; clean the"
     ):
-        trainer(comm).evaluate(data(np.inf), batch_size=8)
+        trainer(comm).evaluate(data(np.inf), global_batch_size=8)
 
 
 def test_training_that_goes_on_afterwards_has_sane_running_statistics():

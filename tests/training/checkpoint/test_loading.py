@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken(
     trainer = small_trainer(None, EarlyStopping())
     assert load_checkpoint(tmp_path, trainer) == old
     assert (trainer.epoch, trainer.optimizer.iterations) == (1, 4)
-    (record,) = caplog.records
+    (record,) = (r for r in caplog.records if not r.message.startswith("batch norm"))
     message = record.getMessage()
     assert message.startswith(f"{new.name} cannot be used: ")
     assert any(reason in message for reason in reasons.split("|")), message

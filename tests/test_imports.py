@@ -301,38 +301,6 @@ def test_no_module_is_imported_while_it_is_importing_others() -> None:
     assert python(IN_ONE_PROCESS, given=json.dumps(names)) == ""
 
 
-IN_FORKS = """
-import importlib, json, os, sys, numpy, pytest
-
-for names in json.loads(sys.stdin.read()):
-    for name in names:
-        process = os.fork()
-        if process == 0:
-            status = 1
-            try:
-                importlib.import_module(name)
-                status = 0
-            except pytest.skip.Exception:
-                status = 0
-            except BaseException as error:
-                print(f"{name}: {type(error).__name__}: {error}", flush=True)
-            os._exit(status)
-        if os.waitpid(process, 0)[1]:
-            print(name, "failed", flush=True)
-    for name in names[:-1 if names[-1].startswith("tests.") else None]:
-        importlib.import_module(name)
-"""
-
-
-@pytest.mark.long
-def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
-    """In a fork of a process that has imported the rooms below only, none of which imports others.
-
-    A fork takes the time of the imports of one room; an interpreter would take that of all below.
-    """
-    assert python(IN_FORKS, given=json.dumps([*modules_in_order(), names_of_tests()])) == ""
-
-
 def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:
     entries = [path.name for path in (ROOT / "pydtnn").iterdir()]
     assert len({*entries} - {"__pycache__", "models"}) <= 28
@@ -353,11 +321,13 @@ def test_optional_packages_are_imported_only_where_they_are_needed(module):
     assert not wrong, "; ".join(wrong)
 
 
-def python(code: str, *arguments: str, cwd: Path | None = None, given: str = "") -> str:
+def python(
+    code: str, *arguments: str, cwd: Path | None = None, given: str = "", timeout: float = 300
+) -> str:
     """Run code in a fresh interpreter and return what it prints."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, input=given, timeout=300, check=False
+        command, capture_output=True, text=True, cwd=cwd, input=given, timeout=timeout, check=False
     )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     return done.stdout

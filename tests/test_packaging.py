@@ -1,7 +1,8 @@
-"""The source distribution and the wheel: complete, and working in an environment of their own."""
+"""The source distribution and the wheel are complete and work; modules are imported alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.perfmodel.platform import FOLDER
+from tests.test_imports import modules_in_order, names_of_tests, python
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(
@@ -180,3 +182,36 @@ def test_missing_headers_of_python_are_told_in_a_sentence(tree, tmp_path):
         "error: pydtnn's kernels need Python's C headers"
     )
     assert "Traceback" not in done.stderr
+
+
+IN_FORKS = """
+import importlib, json, os, sys, numpy, pytest
+
+for names in json.loads(sys.stdin.read()):
+    for name in names:
+        process = os.fork()
+        if process == 0:
+            status = 1
+            try:
+                importlib.import_module(name)
+                status = 0
+            except pytest.skip.Exception:
+                status = 0
+            except BaseException as error:
+                print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            os._exit(status)
+        if os.waitpid(process, 0)[1]:
+            print(name, "failed", flush=True)
+    for name in names:
+        if name.startswith("pydtnn."):
+            importlib.import_module(name)
+"""
+
+
+def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
+    """In a fork of a process that has imported the rooms below only, none of which imports others.
+
+    A fork takes the time of the imports of one room; an interpreter would take that of all below.
+    """
+    given = json.dumps([*modules_in_order(), names_of_tests()])
+    assert python(IN_FORKS, given=given, timeout=1800) == ""

@@ -1,0 +1,109 @@
+"""Paths and options that the pages name exist, and every option of training is on a page."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.foreign_options import ALIASES, ANSWERS
+from pydtnn.cli.options import flags
+from tests.test_imports import ROOT
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+MADE = {
+    *("path/to/file.py", "program.py", "performance_models.py", "slow.py", "run.py"),
+    *("pictures/train/CLASS/", "pictures/val", "runs/mine", "runs/x", "runs/resnet20-cifar10-1"),
+    *("gpu-check/report.md", "gpu-check/gpu_", "build/gpu", "/local/me", "/dev/shm"),
+}
+"""What readers and programs make, and files of others."""
+
+OF_OTHERS = {
+    "pip": ("--index-url",),
+    "mpirun and srun": (
+        *("--bind-to", "--map-by", "--mpi", "--cpu-bind", "--signal", "--gpus"),
+        *("--ntasks-per-node", "--cpus-per-task", "--nodes"),
+    ),
+    "tools": ("--logdir", "--check", "--fix"),  # tensorboard, sha256sum, ruff
+    "the oracle, before its parser": ("--paradl",),
+}
+"""Options of other programs, and one that no parser has."""
+
+
+def code_of(page: Path) -> list[str]:
+    """What a page shows as code, line by line, and the targets of its links."""
+    blocks = re.split(r"^```.*$", page.read_text(), flags=re.M)
+    inline = [re.findall(r"`([^`]+)`|\]\(([^)#]+)", text) for text in blocks[::2]]
+    lines = [line for block in blocks[1::2] for line in block.splitlines()]
+    return [*lines, *("".join(pair) for text in inline for pair in text)]
+
+
+@cache
+def names_of_files() -> set[str]:
+    folders = ("pydtnn", "models", "tests", "benchmarks", "examples", "docs")
+    return {path.name for folder in folders for path in (ROOT / folder).rglob("*")}
+
+
+def exists(name: str, page: Path) -> bool:
+    if "/" not in name:
+        return name in names_of_files() or (ROOT / name).exists()
+    return any((folder / name).exists() for folder in (ROOT, ROOT / "pydtnn", page.parent))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    text = re.sub(
+        r"https?://\S+|\d[\d.]* [GM]?\w+/s|[GM](B|bit|flop)/s", "", "\n".join(code_of(page))
+    )
+    roots = "pydtnn|models|tests|benchmarks|examples|docs|comm|layers|kernels|training|perfmodel"
+    named = re.findall(
+        rf"(?<![\w/.$~*-])(?:(?:{roots})/[\w./-]*[\w/]|[\w-]+\.(?:py|md|pyx))(?![\w*:]|/)", text
+    )
+    wrong = sorted({name for name in named if not exists(name, page)} - MADE)
+    assert not wrong, f"{page.name} names {', '.join(wrong)}"
+
+
+@cache
+def known_options() -> set[str]:
+    """The options of all commands, of benchmarks and of tests."""
+    sources = (
+        path for top in ("pydtnn", "benchmarks", "tests") for path in (ROOT / top).rglob("*.py")
+    )
+    texts = (text for path in sources if ".add" in (text := path.read_text()))
+    found = {name for text in texts for name in re.findall(r'"(--[a-z][a-z0-9-]*)"', text)}
+    found |= {own.label for own in flags(TrainConfig).values()}
+    return found | {f"--no-{name[2:]}" for name in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text()))
+    others = {name for names in OF_OTHERS.values() for name in names}
+    wrong = named - known_options() - others - {*ALIASES} - {*ANSWERS}
+    assert not wrong, f"{page.name} names {', '.join(sorted(wrong))}"
+
+
+def test_every_option_of_a_command_line_of_training_in_a_page_is_one_of_training() -> None:
+    own = {option.label for option in flags(TrainConfig).values()}
+    own |= {f"--no-{name[2:]}" for name in own} | {
+        "--config",
+        "--print-config",
+        "--help",
+        "--version",
+    }
+    for page in PAGES:
+        for line in re.sub(r"\\\n", " ", page.read_text()).splitlines():
+            _, found, rest = line.partition("pydtnn.train ")
+            options = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", re.split(r"[`#|]", rest)[0])
+            assert not found or {*options} <= own, f"{page.name}: {line}"
+
+
+def test_every_option_of_training_is_on_a_page() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"--[a-z][a-z0-9-]*", text))
+    own = [option.label for option in flags(TrainConfig).values()]
+    assert [name for name in own if not {name, f"--no-{name[2:]}"} & named] == []

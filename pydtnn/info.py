@@ -34,7 +34,6 @@ PACKAGES = (
     "pillow",
     "matplotlib",
     "jinja2",
-    "plotly",
 )
 """The distributions that pydtnn uses; CuPy's name depends on its version of CUDA."""
 

@@ -110,7 +110,6 @@ CONFINED = {
     "cupyx": ["kernels.cuda"],
     "otf2": ["tracing.exports"],
     "jinja2": ["report.page"],
-    "plotly": ["report.page"],
     "tensorboardX": ["callbacks.event_file"],
 }
 
@@ -368,7 +367,7 @@ LATER = {
         "rich",
         "threadpoolctl",
     ),
-    *("safetensors", "plotly", "jinja2", "tarfile", "gzip", "statistics", "subprocess", "tempfile"),
+    *("safetensors", "jinja2", "tarfile", "gzip", "statistics", "subprocess", "tempfile"),
     *(
         "multiprocessing",
         "http.client",

@@ -30,7 +30,16 @@ def training(runs: Sequence[Run]) -> Section:
         "Solid lines are means over the steps of training, dashed lines results on the validation "
         "set at the end of each epoch."
     )
-    return Section("training", "Training", text, figures)
+    return Section("training", "Training", text, figures, legend=legend_of(runs))
+
+
+def legend_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the colours of runs; of one run those of training and validation."""
+    if len(runs) > 1:
+        return {run.title: f"{colour(i)} line" for i, run in enumerate(runs)}
+    validated = any(name.startswith(VALIDATION) for logs in runs[0].history for name in logs)
+    legend = {"training": f"{colour(0)} line", "validation": f"{colour(0)} dash"}
+    return legend if validated else {}
 
 
 def throughput(runs: Sequence[Run]) -> Section:
@@ -46,7 +55,7 @@ def throughput(runs: Sequence[Run]) -> Section:
     section.figures = [
         Figure(
             "Throughput over time",
-            [_line(run, runs, "rate", len(measured) > 1) for run in measured],
+            [_line(run, runs, "rate") for run in measured],
             _epochs(measured),
             {"title": "samples/s", "rangemode": "tozero"},
             "All ranks together, in training steps with the time spent waiting for data and in "
@@ -54,6 +63,7 @@ def throughput(runs: Sequence[Run]) -> Section:
             wide=True,
         )
     ]
+    section.legend = legend_of(runs) if len(runs) > 1 else {}
     return section
 
 
@@ -69,11 +79,7 @@ def _value(runs: Sequence[Run], name: str) -> Figure:
         if any(VALIDATION + name in logs for logs in run.history):
             ends = _ends(run, VALIDATION + name, runs)
             ends["line"]["dash"] = "dash"
-            if len(runs) == 1:
-                ends["name"] = "validation"
-                ends["line"]["color"] = ends["marker"]["color"] = colour(1)
-            else:  # has the colour of the run, whose line has an entry in the legend
-                ends |= {"legendgroup": run.label, "showlegend": False}
+            ends["name"] = run.title if len(runs) > 1 else "validation"
             figure.data = [*figure.data, ends]
     return figure
 
@@ -83,13 +89,7 @@ def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
     data = []
     for run in runs:
         measured = name in ("loss", "lr") and run.intervals
-        trace = _line(run, runs, name, True) if measured else _ends(run, name, runs)
-        if len(runs) == 1:
-            trace["name"] = "training"
-            trace["showlegend"] = name != "lr"
-        else:
-            trace["legendgroup"] = run.label
-        data.append(trace)
+        data.append(_line(run, runs, name) if measured else _ends(run, name, runs))
     return Figure(title, data, _epochs(runs), unit)
 
 
@@ -98,7 +98,7 @@ def _epochs(runs: Sequence[Run]) -> dict[str, Any]:
     return {"title": "epoch", "range": [0, 1.02 * max(len(run.history) for run in runs)]}
 
 
-def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, Any]:
+def _line(run: Run, runs: Sequence[Run], name: str) -> dict[str, Any]:
     """Return a line through the intervals of a run."""
     points = min(POINTS, ALL // len(runs))
     every = -(-len(run.intervals) // points)
@@ -109,8 +109,7 @@ def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, A
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": run.label,
-        "showlegend": legend,
+        "name": run.title if len(runs) > 1 else "training",
         "x": np.concatenate([epoch.position() for epoch in intervals]),
         "y": np.concatenate([values(epoch) for epoch in intervals]),
         "line": {"color": colour(runs.index(run)), "width": 1.8},
@@ -126,7 +125,7 @@ def _ends(run: Run, name: str, runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(epochs) <= 40 else "lines",
-        "name": run.label,
+        "name": run.title if len(runs) > 1 else "training",
         "x": epochs,
         "y": [run.history[epoch - 1].get(name) for epoch in epochs],
         "line": {"color": own, "width": 1.8},

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pydtnn.report.runs import Run, why_untraced
-from pydtnn.report.section import GREY, Figure, Section, Table
+from pydtnn.report.section import COLOURS, Figure, Section, Table
 from pydtnn.tracing.analysis import Machine, Rate, machine, rates
 from pydtnn.utils.observer import Kind
 
-KINDS = {
-    Kind.FORWARD: ("forward", "#0072B2", "circle"),
-    Kind.BACKWARD: ("backward", "#D55E00", "diamond"),
-}
+KINDS = {Kind.FORWARD: ("forward", "circle"), Kind.BACKWARD: ("backward", "diamond")}
+
+MACHINE = "limit of the machine"
 
 LONGEST = 16
 """Maximum number of layers that are shown by name."""
@@ -29,43 +29,87 @@ def layers(runs: Sequence[Run]) -> Section:
         section.absent = why_untraced(runs)
         return section
     found = [
-        (run, rates(trace.timeline, trace.labels), machine(trace.timeline)) for run, trace in traced
+        (run, own, machine(trace.timeline))
+        for run, trace in traced
+        if (own := rates(trace.timeline, trace.labels))
     ]
-    section.figures = [
-        *(_roofline(run, own, limits) for run, own, limits in found if own),
-        *(_durations(run, own) for run, own, _ in found if own),
-    ]
-    section.tables = [_table(run, own, limits) for run, own, limits in found if own]
     section.absent = "the traces do not contain the operations of the layers; record them again"
+    if not found:
+        return section
+    points = [rate for _, own, _ in found for rate in own if rate.flops and rate.nbytes]
+    axes = _axes(points, [limits for *_, limits in found if limits])
+    longest = 1.05e3 * max(max(_totals(own).values()) for _, own, _ in found)
+    section.figures = [
+        *(_roofline(run, own, limits, axes) for run, own, limits in found),
+        *(_durations(run, own, longest) for run, own, _ in found),
+    ]
+    section.tables = [_table(run, own, limits) for run, own, limits in found]
+    section.legend = {
+        **{name: COLOURS[name] for name, _ in KINDS.values()},
+        MACHINE: f"{COLOURS['other']} line",
+    }
     section.text = (
         "Each point is a layer in one direction; its area grows with the time per step. The line "
         "is what the machine allows (roofline): measured bandwidth of copies times operations per "
-        "byte, at most the measured rate of matrix products, for the threads of a rank. Rates "
-        "count the arithmetic of the definition of a layer, so fast algorithms may exceed it."
+        "byte, at most the measured rate of matrix products, for the threads of a rank; the better "
+        "of two measurements, before and after training. Rates count the arithmetic of the "
+        "definition of a layer, so fast algorithms may exceed it."
     )
     return section
 
 
-def _roofline(run: Run, found: Sequence[Rate], limits: Machine | None) -> Figure:
+def _axes(
+    points: Sequence[Rate], machines: Sequence[Machine]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the axes of the rooflines, equal for all runs."""
+    x = [rate.intensity for rate in points]
+    x += [one.flops_per_second / one.bytes_per_second for one in machines]
+    y = [rate.flops_per_second / 1e9 for rate in points if rate.seconds]
+    y += [one.flops_per_second / 1e9 for one in machines]
+    return _scale("operations per byte (flop/B)", x), _scale("Gflop/s", y)
+
+
+def _scale(title: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with labels at 1, 2, 5, 10, ..., or at powers of ten only."""
+    low, high = min(values, default=1), max(values, default=1)
+    ends = {"range": [math.log10(low / 2), math.log10(high * 2)]}
+    narrow = high < 50 * low
+    ticks = {"dtick": "D2", "exponentformat": "none"} if narrow else {"exponentformat": "power"}
+    return {"title": title, "type": "log", **({"dtick": 1} | ticks), **ends}
+
+
+def _roofline(
+    run: Run,
+    found: Sequence[Rate],
+    limits: Machine | None,
+    axes: tuple[dict[str, Any], dict[str, Any]],
+) -> Figure:
     shown = [rate for rate in found if rate.flops and rate.nbytes]
     longest = max((rate.seconds for rate in shown), default=1.0)
     data: list[dict[str, Any]] = []
+    caption = ""
     if limits and shown:
         corner = limits.flops_per_second / limits.bytes_per_second
-        ends = [rate.intensity for rate in shown]
-        x = np.array([min(*ends, corner) / 2, corner, max(*ends, corner) * 2])
+        x = np.array([10 ** axes[0]["range"][0], corner, 10 ** axes[0]["range"][1]])
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": "machine",
+                "name": MACHINE,
                 "x": x,
                 "y": np.minimum(x * limits.bytes_per_second, limits.flops_per_second) / 1e9,
-                "line": {"color": GREY, "width": 2},
+                "line": {"color": COLOURS["other"], "width": 2},
                 "hovertemplate": "%{x:.3g} flop/B: at most %{y:.4g} Gflop/s<extra></extra>",
             }
         )
-    for kind, (name, colour, symbol) in KINDS.items():
+        above = sum(limits.limit(rate) > rate.seconds for rate in shown)
+        if above:
+            caption = (
+                f"{above} of {len(shown)} points are above the line: their algorithm needs fewer "
+                "operations, their operands stay in caches, or other programs ran while the limits "
+                "were measured."
+            )
+    for kind, (name, symbol) in KINDS.items():
         own = [rate for rate in shown if rate.kind is kind]
         data.append(
             {
@@ -76,37 +120,30 @@ def _roofline(run: Run, found: Sequence[Rate], limits: Machine | None) -> Figure
                 "y": [rate.flops_per_second / 1e9 for rate in own],
                 "text": [f"{rate.name} ({rate.type}), {1e3 * rate.seconds:.3g} ms" for rate in own],
                 "marker": {
-                    "color": colour,
+                    "color": COLOURS[name],
                     "symbol": symbol,
                     "size": [6 + 16 * (rate.seconds / longest) ** 0.5 for rate in own],
                     "opacity": 0.65,
-                    "line": {"color": "#ffffff", "width": 0.7},
+                    "line": {"width": 0},
                 },
                 "hovertemplate": "%{text}<br>%{x:.3g} flop/B, %{y:.4g} Gflop/s<extra></extra>",
             }
         )
-    return Figure(
-        f"{run.label}: roofline",
-        data,
-        _scale("operations per byte (flop/B)", [rate.intensity for rate in shown]),
-        _scale("Gflop/s", [rate.flops_per_second for rate in shown]),
-        height=420,
-    )
+    return Figure(f"{run.label}: roofline", data, *axes, caption, height=420)
 
 
-def _scale(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with labels at 1, 2, 5, 10, ..., or at powers of ten only."""
-    narrow = max(values, default=1) < 50 * min(values, default=1)
-    ticks = {"dtick": "D2", "exponentformat": "none"} if narrow else {"exponentformat": "power"}
-    return {"title": title, "type": "log", **({"dtick": 1} | ticks)}
-
-
-def _durations(run: Run, found: Sequence[Rate]) -> Figure:
-    """Return the time of the layers that take longest, in both directions."""
+def _totals(found: Sequence[Rate]) -> dict[str, float]:
+    """Return the seconds of each layer in both directions, the longest first."""
     totals: dict[str, float] = {}
     for rate in found:
         totals[rate.name] = totals.get(rate.name, 0.0) + rate.seconds
-    shown = sorted(totals, key=lambda name: -totals[name])[:LONGEST]
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _durations(run: Run, found: Sequence[Rate], longest: float) -> Figure:
+    """Return the time of the layers that take longest, in both directions."""
+    totals = _totals(found)
+    shown = [*totals][:LONGEST]
     seconds = {(rate.name, rate.kind): rate.seconds for rate in found}
     data = [
         {
@@ -115,17 +152,17 @@ def _durations(run: Run, found: Sequence[Rate]) -> Figure:
             "name": name,
             "x": [1e3 * seconds.get((layer, kind), 0.0) for layer in shown],
             "y": shown,
-            "marker": {"color": colour},
+            "marker": {"color": COLOURS[name]},
             "hovertemplate": f"%{{y}}, {name}: %{{x:.4g}} ms<extra></extra>",
         }
-        for kind, (name, colour, _) in KINDS.items()
+        for kind, (name, _) in KINDS.items()
     ]
     rest = sum(totals.values()) - sum(totals[name] for name in shown)
     others = len(totals) - len(shown)
     return Figure(
         f"{run.label}: layers that take longest",
         data,
-        {"title": "time per step (ms)", "rangemode": "tozero"},
+        {"title": "time per step (ms)", "range": [0, longest]},
         {"autorange": "reversed", "ticks": "", "showgrid": False, "tickfont": {"size": 11}},
         f"The other {others} layers take {1e3 * rest:.3g} ms." if others else "",
         height=420,
@@ -149,4 +186,4 @@ def _table(run: Run, found: Sequence[Rate], limits: Machine | None) -> Table:
     ]
     columns = ["layer", "type", "direction", "per step", "Gflop/s", "GB/s", "of the roofline"]
     title = f"Layers of {run.label} that take longest"
-    return Table(title, columns, rows, folded=True, numbers=True)
+    return Table(title, columns, rows, folded=True, numbers=True, sortable=True)

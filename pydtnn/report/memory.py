@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.report.phases import chosen
 from pydtnn.report.runs import Run, why_untraced
-from pydtnn.report.section import Figure, Section, colour
+from pydtnn.report.section import COLOURS, Figure, Section
 from pydtnn.report.traced import Traced
 
 POINTS = 600
@@ -31,9 +31,13 @@ def memory(runs: Sequence[Run]) -> Section:
     curves = sum(min(RANKS, trace.timeline.size) for _, trace in traced)
     figures = [_figure(run, trace, min(POINTS, ALL // curves)) for run, trace in traced]
     section.figures = [figure for figure in figures if figure.data]
+    most = max((max(curve["y"]) for figure in section.figures for curve in figure.data), default=0)
+    for figure in section.figures:
+        figure.y = {"title": "memory in use (MB)", "range": [0, 1.05 * most]}
     section.text = (
         "Memory in use in the backend's pool, in the step of median duration: parameters, state "
-        "of the optimizer, and what layers keep from forward to backward."
+        "of the optimizer, and what layers keep from forward to backward. The line of the first "
+        "rank is the strongest, that of the last the faintest."
     )
     section.absent = "the backend of the traces does not count its memory; --device cpu does"
     return section
@@ -63,13 +67,13 @@ def _figure(run: Run, trace: Traced, points: int) -> Figure:
                 "name": f"rank {rank}",
                 "x": x,
                 "y": y,
-                "line": {"shape": "hv", "width": 1.6, "color": colour(place)},
+                "opacity": 1 - 0.7 * place / max(1, len(shown) - 1),
+                "line": {"shape": "hv", "width": 1.6, "color": COLOURS["memory"]},
                 "hovertemplate": f"rank {rank}, %{{x:.4g}} ms: %{{y:.4g}} MB<extra></extra>",
             }
         )
-    used = {"title": "memory in use (MB)", "rangemode": "tozero"}
     time = {"title": "time in the step (ms)", "range": [0, trace.milliseconds(position)]}
-    return Figure(run.label, data, time, used)
+    return Figure(run.label, data, time, "memory in use (MB)")
 
 
 def peaks_of(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

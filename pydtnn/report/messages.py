@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from pydtnn.report.runs import Run, why_untraced
-from pydtnn.report.section import Figure, Section
+from pydtnn.report.section import COLOURS, Figure, Section
+from pydtnn.report.traced import Traced
 from pydtnn.tracing.analysis import traffic, waits
 
 SHOWN = 64
 """Maximum number of rows; of more ranks, neighbours are added up."""
+
+PREFIXES = {"M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6}
+"""Prefixes of units."""
 
 LABELLED = 8
 """Maximum number of ranks whose numbers are written into the cells."""
@@ -27,17 +32,25 @@ def messages(runs: Sequence[Run]) -> Section:
             section.absent = why_untraced(runs)
         return section
     figures = []
-    for run, trace in traced:
-        count = len(trace.steps)
-        sent = traffic(trace.timeline)[0] / count
-        waited = waits(trace.timeline, trace.blocks) / count
-        if sent.any():
-            scale, unit = (1e6, "MB") if sent.max() >= 1e6 else (1e3, "kB")
-            words = f"{run.label}: bytes sent per step"
-            figures.append(_figure(words, sent / scale, unit, "from rank", "to rank"))
-        if waited.any():
-            words = f"{run.label}: waiting per step"
-            figures.append(_figure(words, 1e3 * waited, "ms", "waiting rank", "for rank"))
+    for words, unit, rows, columns, meaning, of in (
+        ("bytes sent per step", "B", "from rank", "to rank", "communication", _sent),
+        ("waiting per step", "s", "waiting rank", "for rank", "waiting for a rank", _waited),
+    ):
+        values = [(run, of(trace) / len(trace.steps)) for run, trace in traced]
+        most = max(float(blocks(one).max()) for _, one in values)
+        prefix = next(p for p, scale in PREFIXES.items() if most >= scale or p == "µ")
+        figures += [
+            _figure(
+                f"{run.label}: {words}",
+                one / PREFIXES[prefix],
+                most / PREFIXES[prefix],
+                f"{prefix}{unit}",
+                (rows, columns),
+                COLOURS[meaning],
+            )
+            for run, one in values
+            if one.any()
+        ]
     section.figures = figures
     section.absent = "the traces contain neither messages nor waits between ranks"
     section.text = (
@@ -55,34 +68,47 @@ def blocks(values: np.ndarray) -> np.ndarray:
     return np.add.reduceat(np.add.reduceat(values, first, axis=0), first, axis=1)
 
 
-def _figure(title: str, values: np.ndarray, unit: str, rows: str, columns: str) -> Figure:
+def _sent(trace: Traced) -> np.ndarray:
+    return traffic(trace.timeline)[0]
+
+
+def _waited(trace: Traced) -> np.ndarray:
+    return waits(trace.timeline, trace.blocks)
+
+
+def _figure(
+    title: str, values: np.ndarray, most: float, unit: str, names: tuple[str, str], colour: str
+) -> Figure:
+    """Return a matrix as bars of length 1, whose opacity is the share of the largest number."""
     every, values = -(-len(values) // SHOWN), blocks(values)
     size = len(values)
-    ticks = {"dtick": 1, "showgrid": False} if size <= 16 else {"showgrid": False}
-    data = {
-        "type": "heatmap",
-        "x0": (every - 1) / 2,
-        "y0": (every - 1) / 2,
-        "dx": every,
-        "dy": every,
-        "z": np.where(values > 0, values, np.nan),
-        "colorscale": [[0, "#e8f1fa"], [0.5, "#5a9fd4"], [1, "#08306b"]],
-        "zauto": False,
-        "zmin": 0,
-        "zmax": float(values.max()),
-        "colorbar": {"title": {"text": unit}, "thickness": 12, "outlinewidth": 0, "len": 0.9},
-        "hovertemplate": f"{rows} %{{y}}, {columns} %{{x}}: %{{z:.4g}} {unit}<extra></extra>",
-        "texttemplate": "%{z:.3g}" if size <= LABELLED else "",
-        "hoverongaps": False,
-        "xgap": 1,
-        "ygap": 1,
+    rows, columns = names
+    places = np.argwhere(values > 0)
+    numbers = values[values > 0]
+    data: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "name": unit,
+        "base": every * places[:, 1] - 0.48 * every + (every - 1) / 2,
+        "x": np.full(len(places), 0.96 * every),
+        "y": every * places[:, 0] + (every - 1) / 2,
+        "width": 0.96 * every,
+        "text": [f"{number:.3g}" for number in numbers],
+        "textposition": "inside" if size <= LABELLED else "none",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "none",
+        "hovertext": [
+            f"{rows} {row * every}, {columns} {column * every}: {number:.4g} {unit}"
+            for (row, column), number in zip(places.tolist(), numbers, strict=True)
+        ],
+        "hoverinfo": "text",
+        "marker": {"color": colour, "opacity": 0.15 + 0.85 * numbers / most, "line": {"width": 0}},
     }
-    y = {
-        "title": rows,
-        "range": [size * every - 0.5, -0.5],
-        "scaleanchor": "x",
-        "constrain": "domain",
-    }
-    x = {"title": columns, "range": [-0.5, size * every - 0.5], "constrain": "domain"}
-    caption = f"Cells are blocks of {every} x {every} ranks." if every > 1 else ""
-    return Figure(title, [data], x | ticks, y | ticks, caption)
+    ends = {"showgrid": False, "constrain": "domain"} | ({"dtick": 1} if size <= 16 else {})
+    x = {"title": columns, "range": [-0.5, size * every - 0.5]}
+    y = {"title": rows, "range": [size * every - 0.5, -0.5], "scaleanchor": "x"}
+    caption = f"In {unit}; the strongest colour is {most:.3g} {unit}."
+    if every > 1:
+        caption += f" Cells are blocks of {every} x {every} ranks."
+    return Figure(title, [data], x | ends, y | ends, caption)

@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydtnn.metrics import METRICS
 from pydtnn.report.curves import VALIDATION, title_of
 from pydtnn.report.runs import Run
 from pydtnn.report.section import Section, Table
 
 NONE = "\N{EN DASH}"
 """Cell of a value that is missing or not set."""
+
+SENSE = {"max": "highest", "min": "lowest"}
 
 FEW = 4
 """Maximum number of runs that are columns of the table of results."""
@@ -27,14 +30,61 @@ OF_THE_RUN = (
 def overview(runs: Sequence[Run]) -> Section:
     """Return a table of the results: a row for each run, or a column for each of a few runs."""
     values = dict.fromkeys(name for run in runs for name in run.history[-1] if name != "lr")
-    columns = ["run", "model", "data", "ranks", "samples per step", "epochs"]
-    columns += [_words(name) for name in values]
+    swept = [name for name in runs[0].swept if name not in ("model", "dataset")]
+    judged = monitored(runs)
+    columns = ["run", "model", "data", *map(_label, swept), "ranks and cores", "samples per step"]
+    columns += ["epochs", *(_words(name) for name in values)]
+    columns += [f"best {_words(judged)}", "best epoch"] if judged else []
     columns += ["samples/s", "time in epochs", "peak memory per rank"]
-    rows = [[*_facts(run), *(_number(run, name) for name in values), *_speed(run)] for run in runs]
-    if len(runs) <= FEW:
+    rows = [
+        [
+            *_facts(run, swept),
+            *(_number(run.history[-1].get(name)) for name in values),
+            *(best_of(run, judged) if judged else []),
+            *_speed(run),
+        ]
+        for run in runs
+    ]
+    few = len(runs) <= FEW
+    if few:
         columns, *rows = (list(cells) for cells in zip(columns, *rows, strict=True))
     text = "Losses and metrics are those of the last epoch."
-    return Section("results", "Results", text, tables=[Table("", columns, rows, numbers=True)])
+    if judged:
+        text += f" The best epoch is that of the {SENSE[better(judged)]} {_words(judged)}."
+    table = Table("", columns, rows, numbers=True, sortable=not few)
+    return Section("results", "Results", text, tables=[table])
+
+
+def monitored(runs: Sequence[Run]) -> str:
+    """Return the value by which epochs are compared; empty if there is none.
+
+    The one that the first run monitored, otherwise the first metric of the validation, its loss, or
+    the loss of training.
+    """
+    names = [*dict.fromkeys(name for run in runs for logs in run.history for name in logs)]
+    metrics = [name for name in names if name.startswith(VALIDATION) and name != "val_loss"]
+    asked = runs[0].configuration.get("monitor")
+    return next((name for name in (asked, *metrics, "val_loss", "loss") if name in names), "")
+
+
+def better(name: str) -> str:
+    """Return whether larger or smaller values of a loss or metric are better: "max" or "min".
+
+    >>> better("val_accuracy"), better("val_loss"), better("regression_mse")
+    ('max', 'min', 'min')
+    """
+    name = name.removeprefix(VALIDATION)
+    return "min" if name.endswith("loss") else str(getattr(METRICS.get(name), "better", "max"))
+
+
+def best_of(run: Run, name: str) -> list[str]:
+    """Return the best value of a run, and its epoch."""
+    found = {epoch: logs.get(name) for epoch, logs in enumerate(run.history, 1)}
+    values = {epoch: value for epoch, value in found.items() if value is not None}
+    if not values:
+        return [NONE, NONE]
+    best = (max if better(name) == "max" else min)(values, key=values.__getitem__)
+    return [_number(values[best]), str(best)]
 
 
 def configuration(runs: Sequence[Run]) -> Section:
@@ -125,18 +175,14 @@ def _words(name: str) -> str:
     return f"{part} {title_of(name)}"
 
 
-def _number(run: Run, name: str) -> str:
-    value = run.history[-1].get(name)
+def _number(value: float | None) -> str:
     return NONE if value is None else f"{value:.4f}"
 
 
-def _facts(run: Run) -> list[str]:
-    size, threads = run.size, run.about.get("threads")
-    ranks = NONE if size is None else f"{size} x {_count(threads, 'thread')}" if threads else size
+def _facts(run: Run, swept: Sequence[str]) -> list[str]:
     batch = run.about.get("global_batch_size")
-    options = run.configuration
-    names = [show(options.get(name)) for name in ("model", "dataset")]
-    return [run.label, *names, str(ranks), show(batch), str(len(run.history))]
+    names = [show(run.configuration.get(name)) for name in ("model", "dataset", *swept)]
+    return [run.label, *names, run.places(), show(batch), str(len(run.history))]
 
 
 def _speed(run: Run) -> list[str]:
@@ -159,10 +205,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _count(number: Any, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _gpu(run: Run) -> dict[str, Any]:

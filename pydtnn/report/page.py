@@ -47,10 +47,9 @@ def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
     Raises
     ------
     ImportError
-        If Jinja2 or Plotly is not installed, with the command that installs them.
+        If Jinja2 is not installed, with the command that installs it.
     """
-    jinja2 = import_optional("jinja2", "jinja2 plotly", "report")
-    offline = import_optional("plotly.offline", "jinja2 plotly", "report")
+    jinja2 = import_optional("jinja2", "jinja2", "report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -63,7 +62,7 @@ def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
         title=title(runs),
         sections=[section for section in sections if not section.empty],
         absent=[section for section in sections if section.empty],
-        plotly=offline.get_plotlyjs(),
+        plotly=(TEMPLATES / "plotly-basic.min.js").read_text(),
         styles=(TEMPLATES / "page.css").read_text(),
         script=(TEMPLATES / "page.js").read_text(),
         version=__version__,

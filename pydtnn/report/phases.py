@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pydtnn.report.runs import Run
-from pydtnn.report.section import GREY, Figure, Section
+from pydtnn.report.section import COLOURS, Figure, Section
 
-COLOURS = {
-    "compute": "#0072B2",
-    "communication": "#D55E00",
-    "waiting for data": "#E69F00",
-    "evaluation": "#56B4E9",
-    "other": GREY,
-}
-"""Activities of a rank, in this order, with their colours."""
+PARTS = ("compute", "communication", "data", "evaluation", "callbacks")
+"""Activities of a rank, in this order; see `pydtnn.report.section.COLOURS`."""
 
 SHOWN = 32
 """Maximum number of ranks in a figure."""
@@ -34,28 +28,30 @@ def phases(runs: Sequence[Run]) -> Section:
         )
         return section
     longest = max(rank["total"] for run in measured for rank in run.totals())
+    slowest = max(mean_of(ranks, "total") for run in measured for ranks in run.ranks)
     section.figures = [
         *(_per_rank(run, 1.02 * longest) for run in measured),
-        *(_per_epoch(run) for run in measured if len(run.ranks) > 1),
+        *(_per_epoch(run, 1.02 * slowest) for run in measured if len(run.ranks) > 1),
     ]
-    section.legend = COLOURS
+    section.legend = {name: COLOURS[name] for name in PARTS}
     section.text = (
         "Sums over all measured epochs, and means over the ranks for each epoch. Communication is "
         "time in which a rank was blocked by a message during a step, not time in which messages "
-        "travelled while it computed; other time is that of callbacks, such as writing checkpoints."
+        "travelled while it computed. Data is the wait for a batch. The rest of the time is that "
+        "of callbacks, such as writing checkpoints."
     )
     return section
 
 
 def activities(rank: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a rank in each activity of `COLOURS`, which add up to its total."""
+    """Return the seconds of a rank in each activity of `PARTS`, which add up to its total."""
     named = rank["steps"] + rank["data"] + rank["evaluation"]
     return {
         "compute": max(0.0, rank["steps"] - rank["communication"]),
         "communication": rank["communication"],
-        "waiting for data": rank["data"],
+        "data": rank["data"],
         "evaluation": rank["evaluation"],
-        "other": max(0.0, rank["total"] - named),
+        "callbacks": max(0.0, rank["total"] - named),
     }
 
 
@@ -70,10 +66,10 @@ def _per_rank(run: Run, longest: float) -> Figure:
             "name": name,
             "x": [ranks[rank][name] for rank in shown],
             "y": names,
-            "marker": {"color": colour},
+            "marker": {"color": COLOURS[name]},
             "hovertemplate": f"%{{y}}, {name}: %{{x:.3g}} s<extra></extra>",
         }
-        for name, colour in COLOURS.items()
+        for name in PARTS
     ]
     caption = "" if len(shown) == len(ranks) else f"{len(shown)} of {len(ranks)} ranks, among them "
     return Figure(
@@ -83,11 +79,16 @@ def _per_rank(run: Run, longest: float) -> Figure:
         {"autorange": "reversed", "ticks": "", "showgrid": False},
         caption and caption + "the slowest and the fastest in compute.",
         height=70 + 28 * max(2, len(shown)),
-        layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
+        layout={"barmode": "stack", "bargap": 0.3},
     )
 
 
-def _per_epoch(run: Run) -> Figure:
+def mean_of(ranks: Sequence[Mapping[str, float]], part: str) -> float:
+    """Return the mean of a number over the ranks."""
+    return sum(rank[part] for rank in ranks) / len(ranks)
+
+
+def _per_epoch(run: Run, longest: float) -> Figure:
     every = -(-len(run.ranks) // EPOCHS)
     shown = [
         (epoch.epoch, [activities(rank) for rank in ranks])
@@ -98,20 +99,20 @@ def _per_epoch(run: Run) -> Figure:
             "type": "bar",
             "name": name,
             "x": [epoch for epoch, _ in shown],
-            "y": [sum(rank[name] for rank in ranks) / len(ranks) for _, ranks in shown],
-            "marker": {"color": colour},
+            "y": [mean_of(ranks, name) for _, ranks in shown],
+            "marker": {"color": COLOURS[name]},
             "hovertemplate": f"epoch %{{x}}, {name}: %{{y:.3g}} s<extra></extra>",
         }
-        for name, colour in COLOURS.items()
+        for name in PARTS
     ]
     return Figure(
         f"{run.label}: time of each epoch",
         data,
         {"title": "epoch", "showgrid": False, **({"dtick": 1} if len(shown) <= 12 else {})},
-        {"title": "time (s)", "rangemode": "tozero"},
+        {"title": "time (s)", "range": [0, longest]},
         f"One of {every} epochs is shown." if every > 1 else "",
         height=260,
-        layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
+        layout={"barmode": "stack", "bargap": 0.3},
     )
 
 

@@ -65,7 +65,7 @@ def _table(run: Run, own: Mapping[str, float], several: bool) -> Table:
     for name, part, value in (
         ("time per step", "seconds", own["seconds"]),
         ("compute and update", "compute", own["compute"] + own["update"]),
-        ("communication that is not hidden", "communication", own["communication"]),
+        ("communication, exposed", "communication", own["communication"]),
         ("waiting for data", "data", own["data"]),
     ):
         rows.append([name, f"{1e3 * measured[part]:.4g} ms", f"{1e3 * value:.4g} ms"])

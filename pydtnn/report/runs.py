@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from pydtnn.report.intervals import Intervals, read_intervals
 from pydtnn.report.traced import HOW, Traced, find_trace, read_traced
@@ -16,6 +17,12 @@ from pydtnn.utils.files import read_file
 
 PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")
 """Numbers of a rank in an epoch."""
+
+MOST_OPTIONS = 3
+"""Maximum number of swept options in a title."""
+
+NOT_SWEPT = ("output_dir", "trace", "trace_steps", "resume", "progress", "verbose", "quiet", "save")
+"""Options that do not describe an experiment."""
 
 
 @dataclass
@@ -27,6 +34,8 @@ class Run:
     folder : Path
     label : str
         Name in figures and tables: the end of the folder's path that differs from other runs.
+    swept : dict
+        Options of the command line that differ between the runs of the report.
     about : dict
         Content of run.json; empty if a program has trained without it.
     history : list of dict
@@ -45,6 +54,7 @@ class Run:
     label: str
     about: dict[str, Any]
     history: list[dict[str, float | None]]
+    swept: dict[str, Any] = field(default_factory=dict)
     intervals: list[Intervals] = field(default_factory=list)
     ranks: list[list[dict[str, float]]] = field(default_factory=list)
     traced: Traced | None = None
@@ -61,6 +71,36 @@ class Run:
         """Options of the command line; empty if they are unknown."""
         found = self.about.get("configuration")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def title(self) -> str:
+        """The label, with the first of the swept options."""
+        swept = [f"{_words(name)} {value}" for name, value in self.swept.items()][:MOST_OPTIONS]
+        return f"{self.label} ({', '.join(swept)})" if swept else self.label
+
+    @property
+    def cores(self) -> int | None:
+        """Number of cores of all hosts that the ranks could use; None if it is unknown."""
+        try:
+            usable = self.about["environment"]["cpu"]["usable"]
+            found = int(usable) * int(self.about["hosts"])
+        except (LookupError, TypeError, ValueError):
+            return None
+        return found if found > 0 else None
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of all ranks; 0 if it is unknown."""
+        threads = self.about.get("threads")
+        return (self.size or 0) * threads if isinstance(threads, int) else 0
+
+    def places(self) -> str:
+        """Return ranks, threads and cores in words, such as "2 x 1 thread on 2 cores"."""
+        text = str(self.size or "\N{EN DASH}")
+        if self.size and self.threads:
+            each = self.threads // self.size
+            text += f" x {each} thread{'s' * (each > 1)}"
+        return f"{text} on {self.cores} core{'s' * (self.cores > 1)}" if self.cores else text
 
     def totals(self) -> list[dict[str, float]]:
         """Return the numbers of `PARTS` of each rank, summed over the epochs.
@@ -80,8 +120,13 @@ class Run:
 
     def samples_per_second(self) -> float | None:
         """Return the median of the intervals; None if none was measured."""
+        return self.spread()[1] if self.intervals else None
+
+    def spread(self) -> tuple[float, float, float]:
+        """Return the quartiles of the samples per second of the intervals, of which there are."""
         rates = [rate for epoch in self.intervals for rate in epoch.rates()]
-        return median(rates) if rates else None
+        low, middle, high = np.quantile(rates, (0.25, 0.5, 0.75)).tolist()
+        return low, middle, high
 
 
 def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list[Run]:
@@ -111,7 +156,13 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
             raise ValueError(f"report: {path} is given twice; name each run once")
     labels = _labels(resolved)
     places = [*traces, *[None] * (len(paths) - len(traces))]
-    return [_read_run(*parts) for parts in zip(paths, labels, places, strict=True)]
+    runs = [_read_run(*parts) for parts in zip(paths, labels, places, strict=True)]
+    known = [run.configuration for run in runs if run.configuration]
+    for name in dict.fromkeys(name for options in known for name in options):
+        if name not in NOT_SWEPT and len({str(options.get(name)) for options in known}) > 1:
+            for run in runs:
+                run.swept[name] = run.configuration.get(name)
+    return runs
 
 
 def why_untraced(runs: Sequence[Run]) -> str:
@@ -150,6 +201,10 @@ def _read_run(folder: Path, label: str, trace: str | None) -> Run:
             run.intervals.append(found[number][0])
             run.ranks.append(found[number][1])
     return run
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 Measured = tuple[Intervals, list[dict[str, float]]]

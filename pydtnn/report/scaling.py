@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
-from pydtnn.report.phases import COLOURS, activities
+from pydtnn.report.phases import activities
 from pydtnn.report.runs import Run
-from pydtnn.report.section import GREY, Figure, Section, Table, colour
+from pydtnn.report.section import COLOURS, Figure, Section, Table, colour
 
 VARIANTS = ("model", "model_options", "dataset", "dtype", "device", "threads", "exact")
 """Options by which runs are divided into series, where they differ."""
@@ -19,7 +20,13 @@ BETWEEN_RANKS = (
 )
 """Further ones, which have no meaning for one rank: such a run is part of several series."""
 
-STEP = ("compute", "communication", "waiting for data")
+STEP = ("compute", "communication", "data")
+
+LOOKS = (("solid", "circle"), ("dash", "square"), ("dot", "diamond"), ("dashdot", "cross"))
+"""Line and symbol of each series; its points have the colours of the runs."""
+
+CERTAIN = 1.05
+"""Efficiency above which the reference is not trusted."""
 
 
 @dataclass
@@ -31,9 +38,12 @@ class Point:
     run : Run
     ranks : int
     rate : float
-        Samples per second.
+        Samples per second, the median of the intervals.
     speedup, efficiency : float
         Relative to the run with the fewest ranks.
+    low, high : float
+        `efficiency` if the quartiles of the intervals of both runs take the place of their medians:
+        the slowest quarter of this run over the fastest of the other, and the reverse.
     """
 
     run: Run
@@ -41,29 +51,70 @@ class Point:
     rate: float
     speedup: float
     efficiency: float
+    low: float
+    high: float
 
 
 def scaling(runs: Sequence[Run]) -> Section:
     """Return throughput and efficiency by ranks."""
     section = Section("scaling", "Scaling")
-    series = _series(runs)
+    series, alone = _series(runs)
     if not series:
         section.absent = "it needs measured runs with different numbers of ranks: name several RUNs"
+        if len(alone) > 1 and len({run.size for run, _ in alone}) > 1:
+            section.absent += f"; {'; '.join(_why_alone(*one) for one in alone)}"
         return section
-    section.figures = [*_figures(series), _step(series)]
+    section.figures = [*_figures(series, runs), _step(series)]
+    section.legend = {
+        **{run.title: f"{colour(i)} point" for i, run in enumerate(runs)},
+        **{
+            name or "measured": f"{COLOURS['other']} {LOOKS[i % len(LOOKS)][0]}"
+            for i, name in enumerate(series)
+        },
+        "ideal": f"{COLOURS['other']} line",
+        **{part: COLOURS[part] for part in STEP},
+    }
     section.tables = [_table(series)]
-    section.text = (
-        "Throughput is the median over the measured intervals. Speed-up and efficiency are "
-        "relative to the run with the fewest ranks: efficiency is the throughput per rank divided "
-        "by that of this run."
-    )
+    sentences = [
+        "Throughput is the median over the measured intervals, with their quartiles. Speed-up and "
+        "efficiency are relative to the run with the fewest ranks: efficiency is the throughput "
+        "per rank divided by that of this run; its range is that of the quartiles of both.",
+    ]
     if len({_batch(point) for points in series.values() for point in points}) > 1:
-        section.text += " The samples per rank and step differ between the runs."
+        sentences.append("The samples per rank and step differ between the runs.")
+    section.text = " ".join([*sentences, *_warnings(series, alone)])
     return section
 
 
-def _series(runs: Sequence[Run]) -> dict[str, list[Point]]:
-    """Return the points of each series, in the order of the ranks, by the options that differ."""
+def _warnings(series: Mapping[str, Sequence[Point]], alone: Sequence[tuple[Run, str]]) -> list[str]:
+    """Return what a reader of the efficiencies must know, as sentences."""
+    points = [point for found in series.values() for point in found]
+    runs = {point.run.label: point.run for point in points}
+    crowded = [run for run in runs.values() if run.cores and run.threads > run.cores]
+    found = [
+        f"{run.label} has more threads than cores ({run.places()}): its efficiency is not that of "
+        "as many cores."
+        for run in crowded
+    ]
+    above = [point for point in points if point.efficiency > CERTAIN]
+    found += [
+        f"The efficiency of {point.run.label}, {100 * point.efficiency:.0f} %, is above 100 %: the "
+        "run with the fewest ranks was slowed down, by other programs for example, or fits worse "
+        "into the caches; measure both again."
+        for point in above
+    ]
+    return found + [f"Left out: {_why_alone(*one)}." for one in alone]
+
+
+def _why_alone(run: Run, why: str) -> str:
+    return f"{run.label}, {why}"
+
+
+def _series(runs: Sequence[Run]) -> tuple[dict[str, list[Point]], list[tuple[Run, str]]]:
+    """Return the points of each series by the options that differ, and the runs in none, with why.
+
+    Points are in the order of the ranks.
+    """
     measured = [
         (run, size, rate)
         for run in runs
@@ -80,13 +131,32 @@ def _series(runs: Sequence[Run]) -> dict[str, list[Point]]:
         variant = _describe(group[0][0], own)
         group += [one for one in measured if one[1] == 1 and _describe(one[0], own) == variant]
         group.sort(key=lambda item: item[1])
-        _, fewest, base = group[0]
-        if fewest < group[-1][1]:
-            found[name] = [
-                Point(run, size, rate, rate / base, rate / base * fewest / size)
-                for run, size, rate in group
-            ]
-    return found
+        if group[0][1] < group[-1][1]:
+            found[name] = [_point(run, size, group[0][0]) for run, size, _ in group]
+    shown = {id(point.run) for points in found.values() for point in points}
+    known = {id(run) for run, _, _ in measured}
+    alone = [
+        (run, _reason(run, own + between) if id(run) in known else "which was not measured")
+        for run in runs
+        if id(run) not in shown
+    ]
+    return found, alone
+
+
+def _reason(run: Run, names: Sequence[str]) -> str:
+    same = _describe(run, names)
+    others = f" and the same options ({same})" if same else ""
+    return f"as no run has another number of ranks than {run.size}{others}"
+
+
+def _point(run: Run, size: int, first: Run) -> Point:
+    """Return the point of a run in a series whose first run has the fewest ranks."""
+    (low, rate, high), (slow, base, fast) = run.spread(), first.spread()
+    share = (first.size or 1) / size
+    if run is first:
+        low = high = slow = fast = base
+    speedup = rate / base
+    return Point(run, size, rate, speedup, speedup * share, low / fast * share, high / slow * share)
 
 
 def _differing(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
@@ -97,30 +167,34 @@ def _describe(run: Run, names: Sequence[str]) -> str:
     return ", ".join(f"{name} {run.configuration.get(name)}" for name in names)
 
 
-def _figures(series: Mapping[str, Sequence[Point]]) -> list[Figure]:
+def _figures(series: Mapping[str, Sequence[Point]], runs: Sequence[Run]) -> list[Figure]:
     """Return throughput and efficiency over the ranks, with the ideal."""
     ranks = sorted({point.ranks for points in series.values() for point in points})
     scale = "log" if ranks[-1] > 8 * ranks[0] else "linear"
     x = {"title": "ranks", "tickvals": ranks, "type": scale, "ticktext": [*map(str, ranks)]}
     rates: list[dict[str, Any]] = []
     efficiencies: list[dict[str, Any]] = []
-    for index, (name, points) in enumerate(series.items()):
+    for (dash, symbol), (name, points) in zip(cycle(LOOKS), series.items(), strict=False):
         first = points[0]
         own = [point.ranks for point in points]
+        colours = [colour(runs.index(point.run)) for point in points]
         shown: dict[str, Any] = {
             "type": "scatter",
             "mode": "lines+markers",
             "name": name or "measured",
             "x": own,
-            "line": {"color": colour(index), "width": 1.8},
-            "marker": {"size": 8},
+            "line": {"color": COLOURS["other"], "width": 1.8, "dash": dash},
+            "marker": {"size": 9, "symbol": symbol, "color": colours},
         }
-        ideal = [first.rate / first.ranks * count for count in own]
-        rates.append(_ideal(own, ideal, index == 0))
-        rates.append({**shown, "y": [point.rate for point in points]})
-        efficiencies.append({**shown, "y": [100 * point.efficiency for point in points]})
-    efficiencies.insert(0, _ideal(ranks, [100.0] * len(ranks), True))
-    top = max(110.0, *(1.1 * value for trace in efficiencies for value in trace["y"]))
+        rates.append(_ideal(own, [first.rate / first.ranks * count for count in own]))
+        quartiles = [point.run.spread() for point in points]
+        spread = _between([(low, high) for low, _, high in quartiles], [p.rate for p in points])
+        rates.append({**shown, "y": [point.rate for point in points], "error_y": spread})
+        values = [100 * point.efficiency for point in points]
+        spread = _between([(100 * p.low, 100 * p.high) for p in points], values)
+        efficiencies.append({**shown, "y": values, "error_y": spread})
+    efficiencies.insert(0, _ideal(ranks, [100.0] * len(ranks)))
+    top = max(110.0, *(105 * point.high for points in series.values() for point in points))
     y = {"title": "samples/s", "type": scale, "rangemode": "tozero"}
     shares = {"title": "efficiency (%)", "range": [0, top]}
     return [
@@ -129,15 +203,26 @@ def _figures(series: Mapping[str, Sequence[Point]]) -> list[Figure]:
     ]
 
 
-def _ideal(x: Sequence[int], y: Sequence[float], legend: bool) -> dict[str, Any]:
+def _between(ends: Sequence[tuple[float, float]], middle: Sequence[float]) -> dict[str, Any]:
+    """Return the error bars from one value to another around each middle."""
+    return {
+        "type": "data",
+        "array": [max(0.0, high - value) for (_, high), value in zip(ends, middle, strict=True)],
+        "arrayminus": [max(0.0, value - low) for (low, _), value in zip(ends, middle, strict=True)],
+        "color": COLOURS["other"],
+        "thickness": 1,
+        "width": 3,
+    }
+
+
+def _ideal(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
         "name": "ideal",
-        "showlegend": legend,
         "x": x,
         "y": y,
-        "line": {"color": GREY, "dash": "dot", "width": 1.5},
+        "line": {"color": COLOURS["other"], "width": 0.8},
     }
 
 
@@ -186,26 +271,27 @@ def _table(series: Mapping[str, Sequence[Point]]) -> Table:
             rows.append(
                 [
                     point.run.label,
-                    str(point.ranks),
+                    point.run.places(),
                     str(_batch(point)),
-                    f"{point.rate:,.0f}",
+                    "{1:,.0f} ({0:,.0f} to {2:,.0f})".format(*point.run.spread()),
                     f"{point.speedup:.2f}",
-                    f"{100 * point.efficiency:.0f} %",
+                    f"{100 * point.efficiency:.0f} % ({100 * point.low:.0f} to "
+                    f"{100 * point.high:.0f} %)",
                     f"{100 * blocked:.1f} %",
                     f"{max(rank['peak_memory'] for rank in totals) / 1e6:,.0f} MB",
                 ]
             )
     columns = (
         "run",
-        "ranks",
+        "ranks and cores",
         "samples per rank and step",
-        "samples/s",
+        "samples/s (quartiles)",
         "speed-up",
-        "efficiency",
+        "efficiency (range)",
         "steps blocked by messages",
         "peak memory per rank",
     )
-    return Table("", columns, rows, numbers=True)
+    return Table("", columns, rows, numbers=True, sortable=True)
 
 
 def _batch(point: Point) -> int | str:

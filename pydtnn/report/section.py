@@ -10,29 +10,35 @@ from typing import Any
 
 import numpy as np
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
-"""Colours of runs and series that colour-blind readers can distinguish (Okabe and Ito, 2008)."""
+COLOURS = {
+    "compute": "#3B5998",
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "loss": "#CC79A7",
+    "update": "#009E73",
+    "communication": "#D55E00",
+    "waiting for a rank": "#F4B183",
+    "message in flight": "#D9CB1E",
+    "data": "#E69F00",
+    "evaluation": "#A67C52",
+    "callbacks": "#9575CD",
+    "memory": "#607D8B",
+    "other": "#8A8A8A",
+}
+"""Colour of each meaning on the page; the first ones are those of Okabe and Ito (2008)."""
 
-GREY = "#8a8a8a"
-"""Colour of references, such as ideal scaling, and of time without a name."""
+RUNS = (*("#C2185B", "#00838F", "#7CB342", "#8E24AA", "#795548", "#F06292", "#4DB6AC", "#C0CA33"),)
+"""Colours of runs, which have no other meaning."""
 
 FONT = "Inter, 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
-AXIS = {
-    "automargin": True,
-    "gridcolor": "#e6e6e6",
-    "linecolor": "#444444",
-    "showline": True,
-    "tickcolor": "#444444",
-    "ticks": "outside",
-    "zeroline": False,
-}
-"""Properties of all axes."""
+AXIS = {"automargin": True, "showline": True, "ticks": "outside", "zeroline": False}
+"""Properties of all axes; the script of the page adds colours, light or dark."""
 
 
 @dataclass
 class Figure:
-    """A figure for Plotly.
+    """A figure for Plotly, without a legend: that of its section is beside the figures.
 
     Attributes
     ----------
@@ -63,19 +69,11 @@ class Figure:
         layout = {
             "xaxis": axis(self.x),
             "yaxis": axis(self.y),
-            "font": {"family": FONT, "size": 13, "color": "#222222"},
+            "font": {"family": FONT, "size": 13},
             "height": self.height,
             "hovermode": "closest",
-            "legend": {
-                "orientation": "h",
-                "x": 0,
-                "y": 1.02,
-                "yanchor": "bottom",
-                "traceorder": "normal",
-            },
+            "showlegend": False,
             "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
-            "paper_bgcolor": "#ffffff",
-            "plot_bgcolor": "#ffffff",
             **self.layout,
         }
         return {"data": list(self.data), "layout": layout}
@@ -101,6 +99,8 @@ class Table:
         Whether the reader has to unfold it.
     numbers : bool
         Whether cells besides the first are aligned to the right.
+    sortable : bool
+        Whether the reader can sort the rows by a column.
     """
 
     title: str
@@ -109,6 +109,7 @@ class Table:
     differing: Sequence[int] = ()
     folded: bool = False
     numbers: bool = False
+    sortable: bool = False
 
 
 @dataclass
@@ -123,7 +124,8 @@ class Section:
     figures : sequence of Figure
     tables : sequence of Table
     legend : dict
-        Colours of the figures by their meaning, above all figures.
+        Colours of the figures by their meaning, which is the name of the traces of Plotly. After
+        the colour, the symbol if it is not an area: "line", "dash", "dot" or "point".
     absent : str
         If it has neither: the sentence with what is missing and how to obtain it.
     """
@@ -150,8 +152,8 @@ def axis(given: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 def colour(index: int) -> str:
-    """Return the colour of a series by its number; they repeat after eight."""
-    return COLOURS[index % len(COLOURS)]
+    """Return the colour of a run by its number; they repeat after eight."""
+    return RUNS[index % len(RUNS)]
 
 
 def compact(value: Any) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pydtnn.report.phases import SHOWN, chosen
 from pydtnn.report.runs import Run, why_untraced
-from pydtnn.report.section import Figure, Section, Table
-from pydtnn.report.timeline import PHASES
+from pydtnn.report.section import COLOURS, Figure, Section, Table
+from pydtnn.report.timeline import group_of
 from pydtnn.report.traced import Traced
 from pydtnn.tracing.analysis import (
     CriticalPaths,
@@ -19,19 +19,15 @@ from pydtnn.tracing.analysis import (
 from pydtnn.tracing.analysis.labels import COMMUNICATION
 from pydtnn.utils.observer import Kind
 
-COLOURS = {
-    "forward": "#0072B2",
-    "backward": "#56B4E9",
-    "loss": "#CC79A7",
-    "update": "#009E73",
-    "communication": "#D55E00",
-    "waiting for a rank": "#F4C7A1",
-    "data": "#E69F00",
-    "other": "#8a8a8a",
-}
-"""Activities of a step, in this order, with their colours."""
+PARTS = (
+    *("forward", "backward", "loss", "update", "communication", "waiting for a rank", "data"),
+    *("callbacks", "other"),
+)
+"""Activities of a step, in this order; see `pydtnn.report.section.COLOURS`."""
 
 LAYERS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+
+LATE = "What made steps late (critical path)"
 
 PATHS = 50
 """Maximum number of steps whose critical paths are followed."""
@@ -47,28 +43,27 @@ def steps(runs: Sequence[Run]) -> Section:
     found = [(run, seconds_of(trace)) for run, trace in traced]
     longest = max(sum(rank.values()) for _, ranks in found for rank in ranks)
     section.figures = [_figure(run, ranks, 1020 * longest, len(found) == 1) for run, ranks in found]
-    section.legend = COLOURS
+    section.legend = {name: COLOURS[name] for name in PARTS}
     section.tables = [_efficiencies(traced), *_slow(traced), *_late(traced)]
     section.text = (
-        "Means over the traced steps. Waiting for a rank is time in a call or wait before the "
-        "other rank had sent its message or entered the operation; communication is the rest of "
-        "the time in calls and waits. Parallel efficiency is useful time over total time: load "
-        "balance x serialisation x transfer (POP)."
+        "Means over the traced steps, each with the callbacks before it. Waiting for a rank is "
+        "time in a call or wait before the other rank had sent its message or entered the "
+        "operation; communication is the rest of the time in calls and waits. Parallel efficiency "
+        "is useful time over total time: load balance x serialisation x transfer (POP)."
     )
     return section
 
 
 def seconds_of(trace: Traced) -> list[dict[str, float]]:
-    """Return for each rank the mean seconds per step in each activity of `COLOURS`."""
+    """Return for each rank the mean seconds per step in each activity of `PARTS`."""
     seconds = trace.labels.seconds(trace.timeline).mean(axis=1)  # (labels, ranks)
     count = len(trace.steps)
     ranks = []
     for used in usage(trace.timeline, trace.blocks):
-        found = dict.fromkeys(COLOURS, 0.0)
+        found = dict.fromkeys(PARTS, 0.0)
         for (kind, name), value in zip(trace.labels.table, seconds[:, used.rank], strict=True):
             if (kind, name) != COMMUNICATION:
-                group = LAYERS.get(kind) or PHASES.get(name, "other")
-                found[group if group in found else "communication"] += float(value)
+                found[LAYERS.get(kind) or group_of(name)] += float(value)
         found["communication"] += used.communication / count
         found["waiting for a rank"] = used.waiting / count
         found["other"] += max(0.0, used.total / count - sum(found.values()))  # between phases
@@ -86,10 +81,10 @@ def _figure(run: Run, ranks: Sequence[dict[str, float]], longest: float, wide: b
             "name": name,
             "x": [1e3 * ranks[rank][name] for rank in shown],
             "y": names,
-            "marker": {"color": colour},
+            "marker": {"color": COLOURS[name]},
             "hovertemplate": f"%{{y}}, {name}: %{{x:.4g}} ms<extra></extra>",
         }
-        for name, colour in COLOURS.items()
+        for name in PARTS
     ]
     return Figure(
         run.label,
@@ -98,12 +93,13 @@ def _figure(run: Run, ranks: Sequence[dict[str, float]], longest: float, wide: b
         {"autorange": "reversed", "ticks": "", "showgrid": False},
         height=70 + 28 * max(2, len(shown)),
         wide=wide,
-        layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
+        layout={"barmode": "stack", "bargap": 0.3},
     )
 
 
 def _efficiencies(traced: Sequence[tuple[Run, Traced]]) -> Table:
-    columns = ["run", "steps", "median", "parallel efficiency", "load balance", "serialisation"]
+    columns = ["run", "steps", "median", "ranks and cores", "parallel efficiency"]
+    columns += ["load balance", "serialisation", "transfer"]
     rows = []
     for run, trace in traced:
         found = efficiency(trace.timeline, trace.blocks)
@@ -111,8 +107,9 @@ def _efficiencies(traced: Sequence[tuple[Run, Traced]]) -> Table:
         values = found.parallel, found.load_balance, found.serialisation, found.transfer
         duration = trace.timeline.steps.duration / 1e6
         shares = [f"{100 * value:.1f} %" for value in values]
-        rows.append([run.label, str(len(trace.steps)), f"{duration:.2f} ms", *shares])
-    return Table("", [*columns, "transfer"], rows, numbers=True)
+        steps = str(len(trace.steps))
+        rows.append([run.label, steps, f"{duration:.2f} ms", run.places(), *shares])
+    return Table("", columns, rows, numbers=True, sortable=True)
 
 
 def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
@@ -131,7 +128,7 @@ def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
         if slow.others  # the layers of another stage of a pipeline are on one rank only
     ]
     columns = ["run", "rank", "where", "per step", "other ranks", "excess, share of the step"]
-    return [Table("Slower than the other ranks", columns, rows)] if rows else []
+    return [Table("Slower than the other ranks", columns, rows, sortable=True)] if rows else []
 
 
 def _late(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
@@ -155,4 +152,4 @@ def _late(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
                 ]
             )
     columns = ["run", "rank", "where", "steps", "mean excess"]
-    return [Table("What made steps late (critical path)", columns, rows)] if rows else []
+    return [Table(LATE, columns, rows, sortable=True)] if rows else []

@@ -9,32 +9,26 @@ import numpy as np
 
 from pydtnn.report.phases import chosen
 from pydtnn.report.runs import Run, why_untraced
-from pydtnn.report.section import GREY, Figure, Section
+from pydtnn.report.section import COLOURS, Figure, Section
 from pydtnn.report.traced import Step, Traced
 from pydtnn.utils.observer import Kind
 
-COLOURS = {
-    "forward": "#0072B2",
-    "backward": "#56B4E9",
-    "loss": "#CC79A7",
-    "exchange, calls": "#D55E00",
-    "waiting for a message": "#F4C7A1",
-    "message in flight": "#222222",
-    "update": "#009E73",
-    "data": "#E69F00",
-    "other": GREY,
-}
-"""Groups of activities with their colours."""
+GROUPS = (
+    *("forward", "backward", "loss", "update", "communication", "waiting for a rank"),
+    *("message in flight", "data", "callbacks", "other"),
+)
+"""Groups of activities, in this order; see `pydtnn.report.section.COLOURS`."""
 
 PHASES = {
     "forward": "forward",
     "backward": "backward",
     "loss": "loss",
     "update": "update",
-    "exchange": "exchange, calls",
+    "exchange": "communication",
     "data": "data",
+    "checkpoint": "callbacks",
 }
-"""Group of phases; those that enclose others have no bar."""
+"""Group of phases besides callbacks; those that enclose others have no bar."""
 
 ENCLOSING = ("start", "epoch", "step", "evaluation")
 
@@ -42,8 +36,8 @@ KINDS = {
     Kind.FORWARD: ("layers", "forward"),
     Kind.BACKWARD: ("layers", "backward"),
     Kind.KERNEL: ("kernels", "other"),
-    Kind.CALL: ("calls", "exchange, calls"),
-    Kind.WAIT: ("calls", "waiting for a message"),
+    Kind.CALL: ("calls", "communication"),
+    Kind.WAIT: ("calls", "waiting for a rank"),
     Kind.LOAD: ("loading", "data"),
 }
 """Row and group of the kinds of activities besides phases."""
@@ -96,12 +90,18 @@ def timeline(runs: Sequence[Run], given: Sequence[Step] = ()) -> Section:
         _figure(f"{run.label}: {words}", trace, position, BARS // len(shown))
         for run, trace, position, words in shown
     ]
-    section.legend = COLOURS
+    section.legend = {group: COLOURS[group] for group in GROUPS}
     section.text = (
         "Drag over a figure to zoom into a part of a step; double-click to return. A step begins "
-        "with the wait for its batch; all times are on the clock of rank 0."
+        "where the preceding one ended, with callbacks and the wait for its batch. All times are "
+        "on the clock of rank 0."
     )
     return section
+
+
+def group_of(phase: str) -> str:
+    """Return the group of a phase."""
+    return "callbacks" if phase.startswith("callback ") else PHASES.get(phase, "other")
 
 
 def _positions(run: Run, trace: Traced, given: Sequence[Step], slowest: bool) -> dict[int, str]:
@@ -146,7 +146,7 @@ def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
     ]
     data = [
         _trace(group, [bar for bar in bars if bar.group == group], rows)
-        for group in COLOURS
+        for group in GROUPS
         if any(bar.group == group for bar in bars)
     ]
     dividers = [
@@ -177,7 +177,7 @@ def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
         caption,
         height=70 + 21 * max(4, len(rows)),
         wide=True,
-        layout={"barmode": "overlay", "showlegend": False, "shapes": dividers},
+        layout={"barmode": "overlay", "shapes": dividers},
     )
 
 
@@ -213,7 +213,7 @@ def _bars(trace: Traced, position: int) -> Iterator[Bar]:
         kind, name = Kind(int(activity["kind"])), timeline.names[activity["name"]]
         if kind is Kind.PHASE and name in ENCLOSING:
             continue
-        row, group = ("phases", PHASES.get(name, "other")) if kind is Kind.PHASE else KINDS[kind]
+        row, group = ("phases", group_of(name)) if kind is Kind.PHASE else KINDS[kind]
         if activity["lane"]:
             row = timeline.lanes[activity["rank"]][activity["lane"]]
         words = name if kind in (Kind.PHASE, Kind.CALL) else f"{kind.name.lower()} {name}"

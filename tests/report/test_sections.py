@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from pydtnn.report.curves import throughput, training
-from pydtnn.report.overview import configuration, environment, overview
+from pydtnn.report.overview import (
+    NONE,
+    best_of,
+    configuration,
+    environment,
+    monitored,
+    overview,
+)
 from pydtnn.report.phases import SHOWN, chosen, phases
 from pydtnn.report.predicted import predicted
 from pydtnn.report.runs import Run, read_runs
@@ -51,7 +58,7 @@ def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
     by_name = {bars["name"]: bars["x"][1] for bars in ranks.data}
     assert sum(by_name.values()) == pytest.approx(3 * 1.5)
     assert by_name["compute"] == pytest.approx(3 * 0.7)
-    assert by_name["other"] == pytest.approx(3 * 0.2)
+    assert by_name["callbacks"] == pytest.approx(3 * 0.2)
     assert {bars["name"]: bars["y"][0] for bars in epochs.data} == pytest.approx(
         {name: seconds / 3 for name, seconds in by_name.items()}
     )
@@ -72,8 +79,8 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path)
     section = scaling([four, two])
     [table] = section.tables
     assert [row[:2] + row[4:6] for row in table.rows] == [
-        ["run-2", "2", "1.00", "100 %"],
-        ["run-4", "4", "1.00", "50 %"],
+        ["run-2", "2 x 1 thread", "1.00", "100 % (100 to 100 %)"],
+        ["run-4", "4 x 1 thread", "1.00", "50 % (50 to 50 %)"],
     ]
     ideal, measured = figure(section, "Throughput").data
     assert ideal["y"] == pytest.approx([1280, 2560])
@@ -103,10 +110,44 @@ def test_a_run_on_one_rank_is_the_reference_of_every_allreduce(tmp_path: Path) -
         )
     ]
     [table] = scaling([one, *others]).tables
-    assert [row[1] for row in table.rows] == ["1", "2", "4", "1", "2", "4"]
+    assert [row[1][0] for row in table.rows] == ["1", "2", "4", "1", "2", "4"]
     names = [trace["name"] for trace in figure(scaling([one, *others]), "Throughput").data]
     assert names == ["ideal", "allreduce ring", "ideal", "allreduce tree"]
     assert len(figure(scaling([one, *others]), "Time per step").data[0]["x"]) == 5
+
+
+def test_efficiencies_have_a_spread_and_the_number_of_cores_with_warnings(tmp_path: Path) -> None:
+    """Four ranks on two cores, beside one rank whose fastest intervals are twice as fast."""
+    cpu = {"environment": {"cpu": {"usable": 2}}, "hosts": 1}
+    one, four = runs(tmp_path, 1, 4, **cpu)
+    for epoch in one.intervals:
+        epoch.seconds[:] = [0.5, 0.4] * 5
+    section = scaling([one, four])
+    row = section.tables[0].rows[1]
+    assert row[1] == "4 x 1 thread on 2 cores"
+    assert row[3] == "2,560 (2,560 to 2,560)"
+    assert row[5] == "444 % (400 to 500 %)"  # 640 samples/s per rank over 128 to 160
+    assert "run-4 has more threads than cores (4 x 1 thread on 2 cores)" in section.text
+    assert "The efficiency of run-4, 444 %, is above 100 %" in section.text
+    bars = figure(section, "Parallel efficiency").data[1]["error_y"]
+    assert bars["array"] == pytest.approx([0, 500 - 4000 / 9])
+    assert bars["arrayminus"] == pytest.approx([0, 4000 / 9 - 400])
+
+
+def test_runs_that_are_in_no_series_are_named_with_the_reason(tmp_path: Path) -> None:
+    options = {"configuration": {"model": "cnn", "dataset": "synthetic"}}
+    [alone] = runs(tmp_path / "alone", 2, **options)
+    unmeasured = write_run(tmp_path / "old", ranks=8)
+    (unmeasured / "measurements.jsonl").unlink()
+    pair = runs(tmp_path, 1, 2)
+    section = scaling([*pair, alone, *read_runs([unmeasured])])
+    text = "Left out: run-2, as no run has another number of ranks than 2 and the same options"
+    assert f"{text} (model cnn)." in section.text
+    assert "Left out: old, which was not measured." in section.text
+    assert {row[0] for row in section.tables[0].rows} == {"run-1", "run-2"}
+    nothing = scaling([pair[0], alone])
+    assert nothing.empty
+    assert "run-2, as no run has another number of ranks than 2" in nothing.absent
 
 
 def test_scaling_is_absent_if_all_runs_have_as_many_ranks(tmp_path: Path) -> None:
@@ -136,9 +177,36 @@ def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["training loss"] == ["0.6667", "0.6667"]
     assert cells["validation loss"] == ["–", "–"]  # noqa: RUF001
+    assert cells["best validation accuracy"] == ["0.1000", "0.1000"]
+    assert cells["best epoch"] == ["1", "1"]
     assert cells["samples/s"] == ["640", "1,280"]
     assert cells["time in epochs"] == ["4.5 s", "4.5 s"]
     assert len(overview(runs(tmp_path / "many", 1, 2, 3, 4, 5)).tables[0].rows) == 5
+
+
+def test_the_best_epoch_is_that_of_the_monitored_value_or_of_the_validation(tmp_path: Path) -> None:
+    [run] = runs(tmp_path, 1)
+    assert monitored([run]) == "val_accuracy"
+    for epoch, logs in enumerate(run.history):
+        logs |= {"val_accuracy": [0.2, 0.4, 0.3][epoch], "val_loss": [None, 3.0, 2.0][epoch]}
+    assert best_of(run, "val_accuracy") == ["0.4000", "2"]
+    assert best_of(run, "val_loss") == ["2.0000", "3"]
+    assert best_of(run, "val_mse") == [NONE, NONE]
+    run.about["configuration"]["monitor"] = "val_loss"
+    assert monitored([run]) == "val_loss"
+
+
+def test_swept_options_are_in_the_results_and_in_the_names_of_runs(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", lr=0.1)
+    found = read_runs([first, *(write_run(tmp_path / f"b{i}", lr=0.2) for i in range(4))])
+    [table] = overview(found).tables
+    assert table.sortable
+    place = table.columns.index("lr")
+    assert [row[place] for row in table.rows] == ["0.1", *["0.2"] * 4]
+    assert [*training(found).legend][:2] == ["a (lr 0.1)", "b0 (lr 0.2)"]
+    assert {trace["name"] for trace in figure(training(found), "Loss").data} == {
+        *training(found).legend
+    }
 
 
 PREDICTED = {
@@ -154,7 +222,7 @@ def test_predicted_parts_of_a_step_are_beside_the_measured_ones(tmp_path: Path) 
     assert table.rows == [
         ["time per step", "50 ms", "50 ms"],
         ["compute and update", "35 ms", "35 ms"],
-        ["communication that is not hidden", "10 ms", "10 ms"],
+        ["communication, exposed", "10 ms", "10 ms"],
         ["waiting for data", "5 ms", "5 ms"],
         ["accuracy", "", "100 %"],
         ["memory of a rank, without data", "", "100 MB"],

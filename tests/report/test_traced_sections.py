@@ -12,8 +12,8 @@ from pydtnn.report.memory import memory, peaks_of
 from pydtnn.report.messages import blocks, messages
 from pydtnn.report.page import sections_of
 from pydtnn.report.runs import Run, read_runs
-from pydtnn.report.section import Section
-from pydtnn.report.steps import COLOURS, steps
+from pydtnn.report.section import COLOURS, RUNS, Figure, Section, colour
+from pydtnn.report.steps import PARTS, steps
 from pydtnn.report.timeline import timeline
 from pydtnn.report.traced import Step
 from tests.report.folders import write_run as write_folder
@@ -46,7 +46,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_the_slow_rank_and_layer_are_named(
     bars = {bar["name"]: np.array(bar["x"]) for bar in section.figures[0].data}
     durations = run.traced.timeline.steps
     whole = (durations.stop - durations.start).mean(axis=0) / 1e6
-    assert [*bars] == [*COLOURS]
+    assert [*bars] == [*PARTS]
     np.testing.assert_allclose(sum(bars.values()), whole, rtol=0.01)
     forward = sum(forward for forward, _ in LAYERS.values()) / MS
     np.testing.assert_allclose(bars["forward"], forward, rtol=0.02)
@@ -92,12 +92,20 @@ def test_short_activities_are_left_out_if_there_are_many(
 
 def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path: Path) -> None:
     sent, waited = messages([traced(tmp_path)]).figures
-    z = sent.data[0]["z"]
     assert sent.title == "run: bytes sent per step"
     expected = np.roll(np.eye(4), 1, axis=1) * 2 * 2 * 1.5  # kB: buckets x rounds x 1500 B
-    np.testing.assert_allclose(np.nan_to_num(z), expected)
-    assert np.isnan(z[0, 0])
-    assert np.nanargmax(waited.data[0]["z"][2]) == 1  # a ring: rank 2 waits for rank 1
+    np.testing.assert_allclose(matrix(sent, 4), expected)
+    assert sent.caption == "In kB; the strongest colour is 6 kB."
+    assert matrix(waited, 4)[2].argmax() == 1  # a ring: rank 2 waits for rank 1
+
+
+def matrix(figure: Figure, size: int) -> np.ndarray:
+    """The numbers of a figure whose bars are the cells of a matrix."""
+    [bars] = figure.data
+    found = np.zeros((size, size))
+    columns = (np.asarray(bars["base"]) + np.asarray(bars["x"]) / 2).round().astype(int)
+    found[np.asarray(bars["y"]).astype(int), columns] = [float(text) for text in bars["text"]]
+    return found
 
 
 def test_of_many_ranks_neighbours_are_added_up() -> None:
@@ -112,7 +120,7 @@ def test_of_many_ranks_neighbours_are_added_up() -> None:
 def test_collective_calls_have_waits_but_no_messages(tmp_path: Path) -> None:
     [waited] = messages([traced(tmp_path, messages=False)]).figures
     assert waited.title == "run: waiting per step"
-    z = np.nan_to_num(waited.data[0]["z"])
+    z = matrix(waited, 4)
     assert z[0].argmax() == z[2].argmax() == z[3].argmax() == 1
 
 
@@ -137,10 +145,13 @@ def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_pa
     run.traced.timeline.about[0]["machine"] = limits
     section = layers([run])
     line = section.figures[0].data[0]
-    assert line["name"] == "machine"
+    assert line["name"] == "limit of the machine"
+    assert not section.figures[0].caption
     np.testing.assert_allclose(line["x"], [1, 4, 8])
     np.testing.assert_allclose(line["y"], [2, 8, 8])
     assert section.tables[0].rows[0][-1] == "50 %"
+    run.traced.timeline.about[0]["machine"] = {name: one / 4 for name, one in limits.items()}
+    assert layers([run]).figures[0].caption.startswith("6 of 6 points are above the line: ")
 
 
 def test_memory_over_a_step_is_that_of_the_main_thread_of_each_rank(tmp_path: Path) -> None:
@@ -156,6 +167,40 @@ def test_of_neighbouring_points_the_highest_are_kept() -> None:
     assert len(x) == 90
     assert peaks.max() == y.max()
     np.testing.assert_array_equal(peaks, y[x])
+
+
+def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_scales(
+    tmp_path: Path,
+) -> None:
+    folders = [write_folder(tmp_path / f"run-{n}", ranks=n) for n in (1, 2, 4)]
+    for n, folder in zip((1, 2, 4), folders, strict=True):
+        write_run(folder / "trace", ranks=n, slower=lambda *where: n * MS // 10)  # noqa: B023
+    runs = read_runs(folders)
+    assert len({*RUNS, *COLOURS.values()}) == len(RUNS) + len(COLOURS)
+    known = COLOURS | {run.title: colour(i) for i, run in enumerate(runs)}
+    known |= dict.fromkeys(("limit of the machine", "ideal", "measured"), COLOURS["other"])
+    known |= {f"rank {rank}": COLOURS["memory"] for rank in range(4)}
+    known |= {"B": COLOURS["communication"], "s": COLOURS["waiting for a rank"]}  # of matrices
+    for section in sections_of(runs):
+        scales: dict[str, set[str]] = {}
+        for figure in section.figures:
+            for trace in figure.data:
+                used = trace["line" if trace.get("mode") == "lines" else "marker"]["color"]
+                if trace["name"] == "measured":  # points have the colours of runs
+                    assert used == [known[run.title] for run in runs]
+                    used = trace["line"]["color"]
+                name = trace["name"].lstrip("kmMµ") if section.name == "messages" else trace["name"]
+                assert used == known[name], (section.name, trace["name"])
+                assert section.name in ("messages", "memory") or trace["name"] in section.legend
+            layout = figure.properties()["layout"]
+            assert not layout["showlegend"]
+            kind = figure.title.partition(": ")[2] if section.name != "memory" else "memory"
+            ends = [layout[axis].get("range") for axis in ("xaxis", "yaxis")]
+            if section.name in ("phases", "layers"):
+                scales.setdefault(kind, set()).add(str(ends))
+            elif section.name in ("memory", "steps"):
+                scales.setdefault(kind, set()).add(str(ends[section.name == "memory"]))
+        assert all(len(ends) == 1 for ends in scales.values()), section.name
 
 
 def test_a_run_without_a_trace_says_how_to_record_one(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ ALLOWED = {
     "models": {"utils", "layers", "parameters"},
     "testing": {*BELOW_TRAINING, "training"},
     "tracing": {"utils", "comm", "version"},
-    "report": {"utils", "tracing", "version"},
+    "report": {"utils", "tracing", "rules", "version"},
     "perfmodel": {*BELOW_PROGRAMS, "models"},
     "programs": {
         *BELOW_PROGRAMS,

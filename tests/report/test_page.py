@@ -75,7 +75,7 @@ def test_a_missing_package_is_a_sentence_with_the_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main([str(write_run(tmp_path / "run")), "-o", str(tmp_path / "page.html")]) == 1
-    said = "report requires jinja2 and plotly; install them with: pip install jinja2 plotly\n"
+    said = "report requires jinja2; install it with: pip install jinja2\n"
     assert capsys.readouterr().err == said
 
 

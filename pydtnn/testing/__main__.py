@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
     if options.plan is not None or options.mesh is not None:
         net = import_object(options.scheme, "network")
-        return check_plan(net, options.shape, options.plan, meshes=options.mesh)
+        return check_plan(
+            net, options.shape, options.plan, meshes=options.mesh, training=options.training
+        )
     if ":" in options.scheme or options.scheme.endswith(".py"):
         target = import_object(options.scheme, "testing")
         kind = target if isinstance(target, type) else type(target)
@@ -135,6 +137,11 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="AXIS=N,...",
         help="ranks along each axis, data=2,filter=2; may be given several times",
+    )
+    parser.add_argument(
+        "--training",
+        action="store_true",
+        help="with --plan or --mesh: compare a trainer with serial training, too",
     )
     return parser
 

@@ -34,6 +34,7 @@ def check_plan(
     tolerance: float = 1e-12,
     seed: int = 0,
     timeout: float = 60.0,
+    training: bool = False,
 ) -> PlanReport:
     """Check that a network computes the same under a plan as serially, on several meshes.
 
@@ -41,8 +42,13 @@ def check_plan(
     and evaluates it. Samples are divided unevenly over the axis "data", along which batch norm is
     synchronised. Every rank's part must agree with serial training: outputs, the gradient of the
     input, the gradients of all parameters, running statistics and parameters. Ranks with the same
-    part of a parameter must have the same bytes of it. Everything is repeated with random delays
+    part of an array must have the same bytes of it. Everything is repeated with random delays
     between the ranks, which must not change a byte.
+
+    With `training`, ten steps of a `Trainer` are compared with serial training as well: batches,
+    the last of an epoch with a single sample, micro-batches of different lengths, sums of
+    gradients, clipping to the median norm, momentum and weight decay. Batch norm then normalises
+    each micro-batch and, in a second run, the batch of all ranks (not in stages).
 
     Parameters
     ----------
@@ -71,6 +77,8 @@ def check_plan(
         Seed of the data and the initial weights.
     timeout : float
         Maximum duration of one run of threads, in s.
+    training : bool
+        Whether to check the training loop, too.
 
     Returns
     -------
@@ -109,8 +117,15 @@ def check_plan(
     course = serial.run()
     rows: list[PlanRow] = []
     for axes in asked:
-        options: dict[str, Any] = {"comm": comm, "tolerance": tolerance, "timeout": timeout}
-        case = Case(problem, course, _checked(axes, comm), **options)
+        case = Case(
+            problem,
+            course,
+            _checked(axes, comm),
+            comm=comm,
+            tolerance=tolerance,
+            timeout=timeout,
+            training=training,
+        )
         refused = case.refusal()
         if refused and meshes is not None:
             raise ValueError(refused)

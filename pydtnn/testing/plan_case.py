@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,7 +15,7 @@ from pydtnn.comm.delayed import Delayed
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing.plan_problem import EVALUATION, Problem
-from pydtnn.testing.plan_rank import KINDS, Course, Own, Rank
+from pydtnn.testing.plan_rank import KINDS, Course, Own, Rank, TrainedRank, train_serially
 from pydtnn.testing.plan_report import PlanRow, mesh_name
 from pydtnn.testing.plan_trace import Wrong, first_wrong
 from pydtnn.testing.ranks import run_within
@@ -46,7 +47,14 @@ class Way(NamedTuple):
         return f"{'fused' if self.fuse else 'not fused'}{delayed}"
 
 
+TRAINING_TOLERANCE = 100
+"""Factor on the tolerance in ten steps with updates, as rounding grows from step to step."""
+
 WAYS = (Way(False, True), Way(True, False), Way(False, True, 1), Way(True, False, 2))
+
+
+REPLICATED = ("output", "gradient of input", "statistic", "parameter")
+"""Kinds of arrays of which ranks with the same part must have the same bytes."""
 
 
 class Difference(NamedTuple):
@@ -72,6 +80,8 @@ class Case:
     tolerance : float
     timeout : float
         Time limit of one run of threads, in s.
+    training : bool
+        Whether a trainer is compared, too.
     """
 
     def __init__(
@@ -83,12 +93,14 @@ class Case:
         comm: Communicator | None,
         tolerance: float,
         timeout: float,
+        training: bool,
     ) -> None:
         self.problem, self.serial, self.axes = problem, serial, dict(axes)
+        self.training = training
         self.comm, self.tolerance, self.timeout = comm, tolerance, timeout
         self.stages = self.axes.get(PIPELINE, 1) > 1
         self.at: dict[int, str] = {}
-        self.differences = dict.fromkeys(KINDS, 0.0)
+        self.differences = dict.fromkeys((*KINDS, *(["training"] if training else [])), 0.0)
 
     def refusal(self) -> str:
         """Return why the plan is not possible on this mesh; an empty string if it is."""
@@ -123,8 +135,41 @@ class Case:
                 plain[way.fuse] = courses
             else:
                 self._compare_bytes(courses, plain[way.fuse], way)
+        if self.training:
+            self._check_training()
         first = plain[True][0]
         return PlanRow(dict(self.axes), self.differences, first.messages, first.bytes)
+
+    def _check_training(self) -> None:
+        """Compare a trainer with serial training, batch norm over micro-batches and over all."""
+        norms = any(key[1] == "statistic" and own for key, own in self.serial.values.items())
+        data = self.problem.dataset(self.problem.model(None, fuse=False))
+        ranks = self.axes.get("data", 1)
+        for sync in (False, True) if norms and not self.stages else (False,):
+            expected, clip = train_serially(self.problem, data, ranks, sync=sync)
+            rank = partial(self._train, data=data, ranks=ranks, clip=clip, sync=sync)
+            way = f"training{' with sync_batch_norm' if sync else ''}"
+            self._compare_training(self._on_ranks(rank), expected, way)
+
+    def _train(self, comm: Communicator, **options: Any) -> Course:
+        with Mesh(comm, **self.axes) as mesh:
+            return TrainedRank(self.problem, mesh, **options).run()
+
+    def _compare_training(self, courses: Sequence[Course], expected: Course, way: str) -> None:
+        for (step, kind), arrays in expected.values.items():
+            worst = _largest(arrays, courses, (step, kind))
+            name = f"the {kind}" + (f" {worst.name}" if kind == "parameter" else "")
+            if not worst.value <= TRAINING_TOLERANCE * self.tolerance:
+                self._fail(
+                    f"trainer: {name} of rank {worst.rank} differs from that of serial training by "
+                    f"{worst.value:.1e} of the largest in step {step + 1}, although outputs and "
+                    "gradients of the passes agree; check weights of micro-batches, sums of "
+                    "gradients, clipping and the update",
+                    way,
+                )
+            self.differences["training"] = max(self.differences["training"], worst.value)
+            if kind == "parameter":
+                self._compare_replicas(courses, (step, kind), way)
 
     def _run(self, way: Way, traced: int | None = None) -> list[Course]:
         def rank(comm: Communicator) -> Course:
@@ -168,25 +213,30 @@ class Case:
             if not worst.value <= self.tolerance:
                 self._fail_step(step, kind, worst, way)
             self.differences[kind] = max(self.differences[kind], worst.value)
-        self._compare_replicas(courses, way)
-
-    def _compare_replicas(self, courses: Sequence[Course], way: Way) -> None:
-        """Ranks with the same part of a parameter have the same bytes of it."""
         for key in self.serial.values:
-            if key[1] != "parameter":
-                continue
-            seen: dict[Any, tuple[int, bytes]] = {}
-            for rank, course in enumerate(courses):
-                for name, own in course.values[key].items():
-                    cuts = () if own.part is None else own.part.cuts
-                    place = (name, *(course.position[cut.axis] for cut in cuts))
-                    first, values = seen.setdefault(place, (rank, own.array.tobytes()))
-                    if values != own.array.tobytes():
-                        self._fail(
-                            f"{name}: rank {rank} has other bytes than rank {first} after step "
-                            f"{key[0] + 1}; ranks with the same part must compute the same",
-                            way,
-                        )
+            if key[1] in REPLICATED:
+                self._compare_replicas(courses, key, way)
+
+    def _compare_replicas(
+        self, courses: Sequence[Course], key: tuple[int, str], way: Way | str
+    ) -> None:
+        """Ranks with the same part of an array, of the same samples, have the same bytes of it."""
+        step, kind = key
+        seen: dict[Any, tuple[int, bytes]] = {}
+        for rank, course in enumerate(courses):
+            for name, own in course.values[key].items():
+                cuts = [cut.axis for cut in own.part.cuts] if own.part is not None else []
+                axes = (*cuts, *(["data"] if own.rows is not None else []))
+                place = (name, *(course.position[axis] for axis in axes))
+                first, values = seen.setdefault(place, (rank, own.array.tobytes()))
+                if values != own.array.tobytes():
+                    when = "in evaluation" if step == EVALUATION else f"after step {step + 1}"
+                    what = name if kind == "parameter" else f"the {kind} {name}"
+                    self._fail(
+                        f"{what}: rank {rank} has other bytes than rank {first} {when}; ranks with "
+                        "the same part must compute the same, sums in the same order",
+                        way,
+                    )
 
     def _compare_bytes(self, courses: Sequence[Course], plain: Sequence[Course], way: Way) -> None:
         """The results do not depend on the order in which ranks arrive."""
@@ -231,7 +281,7 @@ class Case:
         ranks = [(course.position, course.trace) for course in self._run(way, step)]
         return first_wrong(serial, ranks, self.tolerance)
 
-    def _fail(self, what: str, way: Way, error: Exception | None = None) -> NoReturn:
+    def _fail(self, what: str, way: Way | str, error: Exception | None = None) -> NoReturn:
         raise AssertionError(f"{what} [mesh {mesh_name(self.axes)}, {way}]") from error
 
 

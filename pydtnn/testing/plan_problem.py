@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, Layer, Sequential, StepContext
 from pydtnn.layers.base import Shape
@@ -21,6 +22,9 @@ from pydtnn.utils.split import even_cut
 STEPS = 3
 EVALUATION = STEPS
 """Number of the forward pass without training after the last step."""
+
+BATCHES = 3
+"""Batches of the data set with which a trainer is checked; another one has a single sample."""
 
 AnyPlan = Plan | Mapping[str, Any] | str | None
 Arrays = tuple[np.ndarray, ...]
@@ -87,6 +91,16 @@ class Problem:
     def _normal(self, stream: int, shapes: Sequence[Shape], rows: slice) -> Arrays:
         rng = np.random.default_rng([self.seed, stream])
         return tuple(rng.normal(size=(self.batch, *shape))[rows].copy() for shape in shapes)
+
+    def dataset(self, model: Model) -> ArrayDataset:
+        """Return samples and targets for a model of the whole network."""
+        rng = np.random.default_rng([self.seed, 2 * EVALUATION + 1])
+        samples = BATCHES * self.batch + 1
+        x, y = (
+            tuple(rng.normal(size=(samples, *shape)) for shape in shapes)
+            for shapes in (model.input_shapes, model.output_shapes)
+        )
+        return ArrayDataset(x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
 
     def context(self, step: int, rows: slice) -> StepContext:
         """Return the settings of a rank's forward pass."""

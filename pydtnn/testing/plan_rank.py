@@ -1,4 +1,4 @@
-"""Three training steps of a network on one rank of a mesh, or serially."""
+"""Training steps of a network on one rank of a mesh, or serially."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm import Serial
+from pydtnn.data import ArrayDataset
 from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.part import Part
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model.execution import Asked
 from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing.plan_problem import EVALUATION, STEPS, Arrays, Problem
 from pydtnn.testing.plan_trace import Trace, Traced
+from pydtnn.training.preparation import start_equal
+from pydtnn.training.trainer import Trainer
 
 LR, MOMENTUM = 0.01, 0.9
 NOISE = 0.1
@@ -24,6 +29,17 @@ NOISE = 0.1
 
 KINDS = ("initial value", "output", "gradient of input", "gradient", "statistic", "parameter")
 """What is compared, in the order in which a step computes it."""
+
+TRAINED = ("loss", "norm of the gradient", "parameter")
+"""What is compared after the steps of a trainer."""
+
+TRAINER_STEPS = 10
+"""Steps of a trainer: two epochs and a half, of which each ends with a batch of one sample."""
+
+PARTS = 2
+"""Micro-batches of a rank in these steps, if its batch has so many samples."""
+
+DECAY = 1e-3
 
 
 @dataclass
@@ -232,6 +248,85 @@ class Rank:
             for s in self.model.statistics.statistics
             for what, array in zip(RUNNING, (s.mean, s.variance), strict=True)
         }
+
+
+class TrainedRank:
+    """A rank's trainer: its batches, micro-batches, sums of gradients, clipping and updates.
+
+    Batch norm normalises each micro-batch, or the whole batch with `sync`. Serial training computes
+    the micro-batches of all ranks.
+
+    Parameters
+    ----------
+    problem : Problem
+    mesh : Mesh or None
+        None trains serially.
+    data : ArrayDataset
+    ranks : int
+        Ranks along the axis "data", also of the mesh with which serial training is compared.
+    clip : float
+        Largest norm of the gradient.
+    sync : bool
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        mesh: Mesh | None,
+        data: ArrayDataset,
+        *,
+        ranks: int,
+        clip: float,
+        sync: bool,
+    ) -> None:
+        model = problem.model(mesh, fuse=True, input_gradient=False)
+        parts = PARTS if problem.batch >= PARTS * ranks else 1
+        own = parts if mesh is not None else parts * ranks
+        split = {"accumulation": own} if model.stage is None else {"micro_batches": own}
+        outputs = len(data.y) if isinstance(data.y, tuple) else 1
+        self.trainer = Trainer(
+            model,
+            SGD(LR, momentum=MOMENTUM, weight_decay=DECAY, clip_norm=clip),
+            loss=["mse"] * outputs if outputs > 1 else "mse",
+            metrics=None if outputs > 1 else (),
+            exchange=AllReduce(Serial() if mesh is None else mesh.data),
+            mesh=mesh,
+            sync_batch_norm=sync,
+            progress=False,
+            **split,
+        )
+        self.loader = self.trainer.setup.loader(
+            data, problem.batch, parts * ranks, seed=problem.seed, prefetch=0
+        )
+        self.course = Course({} if mesh is None else mesh.position)
+
+    def run(self) -> Course:
+        """Train."""
+        trainer, values = self.trainer, self.course.values
+        start_equal(trainer.setup)
+        for step in range(TRAINER_STEPS):
+            epoch, index = divmod(step, len(self.loader))
+            totals = trainer.train_step(next(self.loader.epoch(epoch, start=index)), epoch)
+            norm = float(trainer.optimizer.gradient_norm)
+            parameters = trainer.model.parameters.items()
+            found = (
+                {"loss": Own(np.array([totals.means()["loss"]]))},
+                {"norm": Own(np.array([norm]))},
+                {name: Own(p.master.copy(), p.part) for name, p in parameters},
+            )
+            values.update({(step, kind): own for kind, own in zip(TRAINED, found, strict=True)})
+        return self.course
+
+
+def train_serially(
+    problem: Problem, data: ArrayDataset, ranks: int, *, sync: bool
+) -> tuple[Course, float]:
+    """Return the results of serial training, and the norm to which it clips every other step."""
+    options: dict[str, Any] = {"ranks": ranks, "sync": sync}
+    free = TrainedRank(problem, None, data, clip=1e300, **options).run()
+    norms = [own["norm"].array for (_, kind), own in free.values.items() if kind == TRAINED[1]]
+    clip = float(np.median(norms))
+    return TrainedRank(problem, None, data, clip=clip, **options).run(), clip
 
 
 def _along_data(op: Any) -> Any:

@@ -23,7 +23,8 @@ class PlanRow:
     mesh : dict of str to int
     differences : dict of str to float
         For each kind of arrays the largest difference from serial training, relative to the largest
-        magnitude of the kind, over all steps, with and without fusion.
+        magnitude of the kind, over all steps, with and without fusion; "training" is that of
+        losses, norms of gradients and parameters in the steps of a trainer, if they were checked.
     messages, bytes : float
         Messages that rank 0 sends in a step, and B, those for gradients included.
     refused : str
@@ -59,6 +60,8 @@ class PlanReport:
     def __str__(self) -> str:
         width = max(len(mesh_name(row.mesh)) for row in self.rows)
         kinds = [kind for kind in KINDS if kind != "initial value"]
+        if any("training" in row.differences for row in self.rows):
+            kinds.append("training")
         short = {"gradient of input": "dx"}
         head = "".join(f"{short.get(kind, kind):>11}" for kind in kinds)
         lines = [

@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.comm.thread import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, halo_conv
-from pydtnn.layers.collectives import AllGather, Pending, ReduceScatter, Steps, parts_of
+from pydtnn.layers.collectives import AllGather, AllReduce, Pending, ReduceScatter, Steps, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
 from pydtnn.layers.extended_conv import ExtendedConv2d
 from pydtnn.layers.part import Cut, Part
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.layers.stripes import Halo
 from pydtnn.model.partition import apply, rules
-from pydtnn.testing import check_plan
+from pydtnn.optimizers.parts import Parts
+from pydtnn.testing import check_plan, plan_rank
 from pydtnn.testing.__main__ import main
+from pydtnn.training.trainer import Trainer
 from tests.small_run import only_line
 
 
@@ -258,6 +261,41 @@ def a_message_that_is_not_sent(patch: Patch) -> None:
     patch.setattr(AllGather, "start", wrong)
 
 
+def rotated(array: np.ndarray, group: Any) -> np.ndarray:
+    """The sum over the ranks of a group, from the own term on: in another order on each rank."""
+    terms = np.empty((group.size, array.size))
+    group.allgather(array.reshape(-1), [array.size] * group.size, terms.reshape(-1))
+    total = sum(terms[(group.rank + i) % group.size] for i in range(group.size))
+    return np.reshape(total, array.shape)
+
+
+@breaks(
+    "channel", {"channel": 3}, r"the output output 0: rank \d has other bytes than rank 0 after"
+)
+def an_output_that_is_summed_in_the_order_of_each_rank(patch: Patch) -> None:
+    def wrong(self: Any, group: Any, tag: int) -> Any:
+        return Pending(None, lambda: rotated(self.array, group))
+
+    patch.setattr(AllReduce, "start", wrong)
+
+
+@breaks(
+    "filter",
+    {"data": 2, **FILTER},
+    r"norm\.running_mean: rank \d has other bytes than",
+)
+def statistics_that_are_summed_in_the_order_of_each_rank(patch: Patch) -> None:
+    right = RunningStatistics.fold
+
+    def wrong(self: Any) -> None:
+        right(self)
+        rank = communicator_of_thread()
+        if rank is not None and rank.rank > 0:  # as a sum that is rounded in another way
+            self.statistics[0].mean[:] = np.nextafter(self.statistics[0].mean, np.inf)
+
+    patch.setattr(RunningStatistics, "fold", wrong)
+
+
 @pytest.mark.parametrize(
     ("fault", "plan", "mesh", "words"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
 )
@@ -274,6 +312,93 @@ def test_a_fault_is_refused_with_the_name_of_the_layer(
     told = str(caught.value)
     assert "\n" not in told
     assert "[mesh " in told
+
+
+# -- the training loop
+
+TWELVE: list[tuple[str | None, dict[str, int]]] = [
+    (None, {"data": 2}),
+    (None, {"data": 3}),
+    ("filter", {"filter": 2}),
+    ("filter", {"filter": 3}),
+    ("channel", {"channel": 2}),
+    ("spatial", {"spatial": 2}),
+    ("spatial", {"spatial": 3}),
+    ("filter", {"data": 2, "filter": 2}),
+    ("channel", {"data": 2, "channel": 2}),
+    ("spatial", {"data": 2, "spatial": 2}),
+    ("pipeline", {"pipeline": 2}),
+    ("pipeline", {"data": 2, "pipeline": 2}),
+]
+
+
+def small() -> list[Layer]:
+    return [
+        Conv2d(4, 3, padding=1, name="first"),
+        BatchNorm(name="norm"),
+        ReLU(),
+        Flatten(),
+        Linear(3, name="last"),
+    ]
+
+
+def on_meshes(patch: Patch, plant: Callable[[Any], None]) -> None:
+    """Change the trainers on meshes, not those of serial training."""
+
+    def create(*args: Any, **options: Any) -> Trainer:
+        trainer = Trainer(*args, **options)
+        if options["mesh"] is not None:
+            plant(trainer)
+        return trainer
+
+    patch.setattr(plan_rank, "Trainer", create)
+
+
+@pytest.mark.parametrize(
+    ("plan", "mesh"),
+    [
+        pytest.param(*case, marks=[] if place in (0, 7, 11) else pytest.mark.long)
+        for place, case in enumerate(TWELVE)
+    ],
+    ids=str,
+)
+def test_a_gradient_of_another_scale_is_found_in_every_mesh(
+    plan: str | None, mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = check_plan(small(), (5, 4, 2), plan, meshes=[mesh], training=True)
+    assert report.rows[0].differences["training"] < 1e-13
+    assert "training" in str(report).splitlines()[1]
+
+    def scale(trainer: Trainer) -> None:
+        right = trainer.exchange.loss_scale
+        trainer.exchange.loss_scale = lambda *args: 1.001 * right(*args)  # type: ignore[method-assign]
+
+    on_meshes(monkeypatch, scale)
+    told = r"trainer: the .* differs from that of serial training by \S+ of the largest in step "
+    with pytest.raises(AssertionError, match=told + r"(\d|10), .*\[mesh .*, training"):
+        check_plan(small(), (5, 4, 2), plan, meshes=[mesh], training=True)
+
+
+def test_other_faults_of_a_training_loop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal weights of uneven parts of a batch, and the norm of a rank's part of the gradient."""
+
+    def equal_weights(trainer: Trainer) -> None:
+        size = trainer.exchange.comm.size
+        trainer.exchange.loss_scale = (  # type: ignore[method-assign]
+            lambda local, total: 1 / (max(local, 1) * size)
+        )
+
+    def own_norm(trainer: Trainer) -> None:
+        trainer.optimizer.distribute(Parts())
+
+    for plant, plan, mesh in (
+        (equal_weights, None, {"data": 2}),
+        (own_norm, "filter", {"filter": 2}),
+    ):
+        with monkeypatch.context() as patch:
+            on_meshes(patch, plant)
+            with pytest.raises(AssertionError, match="trainer: the "):
+                check_plan(small(), (5, 4, 2), plan, meshes=[mesh], training=True)
 
 
 # -- the command

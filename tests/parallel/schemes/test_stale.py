@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.request import Request
+from pydtnn.comm.wrapper import Wrapper
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear
 from pydtnn.layers.parameters import Bucket
@@ -19,6 +22,7 @@ from pydtnn.parallel.schemes import StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from tests.parallel.schemes.course import (
+    BATCH,
     RULES,
     Weights,
     assert_close,
@@ -87,6 +91,44 @@ def test_no_step_waits_for_its_own_sums(comm: Communicator) -> None:
         exchange = Patient(comm, delay=delay)
         fit(trainer_of(exchange, SGD(0.1)), 1)
         assert (exchange.early > 0) == waits
+
+
+class Unnoticed(Wrapper):
+    """Sums are complete once a rank waits for them, and not before."""
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
+        self.waits: list[Waits] = []
+
+    def started(self, what: str, call: Any, *args: Any) -> Request:
+        self.waits.append(Waits(call(*args)))
+        return self.waits[-1]
+
+
+class Waits(Request):
+    def __init__(self, inner: Request) -> None:
+        self.inner, self.waited = inner, False
+
+    def wait(self) -> None:
+        self.inner.wait()
+        self.waited = True
+
+    def test(self) -> bool:
+        return self.waited
+
+
+@pytest.mark.threads(1, 2)
+def test_an_evaluation_begins_when_all_messages_have_arrived(comm: Communicator) -> None:
+    """Training may end there, and no rank may leave with messages that others wait for."""
+    inner = Unnoticed(comm)
+    trainer = trainer_of(StaleGradients(inner, delay=2), SGD(0.1), progress=False)
+    exchange = trainer.exchange
+    exchange.start(trainer.model.buckets)
+    loader = trainer.setup.loader(data(), BATCH, comm.size, prefetch=0)
+    trainer.train_step(next(loader.epoch(0)))
+    assert not all(request.waited for request in inner.waits)
+    with trainer.averaged():
+        assert all(request.waited for request in inner.waits)
 
 
 @pytest.mark.threads(3)

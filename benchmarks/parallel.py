@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common.report import Report
-from benchmarks.common.work import WORK, create_trainer, rest
+from benchmarks.common.work import WORK, create_several, create_trainer, rest
 from pydtnn import Mesh
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import Batch
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help=f"of {STEPS} steps each")
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
     args = parser.parse_args()
-    comm = create_communicator()
+    comm = create_several(parser)
     report = Report(args.output) if comm.rank == 0 else None
     if report:
         report.line(

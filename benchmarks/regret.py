@@ -1,7 +1,7 @@
 """Time of every strategy of a job, predicted and measured, and the regret of the predicted choice.
 
-    mpirun -np 4 python -m benchmarks.regret --model resnet20 --input 32x32x3 --batch 64
-    python -m benchmarks.regret --cluster "1gbit 4x1" --model vgg11 --input 32x32x3 --batch 64
+    mpirun -np 4 python -m benchmarks.regret --model resnet20 --shape 32,32,3 --batch 64
+    python -m benchmarks.regret --cluster "1gbit 4x1" --model vgg11 --shape 32,32,3 --batch 64
 
 All strategies that `--parallel auto` considers are projected on the platform of the job (or that of
 `--platform`), and run: uniform ones, hybrids, and plans that were searched layer by layer. Each is
@@ -31,7 +31,6 @@ from pydtnn.kernels import create_backend
 from pydtnn.models import create_net
 from pydtnn.perfmodel.choice import label, milliseconds
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.oracle.options import shape_of
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.quick import platform_of
@@ -41,6 +40,7 @@ from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
 from pydtnn.utils import clock
+from pydtnn.utils.sizes import parse_shape
 
 WARM_UP = 2
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
     """Return the strategies of the job, the fastest first. Collective: all ranks call it."""
-    shape = shape_of(args.input)
+    shape = parse_shape("--shape", args.shape)
     threads = threads_per_rank(comm)
     platform = args.platform and Platform.load(args.platform)
     if platform is None:
@@ -113,7 +113,7 @@ def measure(comm: Communicator, strategy: Strategy, args: argparse.Namespace) ->
         trainer_options["micro_batches"] = parts
     work = Workload(
         args.model,
-        shape_of(args.input),
+        parse_shape("--shape", args.shape),
         args.classes,
         args.batch,
         strategy.axes,
@@ -161,7 +161,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--input", default="32x32x3", metavar="HxWxC")
+    parser.add_argument("--shape", "--input", default="32,32,3", metavar="H,W,C")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks per step")
     parser.add_argument("--platform", metavar="FILE", help="by default measured")

@@ -219,7 +219,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _say(config, comm, f"{shared}, which reduces the speed of each")
     if config.trace is not None:
-        check_folder(config.trace, comm, "--trace")
+        check_folder(config.trace, comm, "train: --trace")
     if config.download or config.stage is not None:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
@@ -312,7 +312,7 @@ def _resume(job: Job) -> None:
         _say(job.config, job.trainer.comm, f"{verb} {path}")
     elif job.config.evaluate_only:
         raise AgreedError(
-            f"--resume: expected a checkpoint in {job.directory}, found none; use --load"
+            f"train: --resume: expected a checkpoint in {job.directory}, found none; use --load"
         )
     else:
         line = f"no checkpoint in {job.directory} yet: starting from the beginning"

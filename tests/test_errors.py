@@ -243,6 +243,7 @@ def test_a_bad_argument_is_one_sentence(
     (tmp_path / "wrong.py").write_text("x = 1\nif x\n")
     failure = fail(*TINY, *arguments)
     assert words in failure.sentence
+    assert not failure.sentence.startswith(("--", "unknown option '", "unknown value"))
     assert all(line.startswith("pydtnn ") for line in failure.printed.splitlines())
     assert failure.printed.count("\n") <= 1
     assert {path.name for path in tmp_path.iterdir()} <= {OWN.name, "wrong.py", "__pycache__"}
@@ -418,7 +419,10 @@ AGREED = {
         ["--global-batch-size=1"],
         "per sample of the global batch (1), got 2 ranks",
     ),
-    "output folder": (["--output-dir=/proc/run"], "rank 0: --output-dir: cannot write /proc/run"),
+    "output folder": (
+        ["--output-dir=/proc/run"],
+        "rank 0: train: --output-dir: cannot write /proc/run",
+    ),
     "not finite": (["--lr=1e30"], "(Linear) on rank 0; use a lower learning rate"),
 }
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.common.work import WORK
-from pydtnn.comm import Communicator, create_communicator
+from benchmarks.common.work import WORK, create_several
+from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--allreduce", nargs="+", choices=[*ALLREDUCES], default=[*ALLREDUCES][1:])
     parser.add_argument("--bucket-bytes", nargs="+", type=int, default=BUCKETS)
     args = parser.parse_args()
-    comm = create_allreduce("vendor", create_communicator())
+    comm = create_allreduce("vendor", create_several(parser))
     choices = [Choice(*pair) for pair in product(args.allreduce, args.bucket_bytes)]
     contest = Contest(comm, [DEFAULT, *choices], args.batch)
     say: Callable[..., None] = print if comm.rank == 0 else lambda *words, **options: None

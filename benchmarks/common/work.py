@@ -6,6 +6,7 @@ random numbers that stays in memory.
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Callable
@@ -72,6 +73,16 @@ def resident(peak: bool = False) -> float:
     key = "VmHWM" if peak else "VmRSS"
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+def create_several(parser: argparse.ArgumentParser) -> Communicator:
+    """Return the communicator of the ranks that a launcher has started; end if there is one."""
+    from pydtnn.comm import create_communicator
+
+    comm = create_communicator()
+    if comm.size == 1:
+        parser.error("expected several ranks, got 1; start it with mpirun -np 2 python -m ...")
+    return comm
 
 
 def rest(comm: Communicator) -> None:

@@ -124,7 +124,7 @@ def _choose(
     """Return the options of the fastest strategy, and why it was chosen."""
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
-        limit = min(limit, parse_size("--memory-limit", config.memory_limit))
+        limit = min(limit, parse_size("train: --memory-limit", config.memory_limit))
     base = strategy_of(config, {}, None)
     batch = task.global_batch
     projector = create_projector(task, platform)
@@ -142,7 +142,7 @@ def _choose(
 
 
 def _allowed(batch: int, whole: bool) -> Callable[[Strategy], bool]:
-    """Return a function that tells whether training with a strategy is possible.
+    """Return a function: whether training with a strategy is possible.
 
     Parameters
     ----------

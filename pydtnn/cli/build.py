@@ -204,8 +204,8 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
     """Create the network that `--model` names, for the classes and shape of a data set."""
     if data.classes is None:
         raise ValueError(
-            f"--dataset: expected a data set with classes, got {data.name} without; train on it "
-            "from Python, with a custom model"
+            f"train: --dataset: expected a data set with classes, got {data.name} without; train "
+            "on it from Python, with a custom model"
         )
     return create_network_for(config, data.classes, data.input_shape)
 
@@ -222,7 +222,7 @@ def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None
         return None
     for name in config.load_options:
         if name not in LOAD_OPTIONS:
-            raise ValueError(unknown("option of --load", name, LOAD_OPTIONS))
+            raise ValueError(f"train: {unknown('option of --load', name, LOAD_OPTIONS)}")
     return load_weights(model, config.load, **config.load_options)
 
 
@@ -240,9 +240,11 @@ def freeze(config: TrainConfig, model: Model) -> None:
     try:
         model.freeze(*patterns)
     except ValueError as error:
-        raise ValueError(f"--freeze: {str(error).partition(': ')[2]}") from error
+        raise ValueError(f"train: --freeze: {str(error).partition(': ')[2]}") from error
     if not model.buckets and not config.evaluate_only:
-        raise ValueError(f"--freeze: {config.freeze} leaves no parameters to train; freeze fewer")
+        raise ValueError(
+            f"train: --freeze: {config.freeze} leaves no parameters to train; freeze fewer"
+        )
 
 
 def recomputation(config: TrainConfig) -> dict[str, Any]:
@@ -255,7 +257,7 @@ def recomputation(config: TrainConfig) -> dict[str, Any]:
     size = config.memory_limit
     return {
         "recompute": chosen,
-        "memory_limit": None if size is None else parse_size("--memory-limit", size),
+        "memory_limit": None if size is None else parse_size("train: --memory-limit", size),
     }
 
 
@@ -264,7 +266,9 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
     found, options = find(config, "optimizer")
     usual = {name: None if p.default is p.empty else p.default for name, p in found.takes.items()}
     if "lr" not in usual:
-        raise ValueError(f"--optimizer: {config.optimizer} must have a parameter `lr`; add it")
+        raise ValueError(
+            f"train: --optimizer: {config.optimizer} must have a parameter `lr`; add it"
+        )
     numbers: dict[str, Any] = {"lr": create_schedule(config, usual["lr"], global_batch, steps)}
     for name, ours in USUAL.items():
         given = getattr(config, name)
@@ -285,9 +289,11 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
             ("--lr-scaling", config.lr_scaling != "none"),
         ):
             if given:
-                raise ValueError(f"{flag}: {config.schedule} sets the learning rate; omit {flag}")
+                raise ValueError(
+                    f"train: {flag}: {config.schedule} sets the learning rate; omit {flag}"
+                )
     elif not isinstance(lr, Real):
-        raise ValueError(f"--lr: {config.optimizer} has no default learning rate; set --lr")
+        raise ValueError(f"train: --lr: {config.optimizer} has no default learning rate; set --lr")
     ratio = global_batch / config.lr_base_batch
     scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
     return get_schedule(

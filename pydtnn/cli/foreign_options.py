@@ -13,6 +13,8 @@ ALIASES = {
     "--batch": "--batch-size",
     "--batchsize": "--batch-size",
     "--bs": "--batch-size",
+    "--batch-per-rank": "--batch-size",
+    "--global-batch": "--global-batch-size",
     "-b": "--batch-size",
     "--epoch": "--epochs",
     "--num-epochs": "--epochs",
@@ -93,6 +95,7 @@ _ACCUMULATION = Answer(
 )
 _RECOMPUTED = Answer("--recompute auto", why="--memory-limit 2GiB limits what is recomputed")
 _SHOWN = Answer("--progress plain", why="a line is printed after every epoch and every 10 s")
+_LOGGED = Answer("--tensorboard", why="history.csv in the run's folder has every epoch")
 _NAME = Answer("--output-dir runs/{value}", "NAME", "a run has the name of its folder")
 _EVALUATED = Answer(
     "--validation-split 0.1", why="without it, the test set is evaluated after every epoch"
@@ -139,6 +142,9 @@ ANSWERS = {
     "--validation": _EVALUATED,
     "--val": _EVALUATED,
     "--test": Answer("--evaluate-only --load {value}", "FILE", "--resume FOLDER takes a run's"),
+    **dict.fromkeys(
+        ("--wandb", "--use-wandb", "--wandb-project", "--mlflow", "--comet", "--logger"), _LOGGED
+    ),
     "--patience": Answer("--early-stopping {value}", "5", "--plateau reduces the learning rate"),
     "--run-name": _NAME,
     "--name": _NAME,

@@ -37,7 +37,7 @@ def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
     names = [*(metric.name for metric in metrics), "loss"]
     choices = [*(f"val_{name}" for name in names), *names]
     if config.monitor is not None and config.monitor not in choices:
-        raise ValueError(unknown("value of --monitor", config.monitor, choices))
+        raise ValueError(f"train: {unknown('value of --monitor', config.monitor, choices)}")
     return config.monitor or choices[0]
 
 
@@ -53,7 +53,7 @@ def read_auxiliary_weights(text: str) -> list[float] | None:
         return [float(item) for item in text.split(",")] if text.strip() else None
     except ValueError:
         raise ValueError(
-            f"--auxiliary-weights must be numbers such as 0.3,0.3, got {text!r}"
+            f"train: --auxiliary-weights must be numbers such as 0.3,0.3, got {text!r}"
         ) from None
 
 
@@ -72,14 +72,16 @@ def check_model(
     its probabilities if samples are mixed.
     """
     if not model.parameters:
-        raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
+        raise ValueError(
+            "train: --model: the model has no parameters to train; add a Linear or a Conv2d"
+        )
     others = len(model.output_shapes) - 1
     if len(auxiliary or ()) != others:
         raise ValueError(
-            f"--auxiliary-weights must be {others} numbers, one for each output of the model after "
-            f"the first, got {auxiliary}"
+            f"train: --auxiliary-weights must be {others} numbers, one for each output of the "
+            f"model after the first, got {auxiliary}"
             if others
-            else f"--auxiliary-weights: the model has no auxiliary outputs, got {auxiliary}"
+            else f"train: --auxiliary-weights: the model has no auxiliary outputs, got {auxiliary}"
         )
     shape = (1, *model.output_shapes[0])
     classes = data.classes or 1

@@ -63,7 +63,7 @@ def create_sums_of(config: TrainConfig) -> Callable[[Communicator], Sums]:
         return partial(ExactSums, shards=config.shards)
     if config.compress is None:
         if config.compress_options:
-            raise ValueError("--compress-options requires --compress; add --compress NAME")
+            raise ValueError("train: --compress-options requires --compress; add --compress NAME")
         return Sums
     found, options = find(config, "compress")
     return found.make(options)

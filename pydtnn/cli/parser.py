@@ -268,4 +268,4 @@ def _explain(message: str) -> Exception:
 
 def _nearest(kind: str, name: str, choices: list[str]) -> str:
     """Return the message for an unknown name, without the full list if no name is near."""
-    return re.sub(r"; choose one of .*", "; see --help", unknown(kind, name, choices))
+    return "train: " + re.sub(r"; choose one of .*", "; see --help", unknown(kind, name, choices))

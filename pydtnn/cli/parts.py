@@ -71,8 +71,11 @@ def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
     options: dict[str, Any] = getattr(config, f"{part}_options", {})
     for name, flag in ELSEWHERE.get(part, {}).items():
         if name in options:
-            raise ValueError(f"--{part}-options: {name} cannot be set here; use {flag}")
-    return PARTS[part].find(getattr(config, part)), options
+            raise ValueError(f"train: --{part}-options: {name} cannot be set here; use {flag}")
+    try:
+        return PARTS[part].find(getattr(config, part)), options
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"train: --{part}: {error}") from error
 
 
 def require_parameter(found: Found[Any], name: str, flag: str) -> None:
@@ -80,5 +83,6 @@ def require_parameter(found: Found[Any], name: str, flag: str) -> None:
     if name not in found.takes:
         others = [key for key in found.kind.registry if name in found.kind.find(key).takes]
         raise ValueError(
-            f"{flag}: {found.name} has no parameter `{name}`; omit it or use {some(others, 3)}"
+            f"train: {flag}: {found.name} has no parameter `{name}`; omit it or use "
+            f"{some(others, 3)}"
         )

@@ -66,22 +66,24 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
     if config.save:
         save = Path(config.save)
         if not config.saves_weights:
-            check_replaceable("--save", save)
+            check_replaceable("train: --save", save)
         elif save.is_dir():
-            raise ValueError(f"--save: expected a file, got the folder {save}; name a file in it")
-        _make("--save", save.parent, made)
+            raise ValueError(
+                f"train: --save: expected a file, got the folder {save}; name a file in it"
+            )
+        _make("train: --save", save.parent, made)
     if config.evaluate_only:
         return Path(config.output_dir or ".")
     if config.output_dir is None:
         return _next_free(config, made)
     path = Path(config.output_dir)
-    _make("--output-dir", path, made)
+    _make("train: --output-dir", path, made)
     if _claim(path, held):
         tidy(path)
         remove_unfinished(path, FILES)
     if not config.resume and find_checkpoints(path):
         raise ValueError(
-            f"--output-dir: {path} contains checkpoints of an earlier run; add --resume to "
+            f"train: --output-dir: {path} contains checkpoints of an earlier run; add --resume to "
             "continue it, or choose another folder"
         )
     return path
@@ -99,7 +101,7 @@ def _claim(path: Path, held: contextlib.ExitStack) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BlockingIOError(
-            f"--output-dir: another run is writing in {path}; wait until it ends, or choose "
+            f"train: --output-dir: another run is writing in {path}; wait until it ends, or choose "
             "another folder"
         ) from None
     except OSError:
@@ -119,7 +121,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _require_same(path: Path, identity: tuple[int, int] | None) -> None:
     if _identity(path) != identity:
         raise FileNotFoundError(
-            f"--output-dir: {path} {_LOST}; files written before that are missing from it"
+            f"train: --output-dir: {path} {_LOST}; files written before that are missing from it"
         )
 
 
@@ -176,10 +178,10 @@ class RunFolder(Callback):
             return
         if found is not None:
             raise FileExistsError(
-                f"--output-dir: {self.directory} has been replaced by another folder during the "
-                "run; continue with --resume in the original folder"
+                f"train: --output-dir: {self.directory} has been replaced by another folder during "
+                "the run; continue with --resume in the original folder"
             )
-        _make("--output-dir", self.directory, [])
+        _make("train: --output-dir", self.directory, [])
         _claim(self.directory, self._held)
         self._identity = _identity(self.directory)
         _log.warning("%s %s; the run continues in a new folder of that name", self.directory, _LOST)
@@ -192,7 +194,7 @@ def _next_free(config: TrainConfig, made: list[Path]) -> Path:
         path = RUNS / f"{name}-{number}"
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another run has created it
-                _make("--output-dir", path, made, exist_ok=False)
+                _make("train: --output-dir", path, made, exist_ok=False)
                 return path
         number += 1
 

@@ -15,7 +15,7 @@ class Messages:
     Attributes
     ----------
     observer : Observer or None
-        Is told of messages that start from now on; set by `observe`.
+        Receives messages that start from now on; set by `observe`.
     """
 
     def __init__(self) -> None:

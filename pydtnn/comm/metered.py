@@ -30,7 +30,7 @@ class Traffic:
     seconds : float
         Time spent inside communication calls, in s, hence not overlapped with computation.
     observer : Observer or None
-        Is told of every call, with the bytes that are counted for it, and of every wait.
+        Receives every call, with the bytes that are counted for it, and of every wait.
     """
 
     messages: int = 0
@@ -51,7 +51,7 @@ class Traffic:
 
         Yields the separate counters. The messages of a step that is captured in a CUDA graph are
         counted this way, and added by `repeat` for each replay, which makes no calls. The observer
-        is told of the replays only.
+        receives the replays only.
         """
         before, part = (self.messages, self.bytes, self.observer), Traffic()
         self.observer = None
@@ -90,7 +90,7 @@ class Traffic:
     def reported(
         self, kind: Kind, what: str, group: str, nbytes: int, call: Callable[..., Any], *args: Any
     ) -> Any:
-        """Make a call, add its duration and tell the observer of it."""
+        """Make a call, add its duration and report it to the observer."""
         observer = self.observer
         if observer is None:
             return self.timed(call, *args)

@@ -117,8 +117,8 @@ class Kills:
 class Launcher:
     """The process that has started the ranks, such as mpirun, if it is on this host.
 
-    If it is killed, or ended by SIGHUP, its processes kill the ranks, and nobody forwards what they
-    write any more; its own standard error is still open here.
+    If it is killed, or ended by SIGHUP, its processes kill the ranks, and what they write is not
+    forwarded any more; its own standard error is still open here.
 
     Parameters
     ----------

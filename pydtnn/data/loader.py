@@ -79,7 +79,7 @@ class Loader(SuggestsNames):
     cuts : sequence of (tuple of slice or None)
         The part of each sample, for each input, that this rank reads, if not all of it.
     observer : Observer, optional
-        Is told of every batch that is prepared, on the lane of the thread that prepares it.
+        Receives every batch that is prepared, on the lane of the thread that prepares it.
     lanes : str, default "loader"
         Prefix of the names of these lanes: "loader 0".
 

@@ -21,6 +21,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
 from pydtnn.utils.command import Parser, run_subcommand
+from pydtnn.utils.sizes import parse_shape
 
 ONNX = ".onnx"
 
@@ -55,7 +56,7 @@ def _parser() -> Parser:
     importing.add_argument(
         "--model-options", type=_options, default={}, metavar="JSON", help='{"shortcut": "A"}'
     )
-    importing.add_argument("--shape", type=_shape, metavar="H,W,C", help="of its input")
+    importing.add_argument("--shape", metavar="H,W,C", help="of its input")
     importing.add_argument("--classes", type=int, help="number of its outputs")
     importing.add_argument(
         "--partial",
@@ -90,8 +91,9 @@ def _import(options: argparse.Namespace) -> None:
             "import: weights contain no network; give it by --model, --shape and --classes"
         )
     else:
-        net = create_net(options.model, options.classes, options.shape, **options.model_options)
-        model = Model(net, options.shape)
+        shape = parse_shape("--shape", options.shape)
+        net = create_net(options.model, options.classes, shape, **options.model_options)
+        model = Model(net, shape)
         keras = Path(options.source).suffix in SUFFIXES
         read = load_keras_weights if keras else load_state_dict
         print(read(model, options.source, strict=not options.partial))
@@ -108,13 +110,6 @@ def _export(options: argparse.Namespace) -> None:
     else:
         save_state_dict(model, options.target, like=options.like)
     print(f"wrote {options.target}: {model.whole.describe()}")
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 32,32,3, got {text!r}") from None
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner, create_autotuner
 from pydtnn.kernels.reference.family import Array
-from pydtnn.utils.foreign_members import VALUES
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.threads import MOST_THREADS, default_threads
 from pydtnn.utils.validate import whole
@@ -158,8 +157,6 @@ def create_backend(
         If the backend is "cuda" and there is no usable GPU, or a library is missing.
     """
     if name not in BACKENDS:
-        if name in VALUES["backend"]:
-            raise ValueError(f"unknown backend {name!r}; {VALUES['backend'][name]}")
         raise ValueError(unknown("backend", name, BACKENDS))
     threads = default_threads() if threads is None else threads
     whole("create_backend", "threads", threads, at_least=1, at_most=MOST_THREADS)

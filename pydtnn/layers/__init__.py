@@ -33,7 +33,7 @@ from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
-from pydtnn.utils.foreign_names import suggesting_getattr
+from pydtnn.utils.foreign_names import aliases_of, suggesting_getattr
 
 __all__ = [
     "ELU",
@@ -90,3 +90,4 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = suggesting_getattr(__name__)
+    __all__ += aliases_of(__name__)  # `from package import *` reads no other names

@@ -13,7 +13,7 @@ from pydtnn.losses.functions import (
     MeanSquaredError,
     get_loss,
 )
-from pydtnn.utils.foreign_names import suggesting_getattr
+from pydtnn.utils.foreign_names import aliases_of, suggesting_getattr
 
 __all__ = [
     "ALIASES",
@@ -29,3 +29,4 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = suggesting_getattr(__name__)
+    __all__ += aliases_of(__name__)  # `from package import *` reads no other names

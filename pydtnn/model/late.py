@@ -12,7 +12,7 @@ Pass = Generator[Any, Any, Any]
 
 
 class LatePasses:
-    """The passes of a loop that have started their messages and whose results nobody has read yet.
+    """Passes of a loop that have started their messages and whose results have not been read.
 
     All ranks start and finish them in the same order, that of the graph.
     """

@@ -98,7 +98,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         If ranks have parts of parameters, the whole arrays of the last `load`, until ranks train
         together.
     observer : Observer or None
-        Is told of the forward and backward pass of each layer; set by a trainer with observers.
+        Receives the forward and backward pass of each layer; set by a trainer with observers.
     """
 
     observer: Observer | None = None

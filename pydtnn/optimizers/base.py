@@ -83,7 +83,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
     loss_scale : LossScale or None
         Divisor of the gradients before an update, see `scale_loss`.
     observer : Observer or None
-        Is told of each bucket's exchange and update, in a phase "exchange"; set by a trainer with
+        Receives each bucket's exchange and update, in a phase "exchange"; set by a trainer with
         observers.
     """
 

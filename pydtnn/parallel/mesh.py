@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -20,6 +21,9 @@ from pydtnn.utils.validate import whole
 
 FIRST_TAG, TAGS = 1 << 10, 1 << 14
 """Tags of the messages of layers: as many can be pending along an axis."""
+
+NOT_NAMES = ("batch", "comm", "self")
+"""Names that an axis cannot have: one of the library, and arguments of `Mesh`."""
 
 
 class Mesh(SuggestsNames):
@@ -162,3 +166,29 @@ class Mesh(SuggestsNames):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.free()
+
+
+def parse_axes(who: str, text: str) -> dict[str, int]:
+    """Return the ranks along each axis of a mesh, of which a text is a list.
+
+    >>> parse_axes("--parallel", "data=2,filter=4")
+    {'data': 2, 'filter': 4}
+
+    Raises
+    ------
+    ValueError
+        The message begins with `who`.
+    """
+    axes: dict[str, int] = {}
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        name, _, ranks = (part.strip() for part in item.partition("="))
+        if not re.fullmatch(r"[a-z_]+", name) or not re.fullmatch(r"[1-9][0-9]{,8}", ranks):
+            raise ValueError(
+                f"{who} must be axes with their ranks, at least 1, such as data=2,filter=4, got "
+                f"{item!r}"
+            )
+        if name in axes or name in NOT_NAMES:
+            problem = "occurs twice" if name in axes else "is not possible as a name"
+            raise ValueError(f"{who}: the axis {name} {problem}; use another name")
+        axes[name] = int(ranks)
+    return axes

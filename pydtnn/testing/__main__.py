@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydtnn.cli.mesh import read_axes
 from pydtnn.comm import create_communicator
 from pydtnn.layers import Layer
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.mesh import parse_axes
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
 from pydtnn.testing.plan_report import PlanReport
@@ -23,6 +23,7 @@ from pydtnn.utils.command import Parser
 from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing
 from pydtnn.utils.own_code import import_object
+from pydtnn.utils.sizes import parse_shape
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,19 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
+    shape = parse_shape("--shape", options.shape)
     if options.plan is not None or options.mesh is not None:
+        meshes = [parse_axes("--mesh", text) for text in options.mesh or ()] or None
         net = import_object(options.scheme, "network")
-        return check_plan(
-            net, options.shape, options.plan, meshes=options.mesh, training=options.training
-        )
+        return check_plan(net, shape, options.plan, meshes=meshes, training=options.training)
     if ":" in options.scheme or options.scheme.endswith(".py"):
         target = import_object(options.scheme, "testing")
         kind = target if isinstance(target, type) else type(target)
         for base, check in CHECKS.items():
             if issubclass(kind, base):
                 made = target(**options.scheme_options) if kind is target else target
-                check(made, options.shape)
-                return f"{kind.__name__}: all checks passed for samples of shape {options.shape}"
+                check(made, shape)
+                return f"{kind.__name__}: all checks passed for samples of shape {shape}"
         if not issubclass(kind, GradientExchange) and (kind is target or not callable(target)):
             found = f"testing {options.scheme}: expected a layer, loss, metric or scheme"
             raise ValueError(f"{found}, got {target!r}")
@@ -104,8 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shape",
-        type=_numbers,
-        default=(3,),
+        default="3",
         metavar="N,N,...",
         help="of a layer's input, or predictions for one sample; by default 3",
     )
@@ -133,7 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--mesh",
-        type=_axes,
         action="append",
         metavar="AXIS=N,...",
         help="ranks along each axis, data=2,filter=2; may be given several times",
@@ -151,15 +150,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, got {text!r}") from None
-
-
-def _axes(text: str) -> dict[str, int]:
-    try:
-        return read_axes(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected axes with their ranks like data=2,filter=2, got {text!r}"
-        ) from None
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Setup:
     schedule : Schedule
         Order of the micro-batches, if the model is a stage of a pipeline.
     observer : Observer or None
-        Is told what training does.
+        Receives what training does.
     """
 
     model: Model
@@ -80,11 +80,11 @@ class Setup:
         return not self.exchange.sums_losses and self.data.size > 1
 
     def phase(self, name: str, number: int = -1) -> AbstractContextManager[None]:
-        """Return the context of a phase, of which the observer is told; see `Observer.begin`."""
+        """Return the context of a phase, which the observer receives; see `Observer.begin`."""
         return phase(self.observer, name, number)
 
     def report_samples(self, samples: int) -> None:
-        """Tell the observer how many samples the following passes compute."""
+        """Report to the observer how many samples the following passes compute."""
         if self.observer is not None:
             self.observer.samples(samples)
 

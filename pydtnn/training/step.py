@@ -113,7 +113,7 @@ class Passes:
         return dys, residuals
 
     def report_samples(self, group: Sequence[Shard]) -> None:
-        """Tell the observer how many samples are computed together."""
+        """Report to the observer how many samples are computed together."""
         self.setup.report_samples(sum(shard.rows.stop - shard.rows.start for shard in group))
 
     def compute_loss(self, shard: Shard, y: Any) -> Any:

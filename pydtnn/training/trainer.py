@@ -84,7 +84,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         lines elsewhere, "none" (or False) shows nothing. A `ProgressBar` among the callbacks
         replaces it.
     observers : sequence of Observer
-        Are told of phases, layers, messages and batches during `fit`, `evaluate` and `train_step`:
+        Receive phases, layers, messages and batches during `fit`, `evaluate` and `train_step`:
         docs/tracing.md.
 
     Attributes

@@ -307,12 +307,21 @@ VALUES = {
         "plateau": "use pydtnn.callbacks.ReduceOnPlateau(monitor), or --plateau",
         "reduce_on_plateau": "use pydtnn.callbacks.ReduceOnPlateau(monitor), or --plateau",
         "cyclic": "use 'triangular'",
+        **dict.fromkeys(
+            ("cosine_restarts", "cosine_with_restarts", "cosineannealingwarmrestarts", "sgdr"),
+            "use 'cosine', without restarts, or a function of the step",
+        ),
+    },
+    "scheme": {
+        **dict.fromkeys(("ddp", "dp", "horovod", "data_parallel"), "use 'allreduce'"),
+        **dict.fromkeys(("fsdp", "zero", "zero1", "deepspeed"), "use 'sharded'"),
     },
     "backend": {
         **dict.fromkeys(("gpu", "cuda:0", "cuda:1", "cupy", "nvidia"), "use 'cuda'"),
         **dict.fromkeys(("mps", "tpu", "rocm", "hip", "xpu"), "use 'cpu': only CUDA is supported"),
     },
     "dtype": {
+        **dict.fromkeys(("int8", "fp8"), "use 'bfloat16', the smallest type"),
         **dict.fromkeys(("fp16", "half", "f16"), "use 'float16'"),
         **dict.fromkeys(("bf16", "mixed", "amp", "mixed_bfloat16"), "use 'bfloat16'"),
         **dict.fromkeys(("fp32", "float", "single", "f32"), "use 'float32'"),
@@ -326,4 +335,6 @@ VALUES = {
         "random_uniform": "use 'he_uniform', 'glorot_uniform' or 'lecun_uniform'",
     },
 }
-"""For each kind of `pydtnn.utils.registry`, names that it does not have."""
+"""For each kind of `pydtnn.utils.registry` or option with choices, names that it does not have."""
+
+VALUES["device"] = VALUES["backend"]

@@ -62,6 +62,13 @@ def suggesting_getattr(module: str) -> Callable[[str], Any]:
     return __getattr__
 
 
+def aliases_of(module: str) -> list[str]:
+    """Return the names of other libraries that are names of a module, for its ``__all__``."""
+    from pydtnn.utils.foreign_members import ALIASES
+
+    return [name for name, ours in ALIASES.items() if ours.rpartition(".")[0] == module]
+
+
 def _classes(module: str) -> list[str]:
     """Return the names of the public classes of a module."""
     home = import_module(module)

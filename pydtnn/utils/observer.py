@@ -230,7 +230,7 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def phase(observer: Observer | None, name: str, bucket: int = -1) -> AbstractContextManager[None]:
-    """Return the context of a phase of training, which an observer is told, if there is one."""
+    """Return the context of a phase of training, which an observer receives, if there is one."""
     return NOTHING if observer is None else Activity(observer, Kind.PHASE, name, bucket)
 
 

@@ -89,8 +89,6 @@ class Kind(Generic[T]):
             key = key_of(given)
             name = self.aliases.get(key, key)
             if name not in self.registry:
-                if name in VALUES.get(self.name, {}):
-                    raise ValueError(f"unknown {self.name} {given!r}; {VALUES[self.name][name]}")
                 raise ValueError(unknown(self.name, given, self.registry, self.aliases))
             return Found(self, name, self.registry[name], parameters(self.registry[name]))
         if isinstance(target, self.base):

@@ -1,4 +1,4 @@
-"""Sizes of memory in words."""
+"""Sizes in words: of memory, and of samples."""
 
 from __future__ import annotations
 
@@ -35,3 +35,18 @@ def parse_size(who: str, text: str) -> int:
     if not size:
         raise ValueError(f"{who}: expected a size such as 500MiB or 2GiB, got {text!r}")
     return size
+
+
+def parse_shape(who: str, text: str) -> tuple[int, ...]:
+    """Return the shape of a sample, of which the numbers are separated by commas, or by "x".
+
+    >>> parse_shape("--shape", "224,224,3"), parse_shape("--shape", "8x8")
+    ((224, 224, 3), (8, 8))
+
+    Raises
+    ------
+    ValueError
+    """
+    if not re.fullmatch(r"[1-9]\d{,8}(?:[x,] ?[1-9]\d{,8})*", text.strip()):
+        raise ValueError(f"{who}: expected a shape such as 224,224,3, got {text!r}")
+    return tuple(map(int, re.findall(r"\d+", text)))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def row(table: list[str], *start: str) -> list[str]:
     """The words after those with which a line starts."""
     (found,) = (line.split() for line in table if line.split()[: len(start)] == [*start])
     return found[len(start) :]
+
+
+@pytest.mark.parametrize("name", ["parallel", "comm.default"])
+def test_a_benchmark_of_several_ranks_refuses_one(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}"])
+    with pytest.raises(SystemExit):
+        import_module(f"benchmarks.{name}").main()
+    printed, told = capsys.readouterr()
+    assert printed == ""
+    assert "expected several ranks, got 1; start it with mpirun -np 2 python -m " in told
 
 
 def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path):

@@ -135,6 +135,6 @@ def test_another_number_of_ranks_is_one_sentence(
 ) -> None:
     done = mpiexec(2, [*TRAIN, *CNN, "--parallel=data=3", f"--output-dir={tmp_path / 'run'}"])
     assert done.returncode != 0
-    sentence = "--parallel: axes must multiply to the number of ranks, 2, got data=3, which is 3"
+    sentence = "train: --parallel: axes must multiply to the number of ranks, 2, got data=3, which"
     assert only_line(done.stderr).startswith(sentence)
     assert not (tmp_path / "run").exists()

@@ -420,7 +420,10 @@ def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([f"{__file__}:network", "--mesh=spatial"], "expected axes with their ranks like"),
+        (
+            [f"{__file__}:network", "--mesh=spatial"],
+            "--mesh must be axes with their ranks",
+        ),
         ([f"{__file__}:network", "--plan=spatal"], "unknown strategy 'spatal'; did you mean"),
         ([f"{__file__}:nothing", "--plan=spatial"], "network: unknown name in"),
         (["nothing", "--plan=spatial"], "network: expected path/to/file.py:name, got nothing"),

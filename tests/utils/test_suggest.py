@@ -18,5 +18,23 @@ def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name: str, sentenc
     assert unknown("schedule", name, ["cosine", "step", "Warmup"]) == sentence
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "choices", "rest"),
+    [
+        ("value of --device", "gpu", ["cpu", "cuda", "numpy"], "; use 'cuda'"),
+        ("value of --dtype", "fp16", ["float32", "float16"], "; use 'float16'"),
+        ("schedule", "cosine_restarts", ["constant", "cosine"], "; use 'cosine', without restarts"),
+        ("schedule", "cosine_decay", ["constant", "cosine"], "; did you mean 'cosine'?"),
+        ("option", "--wandb", ["--plan", "--save"], "; choose one of '--plan', '--save'"),
+        ("option", "--batch-size-of-rank", ["--plan", "--batch-size"], "; did you mean '--batch-s"),
+        ("scheme", "FSDP", ["allreduce", "sharded"], "; use 'sharded'"),
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_ours(
+    kind: str, name: str, choices: list[str], rest: str
+) -> None:
+    assert unknown(kind, name, choices).startswith(f"unknown {kind} {name!r}{rest}")
+
+
 def test_where_there_is_nothing_to_choose_the_sentence_says_so() -> None:
     assert unknown("option", "x", []) == "unknown option 'x'; there is none to choose from"

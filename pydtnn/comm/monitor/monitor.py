@@ -47,7 +47,7 @@ ENDING = 2.0
 
 @dataclass
 class Facts:
-    """What the process is told when it starts.
+    """What the process receives when it starts.
 
     Attributes
     ----------

@@ -126,6 +126,6 @@ def _native(out: Array, array: Array) -> bool:
 
 
 def _countable(inputs: Array, outputs: Array) -> bool:
-    """Whether the kernels can tell the bins of these sizes in 32 bits."""
+    """Whether the kernels can identify the bins of these sizes in 32 bits."""
     sizes = zip(inputs.shape[1:3], outputs.shape[1:3], strict=True)
     return all((size + 1) * (count + 1) < BITS_32 for size, count in sizes)

@@ -64,9 +64,9 @@ def _run(options: argparse.Namespace) -> None:
         return AnalyticCosts(changed, task.dtype, peaks_only=options.peaks_only)
 
     projector = Projector(task, platform, make_costs(platform))
-    oracle = Oracle(projector, options.batch_per_rank)
+    oracle = Oracle(projector, options.batch_size)
     kinds, variants = names_of(options.strategies), variants_of(options)
-    print(title(task, platform.name, options.batch_per_rank))
+    print(title(task, platform.name, options.batch_size))
     if options.sweep:
         plain = Variants(recompute=False, sharded=False, compress=variants.compress)
 
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
     limits = find_limits(task, projector.backend)
-    if options.batch_per_rank:
+    if options.batch_size:
         limits = [limit for limit in limits if limit.kind != "data"]
     print("\n".join(of_limits(limits)))
     _write(swept, options, {"model": task.name, "platform": platform.name})

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
+from pydtnn.parallel.mesh import parse_axes
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.utils.command import Parser
+from pydtnn.utils.sizes import parse_shape
+from pydtnn.utils.suggest import unknown
 
 EXAMPLES = """examples:
-  python -m pydtnn.oracle --model resnet50 --input 224x224x3 --platform cpu-10gbit \\
-      --ranks 1-1024 --global-batch 1024
-  python -m pydtnn.oracle --model resnet50 --input 224x224x3 --platform cluster.yaml --ranks 64 \\
-      --global-batch 1024 --compress top_k,power_sgd --top 10 --csv all.csv
-  python -m pydtnn.oracle --model vgg16 --input 224x224x3 --platform cpu-1gbit --ranks 16 \\
-      --global-batch 256 --explain data=8,spatial=2
-  python -m pydtnn.oracle --model alexnet --input 224x224x3 --platform cpu-1gbit --ranks 16 \\
-      --global-batch 256 --sweep bandwidth --plots plots
-  python -m pydtnn.oracle --model alexnet --input 224x224x3 --platform cpu-1gbit --ranks 4 \\
-      --global-batch 64 --search plan.yaml
-  python -m pydtnn.oracle --paradl alexnet.net --ranks 2-1024 --batch-per-rank 512
+  python -m pydtnn.oracle --model resnet50 --shape 224,224,3 --platform cpu-10gbit \\
+      --ranks 1-1024 --global-batch-size 1024
+  python -m pydtnn.oracle --model resnet50 --shape 224,224,3 --platform cluster.yaml --ranks 64 \\
+      --global-batch-size 1024 --compress top_k,power_sgd --top 10 --csv all.csv
+  python -m pydtnn.oracle --model vgg16 --shape 224,224,3 --platform cpu-1gbit --ranks 16 \\
+      --global-batch-size 256 --explain data=8,spatial=2
+  python -m pydtnn.oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 16 \\
+      --global-batch-size 256 --sweep bandwidth --plots plots
+  python -m pydtnn.oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 4 \\
+      --global-batch-size 64 --search plan.yaml
+  python -m pydtnn.oracle --paradl alexnet.net --ranks 2-1024 --batch 512
 """
 
 
@@ -41,10 +43,10 @@ def create_parser() -> Parser:
     what = parser.add_argument_group("network and training")
     what.add_argument("--model", required=True, metavar="NAME", help="or path/to/file.py:function")
     what.add_argument(
-        "--input",
-        default="224x224x3",
-        metavar="HxWxC",
-        help="shape of a sample (default: 224x224x3)",
+        *("--shape", "--input"),
+        default="224,224,3",
+        metavar="H,W,C",
+        help="of a sample (default: 224,224,3)",
     )
     what.add_argument("--classes", type=int, default=1000, metavar="N", help="(default: 1000)")
     what.add_argument("--optimizer", default="sgd", metavar="NAME", help="(default: sgd)")
@@ -61,13 +63,16 @@ def create_parser() -> Parser:
         help="2,4 or powers of two in 1-1024 (default: 1-64)",
     )
     scale.add_argument(
-        "--global-batch", type=int, metavar="N", help="samples of a step (default: 256)"
-    )
-    scale.add_argument(
-        "--batch-per-rank",
+        *("--global-batch-size", "--global-batch"),
         type=int,
         metavar="N",
-        help="instead: samples of each rank, weak scaling",
+        help="samples of all ranks per step (default: 256)",
+    )
+    scale.add_argument(
+        *("--batch-size", "--batch-per-rank"),
+        type=int,
+        metavar="N",
+        help="instead: samples per rank and step, weak scaling",
     )
     scale.add_argument(
         "--peaks-only", action="store_true", help="ignore the platform's achieved rates of kernels"
@@ -121,15 +126,15 @@ def task_of(options: argparse.Namespace) -> Task:
     ValueError
         If the model is unknown, or a number is out of range.
     """
-    for name in ("classes", "samples", "global_batch", "batch_per_rank", "axes", "top"):
+    for name in ("classes", "samples", "global_batch_size", "batch_size", "axes", "top"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-    if options.global_batch and options.batch_per_rank:
-        raise ValueError("--global-batch and --batch-per-rank exclude each other; give one of them")
-    shape = shape_of(options.input)
+    if options.global_batch_size and options.batch_size:
+        raise ValueError("--global-batch-size and --batch-size exclude each other; omit one")
+    shape = parse_shape("--shape", options.shape)
     net = create_net(options.model, options.classes, shape)
-    batch = options.global_batch or (options.batch_per_rank or 256)
+    batch = options.global_batch_size or options.batch_size or 256
     return Task(
         net=net,
         input_shape=shape,
@@ -150,17 +155,6 @@ def slots_of(name: str) -> int:
     found = OPTIMIZER.find(name)
     options = {"momentum": 0.9} if "momentum" in found.takes else {}
     return len(found.make(options).slots)
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """Return the shape of a sample.
-
-    >>> shape_of("224x224x3")
-    (224, 224, 3)
-    """
-    if not re.fullmatch(r"[1-9]\d{,5}(x[1-9]\d{,5})*", text):
-        raise ValueError(f"--input: expected a shape such as 224x224x3, got {text!r}")
-    return tuple(map(int, text.split("x")))
 
 
 def names_of(text: str) -> list[str]:
@@ -191,13 +185,8 @@ def strategy_of(text: str) -> Strategy:
     >>> strategy_of("data=4,spatial=2").name
     'data 4 x spatial 2'
     """
-    axes: dict[str, int] = {}
-    for item in names_of(text):
-        name, _, ranks = item.partition("=")
-        if name not in KINDS or not re.fullmatch(r"[1-9]\d{,6}", ranks) or name in axes:
-            raise ValueError(
-                f"--explain: expected axes with their ranks such as data=4,spatial=2, got "
-                f"{item!r}; axes are {', '.join(KINDS)}"
-            )
-        axes[name] = int(ranks)
+    axes = parse_axes("--explain", text)
+    for name in axes:
+        if name not in KINDS:
+            raise ValueError(f"--explain: {unknown('axis', name, KINDS)}")
     return Strategy({"data": 1, **axes})

@@ -20,9 +20,9 @@ from pydtnn.utils.files import write_file
 from pydtnn.utils.suggest import unknown
 
 EXAMPLES = """examples:
-  python -m pydtnn.perfmodel.paradl alexnet.net --ranks 2-1024 --batch-per-rank 512
+  python -m pydtnn.perfmodel.paradl alexnet.net --ranks 2-1024 --batch-size 512
   python -m pydtnn.perfmodel.paradl net.yaml --split filter.lc --strategies filter,channel \\
-      --formulas printed --batch 512 --ranks 2,4,8
+      --formulas printed --global-batch-size 512 --ranks 2,4,8
 """
 
 
@@ -66,9 +66,18 @@ def _parser() -> Parser:
         "--ranks", default="2-64", metavar="N", help="1-1024 (powers of two) or 2,4 (default: 2-64)"
     )
     parser.add_argument(
-        "--batch-per-rank", type=int, default=32, metavar="N", help="samples (default: 32)"
+        *("--batch-size", "--batch-per-rank"),
+        type=int,
+        default=32,
+        metavar="N",
+        help="samples per rank and step (default: 32)",
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="samples of all ranks per step")
+    parser.add_argument(
+        *("--global-batch-size", "--batch"),
+        type=int,
+        metavar="N",
+        help="instead: samples of all ranks per step",
+    )
     parser.add_argument("--parts", type=int, metavar="N", help="ranks of a group of a hybrid")
     parser.add_argument(
         "--segments", type=int, default=4, metavar="N", help="of a pipeline's batch (default: 4)"
@@ -114,8 +123,8 @@ def _run(options: argparse.Namespace) -> None:
             platform,
             options.strategies.split(","),
             parse_ranks(options.ranks),
-            per_rank=options.batch_per_rank,
-            batch=options.batch,
+            per_rank=options.batch_size,
+            batch=options.global_batch_size,
             parts=options.parts,
             segments=options.segments,
         )

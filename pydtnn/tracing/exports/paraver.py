@@ -1,6 +1,6 @@
 """Traces for Paraver: records in a ``.prv`` file, names in ``.pcf`` and ``.row``, two views.
 
-Each rank is a task and each thread a thread of it. States tell what a thread does; events the
+Each rank is a task and each thread a thread of it. States are what a thread does; events the
 innermost phase, layer, kernel, operation of the communicator and work of the loader, with the value
 0 at their ends, and bytes, buckets and memory; communications are messages.
 

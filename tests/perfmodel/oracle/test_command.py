@@ -74,15 +74,16 @@ def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["--model", "resnet21"], "resnet20"),
-        (["--input", "16 by 16"], "224x224x3"),
+        (["--shape", "16 by 16"], "--shape: expected a shape such as 224,224,3, got '16 by 16'"),
         (["--platform", "cpu-1gbi"], "cpu-1gbit"),
         (["--ranks", "0"], "--ranks"),
-        (["--global-batch", "0"], "at least 1"),
-        (["--batch-per-rank", "4"], "exclude each other"),
+        (["--global-batch", "0"], "--global-batch-size: expected at least 1"),  # an old spelling
+        (["--batch-per-rank", "4"], "--batch-size exclude each other"),
         (["--strategies", "model"], "strategy"),
         (["--compress", "zip"], "compressor"),
         (["--explain", "data=128"], "one sample for each of 128 ranks"),
-        (["--explain", "rows=2"], "data=4,spatial=2"),
+        (["--explain", "rows=2"], "unknown axis 'rows'"),
+        (["--explain", "data"], "--explain must be axes with their ranks"),
         (["--sweep", "latency"], "bandwidth"),
     ],
 )

@@ -25,6 +25,7 @@ ALIASES = {
     "--net": "--model",
     "--network": "--model",
     "--img-size": "--image-size",
+    "--input-size": "--image-size",
     "--dataset-dir": "--data-dir",
     "--data-path": "--data-dir",
     "--data-root": "--data-dir",
@@ -96,6 +97,11 @@ _ACCUMULATION = Answer(
 _RECOMPUTED = Answer("--recompute auto", why="--memory-limit 2GiB limits what is recomputed")
 _SHOWN = Answer("--progress plain", why="a line is printed after every epoch and every 10 s")
 _LOGGED = Answer("--tensorboard", why="history.csv in the run's folder has every epoch")
+_SAVED = Answer("--checkpoint-epochs {value}", "1", "--checkpoint-steps counts steps")
+_SHUFFLED = Answer("", why="training samples are shuffled in every epoch")
+_DECAYED = Answer(
+    "--schedule step --schedule-options.gamma {value}", "0.1", "--schedule cosine needs no options"
+)
 _NAME = Answer("--output-dir runs/{value}", "NAME", "a run has the name of its folder")
 _EVALUATED = Answer(
     "--validation-split 0.1", why="without it, the test set is evaluated after every epoch"
@@ -165,8 +171,22 @@ ANSWERS = {
     "--grad-checkpointing": _RECOMPUTED,
     "--gradient-accumulation-steps": _ACCUMULATION,
     "--accumulation-steps": _ACCUMULATION,
-    "--print-freq": _SHOWN,
-    "--log-interval": _SHOWN,
+    **dict.fromkeys(
+        ("--print-freq", "--log-freq", "--log-every", "--log-interval", "--log-every-n-steps"),
+        _SHOWN,
+    ),
+    **dict.fromkeys(("--save-every", "--save-freq", "--checkpoint-every"), _SAVED),
+    **dict.fromkeys(("--eval-every", "--eval-freq", "--val-every"), _EVALUATED),
+    **dict.fromkeys(("--shuffle", "--no-shuffle"), _SHUFFLED),
+    **dict.fromkeys(("--lr-decay", "--gamma", "--lr-gamma", "--lr-step"), _DECAYED),
+    "--min-lr": Answer("--schedule cosine --schedule-options.final {value}", "1e-5"),
+    "--dropout": Answer(
+        "--model-options.dropout {value}", "0.1", "of models that have it, such as gpt_nano"
+    ),
+    "--num-classes": Answer("", why="the data set has the number of classes"),
+    "--gpu-id": Answer("--device cuda", why="CUDA_VISIBLE_DEVICES=1 selects a GPU of several"),
+    "--pin-memory": Answer("", why="batches are prepared in pinned memory on GPUs"),
+    "--dry-run": Answer("--epochs 1 --steps-per-epoch 1", why="it trains one step"),
     "--list-models": Answer("--model {value}", "NAME", "the models are {models}"),
     "--models": Answer("--model {value}", "NAME", "the models are {models}"),
     "--list-datasets": Answer("--dataset {value}", "NAME", "the data sets are {datasets}"),

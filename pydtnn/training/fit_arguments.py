@@ -80,7 +80,8 @@ def last_epoch(epoch: int, epochs: int | None, more_epochs: int | None) -> int:
 
 def describe_complete(epoch: int, epochs: int) -> str:
     """Return the sentence for a `fit` without an epoch to train."""
+    done = f"{epoch} epoch{'s are' if epoch > 1 else ' is'} complete"
     return (
-        f"fit: nothing to train, as {epoch} of {epochs} epochs are complete; pass more_epochs=... "
-        "to train on"
+        f"fit: nothing to train: {done}, and epochs={epochs} counts from the beginning; pass "
+        f"more_epochs={epochs} to train on"
     )

@@ -31,6 +31,8 @@ from pydtnn.train import main
 from tests.launch import ROOT, Finished
 from tests.small_run import TINY, TRAIN, only_line
 
+NAMES = ("loss", "accuracy")
+
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -64,8 +66,12 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
     assert (tmp_path / "w.safetensors").exists()
     printed, told = capsys.readouterr()
     assert told == ""
-    for word in ("samples/s", "time in compute", "time in communication", "peak memory", "ranks"):
-        assert word in printed
+    table = [line.partition("  ")[0] for line in printed.partition("\n---")[2].splitlines()[1:]]
+    results = [f"{part} {name}" for part in ("validation", "training") for name in NAMES]
+    assert table[:7] == ["epochs", "best validation accuracy", *results, "samples/s"]
+    for word in ("time in compute", "time in communication", "peak memory per rank", "ranks"):
+        assert word in table
+    assert "predicted" not in printed  # with --verbose only
     assert printed.isascii()
 
 

@@ -39,10 +39,8 @@ def test_epochs_that_are_complete_are_logged(caplog: pytest.LogCaptureFixture) -
         fit(trainer, epochs=1)
         caplog.clear()
         fit(trainer, epochs=1)
-    sentence = (
-        "fit: nothing to train, as 1 of 1 epochs are complete; pass more_epochs=... to train "
-    )
-    assert caplog.messages == [sentence + "on"]
+    sentence = "fit: nothing to train: 1 epoch is complete, and epochs=1 counts from the beginning"
+    assert caplog.messages == [f"{sentence}; pass more_epochs=1 to train on"]
 
 
 @pytest.mark.threads(1, 2)

@@ -122,7 +122,7 @@ def test_epochs_that_are_complete_are_reported(capsys: pytest.CaptureFixture[str
     small_fit(trainer, epochs=2)
     capsys.readouterr()
     small_fit(trainer, epochs=2)
-    sentence = "fit: nothing to train, as 2 of 2 epochs are complete; pass more_epochs=... to t"
+    sentence = "fit: nothing to train: 2 epochs are complete, and epochs=2 counts from the beginnin"
     assert capsys.readouterr().out.startswith(sentence)
     assert len(trainer.history) == 2
     plain_trainer().fit(small_data()[0], epochs=0, batch_size=8)

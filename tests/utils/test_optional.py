@@ -20,3 +20,10 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ImportError, match="^draw requires numpy; install it with: pip install n"):
         import_optional(module, "numpy", "draw")
+
+
+def test_several_packages_are_named_with_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    told = "^x requires numpy and rich; install them with: pip install numpy rich$"
+    with pytest.raises(ImportError, match=told):
+        import_optional("numpy", "numpy rich", "x")

@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor.monitor import FINISHING
-from pydtnn.comm.reporter import Reporter
+from pydtnn.comm.reporter import Reporter, Started
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.errors import AgreedError, Interrupted, describe, requested_traceback
@@ -32,7 +32,7 @@ _FORWARDING = 0.3
 """Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
-def end_all_ranks_on_error(comm: Communicator) -> Failure:
+def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -> Failure:
     """Terminate all ranks on an uncaught error of one of them. Collective: all ranks call it.
 
     From then on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
@@ -48,12 +48,14 @@ def end_all_ranks_on_error(comm: Communicator) -> Failure:
     ----------
     comm : Communicator
         All ranks of the run. With one rank there is no prefix, and the interpreter ends as usual.
+    started : Started, optional
+        See `Reporter`.
 
     Returns
     -------
     Failure
     """
-    failure = Failure(comm)
+    failure = Failure(comm, started)
     failure.install()
     return failure
 
@@ -71,11 +73,13 @@ class Failure:
     ----------
     comm : Communicator
         All ranks.
+    started : Started, optional
+        See `Reporter`.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, started: Started | None = None) -> None:
         self.comm = comm
-        self._reporter = Reporter(comm)
+        self._reporter = Reporter(comm, started)
         self._signals: SignalWatch | None = None
 
     @property

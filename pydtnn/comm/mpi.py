@@ -25,6 +25,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.comm.messages import Messages
+from pydtnn.comm.reporter import Started, start_early
 from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import Supervision
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
@@ -57,24 +58,26 @@ def create_mpi() -> MpiCommunicator:
     ValueError
         If the launcher belongs to another MPI than the library.
     """
-    mpi = _initialise()
-    started = launched_ranks()
-    if mpi.COMM_WORLD.size == 1 and started is not None and started > 1:
-        raise ValueError(_mismatch(mpi, f"started {started} processes, each of which is alone"))
     root = watched()  # of an earlier call
     if not isinstance(root, MpiCommunicator):
-        root = _create_root(mpi)
+        with start_early() as started:
+            mpi, ranks = _initialise(), launched_ranks()
+            if mpi.COMM_WORLD.size == 1 and ranks is not None and ranks > 1:
+                raise ValueError(
+                    _mismatch(mpi, f"started {ranks} processes, each of which is alone")
+                )
+        root = _create_root(mpi, started)
     return root._split(0, 0)
 
 
-def _create_root(mpi: Any) -> MpiCommunicator:
+def _create_root(mpi: Any, started: Started | None) -> MpiCommunicator:
     """Create the communicator of all ranks from which those of users are split off."""
     world = mpi.COMM_WORLD.Dup()
     on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
     leader = on_host.bcast(world.rank)
     on_host.Free()
     root = MpiCommunicator(mpi, world, world.allgather(leader))
-    failure = end_all_ranks_on_error(root)
+    failure = end_all_ranks_on_error(root, started)
     root.attendance.supervision = failure.supervision
     if world.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
         root.attendance.watch(mpi, world.Dup(), failure.end_because)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from pydtnn.comm import watchdog
@@ -23,7 +23,8 @@ from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import Facts
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT, Supervision
-from pydtnn.utils.terminal import launcher_of
+from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here
+from pydtnn.utils.terminal import is_proxy, launcher_of
 
 _FILE, _SOCKET, _SLOTS = "first", "ranks", "slots"
 
@@ -49,6 +50,8 @@ class Reporter:
     Parameters
     ----------
     comm : Communicator
+    started : Started, optional
+        What `start_early` returned on the first rank of a host.
 
     Attributes
     ----------
@@ -56,11 +59,15 @@ class Reporter:
         What this rank shares with the process.
     """
 
-    def __init__(self, comm: Communicator) -> None:
-        folder = _make_folder(comm.local_size) if comm.local_rank == 0 else None
+    def __init__(self, comm: Communicator, started: Started | None = None) -> None:
         watched = comm.size > 1
-        listener = _listen(folder) if folder is not None and watched else None
-        known = comm.gather_object((folder, socket.gethostname(), addresses()))
+        if started is not None and (comm.local_rank, comm.local_size) != (0, started.ranks):
+            started.cancel()  # the launcher counts in another way
+            started = None
+        if comm.local_rank == 0 and started is None:
+            started = _start(comm.local_size, comm.size if watched else 1)
+        own = started.folder if started is not None else None
+        known = comm.gather_object((own, socket.gethostname(), addresses()))
         folder = known[comm.hosts[comm.rank]][0]
         names = {str(host): known[host][1] for host in {*comm.hosts}}
         facts = Facts([*comm.hosts], comm.hosts[comm.rank], names)
@@ -68,8 +75,10 @@ class Reporter:
         if len(names) > 1:
             if comm.rank == 0:
                 links = listen(known[0][2], [known[host][2] for host in {*comm.hosts} - {0}])
-            own = links.getsockname() if links is not None else ("", 0)
-            facts.address, facts.port, facts.token = comm.gather_object((*own, _token()))[0]
+            address = links.getsockname() if links is not None else ("", 0)
+            facts.address, facts.port, facts.token = comm.gather_object((*address, _token()))[0]
+        if started is not None:
+            started.send(facts, links)
         self._file = connection = None
         memory, places = memoryview(bytearray(SLOT)), 1
         if folder is not None:
@@ -77,11 +86,9 @@ class Reporter:
             memory, places = _share(folder, comm), comm.local_size
             connection = _connect(folder, comm.rank) if watched else None
         slots = [Slot(memory, place) for place in range(places)]
-        own_place = comm.local_rank if places > 1 else 0
-        self.supervision = Supervision(slots, own_place, socket.gethostname(), alone=not watched)
+        place = comm.local_rank if places > 1 else 0
+        self.supervision = Supervision(slots, place, socket.gethostname(), alone=not watched)
         self.supervision.slot.clear(comm.rank, DEFAULT_TIMEOUT)
-        if listener is not None and self._file is not None and folder is not None:
-            _start(listener, self._file, os.path.join(folder, _SLOTS), links, facts)
         if connection is not None:
             _wait(connection)
         self._connection = connection
@@ -107,6 +114,105 @@ class Reporter:
     def leave(self) -> None:
         """Unregister this rank from the watchdog, so that its end is expected."""
         self.supervision.leave()
+
+
+class Started:
+    """The process of a host, started by its first rank, and the folder of the files.
+
+    Parameters
+    ----------
+    folder : str
+    ranks : int
+        Number of ranks of the host.
+    process : int
+        0 if it could not be started.
+    control : socket or None
+        Its standard input.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        ranks: int,
+        process: int = 0,
+        control: socket.socket | None = None,
+    ) -> None:
+        self.folder, self.ranks = folder, ranks
+        self._process, self._control = process, control
+
+    def send(self, facts: Facts, links: socket.socket | None) -> None:
+        """Send what is known once ranks communicate, and the listener for other hosts."""
+        files = [links.fileno()] if links is not None else []
+        with self._control or contextlib.nullcontext(), links or contextlib.nullcontext():
+            if self._control is not None:
+                with contextlib.suppress(OSError):  # it has been killed
+                    text = json.dumps(asdict(facts)).encode()
+                    socket.send_fds(self._control, [text[:1]], files)
+                    self._control.sendall(text[1:])
+
+    def cancel(self) -> None:
+        """End the process and remove the files."""
+        if self._process and self._control is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._process, signal.SIGKILL)
+            self._control.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def start_early() -> Iterator[Started | None]:
+    """Context in which ranks start MPI: the process already watches those of MPICH's launcher.
+
+    Only the first rank of a host starts it. An error in the context ends it.
+    """
+    ranks, started = launched_ranks() or 1, None
+    if ranks > 1 and "PMI_FD" in os.environ and is_first_on_host():
+        started = _start(ranks_here(), ranks, os.getppid() if is_proxy(os.getppid()) else 0)
+    try:
+        yield started
+    except BaseException:
+        if started is not None:
+            started.cancel()
+        raise
+
+
+def _start(ranks: int, of: int, parent: int = 0) -> Started | None:
+    """Make the folder of a host, and start the process if there are several ranks.
+
+    It inherits the listener and ends after the last rank of this host.
+    """
+    folder = _make_folder(ranks)
+    if folder is None:
+        return None
+    listener = _listen(folder) if of > 1 else None
+    if listener is None:
+        return Started(folder, ranks)
+    file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
+    memory = os.open(os.path.join(folder, _SLOTS), os.O_RDWR)
+    numbers = listener.fileno(), file, memory
+    own, control = socket.socketpair()
+    root = os.path.dirname(os.path.dirname(__file__))
+    facts = *numbers, ranks, of, launcher_of(os.getppid()), parent
+    program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, facts), root]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.IGNORED)
+    try:
+        with listener, control:
+            process = subprocess.Popen(
+                program,
+                pass_fds=numbers,
+                stdin=control,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # not terminated by Ctrl-C in a terminal
+            )
+    except OSError:
+        own.close()
+        return Started(folder, ranks)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(file)
+        os.close(memory)
+    process.returncode = 0  # it outlives this rank, which need not wait for it
+    return Started(folder, ranks, process.pid, own)
 
 
 def _make_folder(ranks: int) -> str | None:
@@ -168,32 +274,3 @@ def _wait(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.recv(len(watchdog.READY))
     connection.settimeout(None)
-
-
-def _start(
-    listener: socket.socket, file: int, slots: str, links: socket.socket | None, facts: Facts
-) -> None:
-    """Start the process, which inherits the listeners and ends after the last rank of this host."""
-    memory = os.open(slots, os.O_RDWR)
-    numbers = listener.fileno(), file, memory, links.fileno() if links is not None else -1
-    launcher = launcher_of(os.getppid())
-    root = os.path.dirname(os.path.dirname(__file__))
-    more = len(facts.ranks), len(facts.hosts), launcher
-    program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, (*numbers, *more)), root]
-    with contextlib.suppress(OSError), listener, links or contextlib.nullcontext():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.IGNORED)
-        try:
-            process = subprocess.Popen(
-                program,
-                pass_fds=[number for number in numbers if number >= 0],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # not terminated by Ctrl-C in a terminal
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        process.returncode = 0  # it outlives this rank, which need not wait for it
-        assert process.stdin is not None
-        with process.stdin:
-            process.stdin.write(json.dumps(asdict(facts)).encode())
-    os.close(memory)

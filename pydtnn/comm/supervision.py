@@ -30,6 +30,9 @@ SILENCE = {"has ended": 2.0, "stopped": 4.0, "": 30.0}
 """Seconds without a sign of the process after which it is lost: if it has ended (it also ends when
 a rank has failed, and then the run does), if the system says why it does not run, and if not."""
 
+NUMBERS = {"stacks": 1, "finish": 1, "finished": 0, "end": 1, "freeze": 0, "last": 3}
+"""Messages of the process, and how many numbers follow."""
+
 
 def supervise_alone() -> Supervision:
     """Return the supervision of a rank without others, in memory of its own."""
@@ -163,8 +166,9 @@ class Supervision:
             poll.register(connection, select.POLLIN)
         before = time.monotonic()
         while not self._left:
-            ready = poll.poll(1000 * INTERVAL) if connection else time.sleep(INTERVAL)
-            if ready and connection is not None:
+            if connection is None:
+                time.sleep(INTERVAL)
+            elif poll.poll(1000 * INTERVAL):
                 data = b""
                 with contextlib.suppress(OSError):
                     data = connection.recv(1 << 12)
@@ -173,8 +177,11 @@ class Supervision:
                     self.last_step.abandon()  # the process has ended, as a rank has
                 *lines, begun = (begun + data.lstrip(watchdog.READY)).split(b"\n")
                 for line in lines:
-                    what, *numbers = line.decode().split()
-                    self._obey(what, [int(number) for number in numbers])
+                    what, *words = line.decode(errors="replace").split() or [""]
+                    with contextlib.suppress(ValueError):
+                        numbers = [int(word) for word in words]
+                        if len(numbers) == NUMBERS.get(what):
+                            self._obey(what, numbers)
             now = time.monotonic()
             if now > before + INTERVAL / 2:
                 # No time passes while this process is stopped, as with the whole job.

@@ -26,7 +26,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 LEAVING = b"."
@@ -42,6 +42,9 @@ COUNTERS = "/proc/vmstat"
 LATELY = 30.0
 """Seconds during which a kill counts as recent, as a large process takes a while to terminate."""
 
+FAILING = 1.0
+"""Seconds in which an error of all ranks before they are connected ends this process."""
+
 INTERVAL = 0.5
 """Seconds between two looks at what the ranks are doing."""
 
@@ -50,6 +53,9 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 MAX_LINE = 1 << 10
 """Longest message of a rank, in B."""
+
+CRASHED = "it crashed, was killed or called os._exit"
+"""Why a rank has ended, if nothing else is known."""
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -156,6 +162,7 @@ def watch(
     seconds: float = LATELY,
     create: Callable[[], Service] | None = None,
     report: Callable[[int], bool] = lambda rank: False,
+    starting: Mapping[int, int] | None = None,
 ) -> int | None:
     """Wait until all ranks have ended normally, or one has terminated unexpectedly.
 
@@ -174,6 +181,9 @@ def watch(
     report : callable
         Called with the rank that terminated unexpectedly; returns whether a rank had reported an
         error before.
+    starting : mapping of int to int, optional
+        Files that become readable when the process of a rank ends (pidfd), and the rank: until
+        `READY`, a rank may end without a connection. The others are then terminated.
 
     Returns
     -------
@@ -186,6 +196,9 @@ def watch(
     service: Service | None = None
     with select.epoll() as poll, contextlib.ExitStack() as stack:
         poll.register(listener, select.EPOLLIN)
+        starting = dict(starting or {})
+        for number in starting:
+            poll.register(number, select.EPOLLIN)
         told = False
         look_at = 0.0
         while len(connections) < ranks or words:
@@ -196,6 +209,8 @@ def watch(
             events = poll.poll(0 if tell else seconds)
             if not events and tell:
                 told = True
+                for number in starting:
+                    poll.unregister(number)
                 for one in connections.values():
                     with contextlib.suppress(OSError):  # it has ended; its event follows
                         one.sendall(READY)
@@ -215,6 +230,11 @@ def watch(
                     connections[connection.fileno()] = connection
                     words[connection.fileno()] = b""
                     poll.register(connection, select.EPOLLIN)
+                elif number in starting:
+                    rank = starting.pop(number)
+                    poll.unregister(number)
+                    if not told and rank not in numbers.values():
+                        return _end_start(rank, starting, report)
                 elif service is not None and service.event(number):
                     continue
                 elif said := _receive(connections[number], stack):
@@ -230,6 +250,8 @@ def watch(
                 else:
                     rank = numbers.get(number, -1)
                     if words.pop(number) != LEAVING:
+                        if not told:
+                            return _end_start(rank, starting, report)
                         reported = report(rank)
                         if service is not None:
                             service.failed(rank, reported)
@@ -238,6 +260,30 @@ def watch(
                         service.left(rank)
                     poll.unregister(number)
     return None
+
+
+def _end_start(rank: int, others: Mapping[int, int], report: Callable[[int], bool]) -> int:
+    """Report a rank that has ended before all were connected, and terminate the others."""
+    time.sleep(FAILING)
+    report(rank)
+    for number in others:
+        with contextlib.suppress(OSError):  # it has ended, too
+            signal.pidfd_send_signal(number, signal.SIGTERM)
+    return rank
+
+
+def find_ranks(parent: int) -> dict[int, int]:
+    """Return a pidfd of each rank that a process of MPICH's launcher has started, and the rank."""
+    found = {}
+    for process in filter(str.isdecimal, os.listdir("/proc")) if parent else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            with open(f"/proc/{process}/stat") as file:
+                if int(file.read().rpartition(")")[2].split()[1]) != parent:
+                    continue
+            with open(f"/proc/{process}/environ", "rb") as file:
+                rank = int(file.read().partition(b"\0PMI_RANK=")[2].partition(b"\0")[0])
+            found[os.pidfd_open(int(process))] = rank
+    return found
 
 
 def _receive(connection: socket.socket, stack: contextlib.ExitStack) -> bytes:
@@ -266,7 +312,7 @@ def is_first(file: int) -> bool:
     return os.lseek(file, 0, os.SEEK_CUR) == 1
 
 
-def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
+def explain(rank: int, for_memory: bool, all_here: bool, why: str = CRASHED) -> str | None:
     """Return why a rank has terminated unexpectedly, or None if that cannot be determined.
 
     Parameters
@@ -276,41 +322,46 @@ def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
         Whether the out-of-memory killer has just killed a process of this host.
     all_here : bool
         Whether all ranks are on this host, so that the first to end is the cause.
+    why : str
+        What is reported in this case.
     """
     if for_memory:
         why = "the out-of-memory killer has just killed a process of this host"
-        return f"rank {rank}: terminated unexpectedly; {why}"
-    if all_here:
-        return f"rank {rank}: terminated unexpectedly; it crashed, was killed or called os._exit"
+    if for_memory or all_here:
+        return f"{f'rank {rank}' if rank >= 0 else 'a rank'}: terminated unexpectedly; {why}"
     return None
 
 
 def main() -> None:
     """Watch the ranks.
 
-    The arguments are four open file descriptors, of the listener, of the file of `is_first`, of the
-    slots and of the listener of other hosts' processes (-1 for none), the number of ranks to watch,
-    that of all ranks, the launcher's process (0 if it is not on this host), and the folder of this
-    package. The standard input has the other facts.
+    The arguments are three open file descriptors, of the listener, of the file of `is_first` and of
+    the slots, the number of ranks to watch, that of all ranks, the launcher's process (0 if it is
+    not on this host), the process whose children are the ranks (0 if it is not known), and the
+    folder of this package. The standard input is a socket for the other facts.
     """
     for one in IGNORED:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
     *numbers, folder = sys.argv[1:]
-    listener, file, slots, links, ranks, of, process = map(int, numbers)
+    listener, file, slots, ranks, of, process, parent = map(int, numbers)
+    starting = find_ranks(parent)
     launcher = Launcher(process)
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
     kills = Kills()
+    why = "it ended before all ranks had started"
 
     def create() -> Service:
-        return _create_service(folder, slots, links, lambda: is_first(file))
+        nonlocal why
+        why = CRASHED
+        return _create_service(folder, slots, lambda: is_first(file))
 
     def pause() -> None:
         kills.remember(LATELY)
 
     def report(rank: int) -> bool:
-        told = launcher.end() or explain(rank, kills.recent(), ranks == of)
+        told = launcher.end() or explain(rank, kills.recent(), ranks == of, why)
         if told is None:
             return False
         reported = not is_first(file)
@@ -318,7 +369,11 @@ def main() -> None:
             launcher.write(f"{told}\n".encode())
         return reported
 
-    watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create, report)
+    if parent and len(starting) < ranks:  # some have ended already
+        missing = {*range(ranks)} - {*starting.values()}
+        _end_start(min(missing) if ranks == of and len(missing) == 1 else -1, starting, report)
+        return
+    watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create, report, starting)
 
 
 def _continue_with_parent() -> None:
@@ -332,7 +387,7 @@ def _continue_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGCONT), 0, 0, 0)
 
 
-def _create_service(folder: str, slots: int, links: int, claim: Callable[[], object]) -> Service:
+def _create_service(folder: str, slots: int, claim: Callable[[], object]) -> Service:
     """Return the monitor, whose packages are imported without `__init__`, which imports NumPy."""
     for name in ("pydtnn", "pydtnn.comm"):
         module = types.ModuleType(name)
@@ -344,10 +399,17 @@ def _create_service(folder: str, slots: int, links: int, claim: Callable[[], obj
     from pydtnn.comm.monitor.monitor import Facts, Monitor
     from pydtnn.comm.monitor.slots import SLOT, Slot
 
-    own = Facts(**json.load(sys.stdin))
+    text, files = b"", list[int]()
+    with socket.socket(fileno=0) as facts:
+        while received := socket.recv_fds(facts, 1 << 16, 1):
+            text += received[0]
+            files += received[1]
+            if not received[0]:
+                break
+    own = Facts(**json.loads(text))
     memory = memoryview(mmap.mmap(slots, len(own.ranks) * SLOT))
     places = [Slot(memory, place) for place in range(len(own.ranks))]
-    listener = socket.socket(fileno=links) if links >= 0 else None
+    listener = socket.socket(fileno=files[0]) if files else None
     return Monitor(own, places, claim, listener)
 
 

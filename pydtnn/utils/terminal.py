@@ -66,6 +66,12 @@ def terminal_of(stream: TextIO) -> TextIO | None:
     return open(descriptor, "w", encoding=getattr(stream, "encoding", None), errors="replace")
 
 
+def is_proxy(number: int) -> bool:
+    """Return whether a process is one of a launcher that starts the ranks of a host."""
+    process = _read(number)
+    return process is not None and process.name in PROXIES
+
+
 def launcher_of(number: int) -> int:
     """Return the launcher, such as mpirun, that has started a rank on its own host; 0 for none.
 

@@ -217,6 +217,46 @@ def test_an_end_without_a_word_is_told_once(ahead: Finished, body: str, line: st
     assert (ahead.returncode == 0) == (body.startswith("time"))
 
 
+AT_THE_START = """
+import os, signal
+from pydtnn.comm import create_communicator, mpi, reporter
+OWNER, NAME = {"MPI": (mpi, "_initialise"), "slots": (reporter, "_share")}[os.environ["STAGE"]]
+original = getattr(OWNER, NAME)
+def struck(*args):
+    if os.environ["PMI_RANK"] == "1":
+        time.sleep(0.5)
+        exec(os.environ["ACT"])
+    return original(*args)
+import time
+setattr(OWNER, NAME, struck)
+comm = create_communicator()
+"""
+
+
+def ending_at_the_start(stage: str, act: str) -> Finished:
+    if why_not() or is_openmpi():
+        pytest.skip(why_not() or "Open MPI's launcher ends the others")
+    environment = {"STAGE": stage, "ACT": act}
+    return mpiexec(3, ["-c", AT_THE_START], timeout=60, environment=environment)
+
+
+@pytest.mark.ahead(call=ending_at_the_start)
+@pytest.mark.parametrize(
+    ("stage", "act"),
+    [
+        ("MPI", "os.kill(os.getpid(), signal.SIGKILL)"),
+        ("slots", "os.kill(os.getpid(), signal.SIGKILL)"),
+        pytest.param("MPI", "os._exit(0)", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_ends_before_all_have_started_is_told(
+    ahead: Finished, stage: str, act: str
+) -> None:
+    assert ahead.returncode != 0
+    told = only_line(ahead.stderr)
+    assert told == "rank 1: terminated unexpectedly; it ended before all ranks had started"
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_the_end_of_the_launcher_is_told(number: int, tmp_path: Path) -> None:
     if why_not() or is_openmpi():

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from pydtnn.comm import watchdog
@@ -167,7 +167,8 @@ def start_early() -> Iterator[Started | None]:
     """
     ranks, started = launched_ranks() or 1, None
     if ranks > 1 and "PMI_FD" in os.environ and is_first_on_host():
-        started = _start(ranks_here(), ranks, os.getppid() if is_proxy(os.getppid()) else 0)
+        starting = watchdog.find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
+        started = _start(ranks_here(), ranks, starting)
     try:
         yield started
     except BaseException:
@@ -176,10 +177,11 @@ def start_early() -> Iterator[Started | None]:
         raise
 
 
-def _start(ranks: int, of: int, parent: int = 0) -> Started | None:
+def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> Started | None:
     """Make the folder of a host, and start the process if there are several ranks.
 
-    It inherits the listener and ends after the last rank of this host.
+    It inherits the listener and ends after the last rank of this host; `starting` is what
+    `watchdog.find_ranks` has returned.
     """
     folder = _make_folder(ranks)
     if folder is None:
@@ -190,16 +192,18 @@ def _start(ranks: int, of: int, parent: int = 0) -> Started | None:
     file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
     memory = os.open(os.path.join(folder, _SLOTS), os.O_RDWR)
     numbers = listener.fileno(), file, memory
+    starting = starting or {}
+    pairs = ",".join(f"{one}:{rank}" for one, rank in starting.items())
     own, control = socket.socketpair()
     root = os.path.dirname(os.path.dirname(__file__))
-    facts = *numbers, ranks, of, launcher_of(os.getppid()), parent
+    facts = *numbers, ranks, of, launcher_of(os.getppid()), pairs
     program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, facts), root]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.IGNORED)
     try:
         with listener, control:
             process = subprocess.Popen(
                 program,
-                pass_fds=numbers,
+                pass_fds=[*numbers, *starting],
                 stdin=control,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # not terminated by Ctrl-C in a terminal
@@ -209,8 +213,8 @@ def _start(ranks: int, of: int, parent: int = 0) -> Started | None:
         return Started(folder, ranks)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(file)
-        os.close(memory)
+        for one in (file, memory, *starting):
+            os.close(one)
     process.returncode = 0  # it outlives this rank, which need not wait for it
     return Started(folder, ranks, process.pid, own)
 

@@ -275,7 +275,7 @@ def _end_start(rank: int, others: Mapping[int, int], report: Callable[[int], boo
 def find_ranks(parent: int) -> dict[int, int]:
     """Return a pidfd of each rank that a process of MPICH's launcher has started, and the rank."""
     found = {}
-    for process in filter(str.isdecimal, os.listdir("/proc")) if parent else ():
+    for process in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
             with open(f"/proc/{process}/stat") as file:
                 if int(file.read().rpartition(")")[2].split()[1]) != parent:
@@ -337,16 +337,17 @@ def main() -> None:
 
     The arguments are three open file descriptors, of the listener, of the file of `is_first` and of
     the slots, the number of ranks to watch, that of all ranks, the launcher's process (0 if it is
-    not on this host), the process whose children are the ranks (0 if it is not known), and the
-    folder of this package. The standard input is a socket for the other facts.
+    not on this host), the result of `find_ranks` as "file:rank,file:rank", and the folder of this
+    package. The standard input is a socket for the other facts.
     """
     for one in IGNORED:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
-    *numbers, folder = sys.argv[1:]
-    listener, file, slots, ranks, of, process, parent = map(int, numbers)
-    starting = find_ranks(parent)
+    *numbers, pairs, folder = sys.argv[1:]
+    listener, file, slots, ranks, of, process = map(int, numbers)
+    entries = [pair.split(":") for pair in pairs.split(",") if pair]
+    starting = {int(one): int(rank) for one, rank in entries}
     launcher = Launcher(process)
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
     kills = Kills()
@@ -369,8 +370,9 @@ def main() -> None:
             launcher.write(f"{told}\n".encode())
         return reported
 
-    if parent and len(starting) < ranks:  # some have ended already
-        missing = {*range(ranks)} - {*starting.values()}
+    ended = set(select.select(starting, [], [], 0)[0])
+    if starting and (ended or len(starting) < ranks):  # which was first is known if it is the only
+        missing = {*range(ranks)} - {starting[one] for one in starting if one not in ended}
         _end_start(min(missing) if ranks == of and len(missing) == 1 else -1, starting, report)
         return
     watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create, report, starting)

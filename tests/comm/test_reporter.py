@@ -260,8 +260,10 @@ def test_a_rank_that_ends_before_all_have_started_is_told(
     ahead: Finished, stage: str, act: str
 ) -> None:
     assert ahead.returncode != 0
-    told = only_line(ahead.stderr)
-    assert told == "rank 1: terminated unexpectedly; it ended before all ranks had started"
+    # After MPI has started, its launcher kills the others so fast that one may seem to be first.
+    rank = "rank 1" if stage == "MPI" else r"(rank \d|a rank)"
+    why = "terminated unexpectedly; it ended before all ranks had started"
+    assert re.fullmatch(f"{rank}: {why}", only_line(ahead.stderr))
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])

@@ -204,7 +204,7 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
             process = subprocess.Popen(
                 program,
                 pass_fds=[*numbers, *starting],
-                stdin=control,
+                stdin=control.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # not terminated by Ctrl-C in a terminal
             )

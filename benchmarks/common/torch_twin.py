@@ -372,6 +372,8 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.Log: lambda layer: Apply(torch.log),
     layers.GELU: lambda layer: nn.GELU(approximate=layer.approximate),
     layers.SiLU: lambda layer: nn.SiLU(),
+    layers.HardSwish: lambda layer: nn.Hardswish(),
+    layers.HardSigmoid: lambda layer: nn.Hardsigmoid(),
     layers.Softmax: lambda layer: nhwc(lambda x: torch.softmax(x, -1)),
     layers.Identity: lambda layer: nn.Identity(),
     layers.Rescale: lambda layer: Apply(lambda x: x * layer.factor),

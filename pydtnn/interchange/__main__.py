@@ -17,6 +17,7 @@ from pydtnn.interchange import (
     save_state_dict,
 )
 from pydtnn.interchange.keras import SUFFIXES
+from pydtnn.interchange.onnx.importing import can_verify
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
@@ -63,6 +64,11 @@ def _parser() -> Parser:
         action="store_true",
         help="load the arrays that fit; others keep their initial values",
     )
+    importing.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare the outputs of an ONNX file's network with those of onnxruntime",
+    )
     importing.set_defaults(command=_import)
     exporting = commands.add_parser(
         "export", help="write a saved model's weights as a state dict, or its network as ONNX"
@@ -85,7 +91,13 @@ def _import(options: argparse.Namespace) -> None:
                 "import: an ONNX file contains the network; omit --model, --shape, --classes and "
                 "--partial"
             )
-        model = import_onnx(options.source)
+        verify = not options.no_verify
+        model = import_onnx(options.source, verify=verify and can_verify())
+        if verify:
+            compared = "outputs are those of onnxruntime"
+            print(compared if can_verify() else "not compared: onnxruntime is not installed")
+    elif options.no_verify:
+        raise ValueError("import: --no-verify is for ONNX, not for weights; omit it")
     elif not all(needed):
         raise ValueError(
             "import: weights contain no network; give it by --model, --shape and --classes"

@@ -20,6 +20,7 @@ from pydtnn.layers import (
     GroupNorm,
     Identity,
     Linear,
+    Multiply,
     Rescale,
     Reshape,
     Softmax,
@@ -110,15 +111,15 @@ def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape]) -> Order
             return given[0]
         if len(source) >= 3 and len(part.shape) == 1 and not unknown:
             return flatten_order(source)
-        positions = len(source) == 2 or (len(part.shape) == 2 and source[-1] == part.shape[-1])
-        if positions and len(part.shape) < 3 and given[0] is None:
-            return None  # positions with their channels (T, C) are the same in PyTorch
+        same = source[-1] == part.shape[-1] or (len(source) == 2 and len(part.shape) < 3)
+        if same and given[0] is None:
+            return None  # positions with their channels are the same in PyTorch
         return part.name
     if issubclass(kind, KEEPS):
         return given[0]
     if all(order is None for order in given):
         return None
-    if issubclass(kind, Add) and not unknown and _all_equal(given):
+    if issubclass(kind, Add | Multiply) and not unknown and _all_equal(given):
         return given[0]
     if issubclass(kind, Concat) and not unknown and len(part.shape) == 1:
         sizes = [size for (size,) in shapes]

@@ -7,6 +7,8 @@ from pydtnn.layers.activation import (
     GELU,
     Activation,
     ArcTan,
+    HardSigmoid,
+    HardSwish,
     LeakyReLU,
     Log,
     ReLU,
@@ -25,11 +27,11 @@ from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.local_response import LocalResponseNorm
-from pydtnn.layers.merge import Add, Concat
+from pydtnn.layers.merge import Add, Concat, Multiply
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.rescale import Rescale
-from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
+from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
@@ -60,6 +62,8 @@ __all__ = [
     "GlobalAvgPool2d",
     "GlobalAvgPool3d",
     "GroupNorm",
+    "HardSigmoid",
+    "HardSwish",
     "Identity",
     "Layer",
     "LayerNorm",
@@ -70,6 +74,7 @@ __all__ = [
     "MaxPool2d",
     "MultiHeadAttention",
     "MaxPool3d",
+    "Multiply",
     "Net",
     "Pad",
     "PositionalEmbedding",
@@ -85,6 +90,7 @@ __all__ = [
     "Softmax",
     "StepContext",
     "Tanh",
+    "Transpose",
     "Upsample",
 ]
 

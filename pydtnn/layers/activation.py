@@ -173,6 +173,20 @@ class SiLU(Activation):
     operations = (5, 9)
 
 
+class HardSigmoid(Activation):
+    """``min(max(x / 6 + 1 / 2, 0), 1)``, as in PyTorch (Howard et al. 2019)."""
+
+    kernel = "hard_sigmoid"
+    operations = (4, 3)
+
+
+class HardSwish(Activation):
+    """``x min(max(x / 6 + 1 / 2, 0), 1)`` (Howard et al. 2019)."""
+
+    kernel = "hard_swish"
+    operations = (5, 5)
+
+
 class Softmax(Layer):
     """``exp(x) / sum exp(x)`` over the last axis.
 

@@ -46,6 +46,53 @@ class Add(Layer):
         return Cost(added, 0, 3 * added * self.dtype.itemsize, 0)
 
 
+class Multiply(Layer):
+    """Product of two inputs, the second of which may have a size of 1 along some axes.
+
+    With the weights of channels ``(N, 1, 1, C)`` this is the excitation of images ``(N, H, W, C)``
+    (Hu, Shen and Sun, "Squeeze-and-excitation networks", CVPR 2018, section 3.2).
+    """
+
+    saves = ("input",)
+    new_output = new_gradient = True
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Find the axes along which the second input is repeated."""
+        first, *others = shapes
+        if len(others) != 1 or len(others[0]) != len(first):
+            given = " and ".join(map(str, shapes))
+            raise self.fail(f"inputs must be two with equally many axes, got {given}")
+        pairs = [*enumerate(zip(first, others[0], strict=True), start=1)]
+        if any(n not in (1, size) for _, (size, n) in pairs):
+            raise self.fail(
+                f"the second input must have the sizes of the first {first}, or 1, got {others[0]}"
+            )
+        self.repeated = tuple(axis for axis, (size, n) in pairs if n != size)
+        return first
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Multiply."""
+        first, second = xs
+        y = self.empty(len(first), self.output_shape)
+        self.xp.multiply(first, second, out=y)
+        return y, (first, second)
+
+    def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
+        """Multiply dy by the other input; sum over the axes of the repeated one."""
+        first, second = saved
+        other = dy * first
+        if self.repeated:
+            other = other.sum(axis=self.repeated, keepdims=True)
+        return dy * second, other
+
+    def cost(self, batch: int) -> Cost:
+        """A product for each element; two in backward, and the sums of the repeated input."""
+        (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
+        moved = inputs + outputs
+        summed = outputs if self.repeated else 0
+        return Cost(outputs, 2 * outputs + summed, moved * itemsize, 2 * moved * itemsize)
+
+
 class Concat(Layer):
     """Inputs side by side along one axis.
 

@@ -381,13 +381,14 @@ def _cut(
     """
     cut: list[tuple[list[Parameter], int]] = []
     members: list[Parameter] = []
+    elements = 0
     for i, (parameter, node) in enumerate(parameters, start=1):
         members.append(parameter)
+        elements += _padded(parameter, line)
         least = bucket_bytes[min(len(cut), len(bucket_bytes) - 1)]
-        full = sum(_padded(p, line) for p in members) * itemsize >= least
-        if full or i == len(parameters):
+        if elements * itemsize >= least or i == len(parameters):
             cut.append((sorted(members, key=lambda p: not p.decay), node))
-            members = []
+            members, elements = [], 0
     return cut
 
 

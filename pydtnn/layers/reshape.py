@@ -83,6 +83,48 @@ class Flatten(Reshape):
         super().__init__((-1,), name=name)
 
 
+class Transpose(Layer):
+    """Permute the axes of each sample.
+
+    Parameters
+    ----------
+    axes : tuple of int
+        Axis i of the output's sample is axis ``axes[i]`` of the input's; 0 is the first after the
+        batch.
+    """
+
+    saves = ()
+    new_output = new_gradient = takes_16_bits = True
+
+    def __init__(self, axes: tuple[int, ...], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        if not isinstance(axes, tuple | list) or sorted(axes) != [*range(len(axes))]:
+            raise self.fail(f"axes must be a permutation such as (1, 0), got {axes!r}")
+        self.axes = tuple(axes)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Permute the shape."""
+        shape = self.single(shapes)
+        if len(self.axes) != len(shape):
+            raise self.fail(f"axes must be those of the input {shape}, got {self.axes}")
+        self.forth = (0, *(axis + 1 for axis in self.axes))
+        self.back = tuple(self.forth.index(axis) for axis in range(len(self.forth)))
+        return tuple(shape[axis] for axis in self.axes)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Copy the input in the other order."""
+        return self.xp.ascontiguousarray(xs[0].transpose(self.forth)), None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Copy the gradient in the order of the input."""
+        return self.xp.ascontiguousarray(dy.transpose(self.back))
+
+    def cost(self, batch: int) -> Cost:
+        """A copy in each direction."""
+        moved = sum(self.elements(batch)) * self.dtype.itemsize
+        return Cost(0, 0, moved, moved)
+
+
 class Pad(Layer):
     """Surround each sample with zeros.
 

@@ -29,6 +29,8 @@ ALIASES = {
     "Concatenate": "pydtnn.layers.Concat",
     "Swish": "pydtnn.layers.SiLU",
     "Relu": "pydtnn.layers.ReLU",
+    "Hardswish": "pydtnn.layers.HardSwish",
+    "Hardsigmoid": "pydtnn.layers.HardSigmoid",
     # PyTorch
     "BCEWithLogitsLoss": "pydtnn.losses.BinaryCrossEntropy",
     "CrossEntropyLoss": "pydtnn.losses.CategoricalCrossEntropy",

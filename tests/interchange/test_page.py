@@ -11,7 +11,7 @@ import pytest
 
 from pydtnn.interchange.__main__ import EXAMPLES
 from pydtnn.interchange.onnx.exporting import OPSET
-from pydtnn.interchange.onnx.readers import READERS
+from pydtnn.interchange.onnx.sequence_readers import READERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "interchange.md").read_text()
 

@@ -34,6 +34,8 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "gelu": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_exact": lambda x: x / 2 * math.erfc(-x / math.sqrt(2)),
     "silu": lambda x: x / (1 + math.exp(-x)),
+    "hard_sigmoid": lambda x: min(max(x / 6 + 0.5, 0.0), 1.0),
+    "hard_swish": lambda x: x * min(max(x / 6 + 0.5, 0.0), 1.0),
 }
 # of functions with an exponential, with the largest error in units of the last place
 ULPS = {"elu": 2, "sigmoid": 3, "tanh": 3, "arctan": 3, "log": 2, "silu": 4}

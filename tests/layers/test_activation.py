@@ -13,6 +13,8 @@ from pydtnn.layers import (
     ELU,
     GELU,
     ArcTan,
+    HardSigmoid,
+    HardSwish,
     LeakyReLU,
     Log,
     ReLU,
@@ -42,6 +44,8 @@ FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
     ),
     "exact gelu": (lambda: GELU("none"), lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
     "silu": (SiLU, lambda x: x / (1 + math.exp(-x))),
+    "hard sigmoid": (HardSigmoid, lambda x: min(max(x / 6 + 0.5, 0.0), 1.0)),
+    "hard swish": (HardSwish, lambda x: x * min(max(x / 6 + 0.5, 0.0), 1.0)),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.layers import Flatten, Identity, Layer, Pad, Rescale, Reshape, Slice
+from pydtnn.layers import Flatten, Identity, Layer, Pad, Rescale, Reshape, Slice, Transpose
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -19,6 +19,7 @@ CASES: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "flatten a vector": (lambda: Flatten(), (5,)),
     "reshape": (lambda: Reshape((2, 6)), (3, 4)),
     "reshape with a free axis": (lambda: Reshape([2, -1]), (3, 4)),  # type: ignore[arg-type]
+    "transpose": (lambda: Transpose((2, 0, 1)), (3, 4, 2)),
     "rescale": (lambda: Rescale(-1.5), (3, 2)),
     "pad": (lambda: Pad(((1, 2), (0, 0), (0, 3))), (2, 3, 2)),
     "pad nothing": (lambda: Pad(((0, 0),)), (4,)),
@@ -45,6 +46,7 @@ def test_they_compute_what_numpy_does() -> None:
     np.testing.assert_array_equal(
         predict(Slice(slice(None, None, 2), slice(1, None)), x), x[:, ::2, 1:]
     )
+    np.testing.assert_array_equal(predict(Transpose((2, 0, 1)), x), x.transpose(0, 3, 1, 2))
     padding = ((1, 0), (0, 2), (0, 0))
     np.testing.assert_array_equal(predict(Pad(padding), x), np.pad(x, ((0, 0), *padding)))
 
@@ -66,6 +68,8 @@ def test_they_compute_what_numpy_does() -> None:
         (lambda: Slice(*[slice(None)] * 3), r"expected at most one slice per axis of \(3, 4\)"),
         (lambda: Slice(slice(None, None, -1)), "slices with positive steps"),
         (lambda: Slice(2), "expected slices with positive steps"),
+        (lambda: Transpose((1, 1)), r"axes must be a permutation such as \(1, 0\), got \(1, 1\)"),
+        (lambda: Transpose((0,)), r"axes must be those of the input \(3, 4\), got \(0,\)"),
     ],
 )
 def test_options_that_do_not_fit_are_told(make: Callable[[], Any], sentence: str) -> None:

@@ -97,6 +97,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "log": (lambda: layers.Log(), IMAGE),
     "gelu": (lambda: layers.GELU(), IMAGE),
     "silu": (lambda: layers.SiLU(), IMAGE),
+    "hard_swish": (lambda: layers.HardSwish(), IMAGE),
+    "hard_sigmoid": (lambda: layers.HardSigmoid(), IMAGE),
     "softmax": (lambda: layers.Softmax(), (13,)),
     "attention": (lambda: layers.DotProductAttention(3), (13, 45)),
     "causal attention": (lambda: layers.DotProductAttention(2, causal=True), (7, 6)),

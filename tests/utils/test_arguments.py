@@ -131,6 +131,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Residual": ((Linear(2),), {"shortcut": Linear(2)}),
     "Sequential": ((Linear(2), Sequential(ReLU(), LayerNorm(epsilon=1e-3))), {"name": "b"}),
     "Slice": ((slice(0, 2), slice(None, None, 2)), {}),
+    "Transpose": (((1, 0),), {}),
     "Upsample": ((2, "bilinear"), {}),
 }
 PUBLIC = [

@@ -44,11 +44,22 @@ class Draft:
         self.constants.append(self.numpy.from_array(array.astype(dtype, order="C"), name))
         return name
 
-    def node(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Add a node of one output, which is named as the node; return the name."""
-        made = self.helper.make_node(operator, inputs, [output], name=output, **attributes)
+    def node(
+        self, operator: str, inputs: list[str], output: str, *, name: str = "", **attributes: Any
+    ) -> str:
+        """Add a node of one output, which is named as the node by default; return its name."""
+        made = self.helper.make_node(operator, inputs, [output], name=name or output, **attributes)
         self.nodes.append(made)
         return output
+
+    def reorder(self, name: str, order: np.ndarray) -> None:
+        """Take the features of an output in another order."""
+        (made,) = [node for node in self.nodes if name in node.output]
+        made.output[0] = f"{name}.theirs"
+        for node in self.nodes:
+            node.input[:] = [f"{name}.theirs" if given == name else given for given in node.input]
+        indices = self.constant(f"{name}.order", order)
+        self.node("Gather", [f"{name}.theirs", indices], name, name=f"{name}.ordered", axis=1)
 
     def value(self, name: str, shape: Shape, dtype: str | None = None) -> Any:
         """Return the declaration of an input or output, with batches of any size."""

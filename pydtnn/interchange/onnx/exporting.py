@@ -11,7 +11,7 @@ from pydtnn import __version__
 from pydtnn.interchange.onnx.draft import Draft
 from pydtnn.interchange.onnx.operators import WRITERS
 from pydtnn.interchange.onnx.place import Place
-from pydtnn.interchange.orders import feature_orders, shapes_by_name
+from pydtnn.interchange.orders import feature_orders, known, shapes_by_name
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Embedding
@@ -38,6 +38,7 @@ def export_onnx(model: Model, path: str | Path) -> None:
 
     Inputs and outputs are named after the model's; batches may have any size. Images are
     ``(N, C, H, W)``, as users of ONNX expect, and normalised: pixels have to be normalised outside.
+    Outputs that are features have the order of the model's.
     Numbers are float64 for a float64 model and float32 otherwise; tokens of an `Embedding` are
     int64, and sequences have the length of the model's.
 
@@ -101,6 +102,10 @@ def _to_onnx(model: Model) -> Any:
                 any(orders[name] is not None for name in part.inputs),
             )
             WRITERS[made.kind](draft, place)
+        for name in description.outputs:
+            order = known(orders[name], f"output {name}") if len(shapes[name]) == 1 else None
+            if order is not None:
+                draft.reorder(name, order)
     except ValueError as error:
         raise ValueError(f"{WHO}: {error}") from error
     return _message(draft, model)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,12 @@ OLDEST = 7
 
 DOMAINS = ("", "ai.onnx")
 """Names of the operators of ONNX itself."""
+
+MAX_ELEMENTS = 2**28
+"""Elements of an array of one sample, or of a computed constant: 1 GiB of float32."""
+
+MAX_BATCH = 64
+"""Largest batch of a file whose batches have a fixed size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,50 +39,20 @@ class Node:
     inputs, outputs : tuple of str
         Names of values; omitted ones are empty.
     attributes : dict
-    constants : dict of str to ndarray
-        Those of the graph, by name.
     """
 
     name: str
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    constants: dict[str, np.ndarray] = field(repr=False)
-
-    @property
-    def variables(self) -> list[str]:
-        """Inputs that are not constants."""
-        return [name for name in self.inputs if name and name not in self.constants]
-
-    def constant(self, place: int) -> np.ndarray | None:
-        """Return the constant that is an input; None if the input is omitted.
-
-        Raises
-        ------
-        ValueError
-            If it is computed.
-        """
-        name = self.inputs[place] if place < len(self.inputs) else ""
-        if not name:
-            return None
-        if name not in self.constants:
-            raise self.fail(f"input {place} must be a constant, got {name}, which is computed")
-        return self.constants[name]
-
-    def required(self, place: int) -> np.ndarray:
-        """Return the constant that is an input; ValueError if it is omitted or computed."""
-        value = self.constant(place)
-        if value is None:
-            raise self.fail(f"input {place} must be a constant, got none")
-        return value
+    attributes: Mapping[str, Any]
 
     def get(self, attribute: str, default: Any) -> Any:
         """Return an attribute; numbers of float32 as the shortest decimals."""
         value = self.attributes.get(attribute, default)
         if isinstance(value, float):
             return float(str(np.float32(value)))
-        return value.decode() if isinstance(value, bytes) else value
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
 
     def fail(self, problem: str) -> ValueError:
         """Return an error that names the node and its operator."""
@@ -82,27 +60,63 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class NodeGraph:
-    """Nodes in the order of execution.
+class Input:
+    """An input of a graph.
 
     Attributes
     ----------
-    inputs : dict of str to tuple of int
-        Shapes of samples here: images are (H, W, C).
-    outputs : list of str
-    nodes : list of Node
-    opset : int
+    sizes : tuple of int
+        Of all axes but that of the batch, in the order of ONNX.
+    batch : int
+        Samples of a batch, 0 if any number.
+    integer : bool
+        Whether elements are integers, such as tokens.
     """
 
-    inputs: dict[str, Shape]
+    sizes: tuple[int, ...]
+    batch: int
+    integer: bool
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of a sample here: images are (H, W, C)."""
+        first, *others = self.sizes
+        return (*others, first) if len(others) > 1 else self.sizes
+
+
+@dataclass(frozen=True, eq=False)
+class NodeGraph:
+    """Nodes that contribute to outputs, in the order of execution.
+
+    Attributes
+    ----------
+    inputs : dict of str to Input
+    outputs : list of str
+    nodes : list of Node
+    constants : dict of str to ndarray
+    opset : int
+    readers : dict of str to list of Node
+        The nodes that read a value.
+    """
+
+    inputs: dict[str, Input]
     outputs: list[str]
     nodes: list[Node]
+    constants: dict[str, np.ndarray]
     opset: int
+    readers: dict[str, list[Node]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        readers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in {*node.inputs}:
+                readers.setdefault(name, []).append(node)
+        object.__setattr__(self, "readers", readers)
 
     def follower(self, node: Node, *operators: str) -> Node | None:
         """Return the only node that reads the output of another, if it has one of the operators."""
         (output, *_) = node.outputs
-        readers = [other for other in self.nodes if output in other.inputs]
+        readers = self.readers.get(output, [])
         if output in self.outputs or len(readers) != 1 or readers[0].operator not in operators:
             return None
         return readers[0]
@@ -116,65 +130,133 @@ def parse(who: str, data: bytes) -> NodeGraph:
     ImportError
         If onnx is not installed.
     ValueError
-        If it is not an ONNX file, is damaged, has arrays in other files, or an input of unknown
-        size.
+        If it is not an ONNX file, is damaged, has arrays in other files, functions or graphs within
+        nodes, or an input of unknown size.
     """
     onnx = import_optional("onnx", "onnx", who)
     helper, numpy = onnx.helper, import_optional("onnx.numpy_helper", "onnx", who)
     try:
         message = onnx.load_model_from_string(data)
-        onnx.checker.check_model(message)
     except Exception as error:  # of any type: the content is that of a file
-        reason = " ".join(str(error).split())[:80]
-        raise ValueError(f"not an ONNX file, or damaged ({reason})") from error
+        raise _damaged(error) from error
+    for tensor in _tensors(message.graph):  # before anything else reads the file's arrays
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ValueError(
+                f"expected arrays within the file, got {tensor.name or 'one'} in another one; "
+                "save it with save_as_external_data=False"
+            )
+    if message.functions or message.graph.sparse_initializer:
+        raise ValueError(
+            "expected a graph of operators and dense arrays, got functions or sparse arrays; "
+            "export the network without them"
+        )
+    try:
+        onnx.checker.check_model(message)
+        graph, constants = message.graph, {}
+        for tensor in graph.initializer:
+            constants[tensor.name] = numpy.to_array(tensor)
+        nodes: list[Node] = []
+        names, taken = Counter[str](), {proto.name for proto in graph.node}
+        for proto in graph.node:
+            attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
+            if proto.op_type == "Constant" and proto.domain in DOMAINS:
+                constants[proto.output[0]] = _constant(numpy, attributes)
+                continue
+            known = proto.domain in DOMAINS
+            operator = proto.op_type if known else f"{proto.domain}.{proto.op_type}"
+            wanted = proto.name.replace("/", ".").strip(".") or operator.lower()
+            name = _free(wanted, names, taken)
+            values = tuple(proto.input), tuple(proto.output)
+            nodes.append(Node(name, operator, *values, attributes))
+    except Exception as error:  # of any type: the content is that of a file
+        raise _damaged(error) from error
     opset = max((o.version for o in message.opset_import if o.domain in DOMAINS), default=0)
     if opset < OLDEST:
         raise ValueError(f"expected operators of opset {OLDEST} or later, got opset {opset}")
-    graph = message.graph
-    constants: dict[str, np.ndarray] = {}
-    for tensor in graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise ValueError(
-                f"expected arrays within the file, got {tensor.name} in another one; save it with "
-                "save_as_external_data=False"
-            )
-        constants[tensor.name] = numpy.to_array(tensor)
-    nodes: list[Node] = []
-    names: set[str] = set()
-    for proto in graph.node:
-        attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
-        if proto.op_type == "Constant" and "value" in attributes:
-            constants[proto.output[0]] = numpy.to_array(attributes["value"])
-            continue
-        operator = proto.op_type if proto.domain in DOMAINS else f"{proto.domain}.{proto.op_type}"
-        name = _free(proto.name.replace("/", ".").strip(".") or operator.lower(), names)
-        values = tuple(proto.input), tuple(proto.output)
-        nodes.append(Node(name, operator, *values, attributes, constants))
-    inputs = {value.name: value for value in graph.input if value.name not in constants}
-    return NodeGraph(
-        {name: _shape(name, value) for name, value in inputs.items()},
-        [value.name for value in graph.output],
-        nodes,
-        opset,
-    )
+    inputs = {v.name: _input(helper, v) for v in graph.input if v.name not in constants}
+    if len({entry.batch for entry in inputs.values()}) > 1:
+        given = " and ".join(f"{entry.batch or 'any'}" for entry in inputs.values())
+        raise ValueError(f"inputs must have batches of one size, got {given}")
+    outputs = [value.name for value in graph.output]
+    return NodeGraph(inputs, outputs, _needed(nodes, outputs), constants, opset)
 
 
-def _free(name: str, names: set[str]) -> str:
-    """Add a name, with a number if it exists, to the names; return it."""
-    others = (f"{name}_{i}" for i in range(1, len(names) + 1))
-    free = next(other for other in (name, *others) if other not in names)
-    names.add(free)
+def _damaged(error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())[:80]
+    return ValueError(f"not an ONNX file, or damaged ({type(error).__name__}: {reason})")
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Return all arrays of a graph, with those within attributes."""
+    graphs = [graph]
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            for attribute in node.attribute:
+                graphs += [attribute.g, *attribute.graphs]
+                yield from (attribute.t, *attribute.tensors)
+                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                    yield from (sparse.values, sparse.indices)
+
+
+def _constant(numpy: Any, attributes: Mapping[str, Any]) -> np.ndarray:
+    """Return the value of a node Constant."""
+    (name, value), *_ = attributes.items()
+    if name == "value":
+        return numpy.to_array(value)
+    kinds = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
+    return np.array(value, kinds[name])  # KeyError: a string or a sparse array
+
+
+def _needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
+    """Return the nodes that contribute to the outputs."""
+    wanted, needed = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(filter(None, node.outputs)):
+            wanted.update(node.inputs)
+            needed.append(node)
+    return needed[::-1]
+
+
+def _free(name: str, names: Counter[str], taken: set[str]) -> str:
+    """Return a name, with a number if it exists."""
+    names[name] += 1
+    free = name if names[name] == 1 else f"{name}_{names[name] - 1}"
+    while free != name and (free in taken or names[free]):
+        names[name] += 1
+        free = f"{name}_{names[name] - 1}"
+    names[free] += free != name
     return free
 
 
-def _shape(name: str, value: Any) -> Shape:
-    """Return the shape of a sample of an input here."""
-    sizes: Iterable[Any] = value.type.tensor_type.shape.dim
-    _, *sample = [size.dim_value for size in sizes] or [0]
-    if len(sample) not in (1, 3) or min(sample) < 1:
+def _input(helper: Any, value: Any) -> Input:
+    """Return an input of a graph."""
+    kind = value.type.tensor_type.elem_type
+    kinds = {helper.np_dtype_to_tensor_dtype(np.dtype(name)): name for name in TYPES}
+    if kind not in kinds:
+        raise ValueError(
+            f"input {value.name} must have elements of type {', '.join(TYPES)}, got the type "
+            f"{kind} of ONNX"
+        )
+    sizes = list(value.type.tensor_type.shape.dim)
+    batch, *sample = [size.dim_value for size in sizes] or [0]
+    if len(sample) not in (1, 2, 3, 4) or min(sample) < 1 or not 0 <= batch <= MAX_BATCH:
         given = [size.dim_value or size.dim_param or "?" for size in sizes]
         raise ValueError(
-            f"input {name} must be of shape (N, C, H, W) or (N, C) with fixed C, H and W, got "
+            f"input {value.name} must be of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or "
+            f"(N, C) with fixed sizes, and N any number or at most {MAX_BATCH}, got "
             f"{tuple(given)}; export the network with samples of a fixed size"
         )
-    return (*sample[1:], sample[0])
+    if prod(sample) > MAX_ELEMENTS:
+        raise ValueError(
+            f"input {value.name} must have samples of at most {MAX_ELEMENTS} elements, got "
+            f"{tuple(sample)}"
+        )
+    return Input(tuple(sample), batch, np.dtype(kinds[kind]).kind == "i")
+
+
+TYPES = ("float16", "float32", "float64", "int32", "int64")
+"""Of the elements of an input."""

@@ -7,6 +7,7 @@ one layer; the last one has the layer's name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import pi, sqrt
 from typing import Any
 
@@ -79,11 +80,37 @@ def _upsample(draft: Draft, at: Place) -> None:
 
 def _linear(draft: Draft, at: Place) -> None:
     if len(at.shapes[0]) > 1:
-        at.require(len(at.shapes[0]) == 2, "features (N, C) or positions (N, T, C)")
-        sequences.positions(draft, at)
+        _with_last(draft, at, sequences.positions)
         return
     constants = [draft.constant(f"{at.name}.{k}", array) for k, array in at.arrays.items()]
     draft.node("Gemm", [*at.inputs, *constants], at.name, transB=1)
+
+
+def _with_last(draft: Draft, at: Place, write: Write) -> None:
+    """Write a layer of the last axis, with an image transposed to (N, H, W, C) and back."""
+    rank = len(at.shape)
+    if rank < 3:
+        write(draft, at)
+        return
+    perm = [0, *range(2, rank + 1), 1]
+    x = draft.node("Transpose", at.inputs, f"{at.name}.last", perm=perm)
+    write(draft, replace(at, inputs=[x], output=f"{at.name}.made"))
+    draft.node("Transpose", [f"{at.name}.made"], at.name, name=f"{at.name}.back", perm=_back(rank))
+
+
+def _back(rank: int) -> list[int]:
+    """Return the axes of (N, H, W, C) in the order (N, C, H, W)."""
+    return [0, rank, *range(1, rank)]
+
+
+def _with_second(draft: Draft, at: Place, write: Write) -> None:
+    """Write a layer of ONNX's second axis, with a sequence transposed to (N, C, T) and back."""
+    if len(at.shape) != 2:
+        write(draft, at)
+        return
+    x = draft.node("Transpose", at.inputs, f"{at.name}.second", perm=[0, 2, 1])
+    write(draft, replace(at, inputs=[x], output=f"{at.name}.made", shape=at.shape[::-1]))
+    draft.node("Transpose", [f"{at.name}.made"], at.name, name=f"{at.name}.back", perm=[0, 2, 1])
 
 
 def _batch_norm(draft: Draft, at: Place) -> None:
@@ -93,36 +120,39 @@ def _batch_norm(draft: Draft, at: Place) -> None:
     draft.node(
         "BatchNormalization",
         [*at.inputs, *constants],
-        at.name,
+        at.output,
+        name=at.name,
         epsilon=layer.epsilon,
         momentum=1 - layer.momentum,
     )
 
 
 def _layer_norm(draft: Draft, at: Place) -> None:
-    """Write the norm of the last axes, which are all axes of an image, or one of positions."""
-    shape = at.shapes[0]
-    at.require(
-        at.layer.axes == len(shape) or (len(shape) == 2 and at.layer.axes == 1),
-        "axes that are all axes of an image, or positions (N, T, C)",
-    )
-    constants = [
-        draft.constant(f"{at.name}.{k}", a.reshape(channels_first(shape)[-at.layer.axes :]))
-        for k, a in at.arrays.items()
-    ]
+    """Write the norm of all axes of an image in the order of ONNX, or of the last ones here."""
+    shape, axes = at.shapes[0], at.layer.axes
+    if axes == len(shape):
+        _last_axes(draft, at, channels_first(shape))
+    else:
+        _with_last(draft, at, lambda draft, at: _last_axes(draft, at, shape[-axes:]))
+
+
+def _last_axes(draft: Draft, at: Place, shape: Shape) -> None:
+    constants = [draft.constant(f"{at.name}.{k}", a.reshape(shape)) for k, a in at.arrays.items()]
     draft.node(
         "LayerNormalization",
         [*at.inputs, *constants],
-        at.name,
-        axis=-at.layer.axes,
+        at.output,
+        name=at.name,
+        axis=-len(shape),
         epsilon=at.layer.epsilon,
     )
 
 
 def _group_norm(draft: Draft, at: Place) -> None:
     """Write the norm of each group as an instance norm, and factors and terms of channels."""
-    at.require(len(at.shape) != 2 and not at.reordered, "an image, or features of ONNX's order")
-    layer, name, (*size, channels) = at.layer, at.name, at.shape
+    at.require(not at.reordered, "features of ONNX's order")
+    layer, name = at.layer, at.name
+    channels, *size = channels_first(at.shape) if len(at.shape) != 2 else at.shape
     groups = draft.constant(f"{name}.groups", [0, layer.groups, -1])
     rows = draft.node("Reshape", [*at.inputs, groups], f"{name}.rows")
     plain = [
@@ -139,7 +169,7 @@ def _group_norm(draft: Draft, at: Place) -> None:
         for k in ("weight", "bias")
     ]
     scaled = draft.node("Mul", [image, weight], f"{name}.scaled")
-    draft.node("Add", [scaled, bias], name)
+    draft.node("Add", [scaled, bias], at.output, name=name)
 
 
 def _local_response_norm(draft: Draft, at: Place) -> None:
@@ -173,6 +203,10 @@ _BOUNDS = {"min": 0.0, "max": 6.0}
 def _silu(draft: Draft, at: Place) -> None:
     gate = draft.node("Sigmoid", at.inputs, f"{at.name}.gate")
     draft.node("Mul", [*at.inputs, gate], at.name)
+
+
+def _hard_sigmoid(draft: Draft, at: Place) -> None:
+    draft.node("HardSigmoid", at.inputs, at.name, alpha=1 / 6, beta=0.5)
 
 
 def _cubic(draft: Draft, at: Place) -> str:
@@ -256,14 +290,14 @@ def _adaptive_pool(draft: Draft, at: Place) -> None:
         window = [n // o for n, o in zip(size, at.layer.output, strict=True)]
         draft.node("AveragePool", at.inputs, at.name, kernel_shape=window, strides=window)
         return
-    rows, columns = [_means(n, o) for n, o in zip(size, at.layer.output, strict=True)]
+    rows, columns = [means_of_bins(n, o) for n, o in zip(size, at.layer.output, strict=True)]
     left = draft.constant(f"{at.name}.rows", rows)
     right = draft.constant(f"{at.name}.columns", columns.T)
     first = draft.node("MatMul", [left, *at.inputs], f"{at.name}.by_rows")
     draft.node("MatMul", [first, right], at.name)
 
 
-def _means(size: int, bins: int) -> np.ndarray:
+def means_of_bins(size: int, bins: int) -> np.ndarray:
     """Return the matrix (bins, size) that averages the bins of `AdaptiveAvgPool2d`."""
     matrix = np.zeros((bins, size))
     for i in range(bins):
@@ -281,16 +315,21 @@ def _reshape(draft: Draft, at: Place) -> None:
     at.require(not at.reordered, "features in the order of ONNX")
     if len(source) >= 3:
         axes = range(len(source))
-        x = draft.node(
-            "Transpose", [x], f"{at.name}.last", perm=[0, *(i + 2 for i in axes[:-1]), 1]
-        )
+        perm = [0, *(i + 2 for i in axes[:-1]), 1]
+        x = draft.node("Transpose", [x], f"{at.name}.last", perm=perm)
     target = draft.constant(f"{at.name}.shape", [0, *shape])
     if len(shape) < 3:
         draft.node("Reshape", [x, target], at.name)
         return
     x = draft.node("Reshape", [x, target], f"{at.name}.reshaped")
-    perm = [0, len(shape), *range(1, len(shape))]
-    draft.node("Transpose", [x], at.name, perm=perm)
+    draft.node("Transpose", [x], at.name, perm=_back(len(shape)))
+
+
+def _transpose(draft: Draft, at: Place) -> None:
+    perm = [0] * (len(at.shape) + 1)
+    for i, axis in enumerate(at.layer.axes):
+        perm[_axis(i, at.shape)] = _axis(axis, at.shape)
+    draft.node("Transpose", at.inputs, at.name, perm=perm)
 
 
 def _pad(draft: Draft, at: Place) -> None:
@@ -318,7 +357,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.ArcTan: _plain("Atan"),
     layers.AvgPool2d: _avg_pool,
     layers.AvgPool3d: _avg_pool,
-    layers.BatchNorm: _batch_norm,
+    layers.BatchNorm: lambda draft, at: _with_second(draft, at, _batch_norm),
     layers.ClassToken: sequences.class_token,
     layers.Concat: _concat,
     layers.Conv2d: _filters("Conv"),
@@ -332,7 +371,9 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.GELU: _gelu,
     layers.GlobalAvgPool2d: _global_pool,
     layers.GlobalAvgPool3d: _global_pool,
-    layers.GroupNorm: _group_norm,
+    layers.GroupNorm: lambda draft, at: _with_second(draft, at, _group_norm),
+    layers.HardSigmoid: _hard_sigmoid,
+    layers.HardSwish: _plain("HardSwish"),
     layers.Identity: _plain("Identity"),
     layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: _plain("LeakyRelu", "alpha"),
@@ -341,6 +382,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Log: _plain("Log"),
     layers.MaxPool2d: _max_pool,
     layers.MaxPool3d: _max_pool,
+    layers.Multiply: _plain("Mul"),
     layers.Pad: _pad,
     layers.PositionalEmbedding: sequences.positional_embedding,
     layers.ReLU6: _relu6,
@@ -352,6 +394,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Slice: _slice,
     layers.Softmax: _softmax,
     layers.Tanh: _plain("Tanh"),
+    layers.Transpose: _transpose,
     layers.Upsample: _upsample,
 }
 """Functions that write a layer; others cannot be exported."""

@@ -31,6 +31,8 @@ class Place:
         Parameters and running statistics in ONNX's layout, by PyTorch's names.
     reordered : bool
         Whether the features of the inputs are in another order than in ONNX.
+    output : str
+        Name of the output, by default that of the layer.
     """
 
     name: str
@@ -41,6 +43,10 @@ class Place:
     shape: Shape
     arrays: Mapping[str, np.ndarray]
     reordered: bool
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output", self.output or self.name)
 
     def require(self, fits: bool, expected: str) -> None:
         """Raise ValueError if the layer is used in a way that is not supported."""

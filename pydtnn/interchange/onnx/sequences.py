@@ -17,10 +17,11 @@ def positions(draft: Draft, at: Place) -> None:
     """Write `Linear` of each position: a product with (C, O), and the bias."""
     matrix = draft.constant(f"{at.name}.weight", at.arrays["weight"].T)
     if "bias" not in at.arrays:
-        draft.node("MatMul", [*at.inputs, matrix], at.name)
+        draft.node("MatMul", [*at.inputs, matrix], at.output, name=at.name)
         return
     product = draft.node("MatMul", [*at.inputs, matrix], f"{at.name}.product")
-    draft.node("Add", [product, draft.constant(f"{at.name}.bias", at.arrays["bias"])], at.name)
+    bias = draft.constant(f"{at.name}.bias", at.arrays["bias"])
+    draft.node("Add", [product, bias], at.output, name=at.name)
 
 
 def embedding(draft: Draft, at: Place) -> None:

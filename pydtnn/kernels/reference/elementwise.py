@@ -116,6 +116,16 @@ ACTIVATIONS: dict[str, Activation] = {
 
 FUNCTIONS = ChainMap(
     {
+        "hard_sigmoid": Activation(
+            lambda xp, x, alpha: xp.clip(x / 6 + 0.5, 0, 1),
+            lambda xp, dy, y, alpha: xp.where((y <= 0) | (y >= 1), 0, dy / 6),
+            "output",
+        ),
+        "hard_swish": Activation(
+            lambda xp, x, alpha: x * xp.clip(x / 6 + 0.5, 0, 1),
+            lambda xp, dy, x, alpha: dy * xp.where(x < -3, 0, xp.where(x > 3, 1, x / 3 + 0.5)),
+            "input",
+        ),
         "gelu_exact": Activation(
             lambda xp, x, alpha: x * normal(xp, x)[0],
             _gelu_exact_backward,

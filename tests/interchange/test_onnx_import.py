@@ -1,0 +1,475 @@
+"""Nodes of ONNX files of other programs: what onnxruntime computes, or an error that names them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.interchange import export_onnx, import_onnx
+from pydtnn.interchange.__main__ import main
+from pydtnn.interchange.onnx import importing
+from pydtnn.interchange.onnx.readers import Reading
+from pydtnn.interchange.onnx.sequence_readers import READERS
+from pydtnn.layers import GELU, ReLU, ReLU6, Sequential, Sigmoid, SiLU, Tanh
+from pydtnn.model import Model
+from tests.interchange.runtime import assert_close, compute, samples
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+helper, node = onnx.helper, onnx.helper.make_node
+
+RNG = np.random.default_rng(0)
+IMAGE, FEATURES, SEQUENCE = ("n", 4, 7, 6), ("n", 6), ("n", 5, 6)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype("float32")
+
+
+def write(
+    path: Path,
+    nodes: list[Any],
+    shape: tuple[Any, ...],
+    constants: dict[str, Any] | None = None,
+    opset: int = 18,
+) -> Path:
+    """A file of nodes that read "x" and compute "y"."""
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", kind, None)],
+        [
+            onnx.numpy_helper.from_array(np.asarray(array), name)
+            for name, array in (constants or {}).items()
+        ],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    message = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    message = onnx.shape_inference.infer_shapes(message)
+    shape_of_y = message.graph.output[0].type.tensor_type.shape
+    if not shape_of_y.dim:  # any of the right kind: the file must have one
+        shape_of_y.dim.add()
+    onnx.save(message, path)
+    return path
+
+
+def chain(*operators: Any) -> list[Any]:
+    """Nodes one after the other: names, or (name, further inputs, attributes)."""
+    nodes, value = [], "x"
+    for i, entry in enumerate(operators, start=1):
+        operator, inputs, attributes = (entry, [], {}) if isinstance(entry, str) else entry
+        output = "y" if i == len(operators) else f"t{i}"
+        nodes.append(node(operator, [value, *inputs], [output], **attributes))
+        value = output
+    return nodes
+
+
+def gate(operator: str, **attributes: Any) -> list[Any]:
+    """The product of a value with a function of it."""
+    return [node(operator, ["x"], ["g"], **attributes), node("Mul", ["x", "g"], ["y"])]
+
+
+POOL = {"kernel_shape": [3, 2], "strides": [2, 2]}
+ERF = [
+    node("Div", ["x", "root"], ["a"]),
+    node("Erf", ["a"], ["b"]),
+    node("Add", ["b", "one"], ["c"]),
+    node("Mul", ["x", "c"], ["d"]),
+    node("Mul", ["d", "half"], ["y"]),
+]
+HARD = [
+    node("Add", ["x", "three"], ["a"]),
+    node("Clip", ["a", "zero", "six"], ["b"]),
+    node("Div", ["b", "six"], ["c"]),
+    node("Mul", ["x", "c"], ["y"]),
+]
+SQUEEZE = [
+    node("ReduceMean", ["x", "hw"], ["a"], keepdims=1),
+    node("Conv", ["a", "w1"], ["b"]),
+    node("Sigmoid", ["b"], ["c"]),
+    node("Mul", ["c", "x"], ["y"]),
+]
+SHUFFLE = [
+    node("Reshape", ["x", "to5"], ["a"]),
+    node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3, 4]),
+    node("Reshape", ["b", "to4"], ["c"]),
+    node("Split", ["c"], ["d", "e"], axis=1, num_outputs=2),
+    node("Conv", ["e", "w2"], ["f"]),
+    node("Concat", ["f", "d"], ["y"], axis=1),
+]
+CUT_SHAPES = [
+    node("Shape", ["x"], ["s"]),
+    node("Gather", ["s", "i0"], ["n"]),
+    node("Unsqueeze", ["n", "i00"], ["m"]),
+    node("Concat", ["m", "minus"], ["t"], axis=0),
+    node("Reshape", ["x", "t"], ["f"]),
+    node("Gemm", ["f", "big"], ["y"]),
+]
+NUMBERS: dict[str, Any] = {
+    **{"root": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32([0.5])},
+    **{"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)},
+    **{"hw": np.array([2, 3]), "w1": floats(4, 4, 1, 1), "w2": floats(2, 2, 1, 1)},
+    **{"to5": np.array([0, 2, 2, 7, 6]), "to4": np.array([0, 4, 7, 6]), "i0": np.array(0)},
+    **{
+        "i00": np.array([0]),
+        "minus": np.array([-1]),
+        "big": floats(168, 3),
+        "axis1": np.array([1]),
+    },
+    **{"w": floats(4, 3, 3, 2), "bias": floats(3), "c4": floats(4), "c411": floats(4, 1, 1)},
+    **{"v4": np.abs(floats(4)), "c6": floats(6), "c76": floats(7, 6), "c56": floats(5, 6)},
+    **{"none": floats(0), "scales": np.float32([1, 1, 2, 3]), "ten": np.array([10])},
+    **{"hundred": np.array([100])},
+    **{"slope": np.float32([0.25]), "conv": floats(5, 4, 3, 3), "pads": np.array([1, 0, 0, 2])},
+    **{"pads_at": np.array([-1, 2]), "m66": floats(6, 6), "sizes": np.array([1, 4, 14, 6])},
+    **{"to1": np.array([1, 4, 7, 6]), "i012": np.array([1, 2, 3], np.int32)},
+}
+WORKS: dict[str, tuple[Any, ...]] = {
+    "mean of an image": (chain(("ReduceMean", ["hw"], {"keepdims": 0})), IMAGE),
+    "mean of an image before opset 18": (chain(("ReduceMean", [], {"axes": [3, 2]})), IMAGE, 13),
+    "mean of rows": (chain(("ReduceMean", ["axis1"], {"keepdims": 0})), SEQUENCE),
+    "mean of columns": (chain(("ReduceMean", [], {"axes": [2]})), IMAGE, 13),
+    "global average and flatten": (chain("GlobalAveragePool", "Flatten"), IMAGE),
+    "maximum of an image": (chain("GlobalMaxPool"), IMAGE),
+    "silu": (gate("Sigmoid"), IMAGE),
+    "gelu": (chain("Gelu"), IMAGE, 20),
+    "tanh gelu": (chain(("Gelu", [], {"approximate": "tanh"})), SEQUENCE, 20),
+    "gelu of erf": (ERF, SEQUENCE),
+    "hard swish": (chain("HardSwish"), IMAGE),
+    "hard swish of clip": (HARD, IMAGE),
+    "hard swish of hard sigmoid": (gate("HardSigmoid", alpha=1 / 6), IMAGE),
+    "product with itself": (chain(("Mul", ["x"], {})), IMAGE),
+    "sigmoid of a product, times the input": (
+        [
+            node("Mul", ["x", "three"], ["a"]),
+            node("Sigmoid", ["a"], ["b"]),
+            node("Mul", ["b", "x"], ["y"]),
+        ],
+        FEATURES,
+    ),
+    "squeeze and excitation": (SQUEEZE, IMAGE),
+    "transposed convolution": (
+        chain(("ConvTranspose", ["w", "bias"], {"strides": [2, 3], "output_padding": [1, 0]})),
+        IMAGE,
+    ),
+    "nearest": (
+        chain(
+            (
+                "Resize",
+                ["none", "scales"],
+                {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+            )
+        ),
+        IMAGE,
+    ),
+    "nearest by default": (chain(("Resize", ["", "scales"], {})), IMAGE),
+    "linear": (chain(("Resize", ["", "", "sizes"], {"mode": "linear"})), (1, 4, 7, 6)),
+    "layer norm": (chain(("LayerNormalization", ["c6", "c6"], {})), SEQUENCE),
+    "layer norm of images": (chain(("LayerNormalization", ["c76"], {"axis": 2})), ("n", 1, 7, 6)),
+    "layer norm of channels": (
+        chain(
+            ("Transpose", [], {"perm": [0, 2, 3, 1]}),
+            ("LayerNormalization", ["c4"], {"axis": 3}),
+            ("Transpose", [], {"perm": [0, 3, 1, 2]}),
+        ),
+        IMAGE,
+    ),
+    "instance norm": (chain(("InstanceNormalization", ["c4", "c4"], {})), IMAGE),
+    "group norm": (chain(("GroupNormalization", ["c4", "c4"], {"num_groups": 2})), IMAGE, 21),
+    "batch norm of positions": (
+        chain(("BatchNormalization", ["c4", "c4", "c4", "v4"], {})),
+        ("n", 4, 4),
+    ),
+    "identities": (chain("Identity", "Relu", "Identity"), IMAGE),
+    "an input": (chain("Identity"), FEATURES),
+    "cast": (chain(("Cast", [], {"to": 1}), "Relu"), IMAGE),
+    "a constant that is cast": (
+        [node("Cast", ["i012"], ["c"], to=7), node("Gather", ["x", "c"], ["y"], axis=1)],
+        FEATURES,
+    ),
+    "clip": (chain(("Clip", ["zero", "six"], {})), IMAGE),
+    "clip without end": (chain(("Clip", ["zero"], {})), IMAGE),
+    "prelu": (chain(("PRelu", ["slope"], {})), IMAGE),
+    "ceil": (chain(("MaxPool", [], POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})), IMAGE),
+    "ceil of means": (
+        chain(("AveragePool", [], POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
+        IMAGE,
+    ),
+    "same lower": (chain(("MaxPool", [], POOL | {"auto_pad": "SAME_LOWER"})), IMAGE),
+    "same lower convolution": (chain(("Conv", ["conv"], {"auto_pad": "SAME_LOWER"})), IMAGE),
+    "shuffle": (SHUFFLE, IMAGE),
+    "computed shapes": (CUT_SHAPES, IMAGE),
+    "slice of flattened features": (
+        chain("Flatten", ("Slice", ["ten", "hundred", "axis1"], {})),
+        IMAGE,
+    ),
+    "flattened features": (chain("Relu", "Flatten"), IMAGE),
+    "softmax of pixels": (chain(("Softmax", [], {"axis": 1})), IMAGE),
+    "softmax of rows": (chain(("Softmax", [], {"axis": -2})), IMAGE),
+    "factors and terms of channels": (
+        chain(("Mul", ["c411"], {}), ("Add", ["c411"], {}), ("Sub", ["c411"], {})),
+        IMAGE,
+    ),
+    "a number less": ([node("Sub", ["one", "x"], ["y"])], IMAGE),
+    "divided channels": (chain(("Div", ["v4"], {})), ("n", 5, 4)),
+    "terms of positions": (chain(("Add", ["c56"], {})), SEQUENCE),
+    "terms of pixels": (chain(("Add", ["c76"], {})), IMAGE),
+    "matrix from the right": (chain(("MatMul", ["m66"], {})), IMAGE),
+    "pads of some axes": (chain(("Pad", ["pads", "", "pads_at"], {})), IMAGE),
+    "outer flatten": (chain(("Flatten", [], {"axis": 3}), ("Reshape", ["to1"], {})), (1, 4, 7, 6)),
+}
+NOT_BACK = {"shuffle", "softmax of rows", "terms of pixels"}
+"""Imported layers whose features have an order that an exported file cannot express."""
+
+
+def used(nodes: list[Any]) -> dict[str, Any]:
+    """The constants that nodes read."""
+    names = {name for entry in nodes for name in entry.input}
+    return {name: array for name, array in NUMBERS.items() if name in names}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
+    nodes, shape, *opset = WORKS[name]
+    path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
+    model = import_onnx(path)
+    (x,) = samples(model, 1 if shape[0] == 1 else 3)
+    assert_close(model.predict(x), compute(path, x))
+    if name not in NOT_BACK:
+        back = tmp_path / "back.onnx"
+        export_onnx(model, back)
+        assert_close(compute(back, x), model.predict(x))
+
+
+BATCH_NORM = node(
+    "BatchNormalization", ["x", "c4", "c4", "c4", "v4"], ["y", "m1", "v1", "m2", "v2"]
+)
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "softmax: expected an axis whose following ones": (chain("Softmax"), IMAGE, 11),
+    "concat: expected computed inputs, or a constant position": (
+        [node("Concat", ["x", "c411b"], ["y"], axis=1)],
+        ("n", 4, 1, 1),
+    ),
+    "concat: axis must exist in an input of 4 axes, got 99": (
+        [node("Concat", ["x", "x"], ["y"], axis=99)],
+        IMAGE,
+    ),
+    "concat: the axis must not be that of the batch, got 0": (
+        [node("Concat", ["x", "x"], ["y"], axis=0)],
+        IMAGE,
+    ),
+    "gemm: the bias must have a number for each of the 2": (
+        chain(("Gemm", ["m62", "c21"], {})),
+        (2, 6),
+    ),
+    "batchnormalization: expected a network for inference": ([BATCH_NORM], IMAGE, 13),
+    "dropout: expected a network for inference, got training_mode=True": (
+        chain(("Dropout", ["half", "true"], {})),
+        IMAGE,
+    ),
+    "conv: kernel_shape must be that of the weights (5, 4, 3, 3), got (1, 1)": (
+        chain(("Conv", ["conv"], {"kernel_shape": [1, 1]})),
+        IMAGE,
+    ),
+    "conv: kernel, strides and dilations must be positive": (
+        chain(("Conv", ["conv"], {"strides": [0, 1]})),
+        IMAGE,
+    ),
+    "prelu: the slope must be one positive number": (chain(("PRelu", ["c411"], {})), IMAGE),
+    "clip: bounds must be 0 and 6, or 0 alone, got 0.0 and 3.0": (
+        chain(("Clip", ["zero", "three"], {})),
+        IMAGE,
+    ),
+    "erf: expected a part of an activation": (chain("Erf"), IMAGE),
+    "resize: expected an image that is enlarged by integers": (
+        chain(("Resize", ["", "ones4h"], {})),
+        IMAGE,
+    ),
+    "resize: outputs of samples must have at most": (chain(("Resize", ["", "huge"], {})), IMAGE),
+    "pad: outputs of samples must have at most": (chain(("Pad", ["far"], {})), IMAGE),
+    "expand: the inputs do not suit the operator (expected at most": (
+        [node("Expand", ["one", "wide"], ["a"]), node("Add", ["x", "a"], ["y"])],
+        IMAGE,
+    ),
+    "averagepool: ceil_mode must be 0 if pads count": (
+        chain(
+            (
+                "AveragePool",
+                [],
+                POOL | {"ceil_mode": 1, "pads": [0, 1, 0, 0], "count_include_pad": 1},
+            )
+        ),
+        IMAGE,
+    ),
+    "relu: expected attention: a product of queries": (
+        chain(("MatMul", ["x"], {}), "Relu"),
+        ("n", 6, 6),
+    ),
+    "mul: expected a number or a factor of each channel": (chain(("Mul", ["c76"], {})), IMAGE),
+    "div: expected a constant divisor": (
+        [node("Relu", ["x"], ["a"]), node("Div", ["x", "a"], ["y"])],
+        IMAGE,
+    ),
+    "reducemean: the axis must not be that of the batch": (
+        chain(("ReduceMean", ["i00"], {})),
+        IMAGE,
+    ),
+    "gather: expected one index, a range": (chain(("Gather", ["i021"], {"axis": 1})), FEATURES),
+}
+NUMBERS |= {
+    **{"c411b": floats(1, 4, 1, 1), "m62": floats(6, 2), "c21": floats(2, 1)},
+    **{"true": np.array(True), "ones4h": np.float32([1, 1, 1.5, 1]), "i021": np.array([0, 2, 1])},
+    **{"huge": np.float32([1, 1, 1e6, 1e6]), "far": np.array([0, 0, 0, 0, 0, 0, 2**40, 0])},
+    **{"wide": np.array([2**20, 2**20])},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_node_that_no_layer_computes_is_refused_by_name(message: str, tmp_path: Path) -> None:
+    nodes, shape, *opset = REFUSED[message]
+    path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
+    operator, _, problem = message.partition(": ")
+    with pytest.raises(ValueError, match=re.escape(problem)) as caught:
+        import_onnx(path)
+    start = f"import_onnx: {path}: node {operator}, operator "
+    assert str(caught.value).startswith(start)
+    assert "\n" not in str(caught.value)
+
+
+def damaged(kind: str, path: Path) -> None:
+    """Write a file that a program would have to trust."""
+    write(path, chain(("Add", ["c4"], {}), "Relu"), ("n", 4), used(chain(("Add", ["c4"], {}))))
+    message = onnx.load(path)
+    graph, (secret,) = message.graph, message.graph.initializer
+    if kind == "constant":
+        graph.node.insert(0, node("Constant", [], ["k"], value=secret))
+        graph.node[1].input[1] = "k"
+        del graph.initializer[:]
+        secret = graph.node[0].attribute[0].t
+    if kind == "type":
+        secret.data_type = 99
+    elif kind == "type of an input":
+        graph.input[0].type.tensor_type.elem_type = 99
+    elif kind == "function":
+        opset = [helper.make_opsetid("", 18)]
+        made = helper.make_function(
+            "own", "Relu2", ["a"], ["b"], [node("Relu", ["a"], ["b"])], opset
+        )
+        message.functions.append(made)
+    else:
+        secret.ClearField("raw_data")
+        secret.data_location = onnx.TensorProto.EXTERNAL
+        (path.parent / "secret").write_bytes(floats(4).tobytes())
+        secret.external_data.add(key="location", value="secret")
+    path.write_bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (
+            "constant",
+            "expected arrays within the file, got c4 in another one; save it with save_as",
+        ),
+        (
+            "initializer",
+            "expected arrays within the file, got c4 in another one; save it with save",
+        ),
+        ("type", "not an ONNX file, or damaged ("),
+        ("type of an input", "input x must have elements of type float16, float32, float64, int32"),
+        ("function", "expected a graph of operators and dense arrays, got functions or sparse"),
+    ],
+)
+def test_a_file_is_not_trusted(
+    kind: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.onnx"
+    damaged(kind, path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="^" + re.escape(f"import_onnx: {path}: {problem}")):
+        import_onnx(path)
+
+
+def test_the_work_of_an_import_is_proportional_to_the_nodes(tmp_path: Path) -> None:
+    def calls(count: int) -> int:
+        operators = ["Relu", ("Add", ["c6"], {}), "Sigmoid", ("Mul", ["three"], {})] * count
+        nodes = chain(*operators)
+        path, number = write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)), 0
+
+        def count_call(frame: Any, event: str, argument: Any) -> None:
+            nonlocal number
+            number += event == "call"
+
+        sys.setprofile(count_call)
+        try:
+            import_onnx(path)
+        finally:
+            sys.setprofile(None)
+        return number
+
+    calls(1)  # imports modules
+    small, large = calls(25), calls(100)
+    assert large < 4.4 * small  # proportional, and what does not depend on the nodes
+
+
+def wrong(at: Reading) -> Any:
+    """A reader that errs."""
+    return at.layer(ReLU(), at.value())
+
+
+def test_a_wrong_import_is_found_by_its_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    path = write(tmp_path / "net.onnx", chain("Tanh"), IMAGE)
+    import_onnx(path, verify=True)
+    monkeypatch.setattr(importing, "READERS", {**READERS, "Tanh": wrong})
+    import_onnx(path)
+    expected = "output y differs by .* from what onnxruntime computes; the import is wrong, please"
+    with pytest.raises(ValueError, match=expected):
+        import_onnx(path, verify=True)
+
+
+def test_the_command_compares_outputs_unless_it_is_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    path, folder = write(tmp_path / "net.onnx", chain("Tanh"), IMAGE), str(tmp_path / "a.pydtnn")
+    assert main(["import", str(path), folder]) == 0
+    assert "outputs are those of onnxruntime" in capsys.readouterr().out
+    monkeypatch.setattr(importing, "READERS", {**READERS, "Tanh": wrong})
+    assert main(["import", str(path), folder]) == 1
+    assert "the import is wrong" in capsys.readouterr().err
+    assert main(["import", str(path), folder, "--no-verify"]) == 0
+    monkeypatch.setattr("pydtnn.interchange.__main__.can_verify", lambda: False)
+    assert main(["import", str(path), folder]) == 0
+    assert "not compared: onnxruntime is not installed" in capsys.readouterr().out
+
+
+def test_batches_of_a_fixed_size_may_have_any(tmp_path: Path) -> None:
+    nodes = chain(("Reshape", ["flat"], {}), ("Gemm", ["big"], {}))
+    constants = {"flat": np.array([1, 168]), "big": NUMBERS["big"]}
+    path = write(tmp_path / "net.onnx", nodes, (1, 4, 7, 6), constants)
+    model = import_onnx(path, verify=True)
+    (x,) = samples(model, 3)
+    expected = np.concatenate([compute(path, x[i : i + 1]) for i in range(3)])
+    assert_close(model.predict(x), expected)
+
+
+def test_activations_that_several_nodes_compute_are_one_layer(tmp_path: Path) -> None:
+    for nodes, layer in ((gate("Sigmoid"), "SiLU"), (ERF, "GELU"), (HARD, "HardSwish")):
+        model = import_onnx(write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)))
+        assert [part.layer.kind.__name__ for part in model.description.parts] == [layer]
+
+
+def test_a_network_of_one_activation_of_another_has_both(tmp_path: Path) -> None:
+    model = Model(Sequential(Sigmoid(), GELU("none"), ReLU6(), GELU(), Tanh(), SiLU()), (3,))
+    export_onnx(model, tmp_path / "net.onnx")
+    kinds = [part.layer.kind for part in import_onnx(tmp_path / "net.onnx").description.parts]
+    assert kinds == [Sigmoid, GELU, ReLU6, GELU, Tanh, SiLU]

@@ -28,6 +28,11 @@ def traced(job: Job) -> Iterator[Trace | None]:
         yield None
         return
     backend = trainer.model.backend
+
+    def limits() -> dict[str, float]:
+        return dict(trainer.comm.share(lambda: measure_limits(backend)))
+
+    machine = _facts(trainer) | limits()
     samples = -(-job.global_batch_size // trainer.setup.data.size)
     trace = Trace(
         Path(str(config.trace)),
@@ -35,12 +40,15 @@ def traced(job: Job) -> Iterator[Trace | None]:
         trainer.comm,
         memory=backend.memory,
         layers=layer_costs(trainer.model, samples),
-        machine=_facts(trainer),
+        machine=machine,
     )
     with trace, contextlib.ExitStack() as stack:
         if config.trace_kernels:
             stack.enter_context(observed_kernels(backend, recorder))
         yield trace
+        stack.close()
+        # Other work on the machine reduces limits, rarely before and after training alike.
+        machine |= {name: max(machine[name], again) for name, again in limits().items()}
 
 
 def _facts(trainer: Trainer) -> dict[str, Any]:
@@ -53,7 +61,6 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "threads": backend.threads,
         "instruction set": backend.isa,
         "dtype": trainer.model.dtype.name,
-        **trainer.comm.share(lambda: measure_limits(backend)),
     }
 
 

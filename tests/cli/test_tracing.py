@@ -38,6 +38,19 @@ def test_invalid_options_are_refused(options: list[str], problem: str) -> None:
         parse(options)
 
 
+def test_limits_of_the_machine_are_the_best_of_those_before_and_after_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs ran beside the first product and beside the last copy."""
+    before = {"flops_per_second": 1e9, "bytes_per_second": 8e9}
+    found = iter([before, {"flops_per_second": 5e9, "bytes_per_second": 2e9}])
+    monkeypatch.setattr("pydtnn.cli.tracing.measure_limits", lambda backend: next(found))
+    assert main([*OPTIONS, f"--output-dir={tmp_path}/run", f"--trace={tmp_path}/trace"]) == 0
+    (written,) = read_traces(tmp_path / "trace")
+    machine = written.about["machine"]
+    assert (machine["flops_per_second"], machine["bytes_per_second"]) == (5e9, 8e9)
+
+
 def test_a_run_writes_its_trace_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ BETWEEN_RANKS = (
 
 STEP = ("compute", "communication", "data")
 
-LOOKS = (("solid", "circle"), ("dash", "square"), ("dot", "diamond"), ("dashdot", "cross"))
+LOOKS = (("solid", "circle"), ("dash", "square"), ("dashdot", "diamond"), ("longdash", "cross"))
 """Line and symbol of each series; its points have the colours of the runs."""
 
 CERTAIN = 1.05
@@ -71,7 +71,7 @@ def scaling(runs: Sequence[Run]) -> Section:
             name or "measured": f"{COLOURS['other']} {LOOKS[i % len(LOOKS)][0]}"
             for i, name in enumerate(series)
         },
-        "ideal": f"{COLOURS['other']} line",
+        "ideal": f"{COLOURS['other']} dot",
         **{part: COLOURS[part] for part in STEP},
     }
     section.tables = [_table(series)]
@@ -222,7 +222,7 @@ def _ideal(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
         "name": "ideal",
         "x": x,
         "y": y,
-        "line": {"color": COLOURS["other"], "width": 0.8},
+        "line": {"color": COLOURS["other"], "dash": "dot", "width": 1.5},
     }
 
 

@@ -38,7 +38,8 @@ class MeasurementWriter(Callback):
     ranks ("samples"), the mean loss of the steps ("loss"; null if it is not finite) and the
     learning rate ("lr"); and "ranks", an object per rank with "total", the time from the start of
     the epoch to its end in s, the parts of it in `Trainer.seconds` ("steps", "communication",
-    "data", "evaluation"), "bytes" sent in the epoch and "peak_memory" of the process so far in B.
+    "data", "evaluation"), "bytes" sent in the epoch, "peak_memory" of the process so far in B and,
+    if it is measured, "step_memory", that of the steps without interpreter and data.
 
     A run that is resumed appends to the file; of two lines for an epoch the last one is valid.
 
@@ -46,10 +47,12 @@ class MeasurementWriter(Callback):
     ----------
     directory : str or Path
         Created if necessary.
+    memory : object, optional
+        Its attribute `grown` is the memory of the steps, in B.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: str | Path, memory: Any = None) -> None:
+        self.directory, self.memory = Path(directory), memory
         self._steps = self._losses = self._bytes = 0
         self._seconds: dict[str, float] = {}
         self._marks: list[Mark] = []
@@ -86,6 +89,8 @@ class MeasurementWriter(Callback):
         own["total"] = clock.now() - self._marks[0].time
         own["bytes"] = trainer.comm.traffic.bytes - self._bytes
         own["peak_memory"] = peak_memory()
+        if self.memory is not None:
+            own["step_memory"] = self.memory.grown
         ranks = trainer.comm.gather_object(own)
         intervals = summarise(self._marks, trainer.losses[self._losses :])
         line = {"epoch": trainer.epoch, "intervals": intervals, "ranks": ranks}

@@ -172,7 +172,7 @@ def create_job(
         metrics=metrics,
         auxiliary_weights=auxiliary,
         exchange=create_exchange(config, group),
-        callbacks=[grown, *slow, *create_callbacks(config, directory, monitor)],
+        callbacks=[grown, *slow, *create_callbacks(config, directory, monitor, grown)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
         accumulation=config.accumulation,
         micro_batches=config.micro_batches,
@@ -312,7 +312,9 @@ def create_slow_ranks(config: TrainConfig, comm: Communicator) -> list[SlowRanks
     return [SlowRanks(config.straggler_factor)] if wanted else []
 
 
-def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
+def create_callbacks(
+    config: TrainConfig, directory: Path, monitor: str, grown: StepMemory
+) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others is last."""
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
@@ -328,7 +330,7 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
         callbacks.append(EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:
         callbacks.append(StopAtMetric(monitor, config.stop_at))
-    callbacks += [HistoryWriter(directory), MeasurementWriter(directory)]
+    callbacks += [HistoryWriter(directory), MeasurementWriter(directory, grown)]
     if config.tensorboard:
         callbacks.append(create_tensorboard(config, directory))
     callbacks.append(BestWeights(directory / "best.safetensors", monitor))

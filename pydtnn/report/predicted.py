@@ -28,7 +28,7 @@ def predicted(runs: Sequence[Run]) -> Section:
     section.tables = [_table(run, own, len(runs) > 1) for run, own in known]
     section.text = (
         "Predicted before the first step from the platform, the network and the strategy; measured "
-        "times are means over all steps and ranks. Accuracy is 1 - abs(error)."
+        "times are means over all steps and ranks."
     )
     return section
 
@@ -69,9 +69,10 @@ def _table(run: Run, own: Mapping[str, float], several: bool) -> Table:
         ("waiting for data", "data", own["data"]),
     ):
         rows.append([name, f"{1e3 * measured[part]:.4g} ms", f"{1e3 * value:.4g} ms"])
-    error = abs(own["seconds"] - measured["seconds"]) / measured["seconds"]
-    rows.append(["accuracy", "", f"{100 * max(0.0, 1 - error):.0f} %"])
-    rows.append(["memory of a rank, without data", "", f"{own['memory'] / 1e6:,.0f} MB"])
+    rows.append(["predicted of measured", "", f"{own['seconds'] / measured['seconds']:.2f}"])
+    grown = max(rank["step_memory"] for rank in run.totals())
+    sizes = [f"{size / 1e6:,.0f} MB" if size else "" for size in (grown, own["memory"])]
+    rows.append(["memory of a rank, without interpreter and data", *sizes])
     return Table(run.label if several else "", ["", "measured", "predicted"], rows, numbers=True)
 
 

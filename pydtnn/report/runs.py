@@ -15,7 +15,10 @@ from pydtnn.report.intervals import Intervals, read_intervals
 from pydtnn.report.traced import HOW, Traced, find_trace, read_traced
 from pydtnn.utils.files import read_file
 
-PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")
+MEMORY = ("peak_memory", "step_memory")
+"""Memory of a rank so far; the second is 0 if it was not measured."""
+
+PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", *MEMORY)
 """Numbers of a rank in an epoch."""
 
 MOST_OPTIONS = 3
@@ -112,7 +115,7 @@ class Run:
         alike = [ranks for ranks in self.ranks if len(ranks) == len(last)]
         return [
             {
-                part: (max if part == "peak_memory" else sum)(ranks[rank][part] for ranks in alike)
+                part: (max if part in MEMORY else sum)(ranks[rank][part] for ranks in alike)
                 for part in PARTS
             }
             for rank in range(len(last))
@@ -217,7 +220,8 @@ def _measurements(file: Path) -> dict[int, Measured]:
         try:
             entry = json.loads(line)
             number = int(entry["epoch"])
-            ranks = [{part: float(rank[part]) for part in PARTS} for rank in entry["ranks"]]
+            each = [{"step_memory": 0} | rank for rank in entry["ranks"]]
+            ranks = [{part: float(rank[part]) for part in PARTS} for rank in each]
             measured = read_intervals(number, entry["intervals"]), ranks
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
             continue

@@ -62,6 +62,8 @@ def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_se
     options = ["--progress=none", "--output-dir=run", "--trace=steps", "--trace-steps=2:6"]
     assert train([*TINY, *options]) == 0
     [run] = read_runs(["run"])
+    [*_, line] = Path("run", "measurements.jsonl").read_text().splitlines()
+    assert "step_memory" in json.loads(line)["ranks"][0]
     assert run.traced
     assert len(run.traced.steps) == 4
     assert {section.name for section in sections_of([run]) if section.empty} == {

@@ -224,9 +224,17 @@ def test_predicted_parts_of_a_step_are_beside_the_measured_ones(tmp_path: Path) 
         ["compute and update", "35 ms", "35 ms"],
         ["communication, exposed", "10 ms", "10 ms"],
         ["waiting for data", "5 ms", "5 ms"],
-        ["accuracy", "", "100 %"],
-        ["memory of a rank, without data", "", "100 MB"],
+        ["predicted of measured", "", "1.00"],
+        ["memory of a rank, without interpreter and data", "", "100 MB"],
     ]
+
+
+def test_the_measured_memory_is_beside_the_predicted_one(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", predicted=PREDICTED)
+    file = folder / "measurements.jsonl"
+    file.write_text(file.read_text().replace('"peak_memory"', '"step_memory": 9e7, "peak_memory"'))
+    [table] = predicted(read_runs([folder])).tables
+    assert table.rows[-1][1:] == ["90 MB", "100 MB"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import math
 import pickletools
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -123,10 +124,12 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:
-        for opcode, argument, _ in pickletools.genops(stream):
-            if opcode.name == "STOP":
-                break
-            self.do(opcode.name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in the strings of a damaged pickle
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name == "STOP":
+                    break
+                self.do(opcode.name, argument)
         (result,) = self.stack
         return result
 

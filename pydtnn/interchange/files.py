@@ -128,7 +128,7 @@ def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
                 f"{where}: expected dense tensors with values, but {name} {problem}; convert it "
                 "before saving"
             )
-        arrays[name] = Stored(tuple(value.shape), partial(_values, f"{where}: {name}", value))
+        arrays[name] = Stored(tuple(value.shape), partial(_values, name, value))
     if not arrays:
         raise ValueError(f"{where}: expected tensors by name, got none")
     return _without_prefix(arrays)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,13 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load
 from pydtnn.saving.weights import encode
+from tests.fuzz.damage import damage
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed; pip install h5py")
 
 CHANNELS, MULTIPLIER = 4, 2
+
+WHO = "load_keras_weights"
 
 
 def model(seed: int = 0) -> Model:
@@ -271,6 +276,137 @@ def test_the_command_imports_weights_of_keras(tmp_path: Path) -> None:
     assert encode(load(folder).state()) == encode(state)
 
 
+def other_storage(kind: str, file: Any, secret: Path) -> None:
+    """Replace the kernel of the first convolution by one that is not in the file as it should be.
+
+    Its shape is (3, 2, 3, 4), and "secret" has as many bytes.
+    """
+    own, name = file["conv2d"], "conv2d/kernel:0"
+    values = own[name][()]
+    del own[name]
+    if kind == "external storage":
+        own.create_dataset(name, values.shape, "f4", external=[(str(secret), 0, values.nbytes)])
+    elif kind == "virtual":
+        layout = h5py.VirtualLayout(values.shape, "f4")
+        layout[...] = h5py.VirtualSource(str(secret), "x", values.shape)
+        own.create_virtual_dataset(name, layout)
+    elif kind == "external link":
+        own[name] = h5py.ExternalLink(str(secret), "x")
+    elif kind == "soft link":
+        file["kernel"] = values
+        own[name] = h5py.SoftLink("/kernel")
+    elif kind == "compressed":
+        own.create_dataset(name, data=values, compression="gzip")
+    elif kind == "64 GiB":
+        own.create_dataset(name, (1 << 34,), "f4")
+    elif kind == "no values":
+        own.create_dataset(name, values.shape, "f4")
+    elif kind == "integers":
+        own[name] = values.astype("i8")
+    else:
+        own[name] = values
+
+
+def change(kind: str, file: Any) -> None:
+    """Change names and groups."""
+    attributes = file["conv2d"].attrs
+    if kind == "names are a number":
+        file.attrs["layer_names"] = 5
+    elif kind == "names of arrays are numbers":
+        attributes["weight_names"] = [1.0, 2.0]
+    elif kind == "a name leads upwards":
+        attributes["weight_names"] = [b"../conv2d/conv2d/kernel:0"]
+    elif kind == "a name is absolute":
+        attributes["weight_names"] = [b"/conv2d/conv2d/kernel:0"]
+    elif kind == "a name is missing":
+        attributes["weight_names"] = [b"conv2d/kernel:1"]
+    elif kind == "a layer is an array":
+        file["array"] = np.zeros(3)
+        file.attrs["layer_names"] = [b"array"]
+        file["array"].attrs["weight_names"] = [b"array/kernel:0"]
+    elif kind == "groups contain each other":
+        del file.attrs["layer_names"]
+        own = file.create_group("layers/sequential")
+        own["layers"] = file["layers"]
+        file.create_group("layers/sequential/vars")["0"] = np.zeros(3, "f4")
+
+
+HOSTILE = {
+    "external storage": "'conv2d/conv2d/kernel:0' has its values in another file, which is not re",
+    "virtual": "'conv2d/conv2d/kernel:0' has its values in another file, which is not read; copy",
+    "external link": "'conv2d/conv2d' has links to other places or files; copy its content",
+    "soft link": "'conv2d/conv2d/kernel:0' is a link to another place; copy it",
+    "compressed": "'conv2d/conv2d/kernel:0' is stored in pieces or compressed; save the model ag",
+    "64 GiB": "'conv2d/conv2d/kernel:0' has fewer values than its shape (17179869184,)",
+    "no values": "'conv2d/conv2d/kernel:0' has fewer values than its shape (3, 2, 3, 4)",
+    "integers": "'conv2d/conv2d/kernel:0' must contain floating-point numbers, such as float32;",
+    "names are a number": "attribute layer_names of '/' must contain names",
+    "names of arrays are numbers": "attribute weight_names of 'conv2d' must contain names",
+    "a name leads upwards": "'conv2d/..' is missing",
+    "a name is absolute": "'conv2d/' is missing",
+    "a name is missing": "'conv2d/conv2d/kernel:1' is missing",
+    "a layer is an array": "'array/array' is missing",
+    "groups contain each other": "groups contain each other; the file is damaged",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_files_that_refer_to_others_or_declare_other_sizes_are_refused_without_memory(
+    kind: str, tmp_path: Path
+) -> None:
+    path, secret, ours = write(tmp_path / "net.h5", kernels(model(1))), tmp_path / "secret", model()
+    with h5py.File(secret, "w") as file:
+        file["x"] = np.zeros((3, 2, 3, 4), "f4")
+    with h5py.File(path, "a") as file:
+        other_storage(kind, file, secret)
+        change(kind, file)
+    before = encode(ours.state())
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="^" + re.escape(f"{WHO}: {path}: {HOSTILE[kind]}")):
+        load_keras_weights(ours, path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20
+    assert encode(ours.state()) == before
+
+
+def test_an_archive_that_becomes_large_is_refused_without_memory(tmp_path: Path) -> None:
+    path, ours = tmp_path / "net.keras", model()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", description(OWN))
+        archive.writestr("model.weights.h5", bytes(24 << 20))
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"model.weights.h5 is compressed and would become 251658"):
+        load_keras_weights(ours, path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_random_damage_is_refused_in_a_sentence_or_changes_values_only(tmp_path: Path) -> None:
+    """HDF5 has no checksums; the library of HDF5 does not return from some of these files."""
+    names = dict(zip(OWN, OURS, strict=True))
+    files = [
+        write(tmp_path / "a.h5", kernels(model(1)), "model_weights"),
+        write_third(tmp_path / "b.weights.h5", names),
+    ]
+    ours = model()
+    for path, seed in itertools.product(files, range(60)):
+        whole = path.read_bytes()
+        damaged, done = damage(whole, np.random.default_rng(seed), [whole])
+        path.write_bytes(damaged)
+        before, message = encode(ours.state()), ""
+        try:
+            load_keras_weights(ours, path)
+        except ValueError as error:
+            message = str(error)
+        if message:
+            assert message.startswith(f"{WHO}: {path}: "), done
+            assert encode(ours.state()) == before, done
+        path.write_bytes(whole)
+
+
 def damaged(kind: str, path: Path) -> Path:
     layers = kernels(model(1))
     if kind == "transposed":
@@ -301,14 +437,8 @@ def damaged(kind: str, path: Path) -> Path:
         ),
         ("missing", "arrays do not fit the model (matched by order): linear5.w is missing, linear"),
         ("unknown", "'lstm/recurrent_kernel:0' must be one of kernel, depthwise_kernel, bias, g"),
-        (
-            "truncated",
-            "expected the layers and arrays of a file that Keras has saved, got one ",
-        ),
-        (
-            "text",
-            "expected the layers and arrays of a file that Keras has saved, got one ",
-        ),
+        ("truncated", "the file is truncated or damaged: it refers to a place behind its end"),
+        ("text", "expected an HDF5 file as Keras writes it, got another one"),
         (
             "other",
             "expected the layers and arrays of a file that Keras has saved, got none; save the ",

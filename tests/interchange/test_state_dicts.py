@@ -171,6 +171,135 @@ def test_names_can_be_changed_before_they_are_matched() -> None:
     assert encode(ours.state()) == encode(other.state())
 
 
+def test_names_behind_a_prefix_are_found_and_exact_ones_come_first() -> None:
+    ours, other = model(0), model(1)
+    arrays = {f"backbone.{name}": array for name, array in state_dict(other).items()}
+    assert load_state_dict(ours, arrays).by == "names"
+    assert encode(ours.state()) == encode(other.state())
+    inner = Model(Sequential(create_net("cnn", 5, SHAPE), name="body"), SHAPE)
+    assert load_state_dict(inner, state_dict(other)).by == "names"
+    arrays = {**state_dict(model(2)), **{f"ema.{name}": a for name, a in state_dict(other).items()}}
+    report = load_state_dict(ours, arrays, strict=False)
+    assert report.by == "names"
+    assert all(misfit.theirs.startswith("ema.") for misfit in report.misfits)
+    assert encode(ours.state()) == encode(model(2).state())
+
+
+def test_two_prefixes_are_ambiguous() -> None:
+    ours, arrays = model(0), {}
+    for prefix, seed in (("student", 1), ("teacher", 2)):
+        arrays |= {f"{prefix}.{name}": a for name, a in state_dict(model(seed)).items()}
+    before = encode(ours.state())
+    message = r"which begin with 'student.' and 'teacher.'; omit those of one of them by rename={'t"
+    with pytest.raises(ValueError, match=message):
+        load_state_dict(ours, arrays, strict=False)
+    assert encode(ours.state()) == before
+    load_state_dict(ours, arrays, rename={"teacher": None})
+    assert encode(ours.state()) == encode(model(1).state())
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_layers_that_could_be_several_are_listed_and_not_loaded(place: int) -> None:
+    """An array of the same shape lies between those of the model, at any place."""
+
+    def chain(seed: int) -> Model:
+        layers = [Linear(3, name="in"), Linear(3, name="a"), Linear(3, name="b")]
+        return Model(Sequential(*layers, Linear(2, name="out")), (4,), seed=seed)
+
+    ours, other = chain(0), chain(1)
+    before = {name: array.copy() for name, array in ours.state().items()}
+    entries = [*renumbered(state_dict(other)).items()]
+    entries[2 * place : 2 * place] = [("aux.weight", np.zeros((3, 3))), ("aux.bias", np.zeros(3))]
+    with pytest.raises(
+        ValueError, match=r"a\.w could be .*aux\.weight.* \(give names by rename=\)"
+    ):
+        load_state_dict(ours, dict(entries))
+    report = load_state_dict(ours, dict(entries), strict=False)
+    problems = {misfit.ours: misfit.problem for misfit in report.misfits}
+    assert problems == dict.fromkeys(("a.w", "a.b", "b.w", "b.b"), "ambiguous")
+    for name, array in ours.state().items():
+        kept = before if name in problems else other.state()
+        np.testing.assert_array_equal(array, kept[name])
+
+
+def test_the_order_of_layers_of_equal_shapes_is_not_known_in_safetensors(tmp_path: Path) -> None:
+    """Their names are sorted: "body" comes before "stem"."""
+
+    def pair() -> Model:
+        return Model(Sequential(Linear(3, name="first"), Linear(3, name="second")), (3,))
+
+    path, theirs = tmp_path / "net.safetensors", state_dict(pair())
+    for names in (("stem", "body"), ("layers.9", "layers.10")):
+        new = dict(zip(("first", "second"), names, strict=True))
+        arrays = {f"{new[k.partition('.')[0]]}.{k.partition('.')[2]}": a for k, a in theirs.items()}
+        path.write_bytes(encode(arrays))
+        if names[0] == "stem":
+            with pytest.raises(ValueError, match=r"first\.w could be body.weight, stem.weight"):
+                load_state_dict(pair(), path)
+        else:
+            assert load_state_dict(pair(), path).by == "order"
+        assert load_state_dict(pair(), arrays).by == "order"
+
+
+TOKENS, LENGTH, DEPTH, WIDTH = 11, 6, 2, 8
+
+
+def gpt(seed: int) -> Model:
+    options = {"depth": DEPTH, "heads": 2, "width": WIDTH}
+    return Model(create_net("gpt", TOKENS, (LENGTH,), **options), (LENGTH,), seed=seed)
+
+
+def in_the_names_of_gpt_2(made: Model, transposed: bool) -> Arrays:
+    """As Hugging Face stores them, whose matrices are ``(inputs, outputs)``, or as nanoGPT."""
+    state, arrays = made.state(), {}
+
+    def add(theirs: str, ours: str, matrix: bool = False) -> None:
+        weight, bias = ("w", "b") if matrix else ("gamma", "beta")
+        array = state[f"{ours}.{weight}"]
+        arrays[f"transformer.{theirs}.weight"] = array.T if matrix and transposed else array
+        arrays[f"transformer.{theirs}.bias"] = state[f"{ours}.{bias}"]
+
+    arrays["transformer.wte.weight"] = state["token.w"]
+    arrays["transformer.wpe.weight"] = state["position.w"]
+    for i in range(DEPTH):
+        add(f"h.{i}.ln_1", f"block{i}.norm1")
+        add(f"h.{i}.attn.c_attn", f"block{i}.attention.in_proj", matrix=True)
+        add(f"h.{i}.attn.c_proj", f"block{i}.attention.out_proj", matrix=True)
+        add(f"h.{i}.ln_2", f"block{i}.norm2")
+        add(f"h.{i}.mlp.c_fc", f"block{i}.fc1", matrix=True)
+        add(f"h.{i}.mlp.c_proj", f"block{i}.fc2", matrix=True)
+        arrays[f"transformer.h.{i}.attn.bias"] = np.tril(np.ones((1, 1, LENGTH, LENGTH), bool))
+    add("ln_f", "norm")
+    arrays["lm_head.weight"] = state["token.w"]
+    return arrays
+
+
+@pytest.mark.parametrize("transposed", [True, False], ids=["Hugging Face", "nanoGPT"])
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_weights_of_gpt_2_are_read_and_written(prefix: str, transposed: bool) -> None:
+    ours, other = gpt(0), gpt(1)
+    arrays = {
+        name.replace("transformer.", prefix): array
+        for name, array in in_the_names_of_gpt_2(other, transposed).items()
+    }
+    assert load_state_dict(ours, arrays).by == "names"
+    assert encode(ours.state()) == encode(other.state())
+    written = state_dict(ours, like=arrays)
+    assert list(written) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(written[name], array)
+
+
+def test_a_gpt_2_with_a_matrix_of_its_own_for_the_logits_is_refused() -> None:
+    arrays, ours = in_the_names_of_gpt_2(gpt(1), True), gpt(0)
+    arrays["lm_head.weight"] = arrays["lm_head.weight"] + 1
+    before = encode(ours.state())
+    message = "lm_head.weight must be equal to transformer.wte.weight, as both are one array of the"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_state_dict(ours, arrays)
+    assert encode(ours.state()) == before
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

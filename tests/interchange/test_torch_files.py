@@ -242,7 +242,7 @@ def test_records_that_become_large_are_refused_without_memory(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same number of zeros is read if it is not compressed."""
-    size = 25 << 20
+    size = 5 << 20
     weight = tensor(
         storage("0", "FloatStorage", 6 if what == "other" else size // 4), (2, 3), (3, 1)
     )

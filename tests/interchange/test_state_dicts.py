@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import pydtnn.saving.weights
+from pydtnn import models
 from pydtnn.interchange import load_state_dict, save_state_dict, state_dict
 from pydtnn.interchange.__main__ import main
 from pydtnn.layers import (
@@ -239,6 +241,38 @@ def test_the_order_of_layers_of_equal_shapes_is_not_known_in_safetensors(tmp_pat
         else:
             assert load_state_dict(pair(), path).by == "order"
         assert load_state_dict(pair(), arrays).by == "order"
+
+
+def test_weights_of_a_vision_transformer_of_timm_are_read_and_written() -> None:
+    def vit(seed: int) -> Model:
+        net = functools.partial(models.vit, 6, 1, 2)
+        return Model(create_net(net, 3, (8, 8, 3)), (8, 8, 3), seed=seed)
+
+    ours, other = vit(0), vit(1)
+    state, block = other.state(), "block0.attention"
+    named = {
+        "patch_embed.proj": "embedding.conv",
+        "blocks.0.norm1": "block0.norm1",
+        "blocks.0.attn.qkv": f"{block}.in_proj",
+        "blocks.0.attn.proj": f"{block}.out_proj",
+        "blocks.0.norm2": "block0.norm2",
+        "blocks.0.mlp.fc1": "block0.fc1",
+        "blocks.0.mlp.fc2": "block0.fc2",
+        "norm": "head.norm",
+        "head": "head.fc",
+    }
+    arrays = {"cls_token": state["embedding.class.token"].reshape(1, 1, 6)}
+    arrays["pos_embed"] = state["embedding.position.w"][np.newaxis]
+    for theirs, name in named.items():
+        weight, bias = ("gamma", "beta") if "norm" in name else ("w", "b")
+        arrays[f"{theirs}.weight"] = state[f"{name}.{weight}"]
+        arrays[f"{theirs}.bias"] = state[f"{name}.{bias}"]
+    filters = arrays["patch_embed.proj.weight"]
+    arrays["patch_embed.proj.weight"] = np.moveaxis(filters, -1, 1)
+    assert load_state_dict(ours, arrays).by == "names"
+    assert encode(ours.state()) == encode(other.state())
+    for name, array in state_dict(ours, like=arrays).items():
+        np.testing.assert_array_equal(array, arrays[name])
 
 
 TOKENS, LENGTH, DEPTH, WIDTH = 11, 6, 2, 8

@@ -288,7 +288,7 @@ def _paths(timeline: Timeline, blocks: Blocks, top: int) -> Iterator[str]:
 
 
 def _late(paths: Sequence[Path]) -> Iterator[str]:
-    """Say what made steps late most often."""
+    """Describe what made steps late most often."""
     causes: dict[tuple[int, str], list[float]] = {}
     for path in paths:
         if path.late is not None:

@@ -18,7 +18,8 @@ class Labels:
     """A label for each activity of the main threads.
 
     An activity inside of a call or wait has the label `COMMUNICATION`; otherwise that of the
-    innermost layer that contains it, or of the innermost phase outside of layers.
+    innermost layer that contains it, or of the innermost phase outside of layers. What an epoch
+    contains besides other phases has no label.
 
     Attributes
     ----------
@@ -55,7 +56,7 @@ def label(timeline: Timeline) -> Labels:
     main, kinds = activities["lane"] == 0, activities["kind"]
     inside = main & np.isin(kinds, (Kind.CALL, Kind.WAIT))
     layers = main & np.isin(kinds, (Kind.FORWARD, Kind.BACKWARD))
-    phases = main & (kinds == Kind.PHASE)
+    phases = main & (kinds == Kind.PHASE) & (activities["name"] != timeline.name_id("epoch"))
     owner = timeline.ancestor(layers)
     owner = np.where(owner >= 0, owner, timeline.ancestor(phases))
     keys = np.where(owner >= 0, kinds[owner].astype("i8") << 32 | activities["name"][owner], -1)
@@ -73,10 +74,11 @@ def label(timeline: Timeline) -> Labels:
 
 
 def describe_label(kind: Kind, name: str) -> str:
-    """Return a label in words, such as "layer conv1 (forward)"."""
+    """Return a label in words, such as "layer conv1 (forward)" or "callback TensorBoard"."""
     if kind in (Kind.FORWARD, Kind.BACKWARD):
         return f"layer {name} ({kind.name.lower()})"
-    return name if (kind, name) == COMMUNICATION else f'phase "{name}"'
+    plain = (kind, name) == COMMUNICATION or name.startswith("callback ")
+    return name if plain else f'phase "{name}"'
 
 
 def beyond_others(seconds: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from pydtnn.tracing.analysis import (
     efficiency,
     epoch_times,
     find_blocks,
+    label,
     layer_times,
     operation_times,
     phase_times,
@@ -134,6 +135,7 @@ def test_efficiencies_of_a_run_with_a_slow_rank(run, messages):
 def test_a_callback_is_part_of_the_steps_in_all_tables(run, messages):
     """A callback of rank 0 between two steps: efficiencies, usage and labels agree about it."""
     timeline = run(slow(0, "callback", 10 * MS), steps=20, messages=messages)
+    assert (Kind.PHASE, "epoch") not in label(timeline).table
     found = efficiency(timeline)
     compute = [one.compute for one in usage(timeline)]
     np.testing.assert_allclose(found.useful, compute, rtol=1e-9)

@@ -98,6 +98,7 @@ class Supervision:
             Ends all ranks at once because of a signal.
         """
         self._connection, self._end, self._end_by_signal = connection, end, end_by_signal
+        self._lost = connection is None  # as is usual where it cannot be started: no warning
         if not self._alone:
             threading.Thread(target=self._listen, daemon=True, name=f"{OWN}-process").start()
 

@@ -1,0 +1,130 @@
+"""A rank without the monitor process: it warns, and watches its own waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pydtnn.comm import supervision as module
+from pydtnn.comm.monitor.monitor import STATUS
+from pydtnn.comm.monitor.slots import MONITOR, SLOT, Slot
+from pydtnn.comm.supervision import Supervision
+from tests.ranks import wait_for
+
+
+class Rank:
+    """Rank 0 of two on a host, and its end of the connection.
+
+    Attributes
+    ----------
+    ends : list of (int, str)
+        The statuses and reasons with which it would have ended all ranks.
+    """
+
+    def __init__(self, connected: bool = True) -> None:
+        memory = memoryview(bytearray(2 * SLOT))
+        self.slots = [Slot(memory, place) for place in range(2)]
+        for rank, slot in enumerate(self.slots):
+            slot.clear(rank, 300.0)
+        self.supervision = Supervision(self.slots, 0, "here")
+        self.ends: list[tuple[int, str]] = []
+        self.monitor, own = socket.socketpair()
+        self._own = own
+        self.supervision.connect(
+            own if connected else None,
+            lambda code, reason: self.ends.append((code, reason)),
+            lambda number: None,
+        )
+
+    def close(self) -> None:
+        self.supervision.leave()
+        self.monitor.close()
+        time.sleep(3 * module.INTERVAL)
+        self._own.close()
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.01)
+    silence = {"has ended": 0.05, "stopped": 0.1, "": 0.3}
+    monkeypatch.setattr(module, "SILENCE", silence)
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    rank = Rank()
+    yield rank
+    rank.close()
+
+
+def check_deadline(rank: Rank) -> None:
+    """Check that a wait that is too long ends all ranks, with the table of the host."""
+    assert rank.ends == []
+    rank.supervision.activity.call("allreduce", "all", 1, -1)
+    rank.supervision.limit(0.05)
+    wait_for(lambda: rank.ends, 10)
+    ((code, reason),) = rank.ends
+    assert code == STATUS
+    assert reason.startswith(
+        "no progress for 0.05 s (--timeout): rank 1: outside of training since "
+    )
+    assert "; rank 0 waits in allreduce\nrank  epoch  step " in reason
+    assert "\nstack of rank 0:\n  MainThread: " in reason
+
+
+def test_the_end_of_the_monitor_is_told_once(rank: Rank, capfd: pytest.CaptureFixture[str]) -> None:
+    rank.supervision.last_step.start()
+    rank.monitor.close()
+    check_deadline(rank)
+    told = capfd.readouterr().err
+    assert told.startswith("warning: the monitor process of here has ended: from now on each rank ")
+    assert told.count("\n") == 1
+    assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody would answer
+
+
+def test_a_monitor_that_is_stopped_is_told_once(
+    rank: Rank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as monitor:
+        rank.slots[0].words[MONITOR] = monitor.pid
+        os.kill(monitor.pid, signal.SIGSTOP)
+        wait_for(
+            lambda: capfd.readouterr().err.count("here is stopped by a signal (SIGSTOP): "), 10
+        )
+        check_deadline(rank)
+        assert capfd.readouterr().err == ""
+        monitor.kill()
+
+
+def test_a_monitor_that_looks_at_the_slot_is_not_lost(
+    rank: Rank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank.supervision.activity.call("allreduce", "all", 1, -1)
+    rank.supervision.limit(0.05)
+    for _ in range(80):
+        rank.slots[0].beat()
+        time.sleep(0.005)
+    assert (rank.ends, capfd.readouterr().err) == ([], "")
+
+
+def test_where_there_is_no_monitor_deadlines_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    rank = Rank(connected=False)
+    check_deadline(rank)
+    assert capfd.readouterr().err == ""
+    rank.close()
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"end", b"end x", b"stacks 1 2", b"last 1 2", b"\xff 1", b"nothing", b"end 1e3"]
+)
+def test_what_is_no_message_is_ignored(rank: Rank, line: bytes) -> None:
+    rank.monitor.sendall(line + b"\nend 7\n")
+    wait_for(lambda: rank.ends, 10)
+    assert rank.ends == [(7, "")]

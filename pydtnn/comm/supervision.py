@@ -72,7 +72,7 @@ class Supervision:
         self.slot = slots[place]
         self.activity = CurrentActivity(self.slot)
         self.last_step = LastStep(None if alone else self._request)
-        self._place, self._alone = place, alone
+        self._place, self._host, self._alone = place, host, alone
         self._watched = Watched(slots, host)
         self._connection: socket.socket | None = None
         self.finishes = self._left = self._lost = self._ending = False
@@ -227,12 +227,10 @@ class Supervision:
     def _lose(self, why: str) -> None:
         self._lost = True
         self.last_step.abandon()
-        rows = self._watched.look(time.monotonic())
-        first = next((place for place, row in enumerate(rows) if not row.problem), self._place)
-        if first == self._place:  # the others say the same
+        if self._place in self._watched.running()[:1]:  # the others would say the same
             verb = "" if why.startswith(("has", "does")) else "is "
             text = (
-                f"warning: the monitor process of {rows[first].host} {verb}{why}: from now on each "
+                f"warning: the monitor process of {self._host} {verb}{why}: from now on each "
                 "rank ends the run itself if it waits longer than --timeout, and a signal ends it "
                 "at once, without a checkpoint\n"
             )

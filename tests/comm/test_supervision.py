@@ -14,6 +14,7 @@ import pytest
 
 from pydtnn.comm import supervision as module
 from pydtnn.comm.monitor.monitor import STATUS
+from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import MONITOR, SLOT, Slot
 from pydtnn.comm.supervision import Supervision
 from tests.ranks import wait_for
@@ -87,6 +88,16 @@ def test_the_end_of_the_monitor_is_told_once(rank: Rank, capfd: pytest.CaptureFi
     assert told.startswith("warning: the monitor process of here has ended: from now on each rank ")
     assert told.count("\n") == 1
     assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody would answer
+
+
+def test_a_rank_that_waits_for_a_disk_tells_it(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the others, which have the same rule, would tell it, too."""
+    condition = Condition("waits for a disk or a file system")
+    monkeypatch.setattr(rank.supervision._watched, "_condition", lambda pid: condition)
+    rank.monitor.close()
+    wait_for(lambda: "warning: " in capfd.readouterr().err, 10)
 
 
 def test_a_monitor_that_is_stopped_is_told_once(

@@ -298,7 +298,7 @@ class Monitor:
         self._tell(f"{line} {self._requests}")
         until = time.monotonic() + seconds
         rows = self._watched.look(time.monotonic())
-        waiting = [place for place, row in enumerate(rows) if not row.problem]
+        waiting = self._watched.running()
         while waiting and time.monotonic() < until:
             self._beat()
             time.sleep(0.02)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydtnn.comm.monitor.links import is_number
 from pydtnn.comm.monitor.processes import Condition, condition_of
-from pydtnn.comm.monitor.slots import Content, Doing, Slot
+from pydtnn.comm.monitor.slots import PID, Content, Doing, Slot
 from pydtnn.utils.observer import Kind
 
 INTERVAL = 0.5
@@ -135,6 +135,15 @@ class Watched:
         self._seconds = [0.0] * len(slots)
         self._frozen = [0.0] * len(slots)
         self._before: float | None = None
+
+    def running(self) -> list[int]:
+        """Return the places of the ranks that can run; one that waits for a disk can."""
+        found = []
+        for place, slot in enumerate(self._slots):
+            pid = slot.words[PID]
+            if pid and not self._condition(pid).frozen:
+                found.append(place)
+        return found
 
     def look(self, now: float) -> list[Row]:
         """Return the rows of all ranks.

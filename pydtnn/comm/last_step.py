@@ -58,6 +58,8 @@ class LastStep:
         """Allow the run to end after a step from now on; called when training starts."""
         with self._changed:
             self._active = True
+            self._last = self._asked_at = None
+            self.reached = False
 
     def stop(self) -> None:
         """The run ends at once from now on; called when training has ended."""
@@ -82,10 +84,15 @@ class LastStep:
     def request(self, signal: int) -> bool:
         """Ask for the end after the step in progress; return whether that is possible now.
 
-        A later signal ends the run at once.
+        A later signal ends the run at once. If the end has been decided because of another rank,
+        this one's first signal is the same, however late it arrives: launchers and batch systems
+        send it to each.
         """
         with self._changed:
             now = time.monotonic()
+            if self._last is not None and self._last.step >= 0 and self._asked_at is None:
+                self._asked_at = now
+                return True
             if (
                 not self._active
                 or self._abandoned

@@ -92,6 +92,25 @@ def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:
     assert not one.request(15)
 
 
+def test_a_signal_that_arrives_after_the_last_step_is_the_same_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was sent to every rank, and another one was faster."""
+    one = of_rank.LastStep(lambda signal: True)
+    one.start()
+    assert one.passed() is None
+    assert one.hold() == 1
+    one.decide(Last(1, 15, 2))
+    assert one.passed() == Last(1, 15, 2)
+    one.stop()
+    assert one.request(15)
+    assert not one.overdue()
+    monkeypatch.setattr(of_rank, "TWICE", -1.0)
+    assert not one.request(15)
+    one.start()  # another training
+    assert one.passed() is None
+
+
 def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once() -> None:
     one = of_rank.LastStep(lambda signal: True)
     one.start()

@@ -12,7 +12,11 @@ PATIENCE = 20.0
 
 
 TWICE = 0.5
-"""Seconds in which a second signal is the same one, sent by the terminal and by the launcher."""
+"""Seconds in which a second signal is the same one, sent by the terminal and by a shell."""
+
+FORWARDED = 2.0
+"""The same with several ranks: batch systems send a signal to the ranks and to their launcher,
+which forwards it, on a busy machine more than half a second later."""
 
 
 class Last(NamedTuple):
@@ -43,6 +47,8 @@ class LastStep:
     ----------
     reached : bool
         Whether the last step is complete on this rank.
+    twice : float
+        Seconds in which a second signal is the same one.
     """
 
     def __init__(self, ask: Callable[[int], bool] | None = None) -> None:
@@ -53,6 +59,7 @@ class LastStep:
         self._last: Last | None = None
         self._asked_at: float | None = None
         self.reached = False
+        self.twice = TWICE if ask is None else FORWARDED
 
     def start(self) -> None:
         """Allow the run to end after a step from now on; called when training starts."""
@@ -96,7 +103,7 @@ class LastStep:
             if (
                 not self._active
                 or self._abandoned
-                or (self._asked_at is not None and now > self._asked_at + TWICE)
+                or (self._asked_at is not None and now > self._asked_at + self.twice)
             ):
                 return False
             self._asked_at = self._asked_at or now

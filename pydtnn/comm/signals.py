@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, Protocol
 
-from pydtnn.comm.last_step import TWICE
 from pydtnn.comm.stacks import OWN
 
 SIGNALS: dict[int, str] = {
@@ -41,7 +40,15 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Orderly(Protocol):
-    """The end of a run after its step."""
+    """The end of a run after its step.
+
+    Attributes
+    ----------
+    twice : float
+        Seconds in which a second signal is the same one.
+    """
+
+    twice: float
 
     def request(self, number: int) -> bool:
         """Ask for the end after the step in progress; return whether that is possible."""
@@ -52,6 +59,8 @@ class Orderly(Protocol):
 
 class Never:
     """A run that ends at once."""
+
+    twice = 0.0
 
     def request(self, number: int) -> bool:
         """Return False."""
@@ -140,7 +149,7 @@ class SignalWatch:
             again = self._next(pipe, 0.2)
             if again == _STOP:
                 return _STOP
-            if again is not None and time.monotonic() > begin + TWICE:
+            if again is not None and time.monotonic() > begin + self._orderly.twice:
                 return again
             if again is None and self._orderly.overdue():
                 return number

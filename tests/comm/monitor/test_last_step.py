@@ -92,9 +92,7 @@ def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:
     assert not one.request(15)
 
 
-def test_a_signal_that_arrives_after_the_last_step_is_the_same_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_that_arrives_after_the_last_step_is_the_same_one() -> None:
     """It was sent to every rank, and another one was faster."""
     one = of_rank.LastStep(lambda signal: True)
     one.start()
@@ -105,7 +103,7 @@ def test_a_signal_that_arrives_after_the_last_step_is_the_same_one(
     one.stop()
     assert one.request(15)
     assert not one.overdue()
-    monkeypatch.setattr(of_rank, "TWICE", -1.0)
+    one.twice = -1.0
     assert not one.request(15)
     one.start()  # another training
     assert one.passed() is None
@@ -129,7 +127,7 @@ def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once(
     one = of_rank.LastStep()
     one.start()
     assert one.request(15)
-    monkeypatch.setattr(of_rank, "TWICE", -1.0)
+    one.twice = -1.0
     monkeypatch.setattr(of_rank, "PATIENCE", -1.0)
     assert not one.request(15)
     assert one.overdue()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import exp, inf, log
+from math import exp, inf, log, nan
 from sys import float_info
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import (
     check_dense,
     check_distribution,
+    checked_index,
     dense,
+    is_classes,
     most_likely,
     one_hot,
     rows_of,
@@ -25,7 +27,7 @@ from pydtnn.losses.targets import (
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames, suggesting_getattr
 from pydtnn.utils.registry import Kind
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import number, truth, whole
 
 
 class Metric(SuggestsNames, StoresArguments, ABC):
@@ -37,10 +39,13 @@ class Metric(SuggestsNames, StoresArguments, ABC):
         Name in logs.
     better : str
         "max" or "min": whether callbacks treat larger or smaller values as better.
+    size : int
+        Number of sums: `compute` returns an array of so many, and `finish` receives their means.
     """
 
     name: str
     better: str = "max"
+    size: int = 1
 
     def __call__(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the metric over the samples.
@@ -57,7 +62,8 @@ class Metric(SuggestsNames, StoresArguments, ABC):
         Returns
         -------
         Number
-            On a device an array of no axes, for which the host does not wait.
+            On a device an array of no axes, for which the host does not wait. An array of `size`
+            sums if it is not 1.
 
         Raises
         ------
@@ -74,8 +80,13 @@ class Metric(SuggestsNames, StoresArguments, ABC):
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Return the sum over the samples; implemented by subclasses."""
 
-    def finish(self, mean: float) -> float:
-        """Return what is logged for a mean over all samples: by default the mean itself."""
+    def finish(self, mean: Any) -> float:
+        """Return what is logged for a mean over all samples: by default the mean itself.
+
+        Parameters
+        ----------
+        mean : float, or ndarray of shape ``(size,)``
+        """
         return mean
 
 
@@ -83,16 +94,42 @@ class _ClassMetric(Metric):
     """A metric of scores ``(N, K)`` and classes ``(N,)``, or probabilities ``(N, K)``.
 
     That of scores ``(N, T, K)`` and classes ``(N, T)`` is the mean over a sample's T positions.
+
+    Parameters
+    ----------
+    ignore_index : int, optional
+        A class of targets without a label, see `pydtnn.losses.CategoricalCrossEntropy`: the metric
+        is the mean over all other positions of all samples.
     """
+
+    def __init__(self, ignore_index: int | None = None) -> None:
+        self.ignore_index = checked_index(type(self).__name__, ignore_index)
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of sums: with `ignore_index` the positions are counted, too."""
+        return 1 if self.ignore_index is None else 2
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are neither classes from 0 to K - 1 nor probabilities."""
-        check_distribution(type(self).__name__, shape, target)
+        check_distribution(type(self).__name__, shape, target, self.ignore_index)
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         rows, target, positions = rows_of(y, target)
-        total = self.compute_rows(xp, rows, target)
-        return total if positions == 1 else total / positions
+        if self.ignore_index is None:
+            total = self.compute_rows(xp, rows, target)
+            return total if positions == 1 else total / positions
+        if target.ndim == 1:
+            kept = target != self.ignore_index
+            rows, target = rows[kept], target[kept]
+        total = xp.asarray(self.compute_rows(xp, rows, target), "float64")
+        return xp.stack([total, xp.asarray(len(target), "float64")])
+
+    def finish(self, mean: Any) -> float:
+        """Return the mean, that over positions with a label if `ignore_index` is set."""
+        if self.ignore_index is None:
+            return mean
+        return float(mean[0] / mean[1]) if mean[1] else 0.0
 
     @abstractmethod
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
@@ -120,13 +157,118 @@ class Accuracy(_ClassMetric):
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes; numbers are allowed with one output."""
-        (check_dense if shape[1:] == (1,) else check_distribution)("Accuracy", shape, target)
+        if shape[1:] == (1,):
+            check_dense("Accuracy", shape, target)
+        else:
+            super().check(shape, target)
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        if y.shape[1:] != (1,):
+            return super().compute(xp, y, target)
+        target = target.reshape(-1)
+        right = (y[:, 0] > 0) == (target > 0.5)
+        if self.ignore_index is None:
+            return right.sum()
+        kept = target != self.ignore_index
+        return xp.stack([(right & kept).sum(), kept.sum()])
 
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
-        if y.shape[1:] == (1,):
-            return ((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum()
         return (y.argmax(axis=1) == most_likely(target)).sum()
+
+
+class BinaryAccuracy(_DenseMetric):
+    """Share of the outputs of a sample that are on the right side of a threshold.
+
+    Targets are 0 and 1, one for each output, such as several labels of a sample; probabilities
+    count as 1 above 0.5, and classes as one-hot rows.
+
+    Parameters
+    ----------
+    threshold : float
+        Of the outputs: 0 for logits, 0.5 for probabilities.
+    """
+
+    name = "binary_accuracy"
+    better = "max"
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        self.threshold = number("BinaryAccuracy", "threshold", threshold)
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        return _sum_of_means((y > self.threshold) == (dense(xp, y, target) > 0.5))
+
+
+class AUC(_DenseMetric):
+    """Area under the receiver operating characteristic, of scores in intervals of equal length.
+
+    The probability that an output with target 1 has a larger score than one with target 0, of which
+    equal scores count as a half. Scores are ``sigmoid(y)``, or ``softmax(y)`` if targets are
+    classes (each class against all others). Two scores in one interval ``(i / n, (i + 1) / n]``,
+    with ``n = thresholds - 1``, are equal, as in Keras; the sums are the numbers of scores in each
+    interval, so that the area does not depend on batches and ranks.
+
+    Parameters
+    ----------
+    thresholds : int
+        Number of thresholds, with 0 and 1; at least 2.
+    labels : int, optional
+        Number of outputs of a sample. With it, the result is the mean of the areas of all outputs
+        ("macro"), without those whose targets are equal; by default, all outputs are one set
+        ("micro").
+    from_logits : bool
+        Whether to apply sigmoid or softmax; False for a model that ends with one.
+
+    References
+    ----------
+    Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic
+    (ROC) curve", Radiology 143, 1982.
+    """
+
+    name = "auc"
+    better = "max"
+
+    def __init__(
+        self, thresholds: int = 200, labels: int | None = None, from_logits: bool = True
+    ) -> None:
+        self.thresholds = whole("AUC", "thresholds", thresholds, at_least=2, at_most=1 << 20)
+        self.labels = None if labels is None else whole("AUC", "labels", labels, at_least=1)
+        self.from_logits = truth("AUC", "from_logits", from_logits)
+        self.size = 2 * (self.thresholds - 1) * (self.labels or 1)
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets do not fit the outputs, or these are not `labels`."""
+        super().check(shape, target)
+        if self.labels not in (None, shape[-1]):
+            raise ValueError(
+                f"AUC: labels must be the {shape[-1]} outputs of a sample, got {self.labels}"
+            )
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        """Count the scores in each interval, of targets 0 and of targets 1, for each label."""
+        x = y.astype("float64")
+        if self.from_logits and is_classes(y.shape, target):
+            e = xp.exp(x - x.max(axis=1, keepdims=True))
+            x = e / e.sum(axis=1, keepdims=True)
+        elif self.from_logits:
+            e = xp.exp(-abs(x))
+            x = xp.where(x >= 0, 1, e) / (1 + e)
+        count = self.thresholds - 1
+        place = xp.ceil(xp.where(x >= 0, x, 0) * count).astype("int64") - 1  # 0 for NaN
+        place = xp.clip(place, 0, count - 1) + count * (dense(xp, y, target) > 0.5)
+        if self.labels is not None:
+            place = place + 2 * count * xp.arange(self.labels)
+        return xp.bincount(place.reshape(-1), minlength=self.size).astype("float64")
+
+    def finish(self, mean: Any) -> float:
+        """Return the area; NaN if all targets are equal."""
+        counts = mean.reshape(-1, 2, self.thresholds - 1)
+        negatives, positives = counts[:, 0], counts[:, 1]
+        below = negatives.cumsum(axis=1) - negatives / 2
+        pairs = negatives.sum(axis=1) * positives.sum(axis=1)
+        known = pairs > 0
+        areas = (positives * below).sum(axis=1)[known] / pairs[known]
+        return float(areas.mean()) if known.any() else nan
 
 
 class TopKAccuracy(_ClassMetric):
@@ -139,9 +281,12 @@ class TopKAccuracy(_ClassMetric):
     ----------
     k : int
         At most the number of classes.
+    ignore_index : int, optional
+        A class of targets without a label.
     """
 
-    def __init__(self, k: int = 5) -> None:
+    def __init__(self, k: int = 5, ignore_index: int | None = None) -> None:
+        super().__init__(ignore_index)
         self.k = whole("TopKAccuracy", "k", k, at_least=1)
         self.name = f"top{k}_accuracy"
 
@@ -172,6 +317,7 @@ class _Categorical(_ClassMetric):
     better = "min"
 
     def __init__(self, from_logits: bool = True) -> None:
+        super().__init__()
         self.from_logits = from_logits
 
     def difference(self, xp: Any, y: Array, target: Array) -> Array:
@@ -229,8 +375,9 @@ class Perplexity(_ClassMetric):
         own = y[xp.arange(len(y)), most_likely(target)]
         return (xp.log(xp.exp(y).sum(axis=1)) - own).sum()
 
-    def finish(self, mean: float) -> float:
+    def finish(self, mean: Any) -> float:
         """Return the exponential, infinite if it is too large."""
+        mean = super().finish(mean)
         return exp(mean) if mean < log(float_info.max) else inf
 
 
@@ -279,6 +426,8 @@ def _sum_of_means(errors: Array) -> Number:
 
 METRICS: dict[str, Callable[..., Metric]] = {
     "accuracy": Accuracy,
+    "binary_accuracy": BinaryAccuracy,
+    "auc": AUC,
     "top_k_accuracy": TopKAccuracy,
     "perplexity": Perplexity,
     "categorical_mse": CategoricalMSE,
@@ -294,7 +443,6 @@ ALIASES = {
     "mae": "regression_mae",
     "hinge": "categorical_hinge",
     "acc": "accuracy",
-    "binary_accuracy": "accuracy",
     "categorical_accuracy": "accuracy",
     "sparse_categorical_accuracy": "accuracy",
 }

@@ -18,6 +18,7 @@ from pydtnn.losses import (
     MeanSquaredError,
     get_loss,
 )
+from pydtnn.testing import check_loss
 from tests.gpu import to_host
 
 CLASSES = np.array([2, 0, 3, 1, 2])
@@ -268,8 +269,8 @@ def test_losses_have_short_and_long_names():
             "cross_entropy",
             (3, 4),
             np.zeros(3),
-            "CategoricalCrossEntropy: the target must be integer classes of shape (3,), "
-            "got float64 of shape (3,)",
+            "CategoricalCrossEntropy: the target must be integer classes of shape (3,) or "
+            "probabilities (one-hot rows) of shape (3, 4), got float64 of shape (3,)",
         ),
         (
             "cross_entropy",
@@ -339,6 +340,68 @@ def test_targets_that_do_not_fit_are_refused_before_any_work(
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
         get_loss(loss)(backend, np.zeros(shape), target, 1.0, out)
     assert (out == 7).all()
+
+
+def test_labels_that_start_at_1_are_told_so(backend):
+    with pytest.raises(ValueError, match="got 3 for sample 2 .*; labels start at 0: subtract 1"):
+        get_loss("cross_entropy").check((3, 3), np.array([1, 2, 3]))
+    with pytest.raises(ValueError, match="got 3 for sample 2 .*; use one output of the model per"):
+        get_loss("cross_entropy").check((3, 3), np.array([0, 2, 3]))
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 4), (6, 2, 3)])
+@pytest.mark.parametrize("dtype", [bool, "int64", "uint8", "float32", "float64"])
+def test_one_hot_rows_of_any_type_and_masks_are_classes(backend, shape, dtype):
+    rng = np.random.default_rng(1)
+    y, target = rng.normal(size=(*shape, 3)), rng.integers(0, 3, shape)
+
+    def compute(loss, y, target):
+        value, dy = get_loss(loss)(backend, backend.asarray(y), backend.asarray(target), 0.5)
+        return float(value), to_host(dy)
+
+    value, expected = compute("cross_entropy", y, target)
+    again, dy = compute("cross_entropy", y, np.eye(3)[target].astype(dtype))
+    assert again == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(dy, expected, atol=1e-15)
+    one, binary = np.ascontiguousarray(y[..., :1]), target > 0
+    value, expected = compute("bce", one, binary[..., None] * 1.0)
+    for labels in (binary, binary.astype("int8")):
+        again, dy = compute("bce", one, labels)
+        assert again == value
+        np.testing.assert_array_equal(dy, expected)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 0.5, 2.0]])
+@pytest.mark.parametrize("ignored", [-100, 255, 1])
+def test_an_ignored_class_has_neither_loss_nor_gradient(backend, ignored, weights):
+    """A sample has the mean of its other positions, one without any has the loss 0."""
+    rng = np.random.default_rng(2)
+    y, target = rng.normal(size=(4, 5, 3)), 2 * rng.integers(0, 2, (4, 5))
+    kept = rng.random((4, 5)) < 0.6
+    kept[1] = False
+    loss = CategoricalCrossEntropy(0.1, weights, ignore_index=ignored)
+    given = backend.asarray(np.where(kept, target, ignored))
+    value, dy = loss(backend, backend.asarray(y), given, 0.5)
+    dy, put = to_host(dy), backend.asarray
+    assert not dy[~kept].any()
+    plain, total = CategoricalCrossEntropy(0.1, weights), 0.0
+    for sample in (0, 2, 3):
+        rows = kept[sample]
+        part, expected = plain(
+            backend, put(y[sample][rows]), put(target[sample][rows]), 0.5 / rows.sum()
+        )
+        total += float(part) / rows.sum()
+        # In float64 the two differ by the order of factors.
+        np.testing.assert_allclose(dy[sample][rows], to_host(expected), rtol=1e-11, atol=1e-15)
+    assert float(value) == pytest.approx(total, rel=1e-12)
+    check_loss(loss, (5, 3), np.where(kept, target, ignored), backend=backend)
+    with pytest.raises(ValueError, match=r"classes must be in 0..2, got 9"):
+        loss.check(y.shape, np.where(kept, target, 9))
+
+
+def test_an_ignored_class_is_an_integer():
+    with pytest.raises(TypeError, match="ignore_index must be a whole number, got 1.5"):
+        CategoricalCrossEntropy(ignore_index=1.5)
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])

@@ -7,10 +7,13 @@ import re
 import numpy as np
 import pytest
 
+from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.metrics import (
     ALIASES,
+    AUC,
     METRICS,
     Accuracy,
+    BinaryAccuracy,
     CategoricalHinge,
     CategoricalMAE,
     CategoricalMSE,
@@ -20,6 +23,8 @@ from pydtnn.metrics import (
     TopKAccuracy,
     get_metric,
 )
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.objective import metrics_of
 
 SCORES = np.array([[3.0, 1.0, 2.0], [0.0, 2.0, 1.0], [1.0, 5.0, 4.0], [2.0, 1.0, 0.0]])
 TARGET = np.array([0, 2, 0, 0])
@@ -82,15 +87,92 @@ def test_regression_errors_are_means_over_the_outputs_of_a_sample():
     assert RegressionMAE()(np, np.ones((2, 1)), np.array([1.0, 3.0])) == 2
 
 
+def test_binary_accuracy_is_the_share_of_the_labels_of_a_sample_that_are_right():
+    y, target = np.array([[2.0, -1.0, 0.4], [-3.0, 1.0, 1.0]]), np.array([[1, 0, 0], [0, 1, 0]])
+    for labels in (target, target.astype(bool), target * 1.0):
+        assert BinaryAccuracy()(np, y, labels) == pytest.approx(4 / 3)
+    assert BinaryAccuracy(threshold=0.5)(np, y, target) == pytest.approx(5 / 3)
+    assert BinaryAccuracy()(np, y[:, :1], target[:, 0]) == 2
+    assert BinaryAccuracy()(np, np.eye(3) - 0.5, np.arange(3)) == 3  # classes as one-hot rows
+
+
+def area(metric, *parts):
+    """The result for samples in several parts."""
+    totals = Totals(["auc"], finish={"auc": metric.finish}, sizes={"auc": metric.size})
+    for y, target in parts:
+        totals.add(len(y), metric(np, y, target))
+    return totals.means()["auc"]
+
+
+@pytest.mark.parametrize("thresholds", [2, 10, 200])
+@pytest.mark.parametrize("kind", ["binary", "labels", "classes"])
+@pytest.mark.parametrize("labels", [None, 4])
+def test_the_area_is_that_of_scikit_learn_for_scores_in_intervals(thresholds, kind, labels):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(3)
+    y = rng.normal(size=(300, 1 if kind == "binary" else 4), scale=2)
+    target = rng.integers(0, 4, 300)
+    rows = np.eye(4)[target] if kind == "classes" else (rng.random(y.shape) < 1 / (1 + np.exp(-y)))
+    p = np.exp(y) / np.exp(y).sum(1, keepdims=True) if kind == "classes" else 1 / (1 + np.exp(-y))
+    scores = np.ceil(p * (thresholds - 1))
+    labels = labels and y.shape[1]
+    metric = AUC(thresholds, labels=labels)
+    targets = target if kind == "classes" else rows
+    average = "micro" if labels is None else "macro"
+    expected = metrics.roc_auc_score(rows, scores, average=average)
+    parts = [(y[a:b], targets[a:b]) for a, b in ((0, 7), (7, 7), (7, 100), (100, 300))]
+    assert area(metric, *parts) == pytest.approx(expected, abs=1e-12)  # sums in another order
+    assert area(metric, *parts) == area(metric, (y, targets))
+    if thresholds == 200:  # the scores themselves
+        exact = metrics.roc_auc_score(rows, p, average=average)
+        assert area(metric, (y, targets)) == pytest.approx(exact, abs=2e-3)
+    same = AUC(thresholds, labels=labels, from_logits=False)
+    assert area(same, (p, targets)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_area_of_equal_targets_is_no_number_and_that_of_ends_is_exact():
+    y, metric = np.array([[-800.0], [800.0], [-800.0], [0.0]]), AUC()
+    assert np.isnan(area(metric, (y, np.ones(4))))
+    assert area(metric, (y, np.array([0, 1, 0, 1]))) == 1
+    assert area(metric, (y, np.array([1, 0, 1, 0]))) == 0
+    assert area(metric, (np.full((4, 1), np.nan), np.array([1, 0, 1, 0]))) == 0.5
+    two = AUC(labels=2)  # the first output has equal targets
+    assert area(two, (np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[1, 1], [1, 0]]))) == 1
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity", TopKAccuracy(2)])
+def test_a_metric_without_an_ignored_class_is_the_mean_over_all_other_positions(metric):
+    rng = np.random.default_rng(4)
+    y, target = rng.normal(size=(4, 5, 3)), rng.integers(0, 3, (4, 5))
+    kept = rng.random((4, 5)) < 0.6
+    kept[1] = False
+    (metric,) = metrics_of(CategoricalCrossEntropy(ignore_index=255), [metric])
+    metric.ignore_index = 255
+    given = np.where(kept, target, 255)
+    totals = Totals(["m"], finish={"m": metric.finish}, sizes={"m": metric.size})
+    for part in (slice(0, 1), slice(1, 2), slice(2, 4)):
+        totals.add(len(y[part]), metric(np, y[part], given[part]))
+    mean, metric.ignore_index = totals.means()["m"], None
+    expected = metric.finish(metric(np, y[kept], target[kept]) / kept.sum())
+    assert mean == pytest.approx(expected, rel=1e-12)
+
+
+def test_accuracy_of_one_output_has_an_ignored_class_too():
+    y, target = np.array([[1.0], [-1.0], [2.0]]), np.array([1, 1, -1])
+    np.testing.assert_array_equal(Accuracy(ignore_index=-1)(np, y, target), [1, 2])
+    assert Accuracy(ignore_index=-1).finish(np.array([0.25, 0.5])) == 0.5
+
+
 @pytest.mark.parametrize("name", [*METRICS, "top2_accuracy"])
 def test_sums_over_shards_add_up_and_an_empty_one_adds_nothing(name):
     metric = get_metric(name, **({"k": 2} if name == "top_k_accuracy" else {}))
     rng = np.random.default_rng(0)
     y, target = rng.normal(size=(7, 4)).astype("float32"), rng.integers(4, size=7)
     parts = [metric(np, y[a:b], target[a:b]) for a, b in ((0, 3), (3, 3), (3, 7))]
-    assert parts[1] == 0
-    assert sum(parts) == pytest.approx(metric(np, y, target), rel=1e-6)  # float32
-    assert all(isinstance(part, float | np.integer) for part in parts)
+    assert not np.any(parts[1])
+    np.testing.assert_allclose(sum(parts), metric(np, y, target), rtol=1e-6)  # float32
+    assert all(np.size(part) == metric.size for part in parts)
+    assert metric.size > 1 or all(isinstance(part, float | np.integer) for part in parts)
     assert y.dtype == np.float32
 
 
@@ -98,7 +180,7 @@ def test_sums_over_shards_add_up_and_an_empty_one_adds_nothing(name):
 def test_every_metric_says_its_name_and_which_way_is_better(name):
     metric = get_metric(name)
     assert metric.name == name.replace("_k_", "5_")
-    assert metric.better == ("max" if "accuracy" in name else "min")
+    assert metric.better == ("max" if name == "auc" or "accuracy" in name else "min")
 
 
 def test_names_give_metrics():
@@ -148,6 +230,11 @@ def test_a_metric_of_ones_own_is_one_method():
             lambda: get_metric("acuracy"),
             "unknown metric 'acuracy'; did you mean 'accuracy'",
         ),
+        (
+            lambda: AUC(labels=2)(np, SCORES, TARGET),
+            "AUC: labels must be the 3 outputs of a sample, got 2",
+        ),
+        (lambda: AUC(1), "AUC: thresholds must be at least 2, got 1"),
         (lambda: get_metric("accuracy", k=2), "unknown option of accuracy 'k'"),
     ],
 )

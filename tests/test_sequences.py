@@ -84,7 +84,9 @@ def test_wrong_targets_are_refused(what, target):
     shape = (SAMPLES, POSITIONS, CLASSES)
     with pytest.raises(ValueError, match=r"in 0\.\.6, got 7 at position 2 for sample 3"):
         what.check(shape, wrong)
-    with pytest.raises(ValueError, match=r"classes of shape \(5, 3\), got int64 of shape \(5, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"classes of shape \(5, 3\) or .* got int64 of shape \(5, 2"
+    ):
         what.check(shape, target[:, :2])
     with pytest.raises(ValueError, match="end the model with Flatten and Linear"):
         what.check(shape, target[:, 0])

@@ -140,7 +140,8 @@ def create_job(
             shards=config.shards if config.exact else None,
         )
     )
-    loss, metrics = create_loss(config, train), create_metrics(config)
+    loss = create_loss(config, train)
+    metrics = create_metrics(config, loss)
     auxiliary = read_auxiliary_weights(config.auxiliary_weights)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact or config.virtual_ranks else None)

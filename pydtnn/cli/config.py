@@ -81,10 +81,11 @@ class TrainConfig(
         metavar="LIST",
     )
     label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
-    metrics: str = option(
+    metrics: str | None = option(
         TRAINING,
-        "accuracy",
-        "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class",
+        str,
+        "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class; by "
+        "default those of the loss, and none for an empty list",
         metavar="LIST",
     )
     monitor: str | None = option(

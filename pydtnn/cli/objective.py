@@ -8,8 +8,9 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.data import Dataset, balanced_weights
 from pydtnn.losses import Loss
-from pydtnn.metrics import Metric, get_metric
+from pydtnn.metrics import Metric
 from pydtnn.model import Model
+from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.utils.suggest import unknown
 
 BALANCED = "balanced"
@@ -27,9 +28,11 @@ def create_loss(config: TrainConfig, train: Dataset) -> Loss:
     return found.make(options)
 
 
-def create_metrics(config: TrainConfig) -> list[Metric]:
-    """Create the metrics that `--metrics` lists."""
-    return [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
+def create_metrics(config: TrainConfig, loss: Loss) -> list[Metric]:
+    """Create the metrics that `--metrics` lists, by default those of the loss."""
+    if config.metrics is None:
+        return metrics_of(loss, None)
+    return metrics_of(loss, [name.strip() for name in config.metrics.split(",") if name.strip()])
 
 
 def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
@@ -87,8 +90,7 @@ def check_model(
     classes = data.classes or 1
     target = np.eye(classes)[-1:] if mixed else np.full((1, *_positions(data)), classes - 1)
     loss.check(shape, target)
-    for metric in metrics:
-        metric.check(shape, target)
+    check_metrics(metrics, shape, target)
 
 
 def _positions(data: Dataset) -> tuple[int, ...]:

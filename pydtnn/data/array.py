@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.several import each, each_names, parts
+from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]
 
@@ -23,11 +24,14 @@ class ArrayDataset(Dataset):
         uint8 pixels are normalised with the statistics of the training set; floats are not changed.
         A tuple of arrays if a sample has several inputs.
     y : array
-        Labels ``(n,)`` of integers from 0, or float targets ``(n, ...)``. A tuple of arrays if a
-        sample has several targets, one for each output of a model.
+        Labels ``(n,)`` of integers from 0, or of several positions, such as masks ``(n, H, W)``, or
+        float targets ``(n, ...)``. Booleans are integers 0 and 1. A tuple of arrays if a sample has
+        several targets, one for each output of a model.
     classes : int, optional
         Number of classes; by default that of `like`, or one more than the largest label. A tuple
         for several targets.
+    ignore_index : int, optional
+        A label without a class, such as 255, see `pydtnn.losses.CategoricalCrossEntropy`.
     class_names : sequence of str, optional
         Name of each class, which `classes` then need not repeat; by default those of `like`. A
         tuple with one sequence, or None, for each of several targets.
@@ -58,12 +62,16 @@ class ArrayDataset(Dataset):
         y: ArrayLike | tuple[ArrayLike, ...],
         *,
         classes: int | tuple[int | None, ...] | None = None,
+        ignore_index: int | None = None,
         class_names: Sequence[Any] | None = None,
         like: Dataset | None = None,
         channels_first: bool = False,
         name: str = "array",
     ) -> None:
         self.name, self.like = name, like
+        self._ignored = ignore_index
+        if ignore_index is not None:
+            whole(name, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
         self.x = each(lambda part: self._samples(np.asarray(part), channels_first), _arrays(x))
         self.input_shape = each(lambda part: part.shape[1:], self.x)
         self.pixels = any(part.dtype == np.uint8 for part in parts(self.x))
@@ -123,21 +131,24 @@ class ArrayDataset(Dataset):
                     f"{self.name}: {classes} classes require integer labels, got {y.dtype} targets"
                 )
             return None, y
-        if y.dtype.kind not in "iu":
+        if y.dtype.kind not in "biu":
             raise TypeError(
-                f"{self.name}: y must contain integer labels or float targets, got {y.dtype}"
+                f"{self.name}: y must contain integer labels, booleans or float targets, got "
+                f"{y.dtype}"
             )
-        if y.ndim != 1:
-            raise ValueError(
-                f"{self.name}: labels must have shape (n,), got {y.shape}; use y.argmax(-1) on "
-                "one-hot rows"
-            )
-        low, high = (int(y.min()), int(y.max())) if len(y) else (0, 0)
+        known = y if self._ignored is None else y[y != self._ignored]
+        low, high = (int(known.min()), int(known.max())) if known.size else (0, 0)
         if classes is None:
             classes = usual or high + 1
         if low < 0 or high >= classes:
+            advice = ""
+            if low == 1 and high == classes:
+                advice = "; labels start at 0: use y - 1"
+            elif low < 0 or high == 255:
+                advice = "; set ignore_index if these have no class"
             raise ValueError(
-                f"{self.name}: labels must be in 0..{classes - 1}, got {low if low < 0 else high}"
+                f"{self.name}: labels must be in 0..{classes - 1}, got "
+                f"{low if low < 0 else high}{advice}"
             )
         return classes, y.astype(np.int64)
 

@@ -145,10 +145,12 @@ class Normalize:
     def __call__(self, x: Array) -> Array:
         """Return a new contiguous array of the shape of `x`; uint8 values are divided by 255."""
         if self.statistics is None:
-            return np.array(x, dtype=self.dtype, order="C")
+            with np.errstate(over="ignore"):  # infinities of float16 are reported with the loss
+                return np.array(x, dtype=self.dtype, order="C")
         scale, shift = (np.tile(c, self.width // self.channels) for c in self.coefficients(x.dtype))
         out = np.empty(x.shape, self.arithmetic)
         rows = out.reshape(-1, self.width)  # (N * H, W * C)
         np.multiply(x.reshape(-1, self.width), scale, out=rows)
         rows += shift
-        return out.astype(self.dtype, copy=False)
+        with np.errstate(over="ignore"):
+            return out.astype(self.dtype, copy=False)

@@ -19,6 +19,7 @@ def soft_cross_entropy(
     smoothing: float,
     scale: Number,
     out: Array,
+    rows: Array | None = None,
 ) -> Number:
     """Compute the cross-entropy of logits (N, K) with classes or probabilities; see the loss.
 
@@ -39,6 +40,8 @@ def soft_cross_entropy(
         Factor on the gradient.
     out : Array, shape (N, K)
         The gradient.
+    rows : Array, shape (N,), optional
+        Weight of each row; by default all are 1.
 
     Returns
     -------
@@ -51,6 +54,8 @@ def soft_cross_entropy(
     q = (1 - smoothing) * target.astype(logits.dtype, copy=False) + smoothing / logits.shape[1]
     if weights is not None:
         q = q * weights
+    if rows is not None:
+        q = q * rows[:, None]
     log_p = _log_softmax(xp, logits)
     out[...] = (xp.exp(log_p) * q.sum(axis=1, keepdims=True) - q) * scale
     log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere

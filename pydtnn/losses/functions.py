@@ -20,6 +20,7 @@ from pydtnn.losses.targets import (
     check_classes,
     check_dense,
     check_distribution,
+    checked_index,
     dense,
     is_classes,
     rows_of,
@@ -34,7 +35,17 @@ class Loss(SuggestsNames, StoresArguments, ABC):
     """A function of predictions and targets, summed over the samples.
 
     A custom loss overrides `compute`, and `check` to raise ValueError for invalid targets.
+
+    Attributes
+    ----------
+    metrics : tuple of str
+        Names of the metrics that a trainer reports by default.
+    ignore_index : int or None
+        The class of targets that are left out, also by metrics.
     """
+
+    metrics: tuple[str, ...] = ()
+    ignore_index: int | None = None
 
     def __call__(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array | None = None
@@ -97,6 +108,8 @@ class Loss(SuggestsNames, StoresArguments, ABC):
 class _ClassLoss(Loss):
     """A loss of scores ``(N, K)``, or the mean over positions of ``(N, T, K)``."""
 
+    metrics = ("accuracy",)
+
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
@@ -128,7 +141,8 @@ class CategoricalCrossEntropy(_ClassLoss):
 
     ``L = sum_n -sum_k w_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``. Targets
     are classes t ``(N,)``, or probabilities ``(N, K)`` in the place of onehot(t), such as those of
-    mixed samples. Logits ``(N, T, K)`` with classes ``(N, T)`` have the mean over T positions.
+    mixed samples. Logits ``(N, T, K)`` with targets ``(N, T)`` or ``(N, T, K)`` have the mean over
+    T positions, as have the pixels of masks ``(N, H, W)`` or ``(N, H, W, K)``.
 
     Parameters
     ----------
@@ -140,6 +154,10 @@ class CategoricalCrossEntropy(_ClassLoss):
         number of samples and not by their weights, so that shards and ranks add up exactly. Weights
         with a mean of 1 over the training set, as `pydtnn.data.balanced_weights` returns, preserve
         the scale of the loss.
+    ignore_index : int, optional
+        A class, such as 255 or -100, of targets without a label, which need not be one of 0 to K -
+        1. Such positions have neither loss nor gradient, and a sample has the mean of its other
+        positions; a sample without any has the loss 0.
 
     References
     ----------
@@ -147,29 +165,50 @@ class CategoricalCrossEntropy(_ClassLoss):
     7.
     """
 
-    def __init__(self, label_smoothing: float = 0.0, class_weights: Given | None = None) -> None:
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        class_weights: Given | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
         who = "CategoricalCrossEntropy"
+        self.ignore_index = checked_index(who, ignore_index)
         self.label_smoothing = number(who, "label_smoothing", label_smoothing, at_least=0, below=1)
         self.class_weights = None if class_weights is None else ClassWeights(who, class_weights)
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets or `class_weights` are not those of K classes."""
-        check_distribution(type(self).__name__, shape, target)
+        check_distribution(type(self).__name__, shape, target, self.ignore_index)
         if self.class_weights is not None:
             self.class_weights.check(shape[-1])
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        rows, classes, positions = rows_of(y, target)
+        if self.ignore_index is None or classes.ndim == 2:
+            return super().compute(backend, y, target, scale, out)
+        xp, out = backend.xp, out.reshape(rows.shape)
+        kept = (classes != self.ignore_index).reshape(-1, positions)
+        share = kept / xp.maximum(kept.sum(axis=1, keepdims=True), 1)  # a mean for each sample
+        share = share.reshape(-1).astype(np.promote_types(y.dtype, "float32"), copy=False)
+        classes, weights = xp.where(kept.reshape(-1), classes, 0), self._weights(backend, rows)
+        smoothing = self.label_smoothing
+        return soft_cross_entropy(xp, rows, classes, weights, smoothing, scale, out, share)
 
     def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        weights, smoothing = None, self.label_smoothing
-        if self.class_weights is not None:
-            dtype = np.promote_types(y.dtype, "float32")
-            weights = self.class_weights.place(backend, y.shape[1], dtype)
-        if target.ndim == 1:
-            target = target.astype("int64", copy=False)
+        weights, smoothing = self._weights(backend, y), self.label_smoothing
         if target.ndim == 2 or weights is not None:
             return soft_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
         return backend.loss.cross_entropy(y, target, smoothing, scale, out=out)
+
+    def _weights(self, backend: Backend, y: Array) -> Array | None:
+        if self.class_weights is None:
+            return None
+        dtype = np.promote_types(y.dtype, "float32")
+        return self.class_weights.place(backend, y.shape[1], dtype)
 
 
 class BinaryCrossEntropy(_DenseLoss):
@@ -179,6 +218,8 @@ class BinaryCrossEntropy(_DenseLoss):
     and have the shape of the logits; ``(N,)`` is also allowed for one logit per sample, and classes
     for several, as one-hot rows.
     """
+
+    metrics = ("binary_accuracy",)
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets have a wrong shape or are outside [0, 1]."""
@@ -207,6 +248,8 @@ class MeanSquaredError(_DenseLoss):
     Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
+    metrics = ("regression_mae",)
+
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
@@ -218,6 +261,8 @@ class MeanAbsoluteError(_DenseLoss):
 
     The gradient at 0 is 0. Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
+
+    metrics = ("regression_mse",)
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
+from pydtnn.utils.validate import whole
 
 TOLERANCE = 1e-3
 """Largest error of a sum of probabilities, which may be float16."""
@@ -15,10 +16,25 @@ TOLERANCE = 1e-3
 
 def is_classes(shape: tuple[int, ...], target: Array) -> bool:
     """Return whether `target` contains classes ``(N,)`` of predictions ``(N, K)``, K above 1."""
-    return len(shape) == 2 and shape[1] > 1 and target.ndim == 1 and target.dtype.kind in "iu"
+    return len(shape) == 2 and shape[1] > 1 and target.ndim == 1 and target.dtype.kind in "biu"
 
 
-def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
+def checked_index(who: str, ignore_index: Any) -> int | None:
+    """Return the class of targets that are left out, an integer or None.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    """
+    if ignore_index is None:
+        return None
+    return whole(who, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
+
+
+def check_classes(
+    who: str, shape: tuple[int, ...], target: Array, *, others: str = "", ignored: int | None = None
+) -> None:
     """Raise ValueError if a target is not one class for each row of predictions.
 
     Parameters
@@ -27,8 +43,12 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
         Begins the sentence of an error.
     shape : tuple of int
         Shape of the predictions, ``(N, K)``, or ``(N, T, K)`` with classes at T positions.
-    target : Array, shape (N,) or (N, T), integer
+    target : Array, shape (N,) or (N, T), integer or boolean
         Classes from 0 to K - 1.
+    others : str
+        Further targets that are allowed, for the sentence of an error.
+    ignored : int, optional
+        A class that is also allowed.
 
     Raises
     ------
@@ -41,22 +61,29 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
             f"{who}: predictions must have shape (samples, classes), got {shape}; "
             "end the model with Flatten and Linear"
         )
-    if tuple(target.shape) != tuple(shape[:-1]) or target.dtype.kind not in "iu":
+    if tuple(target.shape) != tuple(shape[:-1]) or target.dtype.kind not in "biu":
         raise ValueError(
-            f"{who}: the target must be integer classes of shape {tuple(shape[:-1])}, "
+            f"{who}: the target must be integer classes of shape {tuple(shape[:-1])}{others}, "
             f"got {target.dtype} of shape {tuple(target.shape)}"
         )
     wrong = (target < 0) | (target >= shape[-1])
+    if ignored is not None:
+        wrong &= target != ignored
     if wrong.any():
         place = [int(i) for i in np.unravel_index(int(wrong.argmax()), target.shape)]
-        position = f" at position {place[1]}" if len(place) > 1 else ""
+        position = f" at position {', '.join(map(str, place[1:]))}" if len(place) > 1 else ""
+        value, advice = int(target[tuple(place)]), "use one output of the model per class"
+        if value == shape[-1] and int(target.min()) > 0:
+            advice = "labels start at 0: subtract 1 from labels that start at 1"
         raise ValueError(
-            f"{who}: classes must be in 0..{shape[-1] - 1}, got {int(target[tuple(place)])}"
-            f"{position} for sample {place[0]} of the batch; use one output of the model per class"
+            f"{who}: classes must be in 0..{shape[-1] - 1}, got {value}"
+            f"{position} for sample {place[0]} of the batch; {advice}"
         )
 
 
-def check_distribution(who: str, shape: tuple[int, ...], target: Array) -> None:
+def check_distribution(
+    who: str, shape: tuple[int, ...], target: Array, ignored: int | None = None
+) -> None:
     """Raise ValueError if a target is neither one class nor one distribution per prediction.
 
     Parameters
@@ -64,9 +91,12 @@ def check_distribution(who: str, shape: tuple[int, ...], target: Array) -> None:
     who : str
         Begins the sentence of an error.
     shape : tuple of int
-        Shape of the predictions, which must be ``(N, K)``.
+        Shape of the predictions, ``(N, K)`` or ``(N, T, K)``.
     target : Array
-        Classes ``(N,)``, see `check_classes`, or floats ``(N, K)``: the probability of each class.
+        Classes ``(N,)`` or ``(N, T)``, see `check_classes`, or numbers of the shape of the
+        predictions: the probability of each class, or one-hot rows.
+    ignored : int, optional
+        A class that is also allowed.
 
     Raises
     ------
@@ -74,22 +104,25 @@ def check_distribution(who: str, shape: tuple[int, ...], target: Array) -> None:
         If the shape is another, or the probabilities of a sample are below 0 or have another sum
         than 1.
     """
-    if len(shape) != 2 or target.ndim != 2 or target.dtype.kind != "f":
-        check_classes(who, shape, target)
+    if len(shape) < 2 or tuple(target.shape) != tuple(shape):
+        if len(shape) > 1 and target.ndim == len(shape) and target.dtype.kind == "f":
+            raise ValueError(
+                f"{who}: probabilities must have the shape {tuple(shape)} of the predictions, got "
+                f"{tuple(target.shape)}; use one output of the model per class"
+            )
+        others = f" or probabilities (one-hot rows) of shape {tuple(shape)}"
+        check_classes(who, shape, target, others=others, ignored=ignored)
         return
-    if tuple(target.shape) != tuple(shape):
-        raise ValueError(
-            f"{who}: probabilities must have the shape {tuple(shape)} of the predictions, got "
-            f"{tuple(target.shape)}; use one output of the model per class"
-        )
-    sums = target.sum(axis=1)
-    wrong = ~((target >= 0).all(axis=1) & (abs(sums - 1) <= TOLERANCE))  # true for NaN too
+    sums = target.sum(axis=-1)
+    wrong = ~((target >= 0).all(axis=-1) & (abs(sums - 1) <= TOLERANCE))  # true for NaN too
     if wrong.any():
-        sample = int(wrong.argmax())
+        row = int(wrong.argmax())
+        sample = row // max(prod(shape[1:-1]), 1)
         raise ValueError(
             f"{who}: probabilities must be at least 0 with a sum of 1, got a sum of "
-            f"{float(sums[sample]):g} and a minimum of {float(target[sample].min()):g} for sample "
-            f"{sample} of the batch"
+            f"{float(sums.reshape(-1)[row]):g} and a minimum of "
+            f"{float(target.reshape(-1, shape[-1])[row].min()):g} for sample {sample} of the "
+            "batch; binary_cross_entropy takes several labels of a sample"
         )
 
 
@@ -97,12 +130,16 @@ def rows_of(y: Array, target: Array) -> tuple[Array, Array, int]:
     """Return predictions ``(N, T, K)`` as rows ``(N T, K)``, their targets, and T.
 
     Sums over samples are those over rows divided by T: each sample has the mean of its positions.
-    Predictions ``(N, K)`` are their own rows, and T is 1.
+    Predictions ``(N, K)`` are their own rows, and T is 1. Targets are int64 classes ``(N T,)``, or
+    probabilities ``(N T, K)``.
     """
-    positions = prod(y.shape[1:-1])
-    if y.ndim == 2:
-        return y, target, positions
-    return y.reshape(-1, y.shape[-1]), target.reshape(-1), positions
+    positions, classes = prod(y.shape[1:-1]), y.shape[-1]
+    if target.ndim == y.ndim and tuple(target.shape) == tuple(y.shape):
+        target = target.reshape(-1, classes)
+        target = target if target.dtype.kind == "f" else target.astype(y.dtype)
+    else:
+        target = target.reshape(-1).astype("int64", copy=False)
+    return (y if y.ndim == 2 else y.reshape(-1, classes)), target, positions
 
 
 def most_likely(target: Array) -> Array:
@@ -120,8 +157,8 @@ def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
     shape : tuple of int
         Shape ``(N, ...)`` of the predictions.
     target : Array
-        Numbers of that shape; ``(N,)`` for predictions ``(N, 1)``; or classes ``(N,)`` for ``(N,
-        K)``.
+        Numbers of that shape; the last axis may be missing for predictions ``(N, ..., 1)``; or
+        classes ``(N,)`` for ``(N, K)``.
 
     Raises
     ------
@@ -131,7 +168,7 @@ def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
     if is_classes(shape, target):
         check_classes(who, shape, target)
         return
-    fitting = [shape, shape[:1]] if shape[1:] == (1,) else [shape]
+    fitting = [shape, shape[:-1]] if len(shape) > 1 and shape[-1] == 1 else [shape]
     if tuple(target.shape) not in fitting:
         raise ValueError(
             f"{who}: the target must have the shape {shape} of the predictions "
@@ -164,5 +201,5 @@ def dense(xp: Any, y: Array, target: Array) -> Array:
 def one_hot(xp: Any, target: Array, classes: int, dtype: Any) -> Array:
     """Convert classes ``(N,)`` to rows ``(N, K)`` with a 1 at the class and 0 elsewhere."""
     rows = xp.zeros((len(target), classes), dtype)
-    rows[xp.arange(len(target)), target] = 1
+    rows[xp.arange(len(target)), target.astype("int64", copy=False)] = 1
     return rows

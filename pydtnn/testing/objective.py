@@ -183,12 +183,14 @@ class _Case:
         """Return shards of different sizes, one of them empty."""
         return [slice(0, 1), slice(1, 1), slice(1, len(self.y))]
 
-    def number(self, value: Any) -> float:
-        """Return a loss or metric as a float."""
+    def number(self, value: Any) -> Any:
+        """Return a loss or metric as a float, or as an array if it has several sums."""
         array = np.asarray(self.backend.to_numpy(value) if hasattr(value, "dtype") else value)
-        if array.shape != () or array.dtype.kind not in "fiub":
-            raise self.fail(f"it must return one number, the sum over the samples, got {value!r}")
-        return float(array)
+        size = getattr(self.checked, "size", 1)
+        if array.shape != (() if size == 1 else (size,)) or array.dtype.kind not in "fiub":
+            sums = "one number, the sum" if size == 1 else f"{size} numbers, sums"
+            raise self.fail(f"it must return {sums} over the samples, got {value!r}")
+        return float(array) if size == 1 else array.astype("float64")
 
     def check_arguments(self) -> None:
         """Check that predictions and targets have not changed."""
@@ -198,9 +200,9 @@ class _Case:
             if not bool((now == before).all()):
                 raise self.fail(f"the {what} are changed; compute on a copy")
 
-    def check_sums(self, part: Callable[[slice], float], value: float) -> None:
+    def check_sums(self, part: Callable[[slice], Any], value: Any) -> None:
         """Check that shards add up, and that the result is 0 without samples and repeatable."""
-        if part(slice(0, len(self.y))) != value:
+        if not np.array_equal(part(slice(0, len(self.y))), value):
             raise self.fail("the result must be the same if it is computed again")
         self.compare("the result for no samples", part(slice(0, 0)), 0.0)
         total = sum(map(part, self.shards()))

@@ -25,11 +25,13 @@ class Totals:
         Array module of the sums; `means` and `count` require sums on the host.
     finish : mapping of str to callable, optional
         For some of the quantities, a function of the mean that returns what is logged.
+    sizes : mapping of str to int, optional
+        For some of the quantities, their number of sums if it is not 1; `finish` receives an array.
 
     Attributes
     ----------
     names : tuple of str
-    values : Array of float64, shape (len(names) + 1,)
+    values : Array of float64
         The sums in the order of `names`, then the count. An allreduce of this array sums over all
         ranks.
 
@@ -46,10 +48,13 @@ class Totals:
         self,
         names: Iterable[str],
         xp: Any = np,
-        finish: Mapping[str, Callable[[float], float]] | None = None,
+        finish: Mapping[str, Callable[[Any], float]] | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        self.names, self._finish = tuple(names), finish or {}
-        self.values: Array = xp.zeros(len(self.names) + 1, "float64")
+        self.names, self._finish, self._sizes = tuple(names), finish or {}, sizes or {}
+        ends = np.cumsum([0, *(self._sizes.get(name, 1) for name in self.names), 1]).tolist()
+        self._parts = [slice(*ends[i : i + 2]) for i in range(len(ends) - 1)]
+        self.values: Array = xp.zeros(ends[-1], "float64")
 
     @property
     def count(self) -> int:
@@ -60,8 +65,8 @@ class Totals:
         """Add the sums over `count` samples, in the order of `names`."""
         if len(sums) != len(self.names):
             raise ValueError(f"Totals: expected sums of {self.names}, got {len(sums)} numbers")
-        for i, value in enumerate((*sums, count)):
-            part = self.values[i : i + 1]  # also on a device, without synchronisation
+        for place, value in zip(self._parts, (*sums, count), strict=True):
+            part = self.values[place]  # also on a device, without synchronisation
             part += value
 
     def load(self, values: Array) -> None:
@@ -88,7 +93,7 @@ class Totals:
 
     def __add__(self, other: Totals) -> Totals:
         """Return the sums over the samples of both, on the host."""
-        total = Totals(self.names, finish=self._finish)
+        total = Totals(self.names, finish=self._finish, sizes=self._sizes)
         total += self
         total += other
         return total
@@ -97,7 +102,13 @@ class Totals:
         """Divide the sums by the number of samples, and finish; NaN if there is none."""
         if not self.count:
             return Logs(dict.fromkeys(self.names, float("nan")))
-        means = zip(self.names, (self.values[:-1] / self.values[-1]).tolist(), strict=True)
-        return Logs(
-            (name, self._finish[name](x) if name in self._finish else x) for name, x in means
-        )
+        means, logs = self.values / self.values[-1], Logs()
+        for name, place in zip(self.names, self._parts, strict=False):
+            mean = means[place] if self._sizes.get(name, 1) > 1 else float(means[place][0])
+            logs[name] = self._finish[name](mean) if name in self._finish else mean
+        return logs
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the quantities with a sum that is not finite."""
+        parts = zip(self.names, self._parts, strict=False)
+        return [name for name, place in parts if not np.isfinite(self.values[place]).all()]

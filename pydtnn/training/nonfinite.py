@@ -14,6 +14,7 @@ from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 
 INPUT = "the input"
+OVERFLOW = "the input, which exceeds 65504, the largest number of float16"
 ADVICE = "use a lower learning rate, a warm-up or clipping (--lr, --warmup-epochs, --clip-norm)"
 
 
@@ -60,8 +61,10 @@ def not_finite(
         if not found and not np.isfinite(model.backend.to_numpy(y)).all():
             found.append(f"the output of {node.name} ({type(node.layer).__name__})")
 
-    if not all(np.isfinite(x).all() for x in parts(batch.x)):
-        found.append(INPUT)
+    wrong = [x for x in map(np.asarray, parts(batch.x)) if not np.isfinite(x).all()]
+    if wrong:
+        half = all(x.dtype == np.float16 and not np.isnan(x).any() for x in wrong)
+        found.append(OVERFLOW if half else INPUT)
     model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
     own = found[0] if found else None
     reports = [own] if local else setup.comm.gather_object(own)
@@ -71,6 +74,8 @@ def not_finite(
     advice = ADVICE
     if where == INPUT:
         advice = "clean the data"
+    elif where == OVERFLOW:
+        advice = "scale the input, or use bfloat16 or float32"
     elif rank is None and what != "loss":
         advice = "remove it, or return a finite number from it"
     if local:
@@ -83,7 +88,7 @@ def not_finite(
 
 def _names(totals: Totals) -> str:
     """Return the name of the value that is not finite: the loss, or otherwise a metric."""
-    wrong = [n for n, v in zip(totals.names, totals.values, strict=False) if not np.isfinite(v)]
+    wrong = totals.not_finite()
     losses = [name for name in wrong if name.endswith(".loss")]
     metrics = [name for name in wrong if name not in ("loss", *losses)]
     if "loss" in wrong or losses or not metrics:

@@ -47,6 +47,8 @@ class Objective:
         For each value by its name, "max" or "min": whether larger or smaller is better.
     finish : dict of str to callable
         For each metric by its name, `Metric.finish`.
+    sizes : dict of str to int
+        For each metric by its name, `Metric.size`.
     names : tuple of str
         Names of the values, in the order of `Totals`.
 
@@ -77,18 +79,21 @@ class Objective:
             number("Trainer", f"a weight of {name}", weight, at_least=0)
             for weight in _one_each(name, given, outputs)
         )
-        if metrics is None:
-            metrics = ["accuracy"] if main == 1 else [[] for _ in range(outputs)]
-        own_metrics = tuple(tuple(map(get_metric, own)) for own in _metrics(metrics, main))
+        given_metrics = [None] * main if metrics is None else _metrics(metrics, main)
+        own_metrics = tuple(
+            tuple(metrics_of(loss, own)) for loss, own in zip(losses, given_metrics, strict=True)
+        )
         self.metrics = (*own_metrics, *((),) * (outputs - main))
         self.better = {"loss": "min"}
-        self.finish: dict[str, Callable[[float], float]] = {}
+        self.finish: dict[str, Callable[[Any], float]] = {}
+        self.sizes: dict[str, int] = {}
         names = [] if main == 1 else ["loss"]
         for i, own in enumerate(own_metrics):
             prefix = f"output{i}." if main > 1 else ""
             self.better |= {f"{prefix}loss": "min"}
             self.better |= {f"{prefix}{metric.name}": metric.better for metric in own}
             self.finish |= {f"{prefix}{metric.name}": metric.finish for metric in own}
+            self.sizes |= {f"{prefix}{metric.name}": metric.size for metric in own}
             names += [f"{prefix}loss", *(f"{prefix}{metric.name}" for metric in own)]
         self.names = tuple(names)
 
@@ -104,8 +109,7 @@ class Objective:
             self.losses, self.metrics, shapes, targets, strict=True
         ):
             loss.check(shape, target)
-            for metric in metrics:
-                metric.check(shape, target)
+            check_metrics(metrics, shape, target)
 
     def compute(
         self, y: Any, target: Any, scale: Number, totals: Totals, *, training: bool = True
@@ -155,6 +159,28 @@ class Objective:
         """Return a target for each output: auxiliary ones have that of the first."""
         repeated = self._main < len(self.losses) and len(targets) == 1
         return [*targets] * len(self.losses) if repeated else targets
+
+
+def metrics_of(loss: Loss, metrics: Sequence[Metric | str] | None) -> list[Metric]:
+    """Return metrics beside a loss: by default its own, and named ones with its `ignore_index`."""
+    made = []
+    for metric in loss.metrics if metrics is None else metrics:
+        known = get_metric(metric)
+        if isinstance(metric, str) and hasattr(known, "ignore_index"):
+            known.ignore_index = loss.ignore_index
+        made.append(known)
+    return made
+
+
+def check_metrics(metrics: Sequence[Metric], shape: tuple[int, ...], target: Array) -> None:
+    """Raise ValueError if a target does not fit a metric of an output of this shape."""
+    for metric in metrics:
+        try:
+            metric.check(shape, target)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; or choose other metrics than {metric.name} (metrics=[...], --metrics)"
+            ) from error
 
 
 def _weights_with(

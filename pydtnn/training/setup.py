@@ -130,7 +130,8 @@ class Setup:
 
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics, initially 0, as arrays of a module."""
-        return Totals(self.objective.names, xp, self.objective.finish)
+        objective = self.objective
+        return Totals(objective.names, xp, objective.finish, objective.sizes)
 
     def to_host(self, totals: Totals) -> Totals:
         """Copy sums to the host when they are complete."""

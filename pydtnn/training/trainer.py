@@ -48,8 +48,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
     loss : Loss or str
         A list with one loss per output if the model has several.
     metrics : sequence of Metric or str, optional
-        By default the accuracy. A list of metrics per output if the model has several; by default
-        none.
+        By default those of the loss: `Loss.metrics`, such as the accuracy of cross-entropy. A list
+        of metrics per output if the model has several.
     loss_weights : sequence of float, optional
         Factors of the losses in the sum over several outputs; by default 1.
     auxiliary_weights : sequence of float, optional

@@ -46,6 +46,19 @@ def test_a_test_set_has_the_classes_of_the_training_set(images: ArrayDataset) ->
 FOUR = np.zeros((4, 8, 8, 3), np.uint8)
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 8, 8)])
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64])
+def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -> None:
+    labels = np.arange(np.prod(shape)).reshape(shape) % 2
+    data = ArrayDataset(FOUR, labels.astype(dtype))
+    assert data.classes == 2
+    assert data.y.dtype == np.int64
+    np.testing.assert_array_equal(data.y, labels)
+    ignoring = ArrayDataset(FOUR, np.where(labels, 1, 255), ignore_index=255)
+    assert ignoring.classes == 2
+    assert ignoring.y.max() == 255
+
+
 @pytest.mark.parametrize(
     ("x", "y", "options", "reason"),
     [
@@ -53,7 +66,9 @@ FOUR = np.zeros((4, 8, 8, 3), np.uint8)
         (FOUR, 0, {}, "one target for each of the 4 samples, got shape"),
         (FOUR, [0, 1, 2, -1], {}, "labels must be in 0..2, got -1"),
         (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must be in 0..2, got 3"),
-        (FOUR, np.eye(4, dtype=int), {}, "use y.argmax"),
+        (FOUR, [1, 2, 3, 4], {"classes": 4}, "in 0..3, got 4; labels start at 0: use y - 1"),
+        (FOUR, [0, 1, 2, 255], {"classes": 3}, "got 255; set ignore_index if these have no"),
+        (FOUR, [0, 1, 2, 3], {"classes": 3, "ignore_index": 255}, "in 0..2, got 3"),
         (FOUR[:, 0, 0, 0], [0] * 4, {}, "must have at least two axes"),
         (FOUR[:, 0, 0], [0] * 4, {"channels_first": True}, "channels_first requires"),
         (
@@ -75,7 +90,7 @@ def test_shapes_and_labels_that_do_not_fit_are_told_in_one_sentence(
     ("x", "y", "options", "reason"),
     [
         (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats, got int64; convert it with"),
-        (FOUR, ["a"] * 4, {}, "integer labels or float targets"),
+        (FOUR, ["a"] * 4, {}, "integer labels, booleans or float targets"),
         (FOUR, [0.5] * 4, {"classes": 2}, "2 classes require integer labels"),
     ],
 )

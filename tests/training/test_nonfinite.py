@@ -66,6 +66,15 @@ class NoNumber(Metric):
         return np.nan
 
 
+@pytest.mark.parametrize("bad", [1e6, np.inf, np.nan])
+def test_an_input_beyond_the_range_of_float16_is_told_so(bad: float) -> None:
+    net = Sequential(Linear(4), ReLU(), Linear(3))
+    run = Trainer(Model(net, (2,), backend="numpy", dtype="float16"), SGD(0.1))
+    words = "first in the input, which exceeds 65504, the .* of float16; scale the input, or use b"
+    with pytest.raises(NotFiniteError, match=words if bad == bad else "first in the input; clean"):
+        run.fit(data(bad), global_batch_size=8)
+
+
 def test_a_metric_that_is_not_finite_is_named() -> None:
     model = Model(Linear(3), (2,), backend="numpy")
     run = Trainer(model, SGD(0.1), metrics=["accuracy", NoNumber()], exchange=AllReduce(Serial()))

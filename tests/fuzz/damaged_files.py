@@ -1,21 +1,26 @@
-"""The files that pydtnn reads, whole and damaged: what reading them must give.
+"""The files that pydtnn reads, whole, damaged and malicious: what reading them must give.
 
 Run as a program it prepares one kind of file, limits its memory, and reads a seed per line. For
 each it damages the file, reads it, and answers one line of JSON: the outcome, what was done, and
-the error. A sentence is right, and so are the values that the bytes stand for; all else is wrong.
+the error. A sentence is right, and so are the values that the bytes stand for; all else is wrong,
+such as an access to a file outside of the folder, more memory than `ROOM`, or more time than
+`SECONDS`.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import logging
 import os
 import pickle
 import resource
 import shutil
+import signal
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +31,31 @@ from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.continuing import NOT_KEPT, OF_THE_MESH, read_run, start_values
 from pydtnn.cli.parser import Arguments, parse
-from pydtnn.data import ArrayDataset, Dataset, cifar, load_cifar10, load_cifar100, load_mnist
+from pydtnn.data import (
+    ArrayDataset,
+    Dataset,
+    cifar,
+    load_cifar10,
+    load_cifar100,
+    load_folder,
+    load_mnist,
+    load_shards,
+    load_text,
+    pack_shards,
+)
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
+from pydtnn.data.packing import PROGRESS
+from pydtnn.data.shard_index import INDEX
+from pydtnn.data.staging import stage_shards
+from pydtnn.interchange import (
+    export_onnx,
+    import_onnx,
+    load_keras_weights,
+    load_state_dict,
+    state_dict,
+)
 from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.model import Model
 from pydtnn.perfmodel import Label, Platform
@@ -52,13 +78,21 @@ from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED
 from pydtnn.utils.folder import fill_folder
 from pydtnn.utils.own_code import import_object
+from tests.data.image_files import write_images
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
+from tests.interchange import test_keras
 from tests.small_training import checksums, small_model, small_trainer, trained
 from tests.tracing.synthetic import write_run
 
 ROOM = 256 << 20
 """Memory that reading small files may take, in B."""
+
+SECONDS = 20
+"""Time of the processor that reading small files may take, in s."""
+
+SECRET = "secret.tar"
+"""A file beside the folder, which no name in a file of the folder may reach."""
 
 
 class Kind:
@@ -103,14 +137,41 @@ class Kind:
         (self.folder / name).write_bytes(data)
         return name, data, f"{name}: {done}"
 
+    def attack(self, rng: Rng) -> tuple[str, bytes, str]:
+        """Put something else that has a name in the place of a file; return as `spoil`."""
+        name = str(rng.choice(list(self.files)))
+        way, path = NO_FILES[rng.integers(len(NO_FILES))], self.folder / name
+        path.unlink()
+        way(path)
+        return name, b"", f"{name}: {getattr(way, '__name__', way)}"
+
     def restore(self) -> None:
         """Make the folder as it was."""
         for name, data in self.files.items():
             path = self.folder / name
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            elif path.is_symlink() or (path.exists() and not path.is_file()):
+                path.unlink()
             if not path.exists() or path.read_bytes() != data:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
 
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_circle(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def nothing(path: Path) -> None:
+    """The file is missing."""
+
+
+NO_FILES: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, Path.touch]
+NO_FILES += [a_device, a_circle, nothing]
 
 FOREIGN = gzip.compress(bytes(range(256)) * 4) + pickle.dumps({"data": [1.5, "x" * 99]})
 
@@ -444,8 +505,220 @@ class OwnCode(Kind):
         """Whatever is called so in the file."""
 
 
+class Shards(Kind):
+    """Images in tar files, with checksums of all; half of the time those of a changed index fit."""
+
+    def prepare(self) -> None:
+        images = self.folder.with_name("images")
+        pack_shards(write_images(images), self.folder, shard_bytes=600)
+        shutil.rmtree(images)
+        for path in self.folder.rglob(PROGRESS):
+            path.unlink()
+        self.right = [part.read(np.arange(len(part))) for part in self.read()]
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        if rng.random() < 0.5:
+            return super().spoil(rng)
+        name = f"{rng.choice(['train', 'test'])}/{INDEX}"
+        if rng.random() < 0.3:
+            data, done = self._lead_out(name, rng)
+        else:
+            data, done = change_json(self.files[name], rng)
+        content = json.loads(data)
+        content.pop("sha256", None)
+        text = json.dumps(content, separators=(",", ":"))
+        content["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        data = json.dumps(content, separators=(",", ":")).encode()
+        (self.folder / name).write_bytes(data)
+        return name, data, f"{name}, whose sum fits: {done}"
+
+    def _lead_out(self, name: str, rng: Rng) -> tuple[bytes, str]:
+        """Let a shard be the file beside the folder, by its name or by a link."""
+        content = json.loads(self.files[name])
+        shard = content["shards"][rng.integers(len(content["shards"]))]
+        secret = self.folder.with_name(SECRET)
+        shutil.copy(self.folder / Path(name).parent / shard["name"], secret)
+        if rng.random() < 0.5:
+            path = self.folder / Path(name).parent / shard["name"]
+            path.unlink()
+            path.symlink_to(secret)
+            return json.dumps(content).encode(), "a link out of the folder"
+        shard["name"] = str(rng.choice([f"../../{SECRET}", str(secret), f"x/../../../{SECRET}"]))
+        return json.dumps(content).encode(), shard["name"]
+
+    def read(self) -> tuple[Dataset, Dataset]:
+        copy = self.folder.with_name("copy")
+        shutil.rmtree(copy, ignore_errors=True)
+        both = load_shards(data_dir=self.folder)
+        assert len(both[0].read(np.arange(len(both[0])))[0])
+        load_shards(data_dir=stage_shards(self.folder, copy))
+        return both
+
+    def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
+        """Without a checksum, classes may have other names, and images other labels and numbers."""
+        for part, right in zip(found, self.right, strict=True):
+            x, y = part.read(np.arange(len(part)))
+            assert y.min() >= 0
+            assert y.max() < part.classes
+            assert sorted(map(np.ndarray.tobytes, x)) == sorted(map(np.ndarray.tobytes, right[0]))
+
+
+class Images(Kind):
+    """PNG files in folders; each part of a PNG file has a checksum."""
+
+    def prepare(self) -> None:
+        write_images(self.folder)
+        self.right = [part.read(np.arange(len(part)))[0] for part in self.read()]
+
+    def read(self) -> tuple[Dataset, Dataset]:
+        both = load_folder(data_dir=self.folder)
+        for part in both:
+            part.read(np.arange(len(part)))
+        return both
+
+    def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
+        for part, right in zip(found, self.right, strict=True):
+            x, _ = part.read(np.arange(len(part)))
+            different = sum(one.tobytes() not in map(np.ndarray.tobytes, right) for one in x)
+            assert different <= 1, "other images have changed, too"
+
+
+class Text(Kind):
+    """Bytes, whatever they are."""
+
+    def prepare(self) -> None:
+        for name in ("a.txt", "b/c.txt"):
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_bytes(images(len(name), 3000).tobytes())
+
+    def read(self) -> tuple[Dataset, Dataset]:
+        return load_text(self.folder, length=16)
+
+    def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
+        paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        text = b"\n".join(path.read_bytes() for path in paths)
+        assert b"".join(part.tokens.tobytes() for part in found) == text
+
+
+class StateDicts(Kind):
+    """A file of ``torch.save``, a zip file in which each array has a checksum."""
+
+    file = "w.pt"
+
+    def prepare(self) -> None:
+        self.model, other = self.new(1), self.new(2)
+        self.initial = {name: value.copy() for name, value in self.model.state().items()}
+        self.write(other)
+        self.saved = encode(other.state())
+
+    def new(self, seed: int) -> Model:
+        return small_model(seed=seed, dtype="float32")
+
+    def write(self, model: Model) -> None:
+        (self.folder / self.file).write_bytes(torch_file(state_dict(model)))
+
+    def load(self) -> None:
+        load_state_dict(self.model, self.folder / self.file)
+
+    def read(self) -> Model:
+        self.model.load(self.initial)
+        self.load()
+        return self.model
+
+    def check(self, found: Model, name: str, data: bytes) -> None:
+        """The pickle has a checksum, too, which is not compared: other names may fit."""
+        assert all(np.isfinite(value).all() for value in found.state().values())
+
+    def refused(self) -> None:
+        for name, value in self.model.state().items():
+            assert value.tobytes() == self.initial[name].tobytes(), "the model has changed"
+
+
+def torch_file(arrays: dict[str, np.ndarray]) -> bytes:
+    """Return the content of a file of ``torch.save``, written without PyTorch."""
+    storages: list[bytes] = []
+    out = bytearray(b"\x80\x02ccollections\nOrderedDict\n)R(")
+    for name, values in arrays.items():
+        key, values = str(len(storages)).encode(), np.ascontiguousarray(values)
+        steps = [by // values.itemsize for by in values.strides]
+        shape, strides = (
+            b"".join(pickle.dumps(n, 2)[2:-1] for n in row) for row in (values.shape, steps)
+        )
+        kind = b"FloatStorage" if values.dtype == np.float32 else b"LongStorage"
+        storages.append(values.tobytes())
+        out += b"X" + len(name).to_bytes(4, "little") + name.encode()
+        out += b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\n" + kind
+        out += b"\nX" + len(key).to_bytes(4, "little") + key + b"X\x03\0\0\0cpu"
+        out += pickle.dumps(values.size, 2)[2:-1] + b"tQK\0(" + shape + b"t(" + strides
+        out += b"t\x89ccollections\nOrderedDict\n)RtR"
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(out) + b"u.")
+        archive.writestr("archive/byteorder", "little")
+        for i, data in enumerate(storages):
+            archive.writestr(f"archive/data/{i}", data)
+        archive.writestr("archive/version", "3")
+    return buffer.getvalue()
+
+
+class KerasWeights(StateDicts):
+    """An HDF5 file, without checksums."""
+
+    file = "w.h5"
+
+    def new(self, seed: int) -> Model:
+        return test_keras.model(seed)
+
+    def write(self, model: Model) -> None:
+        test_keras.write(self.folder / self.file, test_keras.kernels(model))
+
+    def load(self) -> None:
+        load_keras_weights(self.model, self.folder / self.file)
+
+
+class OnnxNetworks(Kind):
+    """A network in a file without checksums: another may be that of the bytes."""
+
+    def prepare(self) -> None:
+        export_onnx(small_model(dtype="float32"), self.folder / "net.onnx")
+
+    def read(self) -> Model:
+        return import_onnx(self.folder / "net.onnx")
+
+    def check(self, found: Model, name: str, data: bytes) -> None:
+        assert all(np.isfinite(value).all() for value in found.state().values())
+
+
 class Traces(Kind):
     """The files of two ranks; each member of the archives has a checksum."""
+
+    sums_fit = False
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        self.sums_fit = rng.random() < 0.6
+        if not self.sums_fit:
+            return super().spoil(rng)
+        name = str(rng.choice(list(self.files)))
+        with np.load(self.folder / name) as file:
+            records, names, text = file["records"], file["names"], str(file["about"])
+        done = "records"
+        if rng.random() < 0.5:
+            changed, done = change_json(text.encode(), rng)
+            text = changed.decode()
+        else:
+            field = str(rng.choice(records.dtype.names))
+            rows = rng.integers(len(records), size=rng.integers(1, 9))
+            limits = np.iinfo(records.dtype[field])
+            records[field][rows] = rng.choice([limits.min, limits.max, 0, 1, 2, 1 << 7], len(rows))
+            done = f"{field} of {len(rows)} records"
+        with (self.folder / name).open("wb") as file:
+            np.savez_compressed(file, records=records, names=names, about=np.array(text))
+            if rng.random() < 0.1:
+                bomb = np.zeros((72 << 20) // records.itemsize, records.dtype)
+                file.seek(0)
+                np.savez_compressed(file, records=bomb, names=names, about=np.array(text))
+                done = "a bomb"
+        return name, (self.folder / name).read_bytes(), f"{name}, whose sums fit: {done}"
 
     def prepare(self) -> None:
         write_run(self.folder, ranks=2, steps=2)
@@ -457,6 +730,8 @@ class Traces(Kind):
         return traces
 
     def check(self, found: list[RankTrace], name: str, data: bytes) -> None:
+        if self.sums_fit:
+            return  # other numbers make a trace, too
         for trace, right in zip(found, self.right, strict=True):
             np.testing.assert_array_equal(trace.records, right.records)
             assert (trace.names, trace.about) == (right.names, right.about)
@@ -519,6 +794,12 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "choices": Choices,
     "own code": OwnCode,
     "traces": Traces,
+    "shards": Shards,
+    "images": Images,
+    "text": Text,
+    "state dicts": StateDicts,
+    "keras": KerasWeights,
+    "onnx": OnnxNetworks,
     "profiles": Profiles,
     "platforms": Platforms,
 }
@@ -526,7 +807,11 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
 
 def try_one(kind: Kind, seed: int) -> dict[str, str]:
     """Damage, read and compare once."""
-    name, data, done = kind.spoil(np.random.default_rng(seed))
+    rng, place = np.random.default_rng(seed), kind.folder.parent
+    before = {*place.iterdir(), place / "copy"}
+    name, data, done = (kind.attack if rng.random() < 0.1 else kind.spoil)(rng)
+    OPENED.clear()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     answer = {"done": f"{done} ({hashlib.sha256(data).hexdigest()[:8]})"}
     try:
         try:
@@ -537,18 +822,42 @@ def try_one(kind: Kind, seed: int) -> dict[str, str]:
             assert "\n" not in text, "more than one line"
             kind.refused()
             return {**answer, "outcome": "refused", "error": text}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            for path in OPENED:
+                assert Path(path).name != SECRET, "a file outside of the folder was opened"
         kind.check(found, name, data)
         return {**answer, "outcome": "read"}
     except BaseException as error:
         return {**answer, "outcome": "wrong", "error": f"{type(error).__name__}: {error}"}
     finally:
+        place.joinpath(SECRET).unlink(missing_ok=True)
+        shutil.rmtree(place / "copy", ignore_errors=True)
         kind.restore()
+        assert before >= {*place.iterdir()}, "a file outside of the folder was written"
+
+
+OPENED: list[str] = []
+"""Files that were opened since the last case began."""
+
+
+def record(event: str, arguments: tuple[Any, ...]) -> None:
+    """Record the files that Python opens."""
+    if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+        OPENED.append(os.path.realpath(os.fsdecode(arguments[0])))
+
+
+def too_long(number: int, frame: Any) -> None:
+    """Interrupt a case that takes too long."""
+    raise KeyboardInterrupt(f"it takes more than {SECONDS} s")
 
 
 def main(name: str, folder: str) -> None:
     """Answer seeds until there are no more."""
     logging.disable()
     kind = KINDS[name](Path(folder))
+    signal.signal(signal.SIGPROF, too_long)
+    sys.addaudithook(record)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, now + ROOM))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -80,7 +80,7 @@ def load_shards(
             f"shards: {root / TEST / INDEX} must have the classes of {root / TRAIN / INDEX}, got "
             f"{', '.join(test.class_names)!r:.200}; pack both again with python -m pydtnn.data pack"
         )
-    options = {"window": window, "check": truth("shards", "check", check)}
+    options: dict[str, Any] = {"window": window, "check": truth("shards", "check", check)}
     own = ShardedImages(decode, root / TRAIN, train, like=None, statistics=statistics, **options)
     return own, ShardedImages(decode, root / TEST, test, like=own, statistics=None, **options)
 

@@ -75,7 +75,7 @@ def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
     try:
         return PARTS[part].find(getattr(config, part)), options
     except (TypeError, ValueError) as error:
-        raise type(error)(f"train: --{part}: {error}") from error
+        raise type(error)(f"train: {error}") from error
 
 
 def require_parameter(found: Found[Any], name: str, flag: str) -> None:

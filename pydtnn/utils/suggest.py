@@ -37,7 +37,7 @@ def unknown(kind: str, name: str, choices: Iterable[str], also: Iterable[str] = 
         if min(len(other), len(given)) >= MIN_CONTAINED and (other in given or given in other)
     ]
     near = sorted(near, key=lambda other: abs(len(other) - len(given)))[:3]
-    near = near or difflib.get_close_matches(given, others, n=3, cutoff=0.7)
+    near = near or difflib.get_close_matches(given, others, n=3, cutoff=0.65)
     if near:
         return (
             f"unknown {kind} {name!r}; did you mean {' or '.join(repr(others[n]) for n in near)}?"

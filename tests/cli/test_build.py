@@ -160,10 +160,10 @@ def test_auxiliary_outputs_are_trained_with_their_weights(make: Make) -> None:
 @pytest.mark.parametrize(
     ("model", "given", "words"),
     [
-        ("own.py:two_heads", "", "^--auxiliary-weights must be 2 numbers, one for each .*got None"),
-        ("own.py:two_heads", "0.3", r"^--auxiliary-weights must be 2 numbers, .*, got \[0.3\]"),
-        ("own.py:two_heads", "0.3,x", "^--auxiliary-weights must be numbers .*, got '0.3,x'"),
-        ("mlp", "0.3", "^--auxiliary-weights: the model has no auxiliary outputs, got"),
+        ("own.py:two_heads", "", "^train: --auxiliary-weights must be 2 numbers, .*got None"),
+        ("own.py:two_heads", "0.3", r"^train: --auxiliary-weights must be 2 .*, got \[0.3\]"),
+        ("own.py:two_heads", "0.3,x", "^train: --auxiliary-weights must be num.*, got '0.3,x'"),
+        ("mlp", "0.3", "^train: --auxiliary-weights: the model has no auxiliary outputs, got"),
     ],
 )
 def test_auxiliary_weights_must_fit_the_model(
@@ -284,7 +284,9 @@ def test_what_does_not_suit_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises((TypeError, ValueError)) as error:
         make(**options)
-    assert str(error.value).startswith(sentence)
+    told = str(error.value)
+    assert told.removeprefix("train: ").startswith(sentence.removeprefix("train: "))
+    assert not told.startswith("--")  # errors about options begin with "train: "
 
 
 def test_an_option_that_is_set_elsewhere_is_not_offered(make: Make) -> None:

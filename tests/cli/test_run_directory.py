@@ -39,7 +39,9 @@ def test_a_folder_in_which_another_run_is_writing_is_refused(
 def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
     config = TrainConfig(output_dir=str(tmp_path / ("x" * 300)))
     with (
-        pytest.raises(AgreedError, match="^--output-dir: cannot write .*: file name too long; ch"),
+        pytest.raises(
+            AgreedError, match="^train: --output-dir: cannot write .*: file name too l"
+        ),
         run_directory(config, Serial()),
     ):
         pass

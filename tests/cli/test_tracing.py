@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_any_work(
     done = mpiexec(2, [*TRAIN, *OPTIONS, *folders])
     assert done.returncode != 0
     assert only_line(done.stderr) == (
-        f"--trace: expected a folder without a trace, got {tmp_path}/trace with rank-0003.npz; "
-        "remove it, or choose another folder"
+        f"train: --trace: expected a folder without a trace, got {tmp_path}/trace with rank-0003.n"
+        "pz; remove it, or choose another folder"
     )
     assert not (tmp_path / "run").exists()

@@ -39,9 +39,7 @@ def test_a_folder_in_which_another_run_is_writing_is_refused(
 def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
     config = TrainConfig(output_dir=str(tmp_path / ("x" * 300)))
     with (
-        pytest.raises(
-            AgreedError, match="^train: --output-dir: cannot write .*: file name too l"
-        ),
+        pytest.raises(AgreedError, match="^train: --output-dir: cannot write .*: file name too l"),
         run_directory(config, Serial()),
     ):
         pass

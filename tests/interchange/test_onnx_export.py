@@ -1,4 +1,4 @@
-"""ONNX files of transformers, volumes and other layers that are exported but not imported."""
+"""ONNX files of transformers, volumes and other layers, exported and imported again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.interchange import export_onnx, load_state_dict, state_dict
+from pydtnn.interchange import export_onnx, import_onnx, load_state_dict, state_dict
 from pydtnn.layers import (
     AvgPool3d,
+    BatchNorm,
     Branches,
     ClassToken,
     Concat,
@@ -20,17 +21,23 @@ from pydtnn.layers import (
     ConvTranspose2d,
     Embedding,
     Flatten,
+    GlobalAvgPool2d,
     GlobalAvgPool3d,
     GroupNorm,
+    HardSigmoid,
+    HardSwish,
     LayerNorm,
     Linear,
     LocalResponseNorm,
     MaxPool3d,
     MultiHeadAttention,
+    Multiply,
     PositionalEmbedding,
+    ReLU,
     Reshape,
     Sequential,
     Slice,
+    Transpose,
     Upsample,
 )
 from pydtnn.model import Model
@@ -41,6 +48,18 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install on
 
 SHARED = Embedding(11, 6, tied=True, name="token")
 NETWORKS = {
+    "norms of sequences": (Sequential(BatchNorm(), GroupNorm(2)), (6, 6)),
+    "features at the end": (Sequential(Conv2d(4, 3), Flatten(), ReLU()), (6, 5, 3)),
+    "last axes": (Sequential(Linear(4), LayerNorm(), LayerNorm(axes=2)), (6, 5, 3)),
+    "excitation": (
+        Branches(
+            HardSwish(),
+            Sequential(GlobalAvgPool2d(), Linear(3), HardSigmoid(), Reshape((1, 1, 3))),
+            merge=Multiply(),
+        ),
+        (6, 5, 3),
+    ),
+    "transposed": (Sequential(Transpose((2, 0, 1)), Conv2d(4, 3), Flatten(), Linear(3)), (6, 5, 3)),
     "vit": (create_net("vit_tiny", 5, (8, 12, 3), dropout=0.1), (8, 12, 3)),
     "gpt": (create_net("gpt_nano", 13, (9,)), (9,)),
     "cosmoflow": (create_net("cosmoflow", 3, (9, 8, 8, 2), stages=3, filters=4), (9, 8, 8, 2)),
@@ -97,6 +116,7 @@ def test_onnxruntime_computes_what_the_network_computes(name: str, tmp_path: Pat
     export_onnx(model, tmp_path / "net.onnx")
     x = inputs(model, shape)
     assert_close(model.predict(x), compute(tmp_path / "net.onnx", x))
+    assert_close(import_onnx(tmp_path / "net.onnx").predict(x), model.predict(x))
 
 
 def inputs(model: Model, shape: tuple[int, ...]) -> np.ndarray:

@@ -231,9 +231,12 @@ def _read(at: Reading) -> Any:
     try:
         return READERS[node.operator](at)
     except ValueError as error:
-        if str(error).startswith(f"node {node.name}, ") or f"{node.name}: " in str(error):
+        if str(error).startswith("node "):
             raise
         raise at.fail(str(error)) from error
+    except (IndexError, KeyError, OverflowError, TypeError, ZeroDivisionError) as error:
+        reason = f"{type(error).__name__}: {error}"  # inputs or attributes of another kind
+        raise at.fail(f"inputs and attributes must suit the operator, got {reason}") from error
 
 
 def _verify(model: Model, graph: NodeGraph, data: bytes) -> None:
@@ -284,5 +287,6 @@ def _compare(name: str, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
 
 
 def _ours(x: np.ndarray) -> np.ndarray:
-    """Return an image (N, C, ...) as (N, ..., C), and other arrays as they are."""
+    """Return an image (N, C, ...) as (N, ..., C), a number as (N, 1), and others as they are."""
+    x = x if x.ndim > 1 else x.reshape(-1, 1)
     return np.moveaxis(x, 1, -1) if x.ndim > 3 else x

@@ -33,7 +33,7 @@ def _gather(at: Reading) -> Value:
         raise at.fail(f"indices must be integers, got {indices.size} of {indices.dtype}")
     if indices.ndim > 1:
         return _strided(at, x, place, indices)
-    numbers = [int(n) + size * (n < 0) for n in indices.reshape(-1)]
+    numbers = [n + size if n < 0 else n for n in indices.reshape(-1).tolist()]
     if min(numbers) < 0 or max(numbers) >= size:
         raise at.fail(f"indices must exist in an axis of size {size}, got {min(numbers)}")
     x = replace(x, name=at.node.name)

@@ -356,6 +356,8 @@ def damaged(kind: str, path: Path) -> None:
         secret.data_type = 99
     elif kind == "type of an input":
         graph.input[0].type.tensor_type.elem_type = 99
+    elif kind == "no output":
+        del graph.output[:]
     elif kind == "function":
         opset = [helper.make_opsetid("", 18)]
         made = helper.make_function(
@@ -383,6 +385,7 @@ def damaged(kind: str, path: Path) -> None:
         ),
         ("type", "not an ONNX file, or damaged ("),
         ("type of an input", "input x must have elements of type float16, float32, float64, int32"),
+        ("no output", "expected a graph with inputs and outputs, got one without"),
         ("function", "expected a graph of operators and dense arrays, got functions or sparse"),
     ],
 )

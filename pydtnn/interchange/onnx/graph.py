@@ -178,6 +178,8 @@ def parse(who: str, data: bytes) -> NodeGraph:
         given = " and ".join(f"{entry.batch or 'any'}" for entry in inputs.values())
         raise ValueError(f"inputs must have batches of one size, got {given}")
     outputs = [value.name for value in graph.output]
+    if not inputs or not outputs:
+        raise ValueError("expected a graph with inputs and outputs, got one without")
     return NodeGraph(inputs, outputs, _needed(nodes, outputs), constants, opset)
 
 

@@ -15,7 +15,13 @@ from pydtnn.cli.build import (
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.data import create_data
-from pydtnn.cli.predicted import Predicted, create_projector, no_formula, strategy_of
+from pydtnn.cli.predicted import (
+    Predicted,
+    create_projector,
+    no_formula,
+    predict,
+    strategy_of,
+)
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.data.loader import samples_of_step
@@ -59,7 +65,19 @@ def create_task(
     slots : int
         Values of the optimizer per parameter.
     """
-    return Task(net, input_shape, config.model, global_batch, samples, slots, config.dtype)
+    return Task(
+        net,
+        input_shape,
+        config.model,
+        global_batch,
+        samples,
+        slots,
+        config.dtype,
+        bucket_bytes=config.bucket_bytes,
+        clips=config.clip_norm is not None,
+        averages=config.ema is not None,
+        loader_threads=config.loader_threads,
+    )
 
 
 def find_platform(
@@ -207,16 +225,11 @@ def _measures(config: TrainConfig) -> bool:
 def predict_job(job: Job, task: Task, platform: Platform | None) -> Predicted:
     """Predict a run. What cannot be predicted is not an error: the result has the reason."""
     config, trainer = job.config, job.trainer
-    option = no_formula(config)
-    if option:
-        return Predicted(reason=f"the model of a step has no formula for {option}")
-    if platform is None:
+    if platform is None and not no_formula(config) and config.tuning != "direct":
         return Predicted(reason=f"--tuning {config.tuning} measures nothing; name a --platform")
     mesh = trainer.setup.mesh
     axes = {"data": trainer.comm.size} if mesh is None else mesh.shape
     try:
-        projector = create_projector(task, platform)
-        found = projector.project(strategy_of(config, axes, config.plan))
+        return predict(config, task, axes, platform)
     except Exception as error:  # a prediction must never end training
         return Predicted(reason=f"{type(error).__name__}: {error}")
-    return Predicted.of(found, platform)

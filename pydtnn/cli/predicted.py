@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydtnn.cli.config import TrainConfig
@@ -14,6 +14,7 @@ from pydtnn.perfmodel.strategy import SCHEMES, Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.machine import recent_peak_memory, resident_memory, restart_peak
+from pydtnn.utils.sizes import parse_size
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,38 @@ class StepMemory(Callback):
         self._first = False
 
 
+NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "what is computed, with as many operations": (
+        *("loss", "loss_options", "auxiliary_weights", "label_smoothing", "metrics", "seed"),
+        *("lr", "weight_decay", "optimizer_options", "schedule", "schedule_options"),
+        *("warmup_epochs", "lr_scaling", "lr_base_batch", "plateau", "plateau_factor"),
+        *("load", "load_options"),
+    ),
+    "samples are prepared by other threads, at the rate of the platform": (
+        *("augment", "mixup", "cutmix", "data_dir", "stage", "download"),
+    ),
+    "how many steps there are": (
+        *("epochs", "steps_per_epoch", "validation_split", "early_stopping", "stop_at", "monitor"),
+        *("evaluate_only", "drop_last"),
+    ),
+    "happens between steps": (
+        *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
+        *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
+        *("timeout", "straggler_factor"),
+    ),
+    "observes steps, in less than a percent of their time": (
+        *("trace", "trace_steps", "trace_kernels"),
+    ),
+    "of GPUs, which are not predicted": ("comm", "cuda_aware", "tf32", "graph"),
+}
+"""Options without effect on the predicted time and memory of a step, and why."""
+
+
 def no_formula(config: TrainConfig) -> str:
-    """Return which option of a run the closed formulas do not describe; empty if there is none."""
+    """Return which option of a run the closed formulas do not describe; empty if there is none.
+
+    Other options change the prediction, or are in `NO_EFFECT`.
+    """
     checks = {
         f"--device {config.device}": config.device != "cpu",
         f"--scheme {config.scheme}": config.scheme not in SCHEMES,
@@ -103,6 +134,8 @@ def no_formula(config: TrainConfig) -> str:
         "--accumulation": config.accumulation > 1,
         "--freeze": bool(config.freeze),
         "--no-overlap": not config.overlap,
+        "--scheme-options": config.scheme_options not in ({}, {"overlap": True}),
+        "--check-messages": config.check_messages,
         "--no-fusion": not config.fusion,
         "--sync-batch-norm": config.sync_batch_norm,
         "--virtual-ranks": config.virtual_ranks is not None,
@@ -132,6 +165,33 @@ def strategy_of(config: TrainConfig, axes: Mapping[str, int], plan: Any) -> Stra
         micro_batches=config.micro_batches or 0,
         schedule=config.pipeline_schedule,
     )
+
+
+def predict(
+    config: TrainConfig, task: Task, axes: Mapping[str, int], platform: Platform | None
+) -> Predicted:
+    """Predict a run on a mesh; the result has the reason if there is no formula.
+
+    Raises
+    ------
+    ValueError
+        If the strategy is not possible.
+    """
+    option = no_formula(config)
+    if config.tuning == "direct":
+        option = option or "--tuning direct"
+    if config.platform is not None and platform is not None:
+        own, given = platform.compute.threads, config.threads or platform.compute.threads
+        option = option or (f"--threads {given} where --platform has {own}" * (given != own))
+    if option or platform is None:
+        return Predicted(reason=f"the model of a step has no formula for {option}")
+    projector, strategy = create_projector(task, platform), strategy_of(config, axes, config.plan)
+    found = projector.project(strategy)
+    if config.memory_limit is not None:  # as little is computed again as fits
+        limit = parse_size("--memory-limit", config.memory_limit)
+        whole = projector.project(replace(strategy, recompute=None))
+        found = whole if whole.memory.total <= limit else found
+    return Predicted.of(found, platform)
 
 
 def create_projector(task: Task, platform: Platform) -> Projector:

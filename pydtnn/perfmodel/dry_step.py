@@ -78,6 +78,8 @@ class DryStep:
     fused : bool
     between_hosts : bool
         Whether gradients are exchanged between hosts, which shortens buckets.
+    own_bytes : int, optional
+        Length of buckets everywhere, in B.
 
     Attributes
     ----------
@@ -102,6 +104,7 @@ class DryStep:
         dtype: str = "float32",
         fused: bool = True,
         between_hosts: bool = False,
+        own_bytes: int | None = None,
     ) -> None:
         shape = dict(shape or {})
         place = inner_position(shape) if position is None else position
@@ -126,8 +129,8 @@ class DryStep:
         total = sum(
             ALIGNMENT * -(-p.size * itemsize // ALIGNMENT) for p, _ in completed(self.graph)
         )
-        usual = DEFAULT_BUCKET_BYTES
-        between = bucket_bytes(("a", "b"), total, usual)
+        usual = own_bytes or DEFAULT_BUCKET_BYTES
+        between = (usual,) if own_bytes else bucket_bytes(("a", "b"), total, usual)
         self.same_buckets = {*between} == {usual}
         self.placement = place_parameters(self.graph, between if between_hosts else (usual,))
         statistics = dict.fromkeys(s for node in self.graph.nodes for s in node.layer.statistics)

@@ -63,6 +63,7 @@ class MessageCosts:
     ) -> None:
         self.platform, self.strategy, self.compression = platform, strategy, compression
         self.links = links_of(platform, strategy.ranks)
+        self.slowdown = platform.slowdown(strategy.ranks)
         per_host = platform.cluster.ranks_per_host
         self.groups = {
             axis: Placement.along(n, strategy.stride(axis), per_host, strategy.ranks)

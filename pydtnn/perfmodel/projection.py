@@ -194,6 +194,7 @@ class Projector:
                 plan=strategy.plan if cut else None,
                 dtype=self.task.dtype,
                 between_hosts=between,
+                own_bytes=self.task.bucket_bytes,
             )
             for own in (False, True) if step.same_buckets else (between,):
                 self._steps[place, own] = step
@@ -229,7 +230,7 @@ class Projector:
         if strategy.stages > 1:
             return self._project_stages(strategy, messages, samples)
         tables = self.tables(strategy)
-        step = step_time(tables, messages, samples, slots=self.task.slots)
+        step = step_time(tables, messages, samples, slots=self.task.slots, clips=self.task.clips)
         memory = self._memory(strategy, tables.outline, samples, 1)
         return self._complete(strategy, samples, step, memory, [tables.outline])
 
@@ -242,7 +243,7 @@ class Projector:
         outlines: list[Outline],
         stage: int = 0,
     ) -> Projection:
-        storage, outline = self.platform.storage, outlines[0]
+        storage, outline, threads = self.platform.storage, outlines[0], self.task.loader_threads
         loading = samples * storage.sample
         if storage.loader:
             loading += samples * outline.input_bytes / storage.loader
@@ -252,7 +253,7 @@ class Projector:
             strategy=strategy,
             samples=samples,
             step=step,
-            loader=max(loading - step.seconds, 0.0),
+            loader=max(loading / threads - step.seconds, 0.0) if threads else loading,
             checkpoint=state / storage.write if storage.write else 0.0,
             memory=memory,
             stage=stage,
@@ -269,6 +270,9 @@ class Projector:
             buffers += (2 + 1 / strategy.data) * largest  # as `virtual.communicator.Buffers`
         elif self._between(strategy) and not strategy.compress:
             buffers += SCRATCH * own.trained
+        if self.task.averages:  # and an array as long as the largest bucket
+            largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
+            buffers += own.trained + largest
         return Memory(
             parameters=own.values + own.copies,
             gradients=own.gradients,
@@ -301,8 +305,10 @@ class Projector:
         slowest = max(range(stages), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
         shards = strategy.data if strategy.scheme == "sharded" else 1
+        slots, clips = self.task.slots, self.task.clips
         updates = [
-            update_seconds(one.outline, self.platform, self.task.slots, shards) for one in tables
+            messages.slowdown * update_seconds(one.outline, self.platform, slots, shards, clips)
+            for one in tables
         ]
         last = max(end + e + u for end, e, u in zip(ends, exposed, updates, strict=True))
         layers = tuple(
@@ -325,7 +331,7 @@ class Projector:
             forward=sums["forward"],
             backward=sums["backward"],
             recomputed=sums["recomputed"],
-            other=tables[slowest].step(own),
+            other=messages.slowdown * tables[slowest].step(own),
             update=updates[slowest],
             layers_exposed=sums["exchange"],
             gradients_exposed=exposed[slowest],

@@ -26,6 +26,14 @@ class Task:
     slots : int
         Slots of the optimizer: 1 for momentum, 2 for Adam.
     dtype : str
+    bucket_bytes : int, optional
+        Length of buckets, in B; by default the one of `Model` and of the rule between hosts.
+    clips : bool
+        Whether gradients are clipped.
+    averages : bool
+        Whether an average of the parameters is kept, too.
+    loader_threads : int
+        Threads of a rank that prepare batches while a step runs; with 0, steps wait for each batch.
     """
 
     net: Net
@@ -35,6 +43,10 @@ class Task:
     samples: int = 1_280_000
     slots: int = 1
     dtype: str = "float32"
+    bucket_bytes: int | None = None
+    clips: bool = False
+    averages: bool = False
+    loader_threads: int = 1
 
     @property
     def steps(self) -> int:

@@ -22,6 +22,9 @@ from pydtnn.perfmodel.platform import Platform
 ACCESSES = {0: 3, 1: 5, 2: 7}
 """Numbers that an update reads and writes for each parameter, by slots of the optimizer."""
 
+CLIPPING = 3
+"""The same for clipping: the norm reads the gradients, which are then scaled."""
+
 STEP = Label("phase", "step", 0)
 
 RECOMPUTED = " (recomputed)"
@@ -144,7 +147,7 @@ class _Clock:
     def __init__(self, tables: Tables, messages: MessageCosts, samples: int) -> None:
         self.tables, self.seconds = tables, tables.of(samples)
         self.messages, self.samples = messages, samples
-        self.slowdown = messages.platform.slowdown(messages.strategy.ranks)
+        self.slowdown = messages.slowdown
         self.now = 0.0
         self.channel = Channel()
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
@@ -191,13 +194,18 @@ class _Clock:
         return tuple(LayerTime(name, *parts) for name, parts in self.parts.items())
 
 
-def update_seconds(outline: Outline, platform: Platform, slots: int, shards: int = 1) -> float:
+def update_seconds(
+    outline: Outline, platform: Platform, slots: int, shards: int = 1, clips: bool = False
+) -> float:
     """Return the time of the optimizer's update of this rank's parameters, in s."""
-    moved = ACCESSES.get(slots, 3 + 2 * slots) * outline.memory.trained / shards
+    numbers = ACCESSES.get(slots, 3 + 2 * slots) + (CLIPPING if clips else 0)
+    moved = numbers * outline.memory.trained / shards
     return moved / platform.update_bandwidth
 
 
-def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1) -> StepTime:
+def step_time(
+    tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1, clips: bool = False
+) -> StepTime:
     """Return the time of a step without a pipeline.
 
     Parameters
@@ -208,6 +216,8 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: in
         Of the rank.
     slots : int
         Slots of the optimizer.
+    clips : bool
+        Whether gradients are clipped.
     """
     outline, platform = tables.outline, messages.platform
     clock = _Clock(tables, messages, samples)
@@ -221,7 +231,7 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: in
         backward=sum(layer.backward for layer in layers),
         recomputed=sum(layer.recomputed for layer in layers),
         other=clock.slowdown * tables.step(samples),
-        update=clock.slowdown * update_seconds(outline, platform, slots, shards),
+        update=clock.slowdown * update_seconds(outline, platform, slots, shards, clips),
         layers_exposed=sum(layer.exchange for layer in layers),
         gradients_exposed=clock.gradient_work,
         idle=0.0,

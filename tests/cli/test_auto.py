@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pydtnn.cli.auto import _describe_data, create_task
+from pydtnn.cli.build import create_network_for, create_optimizer
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.predicted import Predicted, StepMemory, no_formula, rows
+from pydtnn.cli.mesh import read_axes
+from pydtnn.cli.options import flags
+from pydtnn.cli.predicted import NO_EFFECT, Predicted, StepMemory, no_formula, predict, rows
 from pydtnn.perfmodel.platform import FOLDER, Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.train import main
@@ -65,9 +72,9 @@ def test_a_run_that_cannot_be_predicted_says_why_and_trains(
     out = capsys.readouterr().out
     assert "ms; not predicted: the model of a step has no formula for --scheme local_sgd" in out
 
-    assert main([*TINY, "--tuning=direct", f"--output-dir={tmp_path / 'direct'}", "--verbose"]) == 0
+    assert main([*TINY, "--tuning=fixed", f"--output-dir={tmp_path / 'fixed'}", "--verbose"]) == 0
     out = capsys.readouterr().out
-    assert "not predicted: --tuning direct measures nothing; name a --platform" in out
+    assert "not predicted: --tuning fixed measures nothing; name a --platform" in out
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("no bandwidth")
@@ -190,3 +197,121 @@ def test_memory_is_that_of_the_steps_before_the_first_evaluation() -> None:
     allocate(200)
     memory.on_step_end(None)  # type: ignore[arg-type]
     assert memory.grown == grown
+
+
+# -- every option of a run
+
+DATA = {"samples": 120, "test_samples": 40, "shape": [12, 12, 1], "classes": 4}
+
+BASE: dict[str, Any] = {
+    "model": "cnn",
+    "dataset_options": DATA,
+    "platform": "cpu-1gbit",
+    "global_batch_size": 16,
+    "epochs": 3,
+}
+
+WITH: dict[str, dict[str, Any]] = {
+    "model_options": {"model": "mlp"},
+    "momentum": {"optimizer": "sgd"},
+    "batch_size": {"global_batch_size": None},
+    "dataset": {"dataset_options": {}},
+    "micro_batches": {"parallel": "data=2,pipeline=2"},
+    "pipeline_schedule": {"parallel": "data=2,pipeline=2"},
+    "plan": {"parallel": "data=2,filter=2"},
+    "recompute": {"model": "resnet8"},
+    "memory_limit": {"model": "resnet8", "recompute": "auto"},
+    "compress_options": {"compress": "top_k"},
+    "shards": {"exact": True},
+    "load_options": {"load": "weights.safetensors"},
+    "evaluate_only": {"load": "weights.safetensors"},
+    "resume": {"output_dir": "run"},
+    "lr_base_batch": {"lr_scaling": "linear"},
+    "plateau_factor": {"plateau": 2},
+    "tensorboard_histograms": {"tensorboard": True},
+    "trace_steps": {"trace": "trace"},
+    "trace_kernels": {"trace": "trace"},
+    "compute": {"virtual_ranks": 4},
+    "disturb": {"virtual_ranks": 4},
+    "timing_only": {"virtual_ranks": 4},
+}
+"""Options without which another one is refused."""
+
+VALUES: dict[str, Any] = {
+    **{"model": "mlp", "model_options": {"hidden": [64]}, "dataset": "digits", "image_size": 8},
+    **{"dataset_options": DATA | {"shape": [16, 16, 1]}, "data_dir": "data", "stage": "local"},
+    **{"validation_split": 0.2, "augment": "flip", "mixup": 0.2, "cutmix": 1.0},
+    **{"epochs": 4, "steps_per_epoch": 3, "batch_size": 8, "global_batch_size": 32},
+    **{"accumulation": 2, "loss": "mse", "loss_options": {"class_weights": "balanced"}},
+    **{"auxiliary_weights": "0.3", "label_smoothing": 0.1, "metrics": "top5_accuracy"},
+    **{"monitor": "loss", "early_stopping": 3, "stop_at": 0.9, "ema": 0.99, "freeze": "*"},
+    **{"shards": 4, "seed": 1, "dtype": "float64", "optimizer": "adam", "lr": 0.1},
+    **{"momentum": 0.0, "weight_decay": 0.1, "clip_norm": 1.0},
+    **{"optimizer_options": {"nesterov": True}, "schedule": "constant"},
+    **{"schedule_options": {"rise": 0.3}, "warmup_epochs": 1.0, "lr_scaling": "linear"},
+    **{"lr_base_batch": 32, "plateau": 2, "plateau_factor": 0.5},
+    **{"scheme": "sharded", "scheme_options": {"overlap": False}, "compress": "float16"},
+    **{"compress_options": {"share": 0.1}, "allreduce": "ring", "bucket_bytes": 4096},
+    **{"comm": "mpi", "parallel": "data=2,filter=2", "micro_batches": 2},
+    **{"pipeline_schedule": "gpipe", "plan": "channel", "device": "numpy", "tf32": True},
+    **{"recompute": "auto", "memory_limit": "8GB", "threads": 3, "tuning": "direct"},
+    **{"loader_threads": 0, "output_dir": "run", "save": "m.pydtnn", "load": "w.safetensors"},
+    **{"load_options": {"strict": False}, "checkpoint_epochs": 2, "checkpoint_steps": 3},
+    **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
+    **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},
+    **{"virtual_ranks": 4, "platform": "cpu-10gbit", "compute": "file", "disturb": "file"},
+}
+"""Another value of each option; of switches the other one."""
+
+NEEDS = {"shards": "--exact", **dict.fromkeys(("compute", "disturb", "timing_only"), "--virtual")}
+"""Options of others, which the prediction refuses."""
+
+DECLARED = {name for names in NO_EFFECT.values() for name in names}
+
+
+def prediction(config: TrainConfig) -> Predicted:
+    """Predict a run of four ranks, as the end of its report does."""
+    axes = read_axes(config.parallel) or {"data": 4}
+    samples, classes, shape, batch = _describe_data(config, axes["data"])
+    slots = len(create_optimizer(config, batch, 1).slots)
+    net = create_network_for(config, classes, shape)
+    task = create_task(config, net, shape, batch, samples, slots)
+    found = predict(config, task, axes, Platform.load(str(config.platform)))
+    return replace(found, platform="")
+
+
+@functools.cache
+def base_prediction(name: str) -> Predicted:
+    return prediction(TrainConfig(**BASE | WITH.get(name, {})))
+
+
+@pytest.mark.parametrize("name", flags(TrainConfig))
+def test_an_option_changes_the_prediction_has_no_effect_or_is_refused(name: str) -> None:
+    """It is refused by the configuration, by the data set, or by the prediction."""
+    own, others = flags(TrainConfig)[name], BASE | WITH.get(name, {})
+    value = VALUES.get(name, not own.default)
+    assert value != others.get(name, own.default)
+    try:
+        found, refused = prediction(TrainConfig(**others | {name: value})), ""
+    except ValueError as error:
+        found, refused = Predicted(), str(error)
+    base = base_prediction(name if name in WITH else "")
+    if refused or found.reason:
+        label = own.label.replace("--", "--no-") if own.default is True else own.label
+        assert NEEDS.get(name, label) in refused + found.reason
+        assert base.reason == "" or name in NEEDS
+    elif name in DECLARED:
+        assert found == base
+    else:
+        assert (found.seconds, found.memory) != (base.seconds, base.memory)
+
+
+def test_more_loader_threads_shorten_the_wait_for_a_slow_loader(tmp_path: Path) -> None:
+    text = (FOLDER / "cpu-1gbit.yaml").read_text()
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(re.sub(r"sample: [^\n]+", "sample: 20 ms", text))
+    one, two = (
+        prediction(TrainConfig(**BASE | {"platform": str(slow), "loader_threads": n}))
+        for n in (1, 2)
+    )
+    assert one.data > two.data > 0

@@ -52,6 +52,7 @@ from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
+from pydtnn.utils.registry import Found
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
 
@@ -270,13 +271,21 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
         raise ValueError(
             f"train: --optimizer: {config.optimizer} must have a parameter `lr`; add it"
         )
-    numbers: dict[str, Any] = {"lr": create_schedule(config, usual["lr"], global_batch, steps)}
+    lr = create_schedule(config, usual["lr"], global_batch, steps)
+    return found.make(options, lr=lr, **optimizer_numbers(config, found))
+
+
+def optimizer_numbers(config: TrainConfig, found: Found[Optimizer]) -> dict[str, Any]:
+    """Return the arguments of an update rule that have options of their own, besides the rate."""
+    numbers: dict[str, Any] = {}
     for name, ours in USUAL.items():
-        given = getattr(config, name)
+        given, usual = getattr(config, name), found.takes.get(name)
         if given is not None:
             require_parameter(found, name, "--" + name.replace("_", "-"))
-        numbers[name] = given if given is not None else usual.get(name) or ours
-    return found.make(options, **numbers)
+        if usual is not None:
+            own = None if usual.default is usual.empty else usual.default
+            numbers[name] = given if given is not None else own or ours
+    return numbers
 
 
 def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: int) -> Schedule:

@@ -101,7 +101,17 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
     )
 
     if config.compute is None:
-        return AnalyticCosts(platform, config.dtype)
+        from pydtnn.cli.build import create_optimizer
+
+        own, given = platform.compute.threads, config.threads
+        if config.timing_only and given not in (None, own):
+            raise ValueError(
+                f"train: --timing-only has the times of a rank of {own} threads, got --threads "
+                f"{given}; omit it, or measure times with --compute FILE"
+            )
+        slots = len(create_optimizer(config, 1, 1).slots)
+        clips = config.clip_norm is not None
+        return AnalyticCosts(platform, config.dtype, slots=slots, clips=clips)
     workload, path = describe_workload(config), Path(config.compute)
     profiles = load_profiles(path) if path.exists() else []
     cores = max(len(cores_here()) // workload.threads, 1)
@@ -119,9 +129,9 @@ def describe_workload(config: TrainConfig) -> Workload:
     Raises
     ------
     ValueError
-        If the axes do not multiply to the number of ranks.
+        If the axes do not multiply to the number of ranks, or steps with an option are not timed.
     """
-    from pydtnn.cli.build import recomputation
+    from pydtnn.cli.build import optimizer_numbers, recomputation
     from pydtnn.cli.data import create_data
     from pydtnn.data.loader import samples_of_step
     from pydtnn.perfmodel.workload import Workload
@@ -132,7 +142,10 @@ def describe_workload(config: TrainConfig) -> Workload:
         raise ValueError(
             f"train: --parallel must multiply to the {ranks} virtual ranks, got {config.parallel}"
         )
+    if option := not_timed(config):
+        raise ValueError(f"train: --timing-only has no times of {option}; omit one of them")
     train = create_data(config)[0]
+    rule, options = find(config, "optimizer")
     data = axes.get("data", 1)
     pipeline = {"pipeline_schedule": config.pipeline_schedule} if "pipeline" in axes else {}
     return Workload(
@@ -150,11 +163,12 @@ def describe_workload(config: TrainConfig) -> Workload:
             **recomputation(config),
         },
         scheme=config.scheme,
-        scheme_options=config.scheme_options,
+        scheme_options=config.scheme_options | ({} if config.overlap else {"overlap": False}),
         compress=config.compress,
         compress_options=config.compress_options,
         allreduce=config.allreduce,
         optimizer=config.optimizer,
+        optimizer_options={"lr": 0.01, **optimizer_numbers(config, rule), **options},
         trainer_options={
             "accumulation": config.accumulation,
             "micro_batches": config.micro_batches,
@@ -163,6 +177,22 @@ def describe_workload(config: TrainConfig) -> Workload:
         },
         threads=config.threads or 1,
     )
+
+
+def not_timed(config: TrainConfig) -> str:
+    """Return which option of a run steps without numerics do not have; empty if there is none.
+
+    Other options change the time, or are in `pydtnn.cli.predicted.NO_EFFECT`; a loader and an
+    average of the parameters are not part of steps.
+    """
+    checks = {
+        "--exact": config.exact,
+        "--freeze": bool(config.freeze),
+        "--check-messages": config.check_messages,
+        f"--device {config.device}": config.device != "cpu",
+        "--tuning direct": config.tuning == "direct",
+    }
+    return next((name for name, given in checks.items() if given), "")
 
 
 def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:

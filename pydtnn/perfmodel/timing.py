@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pydtnn.model.costs import own_samples
 from pydtnn.perfmodel.compute import ComputeCosts, Label
+from pydtnn.perfmodel.compute.analytic import CLIPPING
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Start, Wait
 from pydtnn.perfmodel.overlap import Channel, Operation
@@ -21,9 +22,6 @@ from pydtnn.perfmodel.platform import Platform
 
 ACCESSES = {0: 3, 1: 5, 2: 7}
 """Numbers that an update reads and writes for each parameter, by slots of the optimizer."""
-
-CLIPPING = 3
-"""The same for clipping: the norm reads the gradients, which are then scaled."""
 
 STEP = Label("phase", "step", 0)
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import flags
+from pydtnn.cli.virtual import create_costs, describe_workload
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.virtual.timing import time_steps
 from pydtnn.tracing.records import RECORD, read_traces
 from pydtnn.train import main
+from tests.cli.test_auto import BASE, DECLARED, NEEDS, VALUES, WITH
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -138,3 +145,47 @@ def test_measured_times_are_kept_in_a_file(
         == 0
     )
     assert file.read_bytes() == content
+
+
+# -- every option of a run
+
+SMALL = BASE | {"model": "mlp", "virtual_ranks": 4, "timing_only": True}
+
+OUTSIDE = ("ema", "loader_threads", "compute", "disturb", "timing_only", "virtual_ranks", "dataset")
+"""Options of what is not part of a step, of virtual ranks, and of data that determine shapes."""
+
+EQUAL = ("pipeline_schedule", "plan", "recompute", "memory_limit")
+"""Options of other workloads, which may take the same time: messages take longest here."""
+
+NORMED = {"model": "resnet8"}
+MORE: dict[str, dict[str, Any]] = WITH | dict.fromkeys(("sync_batch_norm", "fusion"), NORMED)
+
+OTHERS = VALUES | {"model": "cnn", "threads": 2}
+
+
+def timing(config: TrainConfig) -> float:
+    platform = Platform.load(str(config.platform))
+    costs = create_costs(config, platform)
+    return time_steps(describe_workload(config), platform, costs, steps=1).seconds
+
+
+@functools.cache
+def base_timing(name: str) -> float:
+    return timing(TrainConfig(**SMALL | MORE.get(name, {})))
+
+
+@pytest.mark.parametrize("name", [n for n in flags(TrainConfig) if n not in {*DECLARED, *OUTSIDE}])
+def test_an_option_changes_the_time_of_steps_or_is_refused(name: str) -> None:
+    own, others = flags(TrainConfig)[name], SMALL | MORE.get(name, {})
+    changed = others | {name: OTHERS.get(name, not own.default)}
+    try:
+        found, refused = timing(TrainConfig(**changed)), ""
+    except ValueError as error:
+        found, refused = 0.0, str(error)
+    if refused:
+        assert NEEDS.get(name, own.label) in refused
+    elif name in EQUAL:
+        one, other = (describe_workload(TrainConfig(**options)) for options in (others, changed))
+        assert one != other
+    else:
+        assert found != base_timing(name if name in MORE else "")

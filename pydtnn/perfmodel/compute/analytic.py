@@ -13,6 +13,10 @@ from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.platform import Platform
 
+CLIPPING = 3
+"""Numbers that clipping reads and writes for each parameter: the norm reads the gradients, which
+are then scaled."""
+
 
 class AnalyticCosts(ComputeCosts):
     """The time of the arithmetic, of the bytes and of Python, for each pass of a layer.
@@ -39,6 +43,8 @@ class AnalyticCosts(ComputeCosts):
     slots : int, default 1
         Slots of the optimizer: an update reads and writes them, reads gradients, and reads and
         writes parameters.
+    clips : bool, default False
+        Whether gradients are clipped, too.
 
     Raises
     ------
@@ -60,6 +66,7 @@ class AnalyticCosts(ComputeCosts):
         *,
         peaks_only: bool = False,
         slots: int = 1,
+        clips: bool = False,
     ) -> None:
         compute = platform.compute
         if dtype not in compute.peak:
@@ -74,7 +81,7 @@ class AnalyticCosts(ComputeCosts):
         self._rates = Rates({} if peaks_only else compute.rates)
         self._bandwidths = {} if peaks_only else compute.bandwidths
         own = self._bandwidth if peaks_only else platform.update_bandwidth
-        self._update = (3 + 2 * slots) / own  # s for each byte of parameters
+        self._update = (3 + 2 * slots + CLIPPING * clips) / own  # s for each byte of parameters
         self._trained = threading.local()  # `bytes`, of the layers that ran backward on this rank
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:

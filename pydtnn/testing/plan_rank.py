@@ -282,7 +282,8 @@ class TrainedRank:
         model = problem.model(mesh, fuse=True, input_gradient=False)
         parts = PARTS if problem.batch >= PARTS * ranks else 1
         own = parts if mesh is not None else parts * ranks
-        split = {"accumulation": own} if model.stage is None else {"micro_batches": own}
+        name = "accumulation" if model.stage is None else "micro_batches"
+        split: dict[str, Any] = {name: own}
         outputs = len(data.y) if isinstance(data.y, tuple) else 1
         self.trainer = Trainer(
             model,
@@ -307,11 +308,11 @@ class TrainedRank:
         for step in range(TRAINER_STEPS):
             epoch, index = divmod(step, len(self.loader))
             totals = trainer.train_step(next(self.loader.epoch(epoch, start=index)), epoch)
-            norm = float(trainer.optimizer.gradient_norm)
+            norm = np.array([trainer.optimizer.gradient_norm], float)
             parameters = trainer.model.parameters.items()
             found = (
                 {"loss": Own(np.array([totals.means()["loss"]]))},
-                {"norm": Own(np.array([norm]))},
+                {"norm": Own(norm)},
                 {name: Own(p.master.copy(), p.part) for name, p in parameters},
             )
             values.update({(step, kind): own for kind, own in zip(TRAINED, found, strict=True)})

@@ -29,6 +29,10 @@ OF_OTHERS = {
         *("--ntasks-per-node", "--cpus-per-task", "--nodes"),
     ),
     "tools": ("--logdir", "--check", "--fix"),  # tensorboard, sha256sum, ruff
+    "Chromium": (
+        *("--headless", "--screenshot", "--window-size", "--hide-scrollbars"),
+        *("--force-device-scale-factor", "--virtual-time-budget"),
+    ),
     "the oracle, before its parser": ("--paradl",),
 }
 """Options of other programs, and one that no parser has."""

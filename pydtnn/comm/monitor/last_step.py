@@ -7,7 +7,11 @@ step. No rank has then begun a later one, and none waits for another in an earli
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+
+SETTLED = 20.0
+"""Seconds after a decision in which requests are part of it: ranks may not have received it yet."""
 
 
 class LastStep:
@@ -25,10 +29,11 @@ class LastStep:
         self._ranks, self._tell = ranks, tell
         self._asked: tuple[int, int] | None = None  # signal, rank
         self._begun: dict[int, int] = {}
+        self._settled_at = 0.0
 
     def request(self, signal: int, rank: int) -> None:
         """End the run, as a rank has received a signal; later ones are part of the same request."""
-        if self._asked is None:
+        if self._asked is None and time.monotonic() > self._settled_at:
             self._asked = signal, rank
             self._tell("freeze")
 
@@ -49,6 +54,7 @@ class LastStep:
     def _decide(self, step: int) -> None:
         assert self._asked is not None
         signal, first = self._asked
+        self._settled_at = time.monotonic() + SETTLED if step >= 0 else 0.0
         self._asked = None
         self._begun.clear()
         self._tell(f"last {step} {signal} {first}")

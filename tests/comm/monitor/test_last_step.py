@@ -22,6 +22,8 @@ def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:
     for rank, begun in enumerate((7, 9, 8)):
         agreement.answer(rank, begun)
     assert told == ["freeze", "last 9 15 2"]
+    agreement.request(15, 1)  # sent before rank 1 knew; another rank has reached the last step
+    assert told == ["freeze", "last 9 15 2"]
 
 
 def test_the_run_ends_at_once_if_a_rank_is_not_in_training() -> None:

@@ -1,4 +1,4 @@
-# make demo | test | test-all | parity | fuzz | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | test | test-all | parity | fuzz | mutants | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
@@ -32,7 +32,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
     && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test test-all parity fuzz lint bench gpu-check setup clean
+.PHONY: demo test test-all parity fuzz mutants lint bench gpu-check setup clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -53,6 +53,10 @@ parity: $(READY)
 fuzz: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
 	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)
+
+# Errors planted into the library that tests must find.
+mutants: $(READY)
+	$(RUN) -m tests.mutants
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -59,6 +59,15 @@ def data(n: int = 24) -> ArrayDataset:
     return ArrayDataset(rng.normal(size=(n, *SHAPE)), rng.integers(0, 3, n))
 
 
+def test_layers_that_run_no_backward_keep_nothing() -> None:
+    model = Model(network(norm=False), SHAPE, backend="numpy")
+    model.freeze("stem", "body")
+    x = np.ones((2, *SHAPE), "float32")
+    _, residuals = model.forward(x, StepContext(training=True, samples=np.arange(2)))
+    kept = [node.name for node in model.graph.nodes if residuals[node.index] is not None]
+    assert kept == ["head"]
+
+
 def values(model: Model) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in model.state().items()}
 

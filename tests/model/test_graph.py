@@ -362,7 +362,8 @@ def test_gradients_of_outputs_that_other_layers_read_are_not_overwritten(backend
     def wire(graph: Graph, x: Node) -> tuple[Node, ...]:
         first = graph.add(Linear(3), x)
         second = graph.add(Tanh(), first)
-        return first, second, graph.add(Linear(3), graph.add(Add(), first, second))
+        both = graph.add(Linear(3), graph.add(Add(), first, second))
+        return first, second, both, graph.add(Linear(3), second)
 
     model = Model(Wired(wire), (3,), backend=backend, dtype="float64")
     x = backend.asarray(np.ones((2, 3)))

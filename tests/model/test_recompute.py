@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -374,3 +375,36 @@ def test_with_several_micro_batches_in_flight_the_last_part_is_recomputed_too() 
     model.backward(np.ones_like(y), saved)
     for p, gradient in zip(model.parameters.values(), gradients, strict=True):
         np.testing.assert_array_equal(p.grad, gradient)
+
+
+class Doubled(Layer):
+    """Saves nothing, and notes how many outputs of such layers exist."""
+
+    saves = ()
+    new_output = True
+
+    def __init__(self, outputs: list[weakref.ref], alive: list[int]) -> None:
+        super().__init__()
+        self.outputs, self.alive = outputs, alive
+
+    def forward(self, *xs: np.ndarray, context: StepContext) -> tuple[np.ndarray, None]:
+        y = 2 * xs[0]
+        self.outputs.append(weakref.ref(y))
+        self.alive.append(sum(ref() is not None for ref in self.outputs))
+        return y, None
+
+    def backward(self, dy: np.ndarray, saved: None) -> np.ndarray:
+        return 2 * dy
+
+
+def test_values_within_a_segment_are_freed_after_their_last_reader_again() -> None:
+    outputs: list[weakref.ref] = []
+    alive: list[int] = []
+    body = [Doubled(outputs, alive) for _ in range(5)]
+    model = Model(Sequential(Linear(4), *body, Sigmoid(), Linear(3)), (4,), backend="numpy")
+    model.cut((1, 7))
+    y, residuals = model.forward(np.ones((2, 4), "float32"), StepContext(training=True))
+    model.backward(np.ones_like(y), residuals)
+    # the input and the output of a layer, each time
+    assert len(alive) == 10
+    assert max(alive) <= 2

@@ -1,0 +1,40 @@
+"""The planted errors of `tests.mutants` fit the library, and the runner tells which are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import mutants
+from tests.mutants import MUTANTS, ROOT, Mutant, main
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_replaces_one_place_and_names_a_test(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert (ROOT / mutant.file).read_text().count(mutant.before) == 1
+    assert mutant.after != mutant.before
+    file, _, function = mutant.test.partition("::")
+    assert f"def {function}" in (ROOT / file).read_text()
+
+
+@pytest.mark.long  # four runs of pytest
+def test_the_runner_tells_killed_mutants_from_survivors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    units, test, kilo = "pydtnn/utils/sizes.py", "tests/utils/test_sizes.py", '"k": 1'
+    monkeypatch.setattr(
+        mutants,
+        "MUTANTS",
+        {
+            "wrong": Mutant(units, kilo, '"k": 2', test),
+            "harmless": Mutant(units, kilo, '"k": 1 + 0', test),
+            "no test": Mutant(units, kilo, '"k": 2', "tests/nothing.py"),
+        },
+    )
+    assert main(["wrong"]) == 0
+    assert main(["harmless", "wrong"]) == 1
+    printed = capsys.readouterr().out
+    assert "SURVIVED" in printed
+    assert "1 of 2 killed" in printed
+    with pytest.raises(RuntimeError, match=r"tests/nothing\.py did not run"):
+        main(["no test"])

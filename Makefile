@@ -1,4 +1,4 @@
-# make demo | test | test-all | parity | fuzz | mutants | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | test | test-all | parity | fuzz | sanitize | mutants | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
@@ -32,7 +32,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
     && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test test-all parity fuzz mutants lint bench gpu-check setup clean
+.PHONY: demo test test-all parity fuzz sanitize mutants lint bench gpu-check setup clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -53,6 +53,22 @@ parity: $(READY)
 fuzz: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
 	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)
+
+# The kernels' tests with AddressSanitizer of gcc, on a build of its own in build/sanitize: the generic kernels and the
+# widest here. Its memory is the C library's, so tests of the recycler and of stacks are left out.
+SANITIZE := $(CURDIR)/build/sanitize
+ISAS := from pydtnn.kernels.cpu import available as a; print(*(n for n in a() if n != "avx2" or n == a()[-1]))
+sanitize: $(READY)
+	PYDTNN_SANITIZE="$$($(RUN) -c '$(ISAS)')" \
+	  $(RUN) setup.py --quiet build --build-base $(SANITIZE) --build-lib $(SANITIZE)/lib
+	rm -f $(SANITIZE)/report.*
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:halt_on_error=0:log_path=$(SANITIZE)/report \
+	  UBSAN_OPTIONS=print_stacktrace=1:log_path=$(SANITIZE)/report \
+	  PYTHONSAFEPATH=1 PYTHONPATH=$(SANITIZE)/lib:$(CURDIR) \
+	  $(RUN) -m pytest -o pythonpath=$(SANITIZE)/lib tests/kernels --ignore=tests/kernels/cuda \
+	  --ignore=tests/kernels/test_memory_pool.py --ignore=tests/kernels/test_stack.py $(PYTEST_FLAGS)
+	@! cat $(SANITIZE)/report.* 2>/dev/null
 
 # Errors planted into the library that tests must find.
 mutants: $(READY)

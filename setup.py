@@ -41,7 +41,15 @@ STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
 MULTIPLYING = {"conv", "linear"}
 """Those with variants for the tile registers of AMX."""
 REALS = {"f32": (1, 0), "f64": (0, 0), "bf16": (1, 1)}  # REAL_FLOAT, STORED_BF16
-COMMON = ["-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"]
+SANITIZED = os.environ.get("PYDTNN_SANITIZE", "").split()
+"""The instruction sets of a build that reports accesses outside of memory: ``make sanitize``."""
+SANITIZERS = ["-fsanitize=address,bounds,shift,signed-integer-overflow"] if SANITIZED else []
+CALLS = ["--param", "asan-instrumentation-with-call-threshold=0"]  # code is compiled faster
+CHECKED = ["-fsanitize-recover=address", *CALLS, "-O1", "-g1", "-UNDEBUG", "-DPLAIN_MEMORY"]
+COMMON = [
+    *([*SANITIZERS, *CHECKED] if SANITIZED else ["-O3"]),
+    *("-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"),
+]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"]
 AVX512 = ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx512cd"]
 AVX512_BF16 = [*AVX2, *AVX512, "-mprefer-vector-width=512", "-mavx512bf16"]
@@ -94,7 +102,8 @@ class BuildKernels(build_ext):
         self.sets = [
             name
             for name, (_, flags) in INSTRUCTION_SETS.items()
-            if name == "generic" or (X86 and self._accepts(flags))
+            if (name == "generic" or (X86 and self._accepts(flags)))
+            and (name in SANITIZED or not SANITIZED)
         ]
         self._compile_templates()
         plain = self._compile_plain()
@@ -102,7 +111,7 @@ class BuildKernels(build_ext):
             family = family_of(extension)
             sources = templates(family)
             extension.extra_compile_args = [*COMMON, *self.openmp]
-            extension.extra_link_args = [*link]
+            extension.extra_link_args = [*link, *SANITIZERS]
             extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in self.sets]
             extension.depends = [*extension.depends, *sources, *plain, *headers()]
             extension.extra_objects = [
@@ -179,8 +188,8 @@ class BuildKernels(build_ext):
             ],
             extra_postargs=[
                 *("-include", str(SRC / "scratch.h")),
-                *("-Wall", "-Wextra", f"-Wframe-larger-than={FRAME}"),
-                *(*COMMON, *self.openmp, *flags),
+                *("-Wall", "-Wextra", *COMMON, *self.openmp, *flags),
+                *(() if SANITIZED else (f"-Wframe-larger-than={FRAME}",)),
             ],
         )
 

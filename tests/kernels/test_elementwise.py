@@ -93,7 +93,8 @@ def test_reference_gelu_keeps_its_digits_where_tanh_is_close_to_minus_one() -> N
 
 def test_reference_distribution_is_exact_to_its_last_digits_also_far_below_zero() -> None:
     x = np.concatenate([np.linspace(-37, 9, 4001), np.linspace(-1e-3, 1e-3, 33)])
-    distribution, density = normal(np, x)
+    distribution, peak, root = normal(np, x)
+    density = peak * root
     exact = [math.erfc(-v / math.sqrt(2)) / 2 for v in x]
     # x^2 / 2 and the argument of erfc are rounded, which the exponential multiplies by up to 1400
     np.testing.assert_allclose(distribution, exact, rtol=4e-13)
@@ -159,6 +160,47 @@ def test_activation_is_exact_to_a_few_units_of_the_last_place(
     wide = x.astype("longdouble" if dtype == "float64" else "float64")
     exact = FUNCTIONS[name].forward(np, wide, 1.0)
     assert ulps(y, exact) <= ULPS[name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_exact"])
+@pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
+def test_results_below_the_normal_numbers_are_rounded_once(
+    cpu_backend: Backend, name: str, dtype: str, reference: bool
+) -> None:
+    limits, kernels = np.finfo(dtype), (REFERENCE if reference else cpu_backend).elementwise
+    x = np.linspace(-800 if dtype == "float64" else -120, -9, 30001).astype(dtype)
+    dy, y, dx = np.full_like(x, -3), np.empty_like(x), np.empty_like(x)
+    wide, exact = x.astype("longdouble"), np.empty((2, x.size), "longdouble")
+    kernels.forward(name, x, out=y)
+    exact[0] = FUNCTIONS[name].forward(np, wide, 0.0)
+    if name == "sigmoid":  # whose backward reads y
+        dx, exact[1] = y, exact[0]
+    else:
+        kernels.backward(name, dy, x, out=dx)
+        exact[1] = FUNCTIONS[name].backward(np, dy.astype("longdouble"), wide, 0.0)
+    # exp multiplies the rounding of its argument by that; a root of it is multiplied twice
+    argument = 4 * abs(np.log(limits.tiny)) if "gelu" in name else 8
+    for value, right in zip((y, dx), exact, strict=True):
+        few = (abs(right) < limits.tiny) & (abs(right) > limits.smallest_subnormal / 2)
+        assert few.sum() > 20
+        error = abs(value - right)
+        assert (error <= 2 * limits.smallest_subnormal + argument * limits.eps * abs(right)).all()
+        np.testing.assert_array_equal(value[abs(right) < limits.smallest_subnormal / 4], 0)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_exact", "silu"])
+def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(
+    cpu_backend: Backend, name: str
+) -> None:
+    x = np.array([-np.inf, -3e38, -1e20, -200, 200, 1e20, 3e38, np.inf], "float32")
+    for kernels in (cpu_backend.elementwise, REFERENCE.elementwise):
+        y, dx = np.empty_like(x), np.empty_like(x)
+        with np.errstate(over="ignore"):  # a cube, in the argument of the sigmoid
+            kernels.forward(name, x, out=y)
+            kernels.backward(name, np.full_like(x, 2), x, out=dx)
+        np.testing.assert_array_equal(y, np.maximum(x, 0))
+        np.testing.assert_array_equal(dx, 2 * (x > 0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Family, wide
-from pydtnn.kernels.reference.normal import normal
+from pydtnn.kernels.reference.normal import LARGEST, normal
+
+GELU_FAR, SILU_FAR = 30.0, 1000.0
+"""Distance from 0 at which these functions are 0 or the identity in float64."""
 
 
 class Activation(NamedTuple):
@@ -36,27 +39,42 @@ def _sigmoid(xp: Any, x: Array) -> Array:
     return xp.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def _gelu(xp: Any, x: Array) -> tuple[Array, Array]:
+def _times_sigmoid(xp: Any, a: Array, x: Array) -> Array:
+    # The exponential itself may be subnormal, and a large multiple of it not.
+    root = xp.exp(-abs(x) / 2)
+    return a * xp.where(x >= 0, 1, root) / (1 + root * root) * xp.where(x >= 0, 1, root)
+
+
+def _gelu_argument(x: Array) -> Array:
     # tanh form of Hendrycks and Gimpel (2016), section 2: (1 + tanh(u / 2)) / 2 = sigmoid(u), which
-    # is accurate where tanh is close to -1. Returns the sigmoid and du / dx.
-    c = 2 * sqrt(2 / pi)
-    s = _sigmoid(xp, c * (x + 0.044715 * x**3))
-    return s, c * (1 + 3 * 0.044715 * x**2)
+    # is accurate where tanh is close to -1.
+    return 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)
+
+
+def _gelu(xp: Any, x: Array, alpha: float) -> Array:
+    x = xp.maximum(x, -GELU_FAR)
+    return _times_sigmoid(xp, x, _gelu_argument(x))
 
 
 def _gelu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
-    s, du = _gelu(xp, x)
-    return dy * s * (1 + x * (1 - s) * du)
+    x = xp.clip(x, -GELU_FAR, GELU_FAR)
+    u, du = _gelu_argument(x), 2 * sqrt(2 / pi) * (1 + 3 * 0.044715 * x**2)
+    return _times_sigmoid(xp, dy * (1 + x * (1 - _sigmoid(xp, u)) * du), u)
 
 
 def _gelu_exact_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
-    distribution, density = normal(xp, x)
-    return dy * (distribution + x * density)
+    distribution, peak, root = normal(xp, x, dy)
+    return distribution + dy * xp.clip(x, -LARGEST, LARGEST) * peak * root
+
+
+def _silu(xp: Any, x: Array, alpha: float) -> Array:
+    x = xp.maximum(x, -SILU_FAR)
+    return _times_sigmoid(xp, x, x)
 
 
 def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
-    s = _sigmoid(xp, x)
-    return dy * s * (1 + x * (1 - s))
+    x = xp.clip(x, -SILU_FAR, SILU_FAR)
+    return _times_sigmoid(xp, dy * (1 + x * (1 - _sigmoid(xp, x))), x)
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -101,16 +119,8 @@ ACTIVATIONS: dict[str, Activation] = {
         lambda xp, dy, x, alpha: dy / x,
         "input",
     ),
-    "gelu": Activation(
-        lambda xp, x, alpha: x * _gelu(xp, x)[0],
-        _gelu_backward,
-        "input",
-    ),
-    "silu": Activation(
-        lambda xp, x, alpha: x * _sigmoid(xp, x),
-        _silu_backward,
-        "input",
-    ),
+    "gelu": Activation(_gelu, _gelu_backward, "input"),
+    "silu": Activation(_silu, _silu_backward, "input"),
 }
 """Activations that all devices have a kernel for."""
 
@@ -127,7 +137,7 @@ FUNCTIONS = ChainMap(
             "input",
         ),
         "gelu_exact": Activation(
-            lambda xp, x, alpha: x * normal(xp, x)[0],
+            lambda xp, x, alpha: normal(xp, x, xp.maximum(x, -LARGEST))[0],
             _gelu_exact_backward,
             "input",
         ),

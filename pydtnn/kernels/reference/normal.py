@@ -31,13 +31,17 @@ POLYNOMIAL = (
 """Coefficients of 1, s, s^2, ..."""
 
 
-def normal(xp: Any, x: Array) -> tuple[Array, Array]:
-    """Return the distribution function Phi and its derivative, the density, at `x`."""
+def normal(xp: Any, x: Array, factor: Array | float = 1.0) -> tuple[Array, Array, Array]:
+    """Return `factor` times the distribution function Phi at `x`, and two factors of the density.
+
+    The exponential itself may be subnormal, and a large multiple of it not: its root is not.
+    """
     t = xp.minimum(abs(x), LARGEST)
-    e, q = xp.exp(-t * t / 2), 1 / (t + OFFSET)
+    root, q = xp.exp(-t * t / 4), 1 / (t + OFFSET)
     s = (t - OFFSET) * q
     series = POLYNOMIAL[-1]
     for coefficient in POLYNOMIAL[-2::-1]:
         series = series * s + coefficient
-    tail = e * q * series
-    return xp.where(x < 0, tail, 1 - tail), e / sqrt(2 * pi)
+    tail = q * series * root
+    distribution = factor * xp.where(x < 0, tail, 1 - tail * root) * xp.where(x < 0, root, 1)
+    return distribution, root / sqrt(2 * pi), root

@@ -141,7 +141,7 @@ static void *open(const struct walk *walk) {
     const ptrdiff_t y = t->images * start_of(t, 0, t->phases, t->rows) * t->output[1] * g->outputs;
     struct scratch *scratch = malloc(sizeof *scratch);
     if (!scratch) return NULL;
-    scratch->canvas = NAME(canvas_new)(t, &g->canvas);
+    scratch->canvas = NAME(canvas_new)(&g->canvas);
     scratch->u = g->shared ? NULL : NAME(scratch_new)(g->matrices * g->stride);
     scratch->v = NAME(scratch_new)(g->matrices * g->in.stride);
     scratch->m = NAME(scratch_new)(g->matrices * g->out.stride);

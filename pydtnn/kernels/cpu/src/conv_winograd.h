@@ -88,7 +88,16 @@ struct canvas {
     int phases;
     ptrdiff_t size[2], channels, first[2], border;
     ptrdiff_t pixel, row, image; /* strides in elements */
+    ptrdiff_t elements;          /* all, with those behind the last image that transforms read */
 };
+
+/* How many elements from the first of a tile on its transform reads: whole vectors of `high` x
+ * `wide` pixels of each phase. Those of a row's phases are one if all channels are there. */
+INLINE ptrdiff_t reach_of(const struct canvas *c, ptrdiff_t high, ptrdiff_t wide) {
+    const ptrdiff_t last = (c->phases * high - 1) * c->row + c->phases * (wide - 1) * c->pixel;
+    const ptrdiff_t apart = (c->phases - 1) * c->pixel + vectors_of(c->pixel) * LANES;
+    return last + larger(apart, vectors_of(c->phases * c->pixel) * LANES);
+}
 
 /* The canvas of at most `most` channels at a time of an array that tiles read from `first` on, with
  * a border or, for gradients of the outputs of tiles, without. */
@@ -96,8 +105,8 @@ struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdif
                                 ptrdiff_t channels, ptrdiff_t most, const ptrdiff_t first[2],
                                 int bordered);
 
-/* A canvas for a block, full of zeros, and what may be read behind it; NULL if memory is short. */
-real *NAME(canvas_new)(const struct tiling *t, const struct canvas *canvas);
+/* A canvas for a block, full of zeros; NULL if memory is short. */
+real *NAME(canvas_new)(const struct canvas *canvas);
 
 /* Fill in the rows of a block. */
 void NAME(canvas_load)(const struct canvas *canvas, const struct tiling *t,

@@ -17,6 +17,7 @@
  * dy is often deferred, a map of two arrays. If the gradient of the data runs together with this
  * one and has the same blocks, tiles of dy are read from its canvas and not computed again.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "conv_winograd_phases.h"
@@ -63,7 +64,11 @@ static int prepare(struct filtering *f, const struct conv_shape *s, struct tile 
     f->in.width = vectors_of(f->phases.count * smaller(f->inputs, f->channels)) * LANES;
     f->out.width = f->outputs;
     f->stride = matrix_stride(f->in.width * f->outputs);
-    f->size = f->matrices * f->stride;
+    /* winograd_filter_sum reads whole vectors of the channels of each phase */
+    const ptrdiff_t inputs = smaller(f->inputs, f->channels);
+    const ptrdiff_t last = (f->matrices - 1) * f->stride + (f->outputs - 1) * f->in.width;
+    const ptrdiff_t reach = (f->phases.count - 1) * inputs + vectors_of(inputs) * LANES;
+    f->size = larger(f->matrices * f->stride, last + reach);
     f->tile_pair = has_pairs(tile) ? 2 : 1;
     f->in.factors = f->out.factors = has_pairs(tile) ? PAIRED_TILES : SINGLE;
     const ptrdiff_t group =
@@ -104,8 +109,8 @@ static void *open(const struct walk *walk) {
     const struct filtering *f = walk->state;
     struct scratch *scratch = malloc(sizeof *scratch);
     if (!scratch) return NULL;
-    scratch->x = NAME(canvas_new)(&f->tiling, &f->x);
-    scratch->dy = f->lent < 0 ? NAME(canvas_new)(&f->tiling, &f->dy) : NULL;
+    scratch->x = NAME(canvas_new)(&f->x);
+    scratch->dy = f->lent < 0 ? NAME(canvas_new)(&f->dy) : NULL;
     scratch->read = scratch->dy;
     scratch->v = NAME(scratch_new)(f->matrices * f->in.stride);
     scratch->z = NAME(scratch_new)(f->matrices * f->out.stride);
@@ -232,6 +237,7 @@ void NAME(winograd_borrow)(struct walk *filter, const struct walk *data) {
     const struct tiling *theirs, *own = &f->tiling;
     const struct canvas *canvas = NAME(winograd_canvas)(data, &theirs);
     if (!canvas || f->outputs < f->filters || !NAME(tiling_equal)(own, theirs)) return;
+    assert(canvas->first[0] <= 0 && canvas->first[1] <= 0);
     f->lent = -canvas->first[0] * canvas->row - canvas->first[1] * canvas->pixel;
     f->dy = *canvas;
     filter->borrow = borrow;

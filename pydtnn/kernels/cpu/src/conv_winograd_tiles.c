@@ -62,13 +62,23 @@ struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdif
     }
     c.row = (start_of(t, 1, phases, t->tiles[1]) + c.border) * c.pixel;
     c.image = (start_of(t, 0, phases, t->rows) + c.border) * c.row;
+    c.elements = t->images * c.image;
+    if (t->rows == 0 || t->tiles[1] == 0) return c;
+    /* Tiles of inputs are read as if they had all outputs, those of gradients without the rest. */
+    const ptrdiff_t down = start_of(t, 0, phases, t->rows - 1);
+    const ptrdiff_t right = start_of(t, 1, phases, t->tiles[1] - 1);
+    const ptrdiff_t high = bordered ? points_of(t->tile.rows, t->tile.taps)
+                                    : start_of(t, 0, phases, t->rows) - down;
+    const ptrdiff_t wide = bordered ? points_of(t->tile.columns, t->tile.taps)
+                                    : start_of(t, 1, phases, t->tiles[1]) - right;
+    const ptrdiff_t last = (t->images - 1) * c.image + down * c.row + right * c.pixel;
+    c.elements = larger(c.elements, last + reach_of(&c, high, wide));
     return c;
 }
 
-real *NAME(canvas_new)(const struct tiling *t, const struct canvas *c) {
-    const ptrdiff_t elements = t->images * c->image + LANES;
-    real *canvas = NAME(scratch_new)(elements);
-    if (canvas) memset(canvas, 0, (size_t)elements * sizeof(real));
+real *NAME(canvas_new)(const struct canvas *c) {
+    real *canvas = NAME(scratch_new)(c->elements);
+    if (canvas) memset(canvas, 0, (size_t)c->elements * sizeof(real));
     return canvas;
 }
 

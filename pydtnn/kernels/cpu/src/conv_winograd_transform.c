@@ -7,11 +7,14 @@
  * moves: 144 operations for 36 loads and stores in F(4x4, 3x3). Matrices are `stride` elements
  * apart. gcc would address 36 of them by as many offsets, which do not fit in its registers: with
  * KEEP two pointers and a stride serve a row of matrices, then the next. Channels are computed in
- * whole vectors: what a canvas has behind the last is read and never used.
+ * whole vectors, and tiles of inputs with an output less as if they had all: what a canvas has
+ * behind the last is read and never used. How far, is computed by `reach_of`.
  *
  * On Emerald Rapids a tile and vector of floats takes 28 ns forth and 19 back from L1, of 18 and 15
  * that the arithmetic needs, and 37 and 24 where the matrices come from L2.
  */
+#include <assert.h>
+
 #include "conv_winograd.h"
 #include "conv_winograd_points.h"
 
@@ -187,6 +190,13 @@ INLINE ptrdiff_t apart(const struct place *at, const int columns, int phases) {
     return phases * (columns - fewer_columns(at->kind));
 }
 
+/* Check that a canvas ends behind what the transform of a tile of `high` x `wide` pixels reads. */
+INLINE void check_reach(const struct canvas *c, const real *d, const real *tile, ptrdiff_t high,
+                        ptrdiff_t wide) {
+    assert(tile - d + reach_of(c, high, wide) <= c->elements);
+    (void)c, (void)d, (void)tile, (void)high, (void)wide;
+}
+
 INLINE void forth_tiles(const int rows, const int columns, const int taps, const enum of of,
                         const enum factors factors, const struct tiling *t,
                         const struct tile_block *block, const struct tile_group *group,
@@ -197,6 +207,10 @@ INLINE void forth_tiles(const int rows, const int columns, const int taps, const
     FOR_ROWS(t, block, group, at, i, tiles) {
         const real *p = at_place(t, canvas, &at, d);
         const ptrdiff_t step = apart(&at, columns, 1) * canvas->pixel;
+        const int whole = of == INPUT, down = whole ? points_of(rows, taps) : rows;
+        const int across = whole ? points_of(columns, taps) : columns;
+        check_reach(canvas, d, p + (tiles - 1) * step, down - (!whole && fewer_rows(at.kind)),
+                    across - (!whole && fewer_columns(at.kind)));
         for (ptrdiff_t j = i; j < i + tiles; j++, p += step) {
             real *q = v + (factors == PAIRED_TILES ? j / 2 : j) * group->width;
             if (factors == PAIRED_INPUTS) {
@@ -229,6 +243,8 @@ INLINE void forth_phases(const int rows, const int taps, const struct tiling *t,
     FOR_ROWS(t, block, group, at, i, tiles) {
         const real *tile = at_place(t, canvas, &at, d);
         const ptrdiff_t step = apart(&at, rows, 2) * canvas->pixel;
+        const int points = points_of(rows, taps);
+        check_reach(canvas, d, tile + (tiles - 1) * step, points, points);
         for (ptrdiff_t j = i; j < i + tiles; j++, tile += step) {
             const real *p = tile;
             real *q = v + j * group->width;

@@ -45,24 +45,37 @@ INLINE vec log_backward(vec dy, vec x, vec alpha) { return dy / x; }
 /* (1 + tanh u) / 2 = sigmoid(2 u), which does not cancel for negative u */
 #define GELU_SLOPE ((real)1.5957691216057308) /* 2 sqrt(2 / pi) */
 #define GELU_CUBE ((real)0.044715)
+#define GELU_FAR 30 /* further from 0 the result is 0 or x */
+INLINE vec gelu_argument(vec x) { return GELU_SLOPE * (x + GELU_CUBE * x * x * x); }
 INLINE vec gelu_forward(vec x, vec alpha) {
-    return x * vsigmoid(GELU_SLOPE * (x + GELU_CUBE * x * x * x));
+    const vec near = vmax(vset(-GELU_FAR), x);
+    return vsigmoid_times(near, gelu_argument(near));
 }
 INLINE vec gelu_backward(vec dy, vec x, vec alpha) {
-    vec s = vsigmoid(GELU_SLOPE * (x + GELU_CUBE * x * x * x));
-    return dy * s * (1 + x * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBE * x * x));
+    const vec near = vmin(vset(GELU_FAR), vmax(vset(-GELU_FAR), x)), u = gelu_argument(near);
+    const vec slope = GELU_SLOPE * (1 + 3 * GELU_CUBE * near * near);
+    return vsigmoid_times(dy * (1 + near * (1 - vsigmoid(u)) * slope), u);
 }
 
-INLINE vec gelu_exact_forward(vec x, vec alpha) { return x * vnormal(x).distribution; }
+INLINE vec gelu_exact_forward(vec x, vec alpha) {
+    const struct normal f = vnormal(x);
+    const vec below = -f.t * f.quotient * f.e.most * f.e.rest;
+    return vselect(x < 0, below, x * (1 - f.quotient * f.e.most * f.e.rest));
+}
 INLINE vec gelu_exact_backward(vec dy, vec x, vec alpha) {
     const struct normal f = vnormal(x);
-    return dy * (f.distribution + x * f.density);
+    const vec density = f.t * NORMAL_PEAK; /* times t, over the exponential */
+    const vec below = dy * (f.quotient - density) * f.e.most * f.e.rest;
+    return vselect(x < 0, below, dy * (1 + (density - f.quotient) * f.e.most * f.e.rest));
 }
 
-INLINE vec silu_forward(vec x, vec alpha) { return x * vsigmoid(x); }
+INLINE vec silu_forward(vec x, vec alpha) {
+    const vec near = vmax(vset(LOWEST_EXP), x);
+    return vsigmoid_times(near, near);
+}
 INLINE vec silu_backward(vec dy, vec x, vec alpha) {
-    vec s = vsigmoid(x);
-    return dy * s * (1 + x * (1 - s));
+    const vec near = vmin(vset(-LOWEST_EXP), vmax(vset(LOWEST_EXP), x));
+    return vsigmoid_times(dy * (1 + near * (1 - vsigmoid(near))), near);
 }
 
 INLINE vec add_vectors(vec a, vec b, vec alpha) { return a + b; }

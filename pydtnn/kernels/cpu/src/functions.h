@@ -19,10 +19,10 @@ enum { EXP_TERMS = 7, LOG_TERMS = 4, LOG1P_TERMS = 7, ARCTAN_TERMS = 9 };
 #define LN2_HIGH 0x1.63p-1f /* nine bits: n * LN2_HIGH is exact */
 #define LN2_LOW -0x1.bd0106p-13f
 #define ROUNDING 0x1.8p23f /* adding it leaves the nearest integer in the low bits */
-#define LOWEST_EXP -104.f  /* exp of less is 0, of more than HIGHEST_EXP infinity */
+#define LOWEST_EXP -120.f /* x exp(x) of less is 0, exp of more than HIGHEST_EXP infinity */
 #define HIGHEST_EXP 89.f
 #define SMALLEST_NORMAL 0x1p-126f
-#define NORMAL_FAR 14.5f
+#define NORMAL_FAR 15.f
 #define NORMAL_SERIES                                                                      \
     {0.755285138946f,     -0.607896617017f,  0.387136645045f,   -0.186522771698f,          \
      0.0604069890139f,    -7.52836648089e-3f, -3.52625250438e-3f, 1.57028208703e-3f,       \
@@ -33,7 +33,7 @@ enum { EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
 #define LN2_HIGH 0x1.62e42feep-1
 #define LN2_LOW 0x1.a39ef35793c76p-33
 #define ROUNDING 0x1.8p52
-#define LOWEST_EXP -746.
+#define LOWEST_EXP -760.
 #define HIGHEST_EXP 710.
 #define SMALLEST_NORMAL 0x1p-1022
 #define NORMAL_FAR 39.
@@ -69,11 +69,22 @@ INLINE vec vexp_reduced(vec x, ivec *n) {
     return r + r * r * series;
 }
 
-INLINE vec vexp(vec x) {
+/* exp(x) in two factors, neither of which is infinite or subnormal. A product with a number a is
+ * rounded once in the range of subnormal numbers, too, if the last factor is `rest`. */
+struct exponential {
+    vec most, rest;
+};
+
+INLINE struct exponential vexp_factors(vec x) {
     ivec n;
     vec e = 1 + vexp_reduced(vmin(vset(HIGHEST_EXP), vmax(vset(LOWEST_EXP), x)), &n);
-    ivec half = n >> 1; /* two factors: 2^n itself may be infinite or subnormal */
-    return e * vpower2(half) * vpower2(n - half);
+    ivec half = n >> 1;
+    return (struct exponential){e * vpower2(half), vpower2(n - half)};
+}
+
+INLINE vec vexp(vec x) {
+    const struct exponential e = vexp_factors(x);
+    return e.most * e.rest;
 }
 
 /* exp(x) - 1 for x <= 0 */
@@ -84,10 +95,14 @@ INLINE vec vexpm1(vec x) {
     return scale * e + (scale - 1);
 }
 
-INLINE vec vsigmoid(vec x) {
-    vec e = vexp(-vabs(x)); /* of exp(x) and exp(-x) the one that cannot overflow */
-    return vselect(x >= 0, vset(1), e) / (1 + e);
+/* a sigmoid(x) */
+INLINE vec vsigmoid_times(vec a, vec x) {
+    const struct exponential e = vexp_factors(-vabs(x)); /* of exp(x) and exp(-x) the smaller */
+    const vec one = vset(1), sum = 1 + e.most * e.rest;
+    return a * vselect(x >= 0, one, e.most) / sum * vselect(x >= 0, one, e.rest);
 }
+
+INLINE vec vsigmoid(vec x) { return vsigmoid_times(vset(1), x); }
 
 INLINE vec vtanh(vec x) {
     vec e = vexpm1(-2 * vabs(x));
@@ -137,22 +152,23 @@ INLINE vec varctan(vec x) {
     return (vec)((ivec)(base + (q - q * z * series)) | vsign(x));
 }
 
-/* Phi and its derivative. Phi(-t) = exp(-t^2 / 2) P(s) / (t + 4), s = (t - 4) / (t + 4), for
-   t = |x| below NORMAL_FAR, where the exponential vanishes: see kernels/reference/normal.py */
+/* The standard normal distribution at t = |x|, at most NORMAL_FAR, where the exponential vanishes:
+   Phi(-t) = exp(-t^2 / 2) quotient, quotient = P(s) / (t + 4), s = (t - 4) / (t + 4), see
+   kernels/reference/normal.py */
+#define NORMAL_PEAK ((real)0.39894228040143268) /* the density is this times the exponential */
 struct normal {
-    vec distribution, density;
+    vec t, quotient;
+    struct exponential e;
 };
 
 INLINE struct normal vnormal(vec x) {
     static const real factor[] = NORMAL_SERIES;
-    const vec t = vmin(vset(NORMAL_FAR), vabs(x)), e = vexp(t * t * vset((real)-0.5));
-    const vec q = 1 / (t + 4), s = (t - 4) * q;
+    const vec t = vmin(vset(NORMAL_FAR), vabs(x)), q = 1 / (t + 4), s = (t - 4) * q;
     enum { TERMS = sizeof factor / sizeof factor[0] };
     vec series = vset(factor[TERMS - 1]);
 #pragma GCC unroll 32
     for (int k = TERMS - 2; k >= 0; k--) series = series * s + vset(factor[k]);
-    const vec tail = e * (q * series);
-    return (struct normal){vselect(x < 0, tail, 1 - tail), e * vset((real)0.39894228040143268)};
+    return (struct normal){t, q * series, vexp_factors(t * t * vset((real)-0.5))};
 }
 
 #endif

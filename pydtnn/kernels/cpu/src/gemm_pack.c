@@ -80,6 +80,5 @@ void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdif
 }
 
 void *NAME(scratch_new)(ptrdiff_t n) {
-    size_t bytes = ((size_t)n * sizeof(real) + 63) / 64 * 64;
-    return aligned_alloc(64, bytes ? bytes : 64);
+    return aligned_alloc(64, (size_t)n * sizeof(real));
 }

@@ -265,6 +265,9 @@ struct recycler *recycler_new(size_t threshold, int huge_pages) {
     pthread_once(&fork_once, register_fork);
     struct recycler *r = fork_error ? NULL : calloc(1, sizeof *r);
     if (!r) return NULL;
+#ifdef PLAIN_MEMORY
+    threshold = SIZE_MAX;
+#endif
     r->threshold = threshold;
     r->huge_pages = huge_pages;
     if (pthread_mutex_init(&r->lock, NULL) != 0) {

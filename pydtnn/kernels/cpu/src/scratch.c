@@ -7,6 +7,17 @@
 void *scratch_take(size_t size);
 void scratch_give_back(void *memory);
 
+#ifdef PLAIN_MEMORY
+
+void *scratch_take(size_t size) {
+    void *memory;
+    return posix_memalign(&memory, 64, size ? size : 1) ? NULL : memory;
+}
+
+void scratch_give_back(void *memory) { free(memory); }
+
+#else
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct recycler *recycler;
 
@@ -25,3 +36,5 @@ void scratch_give_back(void *memory) {
         free(memory);
     }
 }
+
+#endif

@@ -5,6 +5,9 @@
  * own aligned_alloc leaves gaps that the next request of equal size does not fit into (glibc before
  * 2.38): with scratch memory of at most 20 MB at a time, the heap of a VGG-16 grew by 60 to 220 MB.
  * Memory that is kept also causes no page faults.
+ *
+ * With PLAIN_MEMORY, which setup.py defines for sanitizers, all memory is the C library's: they know
+ * where it ends.
  */
 #ifndef PYDTNN_SCRATCH_H
 #define PYDTNN_SCRATCH_H

@@ -26,12 +26,25 @@ template <class R> SHARED R sigmoid_of(R x) {
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* The inner tanh of GELU and its argument's derivative (Hendrycks and Gimpel 2016, section 2). */
-template <class R> SHARED R gelu_tanh(R x) {
-    return tanh_of((R)0.79788456080286536 * (x + (R)0.044715 * x * x * x));
+/* a sigmoid(x): the exponential itself may be subnormal, and a large multiple of it not. */
+template <class R> SHARED R times_sigmoid(R a, R x) {
+    const R root = exp_of((x < 0 ? x : -x) / 2), sum = 1 + root * root;
+    return x < 0 ? a * root / sum * root : a / sum;
 }
-template <class R> SHARED R gelu_slope(R x) {
-    return (R)0.79788456080286536 * (1 + 3 * (R)0.044715 * x * x);
+template <class R> SHARED R at_least(R x, R low) { return x < low ? low : x; }
+template <class R> SHARED R within(R x, R far) { return x > far ? far : at_least(x, -far); }
+
+/* GELU is x sigmoid(u) (Hendrycks and Gimpel 2016, section 2, where it is written with tanh). */
+template <class R> SHARED R gelu_argument(R x) {
+    return (R)1.5957691216057308 * (x + (R)0.044715 * x * x * x);
+}
+template <class R> SHARED R gelu_of(R x) { return times_sigmoid(x, gelu_argument(x)); }
+template <class R> SHARED R gelu_slope(R dy, R x) {
+    const R u = gelu_argument(x), du = (R)1.5957691216057308 * (1 + 3 * (R)0.044715 * x * x);
+    return times_sigmoid(dy * (1 + x * (1 - sigmoid_of(u)) * du), u);
+}
+template <class R> SHARED R silu_slope(R dy, R x) {
+    return times_sigmoid(dy * (1 + x * (1 - sigmoid_of(x))), x);
 }
 
 #define ACTIVATION(name, value, derivative)                                                        \
@@ -48,7 +61,6 @@ ACTIVATION(sigmoid, sigmoid_of(x), dy * z * (1 - z))
 ACTIVATION(tanh_, tanh_of(x), dy * (1 - z * z))
 ACTIVATION(arctan, atan_of(x), dy / (1 + z * z))
 ACTIVATION(log_, log_of(x), dy / z)
-ACTIVATION(gelu, (R)0.5 * x * (1 + gelu_tanh(x)),
-           dy * ((R)0.5 * (1 + gelu_tanh(z)) +
-                 (R)0.5 * z * (1 - gelu_tanh(z) * gelu_tanh(z)) * gelu_slope(z)))
-ACTIVATION(silu, x * sigmoid_of(x), dy * sigmoid_of(z) * (1 + z * (1 - sigmoid_of(z))))
+/* Further from 0 than these, the results are 0 or x. */
+ACTIVATION(gelu, gelu_of(at_least(x, (R)-30)), gelu_slope(dy, within(z, (R)30)))
+ACTIVATION(silu, times_sigmoid(at_least(x, (R)-1000), x), silu_slope(dy, within(z, (R)1000)))

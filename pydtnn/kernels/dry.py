@@ -107,7 +107,7 @@ class NoValues(np.ndarray):
         )
 
     __bool__ = __int__ = __index__ = __float__ = __complex__ = _refuse
-    item = tolist = _refuse  # type: ignore[assignment]
+    item = tolist = _refuse
 
     def __getitem__(self, index: Any) -> Any:
         part = super().__getitem__(index)

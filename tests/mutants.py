@@ -86,7 +86,7 @@ MUTANTS = {
     ),
     "ranks that share cores for nothing": Mutant(
         "pydtnn/perfmodel/timing.py",
-        "self.slowdown = messages.platform.slowdown(messages.strategy.ranks)",
+        "self.slowdown = messages.slowdown",
         "self.slowdown = 1.0",
         "tests/perfmodel/test_projection.py::"
         "test_ranks_that_share_cores_compute_longer_by_the_same_factor",

@@ -1,7 +1,7 @@
 """No rank waits for another: ``mpirun -np 4 python examples/asynchronous_scheme.py``.
 
 Each rank trains alone. After a step it sends its parameters to one of the others, unless its last
-message is still on its way, and averages its own with those that have arrived, whoever has sent
+message is still on its way, and averages its own with those that have arrived, from any of
 them (Lian et al., "Asynchronous decentralized parallel SGD", 2018, without the locks). Rank 1
 sleeps after each step here: with all-reduce, all ranks would be as slow.
 """

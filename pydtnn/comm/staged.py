@@ -47,6 +47,7 @@ class Staged(Wrapper):
         self.capturable = False
         self.device = device or Device(xp)
         self._queue = Queue()
+        self._from_any = False  # whether a message of any rank has been received
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Stage the arrays of a group as well."""
@@ -89,10 +90,12 @@ class Staged(Wrapper):
         return self._later(lambda a: self.inner._isend(a, to, tag), [array], [])
 
     def _irecv(self, array: Array, source: int | None, tag: int) -> Request:
-        if source == self.rank:  # a message to the same rank stays in order: see below
+        self._from_any |= source is None
+        if source == self.rank or self._from_any:  # in the order of the calls: see below
             return self._later(lambda a: self.inner._irecv(a, source, tag), [], [array])
         # It waits for no copy, so it need not queue; an early receive saves MPI an internal copy.
-        # But Open MPI truncates a message from a rank to itself silently if the receive is first.
+        # But Open MPI truncates a message from a rank to itself silently if the receive is first,
+        # and receives from any rank and from one of them take messages in the order of the calls.
         steps = self._carry_out(lambda a: self.inner._irecv(a, source, tag), [], [array], False)
         return Chain(steps, self._queue, in_turn=False)
 

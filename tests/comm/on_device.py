@@ -102,6 +102,10 @@ class _Keeping(Request):
     def __init__(self, inner: Request, arrays: object) -> None:
         self.inner, self.arrays = inner, arrays
 
+    @property
+    def source(self) -> int:
+        return self.inner.source
+
     def wait(self) -> None:
         self.inner.wait()
 

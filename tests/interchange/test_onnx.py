@@ -252,7 +252,7 @@ def refused(kind: str, path: Path) -> Path:
             {},
         ),
         "option": (
-            [node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], dilations=[2, 1])],
+            [node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], dilations=[2, 1])],
             image,
             {},
         ),
@@ -277,7 +277,7 @@ def refused(kind: str, path: Path) -> Path:
     ("kind", "message"),
     [
         ("operator", "node asin has the operator Asin, which cannot be imported; expected one of"),
-        ("option", "node averagepool, operator AveragePool: dilations must be 1, got [2, 1]"),
+        ("option", "node maxpool, operator MaxPool: dilations must be 1, got [2, 1]"),
         ("size", "input x must be of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C) w"),
         ("computed", "node dynamic, operator Conv: input 1 must be a constant, got x, which is co"),
         (

@@ -373,7 +373,8 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.GELU: lambda layer: nn.GELU(approximate=layer.approximate),
     layers.SiLU: lambda layer: nn.SiLU(),
     layers.HardSwish: lambda layer: nn.Hardswish(),
-    layers.HardSigmoid: lambda layer: nn.Hardsigmoid(),
+    # nn.Hardsigmoid's gradient has 1/6 in float32
+    layers.HardSigmoid: lambda layer: Apply(lambda x: nn.functional.relu6(x + 3) / 6),
     layers.Softmax: lambda layer: nhwc(lambda x: torch.softmax(x, -1)),
     layers.Identity: lambda layer: nn.Identity(),
     layers.Rescale: lambda layer: Apply(lambda x: x * layer.factor),

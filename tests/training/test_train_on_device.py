@@ -60,11 +60,11 @@ def test_a_run_says_what_it_ran_on(
 ) -> None:
     assert main([*RUN, f"--output-dir={tmp_path / 'gpu'}", "--no-tf32"]) == 0
     printed = capsys.readouterr().out
-    assert "ranks                  1, each on a GPU\n" in printed
-    assert "GPU                    simulated device, simulated cudnn" in printed
-    assert "precision              float32, no TF32\n" in printed
-    assert "steps                  one CUDA graph\n" in printed
-    assert "images                 prepared on the GPU\n" in printed
+    assert "ranks                     1, each on a GPU\n" in printed
+    assert "GPU                       simulated device, simulated cudnn" in printed
+    assert "precision                 float32, no TF32\n" in printed
+    assert "steps                     one CUDA graph\n" in printed
+    assert "images                    prepared on the GPU\n" in printed
     assert "between GPUs" not in printed
     assert "time in steps" in printed
     assert "time in compute" not in printed  # and communication: the host does not know
@@ -103,7 +103,7 @@ def test_a_run_says_why_images_are_prepared_on_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*RUN, *options, f"--output-dir={tmp_path}"]) == 0
-    assert f"images                 prepared on the host: {reason}\n" in capsys.readouterr().out
+    assert f"images                    prepared on the host: {reason}\n" in capsys.readouterr().out
     assert run_of(tmp_path)["gpu"]["images"] == f"prepared on the host: {reason}"
 
 
@@ -135,7 +135,7 @@ def test_two_ranks_say_how_they_talked(
 ) -> None:
     on_ranks(2, *options, f"--output-dir={tmp_path}")
     printed = capsys.readouterr().out
-    assert printed.count(f"between GPUs           {transport}") == 1
+    assert printed.count(f"between GPUs              {transport}") == 1
     assert graph in run_of(tmp_path)["gpu"]["graph"]
     assert graph in printed
     assert "share GPU" not in printed
@@ -163,7 +163,9 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(
         on_ranks(ranks, "--exact", "--shards=4", "--scheme=sharded", *options)
         digests.add(hashlib.sha256(save.read_bytes()).hexdigest())
     assert len(digests) == 1
-    assert capsys.readouterr().out.count("steps                  one CUDA graph") == 3  # not of MPI
+    assert (
+        capsys.readouterr().out.count("steps                     one CUDA graph") == 3
+    )  # not of MPI
 
 
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])

@@ -14,12 +14,13 @@ from pydtnn.utils.suggest import unknown
 
 
 def library() -> dict[str, type]:
-    """Return the library's layers and blocks by name."""
+    """Return the library's layers and blocks by name, without their names in other libraries."""
     return {
         name: kind
         for name in layers.__all__
         if isinstance(kind := getattr(layers, name), type)
         and issubclass(kind, Layer | Block)
+        and kind.__name__ == name
         and not inspect.isabstract(kind)
     }
 

@@ -16,11 +16,14 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.tracing import load_timeline, read_traces
 from pydtnn.tracing.recorder import Recorder
+from pydtnn.tracing.records import COSTS
 from pydtnn.tracing.writing import Trace
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankError
 from pydtnn.utils.observer import Kind
 from tests.small_training import Interrupt, Interrupted, small_fit, small_model
+
+LAYERS = {"conv": {"type": "Conv2d", **dict.fromkeys(COSTS, 1)}}
 
 
 def traced_fit(
@@ -39,7 +42,7 @@ def traced_fit(
         observers=[recorder],
         progress=False,
     )
-    with Trace(folder, recorder, trainer.comm, layers={"conv": {"type": "Conv2d"}}) as trace:
+    with Trace(folder, recorder, trainer.comm, layers=LAYERS) as trace:
         small_fit(trainer, epochs)
     return trace
 
@@ -66,7 +69,7 @@ def test_the_files_contain_what_the_communicator_has_counted(ranks: int, tmp_pat
         assert (trace.about["rank"], trace.about["size"]) == (rank, ranks)
         assert trace.about["pid"] == os.getpid()
         assert trace.about["lanes"][:2] == ["main", "loader 0"]
-        assert trace.about["layers"] == {"conv": {"type": "Conv2d"}}
+        assert trace.about["layers"] == LAYERS
         assert trace.about["clock"]["error"] <= traces[0].error
     assert len(load_timeline(tmp_path).steps) == 4
 

@@ -149,7 +149,7 @@ def test_only_the_largest_batch_is_measured(accumulation: int, cache: Path) -> N
 @pytest.mark.threads(1, 3)
 def test_an_evaluation_by_itself_measures_what_it_needs(comm: Communicator, cache: Path) -> None:
     trainer, layer = build(comm, "winograd4", cache)
-    trainer.evaluate(small_data()[1], batch_size=7)
+    trainer.evaluate(small_data()[1], global_batch_size=7)
     largest = -(-7 // comm.size)
     assert layer.measured == ({("forward", largest)} if comm.rank == 0 else set())
     assert {*layer.chosen.values()} == {"winograd4"}

@@ -138,7 +138,7 @@ WORKS: dict[str, Any] = {
     "type(get_loss('l1'))": losses.MeanAbsoluteError,
     **{
         f"get_metric({name!r}).name": "accuracy"
-        for name in ("acc", "Accuracy", "sparse_categorical_accuracy", "binary_accuracy")
+        for name in ("acc", "Accuracy", "sparse_categorical_accuracy")
     },
     "get_metric('top5').name": "top5_accuracy",
     "get_initializer('kaiming_normal') == get_initializer('he_normal')": True,

@@ -74,7 +74,7 @@ def check_classes(
         position = f" at position {', '.join(map(str, place[1:]))}" if len(place) > 1 else ""
         value, advice = int(target[tuple(place)]), "use one output of the model per class"
         if value == shape[-1] and int(target.min()) > 0:
-            advice = "labels start at 0: subtract 1 from labels that start at 1"
+            advice = f"labels start at 0: subtract 1 from labels that start at 1, or {advice}"
         raise ValueError(
             f"{who}: classes must be in 0..{shape[-1] - 1}, got {value}"
             f"{position} for sample {place[0]} of the batch; {advice}"

@@ -203,7 +203,6 @@ ANSWERS = {
     "SpatialDropout2D": "use pydtnn.layers.Dropout(rate), which drops single elements",
     "AlphaDropout": "use pydtnn.layers.Dropout(rate)",
     "GaussianNoise": _OWN_LAYER,
-    "Multiply": _OWN_LAYER,
     "Subtract": _OWN_LAYER,
     "Rescaling": "pixels are normalised by the data set: pydtnn.ArrayDataset",
     "Normalization": "pixels are normalised by the data set: pydtnn.ArrayDataset",

@@ -23,6 +23,7 @@ REAL = {
     "comm/waiting.py": "sleep between the tests of a wait",
     "comm/watchdog.py": "waits of processes",
     "comm/monitor": "waits of processes",
+    "comm/supervision.py": "deadlines of ranks without the monitor process",
     "comm/signals.py": "a second signal",
     "comm/attendance.py": "ranks that have ended",
     "comm/last_step.py": "a signal that not all ranks have received",

@@ -173,7 +173,6 @@ ANSWERS = {
     "Transformer": _OWN_LAYER,
     "PReLU": _OWN_LAYER,
     "Softplus": _OWN_LAYER,
-    "Hardswish": _OWN_LAYER,
     "LogSoftmax": f"not needed: {_LOGITS}",
     "Bilinear": _OWN_LAYER,
     "Conv1d": "use pydtnn.layers.Conv2d on inputs of shape (L, 1, C)",

@@ -8,7 +8,7 @@ axes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -108,7 +108,7 @@ class ConvGeometry:
             words.append(f"groups {self.groups}")
         return " ".join(words)
 
-    @property
+    @cached_property
     def output(self) -> tuple[int, ...]:
         """Spatial size of the output."""
         return output_size(self.size, self.kernel, self.stride, self.padding, self.dilation)
@@ -134,7 +134,7 @@ class PoolGeometry:
     padding: Pairs
     channels: int
 
-    @property
+    @cached_property
     def output(self) -> tuple[int, ...]:
         """Spatial size of the output."""
         return output_size(self.size, self.kernel, self.stride, self.padding, (1,) * len(self.size))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from pydtnn.model.recompute import Run
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 Pass = Generator[Any, Any, Any]
 """The pass of a layer, which yields what it asks of other ranks."""
@@ -56,6 +56,6 @@ class Reports:
         """Return a function that runs a node again as an activity."""
 
         def again(node: Any, *args: Any) -> Pass:
-            return self.told(run(node, *args), Kind.FORWARD, f"{node.name} (recomputed)")
+            return self.told(run(node, *args), Kind.FORWARD, node.name + RECOMPUTED)
 
         return again

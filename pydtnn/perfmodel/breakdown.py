@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydtnn.comm.metered import Traffic
 from pydtnn.perfmodel.compute.segments import COMMUNICATION, NAMES
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 LOSS, UPDATE = "loss", "update"
 """Phases that are listed by themselves."""
@@ -159,7 +159,3 @@ class Breakdown(Observer):
                 layer.backward += mean
         self._sums.clear()
         return times
-
-
-RECOMPUTED = " (recomputed)"
-"""Suffix of the names of passes that backward repeats."""

@@ -47,7 +47,7 @@ from pydtnn.perfmodel.outline import (
     Transfer,
     Wait,
 )
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 EVERYTHING = 1
 """Least size of arrays that are counted, in B."""
@@ -346,7 +346,7 @@ def _join(
     events: list[Event] = []
     for one, other in zip(few, many, strict=True):
         if isinstance(one, Label):
-            events.append(Compute(one, layers[one.name.removesuffix(" (recomputed)")]))
+            events.append(Compute(one, layers[one.name.removesuffix(RECOMPUTED)]))
         elif isinstance(one, tuple):
             number, node, operation, axis, sent = one
             total, largest = (

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute import Label
+from pydtnn.utils.observer import RECOMPUTED
 
 
 class Linear(NamedTuple):
@@ -49,6 +51,12 @@ class Compute:
 
     label: Label
     layer: Layer
+
+    @cached_property
+    def part(self) -> tuple[str, int]:
+        """Name of the node; 0 for its forward pass, 1 for backward, 2 for a repeated forward."""
+        name = self.label.name.removesuffix(RECOMPUTED)
+        return name, 2 if name != self.label.name else int(self.label.kind != "forward")
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ ACCESSES = {0: 3, 1: 5, 2: 7}
 
 STEP = Label("phase", "step", 0)
 
-RECOMPUTED = " (recomputed)"
-
 
 @dataclass(frozen=True)
 class LayerTime:
@@ -156,7 +154,12 @@ class _Clock:
         started: dict[int, tuple[Operation, str]] = {}
         for event in events:
             if isinstance(event, Compute):
-                self._compute(event)
+                seconds = self.slowdown * self.seconds[id(event)]
+                self.now += seconds
+                node, kind = event.part
+                self.parts[node][kind] += seconds
+                before, self.now = self.now, self.channel.poll(self.now)
+                self.gradient_work += self.now - before
             elif isinstance(event, Start):
                 rounds = self.messages.layer(event, self.samples)
                 started[event.number] = self.channel.start(rounds, self.now), event.node
@@ -166,15 +169,6 @@ class _Clock:
                 self.parts[node][3] += self.now - before
             elif buckets:
                 self._ready(buckets[event.bucket])
-
-    def _compute(self, event: Compute) -> None:
-        label, seconds = event.label, self.slowdown * self.seconds[id(event)]
-        self.now += seconds
-        name = label.name.removesuffix(RECOMPUTED)
-        kind = 2 if name != label.name else 0 if label.kind == "forward" else 1
-        self.parts[name][kind] += seconds
-        before, self.now = self.now, self.channel.poll(self.now)
-        self.gradient_work += self.now - before
 
     def _ready(self, bucket: BucketOutline) -> None:
         self.channel.start(self.messages.gradients(bucket), self.now)

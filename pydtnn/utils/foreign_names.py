@@ -11,6 +11,7 @@ import inspect
 import opcode
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -113,8 +114,10 @@ class SuggestsNames:
             return make(cls) if make is object.__new__ else make(cls, *args, **keywords)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name not in vars(self) and not hasattr(type(self), name):
-                _check_assigned(type(self), name)
+            if name not in self.__dict__:
+                sentence = _refused_assignment(type(self), name)
+                if sentence:
+                    raise AttributeError(sentence)
             super().__setattr__(name, value)
 
         def __getattr__(self, name: str) -> Any:
@@ -146,14 +149,17 @@ class NotCallable(SuggestsNames):
             raise TypeError(f"{type(self).__name__}: cannot be called; {answer}")
 
 
-def _check_assigned(cls: type, name: str) -> None:
-    """Raise AttributeError for a new attribute that would have no effect."""
+@cache
+def _refused_assignment(cls: type, name: str) -> str:
+    """Return why a new attribute would have no effect; empty if it may be set."""
     from pydtnn.utils.foreign_attributes import ASSIGNED
 
-    if cls.__module__.startswith("pydtnn."):  # other classes may have any attributes
+    # classes of other modules may have any attributes
+    if cls.__module__.startswith("pydtnn.") and not hasattr(cls, name):
         for answers in _of_classes(cls, ASSIGNED):
             if name in answers:
-                raise AttributeError(f"{cls.__name__}: cannot set {name!r}; {answers[name]}")
+                return f"{cls.__name__}: cannot set {name!r}; {answers[name]}"
+    return ""
 
 
 def _nothing(self: object) -> None:

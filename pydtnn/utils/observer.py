@@ -12,6 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any
 
+RECOMPUTED = " (recomputed)"
+"""Suffix of the names of forward passes that backward repeats."""
+
 
 class Kind(IntEnum):
     """Kinds of activities.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
+from pydtnn.kernels import ConvGeometry
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.halo_conv import HaloConv2d
@@ -11,11 +15,19 @@ from pydtnn.layers.linear import Linear
 from pydtnn.perfmodel.compute.algorithms import work_of
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify
+from pydtnn.perfmodel.entries import DIRECTIONS
 from pydtnn.perfmodel.platform import Platform
 
 CLIPPING = 3
 """Numbers that clipping reads and writes for each parameter: the norm reads the gradients, which
 are then scaled."""
+
+
+class _Speed(NamedTuple):
+    """What a platform achieves with a pass of a layer: flop/s if known, and B/s otherwise."""
+
+    rate: float | None
+    bandwidth: float
 
 
 class AnalyticCosts(ComputeCosts):
@@ -83,6 +95,7 @@ class AnalyticCosts(ComputeCosts):
         own = self._bandwidth if peaks_only else platform.update_bandwidth
         self._update = (3 + 2 * slots + CLIPPING * clips) / own  # s for each byte of parameters
         self._trained = threading.local()  # `bytes`, of the layers that ran backward on this rank
+        self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.
@@ -96,11 +109,11 @@ class AnalyticCosts(ComputeCosts):
             return 0.0
         cost = layer.cost(batch)
         if label.kind == "forward":
-            return self._pass(layer, "forward", batch, cost.flops_forward, cost.bytes_forward)
+            return self._pass(layer, False, batch, cost.flops_forward, cost.bytes_forward)
         own = (p for p in layer.parameters if p.source is p and not p.frozen)
         trained = vars(self._trained).setdefault("bytes", {})
         trained[id(layer)] = sum(p.size for p in own) * layer.parameter_dtype.itemsize
-        return self._pass(layer, "backward", batch, cost.flops_backward, cost.bytes_backward)
+        return self._pass(layer, True, batch, cost.flops_backward, cost.bytes_backward)
 
     def _phase(self, label: Label) -> float:
         if label == Label("phase", "step", 0):
@@ -109,26 +122,40 @@ class AnalyticCosts(ComputeCosts):
             return 0.0
         return self._update * sum(vars(self._trained).pop("bytes", {}).values())
 
-    def _pass(self, layer: Layer, direction: str, batch: int, flops: int, moved: int) -> float:
-        kind = classify(layer)
-        rate = self._rates.of(kind, direction)
+    def _speed(self, layer: Layer, backward: bool) -> _Speed:
+        speeds = self._speeds.get(layer)
+        if speeds is None:
+            kind = classify(layer)
+            speeds = self._speeds[layer] = tuple(
+                _Speed(
+                    self._rates.of(kind, direction),
+                    self._bandwidths.get(kind.entry(direction), self._bandwidth),
+                )
+                for direction in DIRECTIONS
+            )
+        return speeds[backward]
+
+    def _pass(self, layer: Layer, backward: bool, batch: int, flops: int, moved: int) -> float:
+        rate, bandwidth = self._speed(layer, backward)
         if rate is not None:
             # rates of convolutions contain their bytes; a matrix has more of them for few samples
             matrix = moved / self._bandwidth if isinstance(layer, Linear) else 0.0
             return self._call + max(flops / (rate * self._scale), matrix)
-        bandwidth = self._bandwidths.get(kind.entry(direction), self._bandwidth)
         seconds = self._call + flops / self._peak + moved / bandwidth
-        return (
-            seconds - self._saved(layer, direction, batch) if isinstance(layer, Conv2d) else seconds
+        if not isinstance(layer, Conv2d):
+            return seconds
+        passes = (not layer.w.frozen) + layer.needs_dx if backward else 1
+        itemsize = layer.dtype.itemsize
+        return seconds - passes * _saved(
+            layer.geometry, batch, itemsize, self._peak, self._bandwidth
         )
 
-    def _saved(self, layer: Conv2d, direction: str, batch: int) -> float:
-        """Return what the fastest algorithm saves of the time of the nominal operations."""
-        geometry, itemsize = layer.geometry, layer.dtype.itemsize
-        backward = direction == "backward"
-        passes = (not layer.w.frozen) + layer.needs_dx if backward else 1
-        fastest = min(
-            flops / self._peak + nbytes / self._bandwidth
-            for flops, nbytes in work_of(geometry, batch, itemsize)
-        )
-        return passes * (geometry.flops(batch) / self._peak - fastest)
+
+@lru_cache(maxsize=4096)
+def _saved(
+    geometry: ConvGeometry, batch: int, itemsize: int, peak: float, bandwidth: float
+) -> float:
+    """Return what the fastest algorithm saves of the time of the nominal operations, in s."""
+    work = work_of(geometry, batch, itemsize)
+    fastest = min(flops / peak + nbytes / bandwidth for flops, nbytes in work)
+    return geometry.flops(batch) / peak - fastest

@@ -13,7 +13,7 @@ from pydtnn.perfmodel.compute.segments import Activities
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import Clock
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 PARTS = (Kind.KERNEL, Kind.LOAD)
 """Activities inside segments, which are reported in some runs only."""
@@ -86,7 +86,7 @@ class SegmentClock(Clock, Observer):
         key = label, self._samples
         seconds = self._known.get(key)
         if seconds is None:
-            layer = self._layers.get(label.name.removesuffix(" (recomputed)"))
+            layer = self._layers.get(label.name.removesuffix(RECOMPUTED))
             layer = None if label.kind == "phase" else layer
             seconds = self._costs.seconds(label, layer, self._samples)
             if self._costs.constant:

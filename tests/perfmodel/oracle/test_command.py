@@ -109,7 +109,16 @@ def test_a_broken_platform_is_one_sentence(
 def test_all_strategies_up_to_1024_ranks_take_less_than_10_s_of_one_core(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    start = time.process_time()
     arguments = ["--model", "resnet50", "--input", "224x224x3", "--platform", "cpu-10gbit"]
+    before = squares_seconds()
+    start = time.process_time()
     assert main([*arguments, "--ranks", "1-1024", "--global-batch", "1024"]) == 0
-    assert time.process_time() - start < 10
+    seconds = time.process_time() - start
+    assert seconds < 10 * max(before, squares_seconds(), 0.5) / 0.5
+
+
+def squares_seconds() -> float:
+    """Time of 10 million squares in Python: 0.5 s on cores of 4 to 5 GHz, twice that on others."""
+    start = time.process_time()
+    sum(i * i for i in range(10_000_000))
+    return time.process_time() - start

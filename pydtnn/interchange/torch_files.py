@@ -313,8 +313,7 @@ def _legacy(data: bytes) -> Any:
             raise ValueError("a storage that no tensor has")
         size = storage.size * storage.dtype.itemsize
         end = position + 8 + size
-        order = "little" if file.little else "big"
-        count = int.from_bytes(data[position : position + 8], order)  # type: ignore[arg-type]
+        count = int.from_bytes(data[position : position + 8], "little" if file.little else "big")
         if count != storage.size or end > len(data):
             raise ValueError("it is truncated")
         file.places[storage.key] = slice(position + 8, end)

@@ -196,7 +196,7 @@ ANSWERS = {
     "ZeroPadding2D": "use pydtnn.layers.Pad(((1, 1), (1, 1), (0, 0)))",
     "ZeroPad2d": "use pydtnn.layers.Pad(((1, 1), (1, 1), (0, 0)))",
     "Cropping2D": "use pydtnn.layers.Slice(slice(1, -1), slice(1, -1))",
-    "Permute": _OWN_LAYER,
+    "Permute": "use pydtnn.layers.Transpose(axes), whose axis 0 is the first after the batch",
     "Dropout1d": "use pydtnn.layers.Dropout(rate), which drops single elements",
     "Dropout2d": "use pydtnn.layers.Dropout(rate), which drops single elements",
     "SpatialDropout2D": "use pydtnn.layers.Dropout(rate), which drops single elements",

@@ -13,7 +13,7 @@ import pytest
 from pydtnn.interchange import export_onnx, import_onnx
 from pydtnn.interchange.__main__ import main
 from pydtnn.interchange.onnx import importing
-from pydtnn.interchange.onnx.readers import Reading
+from pydtnn.interchange.onnx.reading import Reading
 from pydtnn.interchange.onnx.sequence_readers import READERS
 from pydtnn.layers import GELU, ReLU, ReLU6, Sequential, Sigmoid, SiLU, Tanh
 from pydtnn.model import Model

@@ -167,7 +167,9 @@ def _match(
 def factor_of(f: Function | None) -> float | None:
     """Return the number by which a function multiplies; None if it is another function."""
     y = POINTS if f is None else f.compute()
-    factor = float(y[-1] / POINTS[-1])  # type: ignore[index]
+    if y is None:
+        return None
+    factor = float(y[-1] / POINTS[-1])
     return factor if _equal(y, factor * POINTS) else None
 
 

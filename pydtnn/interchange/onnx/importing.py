@@ -12,7 +12,7 @@ import numpy as np
 
 from pydtnn.interchange.onnx.folding import FOLDS, MAX_ELEMENTS, fold
 from pydtnn.interchange.onnx.graph import Node, NodeGraph, parse
-from pydtnn.interchange.onnx.readers import Reading, Repeated
+from pydtnn.interchange.onnx.reading import Reading, Repeated
 from pydtnn.interchange.onnx.sequence_readers import (
     PARTS_OF_ATTENTION,
     READERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isclose, sqrt
+from math import isclose, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from pydtnn import layers
 from pydtnn.interchange.onnx.functions import factor_of
 from pydtnn.interchange.onnx.operators import means_of_bins
-from pydtnn.interchange.onnx.readers import OPERATORS, Read, Reading, linear
+from pydtnn.interchange.onnx.readers import OPERATORS, linear
+from pydtnn.interchange.onnx.reading import Read, Reading
 from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
 
 NEVER = -1e4
@@ -184,11 +185,11 @@ def _scores(at: Reading, q: Value, k: Value) -> Scores:
     k = k.transposed([*range(rank - 2), rank - 1, rank - 2])
     if q.shape != k.shape:
         raise at.fail(f"queries and keys must have the same shape, got {q.given} and {k.given}")
-    factors = [factor_of(x.function) for x in (q, k)]
-    if None in factors:
+    factors = [f for f in (factor_of(x.function) for x in (q, k)) if f is not None]
+    if len(factors) < 2:
         raise at.fail("expected a product of queries and keys, perhaps times a number")
     q, k = (replace(x, function=None, name=at.node.name) for x in (q, k))
-    return Scores(q, k, float(np.prod(factors)))  # type: ignore[arg-type]
+    return Scores(q, k, prod(factors))
 
 
 def read_scores(at: Reading) -> Scores | Value:

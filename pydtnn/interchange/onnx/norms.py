@@ -1,0 +1,175 @@
+"""Operators of ONNX that normalise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from pydtnn import layers
+from pydtnn.interchange.onnx.graph import Node
+from pydtnn.interchange.onnx.reading import Read, Reading, ordered, resolved
+from pydtnn.interchange.onnx.views import Source, Value, size_of
+
+Array = np.ndarray
+
+
+def _batch_norm(at: Reading) -> Value:
+    if at.get("training_mode", 0) or any(at.node.outputs[1:]):
+        raise at.fail("expected a network for inference, got training mode; export it again")
+    if at.get("spatial", 1) != 1:
+        raise at.fail("spatial must be 1, got 0")
+    x = at.value()
+    x.check_samples()
+    channels = x.axes[x.sample_axis(1)]
+    node, atoms, order = at.net.last(x, channels)
+    names = ("gamma", "beta", "running_mean", "running_variance")
+    arrays = {name: at.required(place) for place, name in enumerate(names, start=1)}
+    _check_vectors(at, size_of(channels), *arrays.values())
+    momentum = round(1 - at.get("momentum", 0.9), 7)
+    layer = layers.BatchNorm(epsilon=at.get("epsilon", 1e-5), momentum=momentum or 0.1)
+    arrays = {name: ordered(array, order) for name, array in arrays.items()}
+    made = at.net.add(at.node.name, layer, node, arrays=arrays)
+    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+
+
+def _check_vectors(at: Reading, size: int, *arrays: Array) -> None:
+    for array in arrays:
+        if array.shape != (size,):
+            raise at.fail(f"expected vectors of {size} numbers, got {array.shape}")
+
+
+def _layer_norm(at: Reading) -> Value:
+    x = at.value()
+    first = x.sample_axis(at.get("axis", -1))
+    normed = [atom for axis in x.axes[first:] for atom in axis]
+    if x.batch in normed:
+        raise at.fail("the axes must not contain that of the batch")
+    node, atoms, order = at.net.last(x, normed)
+    size, wanted = size_of(normed), x.shape[first:]
+    count = next(
+        (m for m in range(1, len(node.shape) + 1) if prod(node.shape[-m:]) == size),
+        1,
+    )
+    gamma, beta = at.required(1), at.constant(2)
+    beta = np.zeros_like(gamma) if beta is None else beta
+    full = []
+    for array in (gamma, beta):
+        try:
+            full.append(ordered(np.broadcast_to(array, wanted).reshape(-1), order))
+        except ValueError as error:
+            raise at.fail(f"the scale must have the shape {wanted}, got {array.shape}") from error
+    layer = layers.LayerNorm(axes=count, epsilon=at.get("epsilon", 1e-5))
+    made = at.net.add(at.node.name, layer, node, arrays={"gamma": full[0], "beta": full[1]})
+    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+
+
+def _instance_norm(at: Reading) -> Value:
+    """Read a group norm of groups of one channel, or one that is written with reshaped groups."""
+    x, gamma, beta = at.value(), at.required(1), at.required(2)
+    x.check_samples()
+    groups, *rest = x.axes[1:]
+    _check_vectors(at, size_of(groups), gamma, beta)
+    inner = [atom for axis in rest for atom in axis]
+    found = _affine_of_channels(at)
+    if found is None:
+        node, atoms, order = at.net.last(x, groups)
+        arrays = {"gamma": ordered(gamma, order), "beta": ordered(beta, order)}
+        layer = layers.GroupNorm(size_of(groups), epsilon=at.get("epsilon", 1e-5))
+        made = at.net.add(at.node.name, layer, node, arrays=arrays)
+        return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+    # (N, groups, channels of a group, positions) becomes (N, C, positions), with factors and terms
+    chain, shape, scale, shift = found
+    last = chain[-1]
+    view = at.net.reshaped(x, shape)
+    channels = size_of(view.axes[1])
+    if (
+        channels % size_of(groups)
+        or view.axes[1][: len(groups)] != groups
+        or set(inner) & set(groups)
+    ):
+        raise at.fail("expected groups of channels that are reshaped from (N, C, ...) and back")
+    node, atoms, order = at.net.last(view, view.axes[1], any_order=False)
+    each = channels // size_of(groups)
+    full_gamma, full_beta = (np.repeat(array, each) for array in (gamma, beta))
+    _check_vectors(at, channels, scale, shift)
+    arrays = {"gamma": full_gamma * scale, "beta": full_beta * scale + shift}
+    layer = layers.GroupNorm(size_of(groups), epsilon=at.get("epsilon", 1e-5))
+    made = at.net.add(last.name, layer, node, arrays=arrays)
+    y = replace(view, source=Source(made), atoms=atoms, name=last.name)
+    at.values.update((node.outputs[0], y) for node in chain)
+    return y
+
+
+def _affine_of_channels(at: Reading) -> tuple[list[Node], list[int], Array, Array] | None:
+    """Return the nodes that follow a reshaped norm, the shape, factors and terms of channels."""
+    reshape = at.graph.follower(at.node, "Reshape")
+    product = reshape and at.graph.follower(reshape, "Mul")
+    total = product and at.graph.follower(product, "Add")
+    if not (reshape and product and total):
+        return None
+    target = at.values.get(reshape.inputs[1])
+    given = [at.values.get(name) for n in (product, total) for name in n.inputs]
+    arrays = [array for array in given if isinstance(array, np.ndarray)]
+    if not isinstance(target, np.ndarray) or len(arrays) != 2:
+        return None
+    x = at.value()
+    shape = resolved(at, x, [int(n) for n in target.reshape(-1)])
+    scale, shift = arrays
+    for array in (scale, shift):
+        wide = (1,) * (len(shape) - array.ndim) + array.shape
+        if len(wide) != len(shape) or prod(wide) != wide[1:2][0]:
+            return None
+    return [reshape, product, total], shape, scale.reshape(-1), shift.reshape(-1)
+
+
+def _group_norm(at: Reading) -> Value:
+    x, groups = at.value(), at.get("num_groups", 1)
+    x.check_samples()
+    channels = x.axes[x.sample_axis(1)]
+    node, atoms, _ = at.net.last(x, channels, any_order=False)
+    gamma, beta = at.required(1), at.required(2)
+    if at.graph.opset < 21 and groups and size_of(channels) % groups == 0:
+        _check_vectors(at, groups, gamma, beta)
+        gamma, beta = (np.repeat(array, size_of(channels) // groups) for array in (gamma, beta))
+    layer = layers.GroupNorm(groups, epsilon=at.get("epsilon", 1e-5))
+    made = at.net.add(at.node.name, layer, node, arrays={"gamma": gamma, "beta": beta})
+    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+
+
+def _local_response(at: Reading) -> Value:
+    size = at.get("size", 0)
+    if size % 2 == 0:
+        raise at.fail(f"size must be odd, got {size}")
+    layer = layers.LocalResponseNorm(
+        size, alpha=at.get("alpha", 1e-4), beta=at.get("beta", 0.75), k=at.get("bias", 1.0)
+    )
+    return at.image(layer, at.value())
+
+
+def _softmax(at: Reading) -> Value:
+    x = at.value()
+    axis = x.sample_axis(at.get("axis", -1 if at.graph.opset >= 13 else 1))
+    if at.graph.opset < 13 and prod(x.shape[axis:]) != x.shape[axis]:
+        raise at.fail(
+            f"expected an axis whose following ones have a size of 1, before opset 13, got {axis} "
+            f"of {x.given}"
+        )
+    node, atoms, _ = at.net.last(x, x.axes[axis])
+    if not x.axes[axis]:
+        raise at.fail(f"the axis must have a size above 1, got {axis} of {x.given}")
+    made = at.net.add(at.node.name, layers.Softmax(), node)
+    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+
+
+NORMS: Mapping[str, Read] = {
+    "BatchNormalization": _batch_norm,
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _instance_norm,
+    "LRN": _local_response,
+    "LayerNormalization": _layer_norm,
+    "Softmax": _softmax,
+}
+"""Norms and softmax."""

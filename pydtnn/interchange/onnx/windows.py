@@ -1,0 +1,255 @@
+"""Operators of ONNX with windows that slide over images and volumes, and means of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pydtnn import layers
+from pydtnn.interchange.onnx.folding import axes_of
+from pydtnn.interchange.onnx.graph import MAX_ELEMENTS
+from pydtnn.interchange.onnx.reading import Read, Reading
+from pydtnn.interchange.onnx.views import Source, Value, size_of
+from pydtnn.layers import Layer
+
+Array = np.ndarray
+
+
+def _window(at: Reading, size: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
+    """Return stride, dilation and padding of a convolution or pooling of an image."""
+    axes, automatic = len(size), at.get("auto_pad", "NOTSET")
+    stride = tuple(at.get("strides", (1,) * axes))
+    dilation = tuple(at.get("dilations", (1,) * axes))
+    pads = list(at.get("pads", (0,) * (2 * axes)))
+    if axes not in (2, 3) or automatic not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise at.fail(
+            f"expected images or volumes, and auto_pad of NOTSET, VALID, SAME_UPPER or SAME_LOWER, "
+            f"got a kernel of shape {tuple(kernel)} and auto_pad {automatic}"
+        )
+    if not len(kernel) == len(stride) == len(dilation) == len(pads) / 2 == axes:
+        raise at.fail(
+            f"kernel, strides, dilations and pads must be those of {axes} axes, got "
+            f"{tuple(kernel)}, {stride}, {dilation} and {tuple(pads)}"
+        )
+    if min(*kernel, *stride, *dilation) < 1 or min(pads) < 0:
+        raise at.fail(
+            "kernel, strides and dilations must be positive and pads not negative, got "
+            f"{tuple(kernel)}, {stride}, {dilation} and {tuple(pads)}"
+        )
+    if automatic != "NOTSET" and any(pads):
+        raise at.fail(f"pads must be omitted with auto_pad {automatic}, got {tuple(pads)}")
+    pairs = [*zip(pads[:axes], pads[axes:], strict=True)]
+    if automatic.startswith("SAME"):
+        pairs = []
+        for n, k, s, d in zip(size, kernel, stride, dilation, strict=True):
+            total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+            less, more = total // 2, total - total // 2
+            pairs.append((less, more) if automatic == "SAME_UPPER" else (more, less))
+    return {"stride": stride, "dilation": dilation, "padding": tuple(pairs)}
+
+
+def _filters(at: Reading) -> tuple[Array, dict[str, Array]]:
+    """Return the filters of a convolution, channels last, and its arrays."""
+    weight, bias = at.required(1), at.constant(2)
+    kernel = tuple(at.get("kernel_shape", weight.shape[2:]))
+    if weight.ndim not in (4, 5):
+        raise at.fail(f"filters must be (O, C, kh, kw) or (O, C, kd, kh, kw), got {weight.shape}")
+    if kernel != weight.shape[2:]:
+        raise at.fail(f"kernel_shape must be that of the weights {weight.shape}, got {kernel}")
+    arrays = {"w": np.moveaxis(weight, 1, -1)}
+    return weight, arrays if bias is None else arrays | {"b": bias}
+
+
+def _conv(at: Reading) -> Value:
+    x, (weight, arrays) = at.value(), _filters(at)
+    groups = at.get("group", 1)
+    node, order = at.net.channels_last(x, any_order=groups == 1)
+    bias = at.constant(2) is not None
+    options = _window(at, node.shape[:-1], weight.shape[2:])
+    if order is not None:
+        if arrays["w"].shape[-1] != len(order):
+            raise at.fail(f"filters {weight.shape} must have the channels of {x.given}")
+        arrays["w"] = arrays["w"][..., order]
+    kind = layers.Conv2d if weight.ndim == 4 else layers.Conv3d
+    layer = kind(len(weight), weight.shape[2:], groups=groups, bias=bias, **options)
+    made = at.net.add(at.node.name, layer, node, arrays=arrays)
+    return at.net.image(made, x.batch, at.node.name)
+
+
+def _conv_transpose(at: Reading) -> Value:
+    x, (weight, arrays) = at.value(), _filters(at)
+    automatic, groups = at.get("auto_pad", "NOTSET"), at.get("group", 1)
+    if (
+        weight.ndim != 4
+        or automatic not in ("NOTSET", "VALID")
+        or "output_shape" in at.node.attributes
+    ):
+        raise at.fail(
+            "expected images, pads, and no output_shape, got filters of shape "
+            f"{weight.shape} and auto_pad {automatic}"
+        )
+    options = _window(at, x.shape[2:], weight.shape[2:])
+    layer = layers.ConvTranspose2d(
+        weight.shape[1] * groups,
+        weight.shape[2:],
+        output_padding=tuple(at.get("output_padding", (0, 0))),
+        groups=groups,
+        bias="b" in arrays,
+        **options,
+    )
+    return at.image(layer, x, **arrays)
+
+
+POOLS: dict[tuple[str, int], Any] = {
+    ("MaxPool", 2): layers.MaxPool2d,
+    ("MaxPool", 3): layers.MaxPool3d,
+    ("AveragePool", 2): layers.AvgPool2d,
+    ("AveragePool", 3): layers.AvgPool3d,
+}
+
+
+def _pool(at: Reading) -> Value:
+    x, kernel = at.value(), tuple(at.get("kernel_shape", ()))
+    size = x.shape[2:]
+    options = _window(at, size, kernel)
+    if {*options.pop("dilation")} != {1}:
+        raise at.fail(f"dilations must be 1, got {at.get('dilations', ())}")
+    if at.node.operator == "AveragePool":
+        options["count_padding"] = bool(at.get("count_include_pad", 0))
+    if at.get("ceil_mode", 0) and at.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        _reach_the_end(at, size, kernel, options)
+    return at.image(POOLS[at.node.operator, len(kernel)](kernel, **options), x)
+
+
+def _reach_the_end(
+    at: Reading, size: Sequence[int], kernel: Sequence[int], options: dict[str, Any]
+) -> None:
+    """Extend the padding to the end of a last window, which starts within the image."""
+    pairs, given = [], options["padding"]
+    for n, k, s, (before, after) in zip(size, kernel, options["stride"], given, strict=True):
+        more = (k - n - before - after) % s
+        pairs.append((before, after + more if after + more < k else after))
+    if tuple(pairs) == given:
+        return
+    if options.get("count_padding") and any(map(any, given)):
+        raise at.fail("ceil_mode must be 0 if pads count and windows do not divide the input")
+    options["padding"] = tuple(pairs)
+    if "count_padding" in options:
+        options["count_padding"] = False
+
+
+def _global_average(at: Reading) -> Value:
+    x = at.value()
+    return _means(at, x, range(2, len(x.axes)), keep=True)
+
+
+def _reduce_mean(at: Reading) -> Value:
+    x, axes = at.value(), axes_of(at.node, at.inputs)
+    if not axes and at.get("noop_with_empty_axes", 0):
+        return x
+    return _means(at, x, axes or range(len(x.axes)), keep=bool(at.get("keepdims", 1)))
+
+
+def _means(at: Reading, x: Value, axes: Sequence[int], *, keep: bool) -> Value:
+    """Return means over positions of an image, or of a sequence."""
+    reduced = {x.sample_axis(axis) for axis in axes}
+    gone = [atom in {a for axis in reduced for a in x.axes[axis]} for atom in x.atoms]
+    others = tuple(atom for atom, out in zip(x.atoms, gone, strict=True) if not out)
+    source = x.source
+    if any(gone):
+        first, count = gone.index(True), sum(gone)
+        size, before = prod(x.shape[axis] for axis in reduced), size_of(x.atoms[:first])
+        after = size_of(others) // before
+        node = source.node
+        pooled = _pooled_axis(node.shape, before, size, after)
+        if pooled is not None:
+            layer: Layer = layers.AdaptiveAvgPool2d(pooled)
+        elif not all(gone[first : first + count]):
+            order = sorted(x.atoms, key=lambda atom: atom in others)
+            before, after = 1, size_of(others)
+            node = at.net.arrange(x, order, (size, 1, after))
+        elif before > 1 or len(node.shape) not in (3, 4) or node.shape[-1] != after:
+            shape = (before, size, after) if before > 1 else (size, 1, after)
+            node = at.net.reshape(node, shape, f"{at.node.name}.positions")
+        if pooled is None:
+            whole = layers.GlobalAvgPool2d if len(node.shape) == 3 else layers.GlobalAvgPool3d
+            layer = whole() if before == 1 else layers.AdaptiveAvgPool2d((before, 1))
+        source = Source(at.net.add(at.node.name, layer, node))
+    kept = [(i, axis) for i, axis in enumerate(x.axes) if keep or i not in reduced]
+    made = tuple(() if i in reduced else axis for i, axis in kept)
+    return replace(x, source=source, atoms=others, axes=made, name=at.node.name)
+
+
+def _pooled_axis(
+    shape: tuple[int, ...], before: int, size: int, after: int
+) -> tuple[int, int] | None:
+    """Return the bins of an image of which one of two axes is averaged, None for other arrays."""
+    if len(shape) != 3 or 1 in shape[:2]:
+        return None
+    height, width, channels = shape
+    if (before, size, after) == (1, height, width * channels):
+        return 1, width
+    return (height, 1) if (before, size, after) == shape else None
+
+
+def _global_max(at: Reading) -> Value:
+    x = at.value()
+    kernel = x.shape[2:]
+    if len(kernel) not in (2, 3):
+        raise at.fail(f"expected an image or volume, got an input of shape {x.given}")
+    return at.image(POOLS["MaxPool", len(kernel)](kernel), x)
+
+
+def _resize(at: Reading) -> Value:
+    x = at.value()
+    x.check_samples()
+    first = 1 if at.graph.opset < 11 else 2
+    scales = at.constant(first)
+    sizes = at.constant(3) if at.graph.opset >= 11 else None
+    axes = [x.axis(axis) for axis in at.get("axes", range(len(x.axes)))]
+    factors = [1.0] * len(x.axes)
+    given = scales if scales is not None and scales.size else sizes
+    if given is None or given.size != len(axes):
+        raise at.fail("expected scales or sizes of all axes")
+    for axis, number in zip(axes, given.reshape(-1).tolist(), strict=True):
+        factors[axis] = number if given is scales else number / x.shape[axis]
+    whole = [round(number) if np.isfinite(number) else 0 for number in factors]
+    if len(x.axes) != 4 or whole != factors or whole[:2] != [1, 1] or min(whole) < 1:
+        raise at.fail(f"expected an image that is enlarged by integers, got factors {factors}")
+    mode, where = at.get("mode", "nearest"), "coordinate_transformation_mode"
+    place = at.get(where, "half_pixel") if at.graph.opset >= 11 else "asymmetric"
+    rounding = at.get("nearest_mode", "round_prefer_floor" if at.graph.opset >= 11 else "floor")
+    centres = place in ("half_pixel", "pytorch_half_pixel")
+    repeats = (place == "asymmetric" and rounding == "floor") or (
+        centres and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    )
+    if not ((mode == "nearest" and repeats) or (mode == "linear" and centres)) or at.get(
+        "antialias", 0
+    ):
+        raise at.fail(
+            "expected nearest pixels of whole blocks, or linear interpolation of pixels with "
+            f"half_pixel, got mode {mode}, {where} {place} and nearest_mode {rounding}"
+        )
+    factor = (whole[2], whole[3])
+    if factor == (1, 1):
+        return x
+    if prod(x.shape[1:]) * prod(factor) > MAX_ELEMENTS:  # before the layer makes filters
+        raise at.fail(f"outputs of samples must have at most {MAX_ELEMENTS} elements")
+    return at.image(layers.Upsample(factor, "nearest" if mode == "nearest" else "bilinear"), x)
+
+
+WINDOWS: Mapping[str, Read] = {
+    "AveragePool": _pool,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "GlobalAveragePool": _global_average,
+    "GlobalMaxPool": _global_max,
+    "MaxPool": _pool,
+    "ReduceMean": _reduce_mean,
+    "Resize": _resize,
+}
+"""Convolutions, pools and changes of the size of images."""

@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
     config.pluginmanager.register(Fuzz(), "fuzz")
     config.addinivalue_line("markers", "long: is run by `make test-all`; see LONG.")
+    config.addinivalue_line("markers", "few(n): `make test` runs n of its cases; others are long.")
     config.addinivalue_line("markers", "emulated: runs with emulated instructions, too.")
     config.addinivalue_line("markers", "matrix: is run with --matrix only.")
 
@@ -65,10 +66,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(LONG):
             item.add_marker("long")
+    for cases in _cases(items).values():
+        few = cases[0].get_closest_marker("few").args[0]
+        step = max(len(cases) / few, 1)
+        for item in {*cases} - {cases[int((i + 0.5) * step)] for i in range(min(few, len(cases)))}:
+            item.add_marker("long")
     if not config.getoption("--matrix"):
         left_out = [item for item in items if item.get_closest_marker("matrix")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("matrix")]
+
+
+def _cases(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """The cases of each test of which `make test` runs a few, but those that are long anyway."""
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("long"):
+            found.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return found
 
 
 def pytest_report_header() -> str:

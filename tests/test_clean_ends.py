@@ -84,6 +84,7 @@ def check_resumed(folder: Path, *options: str) -> None:
     assert files(folder / "run") == reference(*options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, "job"), (signal.SIGINT, 1)])
 def test_a_signal_ends_all_ranks_after_the_same_step(

@@ -431,6 +431,7 @@ def train_on_two(arguments: list[str], folder: Path) -> Finished:
     return mpiexec(2, [*TRAIN, *TINY, f"--output-dir={folder / 'run'}", *arguments])
 
 
+@pytest.mark.few(3)
 @pytest.mark.ahead(call=train_on_two)
 @pytest.mark.parametrize(("arguments", "words"), AGREED.values(), ids=AGREED)
 def test_all_ranks_end_together(ahead: Finished, arguments: list[str], words: str) -> None:
@@ -443,6 +444,7 @@ def train_on_gpus(ranks: int, option: list[str], folder: Path) -> tuple[Finished
     return mpiexec(ranks, [*TRAIN, *TINY, *options], directory=folder), [*folder.iterdir()]
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not gpu.why_not(), reason="there is a GPU")
 @pytest.mark.ahead(call=train_on_gpus)
 @pytest.mark.parametrize(
@@ -499,6 +501,7 @@ def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Fi
     return done, processes_in(folder)
 
 
+@pytest.mark.few(4)
 @pytest.mark.ahead(call=failing_run)
 @pytest.mark.parametrize(("ranks", "way"), alternately([2, 3], WAYS.values(), WAYS, RARE))
 def test_a_rank_that_fails_ends_all(
@@ -510,6 +513,7 @@ def test_a_rank_that_fails_ends_all(
     assert not left
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpiexec_ends_all_ranks(number: int, tmp_path: Path) -> None:
     if why_not():
@@ -526,6 +530,7 @@ def test_a_signal_to_mpiexec_ends_all_ranks(number: int, tmp_path: Path) -> None
     wait_for(lambda: not processes_in(tmp_path), 10)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     run = [*TINY, f"--model={OWN}:limited", "--optimizer=adam", "--resume"]
     run.append(f"--output-dir={tmp_path / 'run'}")

@@ -17,6 +17,7 @@ from tests.launch import ROOT, Finished
 CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "gpt")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
@@ -31,6 +32,7 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     assert float(accuracies[-1]) > 0.85
 
 
+@pytest.mark.long
 def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("one two three four five six seven eight nine ten\n" * 400)
     command = [sys.executable, str(ROOT / "examples" / "gpt.py"), str(tmp_path / "text")]
@@ -46,6 +48,7 @@ def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
     assert float(perplexity[1]) < 1.5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["own_scheme", "asynchronous_scheme"])
 def test_a_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished], name: str) -> None:
     pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")

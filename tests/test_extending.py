@@ -201,6 +201,7 @@ def without_sum(layer: Any, dy: Any, saved: Any, *, joint: bool) -> Any:
     return layer.backward(dy[..., layer.part].copy(), saved)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block", ["compressor", "top_k"])
 def test_the_compressors_keep_a_scheme_s_promises(block: str) -> None:
     scheme = partial(AllReduce, sums=run(block))  # top_k sends one element of each bucket here

@@ -294,6 +294,7 @@ for name in json.loads(sys.stdin.read()):
 """
 
 
+@pytest.mark.long
 def test_no_module_is_imported_while_it_is_importing_others() -> None:
     """So each can be imported alone: no order of imports meets one that is incomplete."""
     names = [*itertools.chain(*modules_in_order()), *names_of_tests()]

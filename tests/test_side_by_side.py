@@ -21,6 +21,7 @@ sys.exit(side_by_side.main(["-q", "-p", "no:cacheprovider", "-m", "not slow"]))
 FILES = ("tests/comm/test_ranks.py", "tests/cli/test_options.py", "tests/test_other.py")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("failing", [None, *FILES])
 def test_every_test_runs_once_and_a_failure_in_any_process_counts(
     failing: str | None, tmp_path: Path

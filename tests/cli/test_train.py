@@ -75,6 +75,7 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
     assert printed.isascii()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("further", [[], ["--ema=0.9"]], ids=["weights", "averages"])
 def test_a_saved_model_predicts_what_training_ended_with(
     further: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -120,6 +121,7 @@ def net(classes, input_shape):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("further", [[], ["--ema=0.9"]], ids=["weights", "averages"])
 def test_saved_weights_are_evaluated_to_what_training_ended_with(
     further: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -193,6 +195,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_trains(
     choice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -352,6 +355,7 @@ def skip_header(output: IO[str]) -> str:
 LONG = [*TINY, "--epochs=100000", "--checkpoint-epochs=0"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("number", "line"),
     [
@@ -400,6 +404,7 @@ def net(classes, input_shape):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_whose_code_does_not_end(number: int, tmp_path: Path) -> None:
     """As in a long call of C, or where exceptions are swallowed; the second signal is at once."""

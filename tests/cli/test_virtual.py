@@ -174,6 +174,7 @@ def base_timing(name: str) -> float:
     return timing(TrainConfig(**SMALL | MORE.get(name, {})))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [n for n in flags(TrainConfig) if n not in {*DECLARED, *OUTSIDE}])
 def test_an_option_changes_the_time_of_steps_or_is_refused(name: str) -> None:
     own, others = flags(TrainConfig)[name], SMALL | MORE.get(name, {})

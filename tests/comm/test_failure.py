@@ -119,6 +119,7 @@ if comm.rank == 1:
     return ending(2, body + WAIT)
 
 
+@pytest.mark.few(1)
 @pytest.mark.ahead(call=struck_twice)
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_second_signal_ends_a_rank_that_is_still_ending(ahead, number):
@@ -151,6 +152,7 @@ if comm.rank == 1: raise Odd
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.ahead(call=lambda what: waiting(UNSPEAKABLE.replace("WHAT", what)))
 @pytest.mark.parametrize(
     ("what", "words"),
@@ -196,6 +198,7 @@ def left(leaves, call, ranks):
     return ending(ranks, f"if comm.rank == 1: {leaves}\n{call}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.ahead(call=left)
 @pytest.mark.parametrize(
     ("leaves", "call", "ranks"),

@@ -117,6 +117,7 @@ def backward_data(
     return w, dy, gate, more, expected
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_backward_of_data_through_a_gate_agrees_with_the_reference(

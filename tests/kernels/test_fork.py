@@ -116,5 +116,6 @@ def test_a_child_has_all_threads_where_its_parent_had_used_none() -> None:
     run(BEFORE_THREADS)
 
 
+@pytest.mark.long
 def test_no_child_inherits_a_locked_pool_from_a_parent_whose_threads_allocate() -> None:
     run(ALLOCATING.replace("FORKS", "500"))

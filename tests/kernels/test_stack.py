@@ -60,6 +60,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     platform.machine() != "x86_64" or not shutil.which("objdump"),
     reason="reads x86 machine code with objdump",

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_layers_that_enlarge_images_keep_the_contract(case: str, backend: Backend) -> None:
     make, shape = CASES[case]

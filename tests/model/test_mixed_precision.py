@@ -137,6 +137,7 @@ def fit(trainer: Trainer, epochs: int = 2) -> list[float]:
     return [logs[name] for logs in history for name in ("loss", "val_loss")]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_reaches_the_loss_of_float32(name: str, dtype: str) -> None:
@@ -255,6 +256,7 @@ def test_a_resumed_training_ends_in_the_same_bytes(dtype: str, tmp_path: Path) -
     assert second.history == whole.history
 
 
+@pytest.mark.few(2)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.parametrize("sync", [False, True])
 def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(

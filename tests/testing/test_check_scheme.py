@@ -48,6 +48,7 @@ class LocalSGD1(LocalSGD):
     period = 1
 
 
+@pytest.mark.long
 def test_correct_schemes_pass() -> None:
     for scheme in (Plain, AllReduce, lambda comm: AllReduce(comm, overlap=False)):
         report = check_scheme(scheme, ranks=[1, 4])
@@ -312,6 +313,7 @@ class HasNoMethod(Plain):
         self.comm.all_reduce(bucket.grads)  # type: ignore[attr-defined]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("scheme", "ranks", "sentence"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
 )

@@ -89,6 +89,7 @@ def train(comm: Communicator, folder: Path, where: str, allreduce: str) -> None:
         trainer.fit(data, epochs=2, global_batch_size=8)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("where", "kind", "name"),
     [

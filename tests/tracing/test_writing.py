@@ -89,6 +89,7 @@ def test_messages_of_ranks_that_are_threads_arrive_after_they_are_sent(tmp_path:
     assert early_messages(tmp_path) == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi(2, 4)
 def test_messages_of_processes_arrive_after_they_are_sent(
     comm: Communicator, tmp_path: Path

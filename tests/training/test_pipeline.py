@@ -144,6 +144,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "stages", "data", "schedule"), cases())
 def test_three_steps_equal_those_with_accumulation(
     name: str, stages: int, data: int, schedule: str

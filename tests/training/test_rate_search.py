@@ -61,6 +61,7 @@ def everything(trainer: Trainer) -> list[Any]:
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_is_changed_and_training_continues_as_without_the_search(

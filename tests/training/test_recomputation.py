@@ -86,6 +86,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_training_has_the_same_bytes_with_recomputation(mode: str, ranks: int) -> None:

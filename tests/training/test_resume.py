@@ -80,6 +80,7 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("at", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS + 2])
 def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
@@ -137,6 +138,7 @@ def test_a_run_that_is_interrupted_again_and_again_still_ends_in_the_same_bytes(
     assert fingerprint(trainer) == fingerprint(whole)
 
 
+@pytest.mark.few(2)
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("at", [STEPS - 1, STEPS + 2])

@@ -78,6 +78,7 @@ def serial() -> dict[bool, Result]:
     return {fuse: train(Serial(), sync=False, fuse=fuse) for fuse in (False, True)}
 
 
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 2, 3, 5, 8)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("fuse", [False, True])

@@ -37,6 +37,7 @@ def sent(done: Timeline, size: int) -> list[Fraction]:
     return volume
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_algorithm_is_right_for_1_to_17_ranks(name, layout):

@@ -341,6 +341,7 @@ def calls_and_messages(name: str, ranks: int) -> tuple[int, int]:
     return calls, len(done.messages)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_work_of_a_check_grows_as_the_messages_do(name: str) -> None:
     few, many = calls_and_messages(name, 8), calls_and_messages(name, 32)

@@ -132,6 +132,7 @@ def matplotlib():
     return pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("matplotlib")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_can_be_drawn(name, tmp_path):

@@ -38,6 +38,7 @@ def check_sums(comm, algorithm, dtypes, lengths, chunk_bytes=1 << 20):
             np.testing.assert_array_equal(x, total(comm, n, dtype))
 
 
+@pytest.mark.few(12)
 @pytest.mark.threads(*range(1, 18))
 @pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_every_algorithm_sums_on_1_to_17_threads(comm, algorithm):

@@ -198,6 +198,7 @@ def axis_of(strategy: str) -> str:
     return "model" if strategy == "data" else strategy
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "strategy"), sorted(QUICK))
 def test_a_layer_is_cut(name: str, strategy: str) -> None:
     check_plan(*NETS[name], strategy, meshes=[{axis_of(strategy): 2}], batch=3)

@@ -24,6 +24,7 @@ from tests.parallel.schemes.course import (
 from tests.small_training import Recorder
 
 
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 2, 3, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize(("period", "beta"), [(1, 1.0), (4, 0.9)])

@@ -56,6 +56,7 @@ def exchange_of(
     return create_scheme(name, comm, **options, **sums)
 
 
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 3)
 @every_case
 def test_four_fits_of_an_epoch_are_one_of_four(comm, name, options, compress):

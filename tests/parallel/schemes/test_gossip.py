@@ -69,6 +69,7 @@ def test_the_exponential_graph_mixes_faster_than_the_ring(size: int) -> None:
     assert second["complete"] < second["exponential"] < second["ring"] < 1
 
 
+@pytest.mark.few(6)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -80,6 +81,7 @@ def test_it_is_steps_followed_by_averages_with_neighbours(comm: Communicator, gr
     assert_close(train(Gossip(comm, graph=graph), SGD(0.2)), simulate(comm.size, 3, step))
 
 
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rule", RULES)

@@ -21,6 +21,7 @@ LAYOUTS = ["a", "ab", "aab", "aabb", "abab", "abcd", "aaaab", "abbca"]
 """The host of each rank: alone, together, unevenly, in turns."""
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("hosts", LAYOUTS)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("rule", ["momentum", "clipped"])
@@ -36,6 +37,7 @@ def test_any_layout_of_hosts_trains_as_one_rank(hosts: str, overlap: bool, rule:
             np.testing.assert_array_equal(ours[name], value)
 
 
+@pytest.mark.few(5)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("rule", RULES)

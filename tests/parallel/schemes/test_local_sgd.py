@@ -25,6 +25,7 @@ from tests.parallel.schemes.course import (
 from tests.small_training import Recorder, checksums
 
 
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("decay", [0.0, 0.02])
@@ -120,6 +121,7 @@ def test_the_state_of_the_optimizer_stays_local(comm: Communicator) -> None:
     assert states[0] != states[1]
 
 
+@pytest.mark.few(5)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rule", RULES)

@@ -11,6 +11,7 @@ from pydtnn.parallel.schemes import ParameterServer
 from tests.parallel.schemes.course import RULES, assert_close, train, train_serially, trainer_of
 
 
+@pytest.mark.few(7)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("rule", RULES)

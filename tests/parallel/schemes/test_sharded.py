@@ -31,6 +31,7 @@ def buckets(trainer: Trainer):
     return trainer.model.buckets
 
 
+@pytest.mark.few(8)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("rule", RULES)
@@ -40,6 +41,7 @@ def test_every_rule_computes_what_it_does_serially(comm: Communicator, rule: str
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.threads(2, 5)
 @pytest.mark.parametrize("rule", ["adam", "clipped_lars"])
 @pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])

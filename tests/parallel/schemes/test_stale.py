@@ -51,6 +51,7 @@ def delayed_serially(delay: int, *, momentum: float = 0.0) -> Weights:
     return simulate(1, 3, step)
 
 
+@pytest.mark.few(6)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("delay", [0, 1, 2, 5])

@@ -24,6 +24,7 @@ def test_ranks_that_start_together_take_the_time_of_the_simulation(algorithm, ho
     assert ends.max() == pytest.approx(cost(algorithm, 1_000_000, network(hosts)), rel=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "algorithm",
     ["ring", pytest.param("bidirectional_ring", marks=pytest.mark.long), "hierarchical"],

@@ -172,6 +172,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("harm", "reasons"), [*DAMAGE.values(), *WRONG.values()], ids=[*DAMAGE, *WRONG]
 )

@@ -82,6 +82,7 @@ def assert_same(run: Run, expected: Run) -> None:
         assert own == pytest.approx(other, rel=1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -100,6 +101,7 @@ def test_a_run_continues_on_any_mesh(before: str, after: str, tmp_path: Path) ->
         assert_same(run, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

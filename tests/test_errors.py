@@ -501,7 +501,7 @@ def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Fi
     return done, processes_in(folder)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.ahead(call=failing_run)
 @pytest.mark.parametrize(("ranks", "way"), alternately([2, 3], WAYS.values(), WAYS, RARE))
 def test_a_rank_that_fails_ends_all(

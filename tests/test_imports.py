@@ -145,7 +145,8 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def imports(module: str, *, annotations: bool = False) -> Iterator[Import]:
+@cache
+def imports(module: str, *, annotations: bool = False) -> tuple[Import, ...]:
     """Every import that can run, and with `annotations` those under TYPE_CHECKING, too."""
     path = sources()[module]
     package = ["pydtnn", *filter(None, module.split("."))]
@@ -154,7 +155,7 @@ def imports(module: str, *, annotations: bool = False) -> Iterator[Import]:
 
     def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
         children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             children = [*(node.body if annotations else ()), *node.orelse]
         names = []
         if isinstance(node, ast.Import):
@@ -167,7 +168,7 @@ def imports(module: str, *, annotations: bool = False) -> Iterator[Import]:
                 f"{start}.{alias.name}" if is_module(f"{start}.{alias.name}") else start
                 for alias in node.names
             ]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_optional":
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_optional":
             names = [ast.unparse(node.args[0]).strip("f'\"")]
         for name in dict.fromkeys(names):
             ours = name.split(".")[0] == "pydtnn"
@@ -177,7 +178,7 @@ def imports(module: str, *, annotations: bool = False) -> Iterator[Import]:
         for child in children:
             yield from visit(child, inside)
 
-    yield from visit(ast.parse(path.read_text()), in_function=False)
+    return tuple(visit(ast.parse(path.read_text()), in_function=False))
 
 
 def is_module(name: str) -> bool:

@@ -102,6 +102,7 @@ def slow_network(path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_two_ranks_train_with_the_choice_of_rank_0_which_others_can_repeat(
     tmp_path: Path, mpiexec: Callable[..., Finished]
 ) -> None:

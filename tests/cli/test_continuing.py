@@ -106,6 +106,7 @@ def test_a_folder_without_a_run_names_the_runs_beside_it_newest_first(
         assert only_line(capsys.readouterr().err) == f"train: --resume: {folder} {what}; {listed}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -81,6 +81,7 @@ def test_quiet_is_not_combined_with_more_output(other: str) -> None:
         parse(["--quiet", other])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("style", "lines"), [("auto", 2), ("plain", 2), ("none", 0)])
 def test_progress_is_shown_as_requested(
     style: str, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -47,6 +47,7 @@ def write_sources(tmp_path: Path, suffix: str) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("suffix", "on_two"),
     [("png", "shards"), pytest.param("jpg", "folder", marks=pytest.mark.long)],

@@ -44,6 +44,7 @@ def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path: Path, text:
         model.predict(np.zeros((1, 17), "float32"))
 
 
+@pytest.mark.long
 def test_ranks_train_on_text_with_the_same_bytes(
     mpiexec: Callable[..., Finished], tmp_path: Path, text: str
 ) -> None:

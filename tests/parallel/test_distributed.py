@@ -146,6 +146,7 @@ class Alone(GradientExchange):
         self.average_parameters()
 
 
+@pytest.mark.few(1)
 @pytest.mark.threads(2, 3, 5)
 def test_averaging_parameters_weighted_by_samples_after_each_step_is_plain_sgd(
     comm: Communicator,

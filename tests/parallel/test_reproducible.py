@@ -126,7 +126,7 @@ def serial() -> dict[str, Fingerprint]:
     return {}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 2, 3, 4, 5, 8)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("case", CASES)
@@ -213,7 +213,7 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
     assert comm.gather_object(found[1]) == [found[1]] * comm.size
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 4))]
 )

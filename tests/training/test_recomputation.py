@@ -86,7 +86,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_training_has_the_same_bytes_with_recomputation(mode: str, ranks: int) -> None:
@@ -121,6 +121,7 @@ def test_a_limit_that_one_rank_cannot_keep_is_refused_on_all_before_the_first_st
     run_threads(2, run)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("axis", ["filter", "spatial"])
 def test_ranks_with_parts_of_a_network_repeat_the_same_exchanges(axis: str) -> None:
     rng = np.random.default_rng(0)

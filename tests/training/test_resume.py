@@ -80,7 +80,7 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("at", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS + 2])
 def test_a_serial_run_ends_in_the_same_bytes_from_any_step(

@@ -30,6 +30,7 @@ def start(command: list[str], stdout: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_ends_in_silence_where_its_reader_has_gone(command: list[str]) -> None:
     with start(command, subprocess.PIPE) as process:

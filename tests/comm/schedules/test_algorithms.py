@@ -37,7 +37,7 @@ def sent(done: Timeline, size: int) -> list[Fraction]:
     return volume
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_algorithm_is_right_for_1_to_17_ranks(name, layout):
@@ -81,6 +81,7 @@ def test_an_algorithm_takes_as_many_rounds_as_its_docstring_says(name):
     assert {p: check(name, p).rows for p in EXPECTED_ROUNDS[name]} == EXPECTED_ROUNDS[name]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["ring", "bidirectional_ring", "direct", "torus"])
 def test_every_rank_sends_the_least_possible(name):
     for p in RANKS:

@@ -47,6 +47,7 @@ def test_every_algorithm_sums_on_1_to_17_threads(comm, algorithm):
     check_sums(comm, algorithm, ["float32"], (300,), chunk_bytes=400)  # 3 chunks of 100
 
 
+@pytest.mark.few(4)
 @pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_every_algorithm_sums_over_mpi(comm, algorithm):
@@ -131,6 +132,7 @@ def test_who_waits_for_a_message_moves_sums_on(comm):
     request.wait()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "call",
     [

@@ -42,7 +42,7 @@ def label(value: str | dict[str, Any]) -> str:
 every_scheme = pytest.mark.parametrize(("name", "options"), CASES, ids=label)
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(10)
 @pytest.mark.threads(1, 2, 3, 4, 5)
 @pytest.mark.mpi(2, 3)
 @every_scheme
@@ -59,7 +59,7 @@ def test_ranks_hold_the_same_bytes_after_every_step_where_the_scheme_says_so(
     assert len(set(checksum(comm, trainer))) == 1  # after training they always do
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.threads(4)
 @every_scheme
 def test_every_scheme_learns(comm: Communicator, name: str, options: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def test_every_scheme_learns(comm: Communicator, name: str, options: dict[str, A
     assert trainer.history[-1]["val_loss"] == pytest.approx(last, rel=1e-12)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[1]], ids=label)
 def test_every_scheme_keeps_the_contract_with_options_too(
     name: str, options: dict[str, Any]
@@ -84,6 +84,7 @@ def test_every_scheme_keeps_the_contract_with_options_too(
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.threads(3)
 @every_scheme
 def test_schemes_that_sum_gradients_can_be_compressed_and_no_others(
@@ -170,7 +171,7 @@ def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
 @pytest.mark.usefixtures("_quick_disk")

@@ -138,7 +138,7 @@ def disturbed(
     assert len(list(directory.iterdir())) == 1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_kill_at_any_moment_leaves_the_old_checkpoint_or_the_new(
@@ -151,7 +151,7 @@ def test_a_kill_at_any_moment_leaves_the_old_checkpoint_or_the_new(
         assert [path.name for path in directory.iterdir()] == ["checkpoint-00000010"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_call_that_fails_at_any_moment_is_told_unless_the_new_checkpoint_is_there(

@@ -133,6 +133,7 @@ def test_a_checkpoint_of_a_mesh_has_the_names_and_shapes_of_a_serial_one(tmp_pat
         assert [sorted(names) for names in found[0][name]] == [sorted(n) for n in found[1][name]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("scheme", "sums"),
     [(LOCAL, None), (partial(StaleGradients, delay=2), None), (AllReduce, top_k(share=0.3))],

@@ -80,6 +80,7 @@ print(load_checkpoint(sys.argv[1], trainer).name, len(list(Path(sys.argv[1]).ite
 """
 
 
+@pytest.mark.long
 def test_a_write_that_the_system_refuses_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path), str(ROOT)],

@@ -101,6 +101,7 @@ def found_by(ranks: int, run: Callable[[Communicator], Any]) -> AgreedError:
     return raised.value
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks: int) -> None:
     flip = Flip(1, 250, parameter("conv2d0.w"))

@@ -24,6 +24,7 @@ class Change(Callback):
             trainer.model.parameters[name].master[...] += 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_difference_is_found_and_the_steps_since_the_last_comparison_are_named(
     transport: str,

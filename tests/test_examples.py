@@ -48,7 +48,7 @@ def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
     assert float(perplexity[1]) < 1.5
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["own_scheme", "asynchronous_scheme"])
 def test_a_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished], name: str) -> None:
     pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")

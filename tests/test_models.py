@@ -258,7 +258,7 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
     assert float(w.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [

@@ -129,6 +129,7 @@ def test_a_size_makes_samples_of_all_images(
     assert "--image-size: synthetic has no parameter `image_size`; omit it or use folder" in error
 
 
+@pytest.mark.long
 def test_ranks_train_on_the_copy_that_one_of_them_makes(
     tmp_path: Path, mpiexec: Callable[..., Finished], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_levels_and_ranks(options: dict[str, int], shown: list[str], capsys: Cap
     assert not logging.getLogger("pydtnn").handlers
 
 
+@pytest.mark.long
 def test_a_verbose_run_logs_what_it_chose(tmp_path: Path, capsys: Capture) -> None:
     options = ["--epochs=1", "--model=cnn", "--tuning=measure", "--verbose"]
     assert main([*TINY, *options, f"--output-dir={tmp_path}"]) == 0

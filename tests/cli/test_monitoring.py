@@ -36,6 +36,7 @@ def test_ranks_are_compared_unless_it_is_turned_off(
     assert own == ([] if every is None else [every])
 
 
+@pytest.mark.long
 def test_ranks_that_differ_are_named_over_mpi(
     tmp_path: Path, mpiexec: Callable[..., Finished]
 ) -> None:

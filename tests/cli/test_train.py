@@ -195,7 +195,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_trains(
     choice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

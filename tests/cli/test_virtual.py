@@ -33,6 +33,7 @@ def weights(folder: Path) -> str:
     return hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
 
 
+@pytest.mark.long
 def test_a_run_has_virtual_times_and_is_equal_in_every_repetition(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

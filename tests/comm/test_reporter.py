@@ -190,6 +190,7 @@ def test_on_several_hosts_only_a_lack_of_memory_is_told(ahead: Finished, kills: 
     assert ahead.stderr.count("terminated unexpectedly") <= 2 * kills
 
 
+@pytest.mark.few(1)
 @pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body], timeout=60))
 @pytest.mark.parametrize(
     ("body", "line"),

@@ -41,6 +41,7 @@ def test_one_file_is_a_text(tmp_path):
     np.testing.assert_array_equal(test.tokens, np.arange(90, 100))
 
 
+@pytest.mark.long
 def test_the_sources_of_python_are_there_without_a_file():
     train, test = load_text()
     assert len(train) > 10_000

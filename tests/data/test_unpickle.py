@@ -131,7 +131,7 @@ DEEP = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("where", DEEP)
 def test_a_million_nested_objects_do_not_end_the_interpreter(tmp_path: Path, where: str) -> None:
     """Hashing a nested tuple recurses in C without a limit."""

@@ -57,7 +57,7 @@ def serial() -> dict[str, tuple]:
     }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 2, 3, 4, 5, 8)
 @pytest.mark.mpi
 @pytest.mark.parametrize("overlap", [True, False])
@@ -182,7 +182,7 @@ def train_transformer(comm: Communicator) -> Result:
     return {name: np.array(value) for name, value in model.state().items()}, history
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2)
 def test_a_vision_transformer_trains_alike(comm: Communicator) -> None:

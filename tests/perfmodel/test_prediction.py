@@ -55,6 +55,7 @@ def test_a_prediction_is_the_same_in_every_run():
     assert one.seconds == other.seconds
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -76,6 +76,7 @@ def test_the_library_s_schemes_pass(name: str) -> None:
     check_scheme(SCHEMES[name], ranks=[1, 3], equal_to_serial=False if name == "stale" else None)
 
 
+@pytest.mark.long
 def test_the_report_counts_messages_and_bytes() -> None:
     report = check_scheme(AllReduce, ranks=[1, 3])
     alone, three = report.rows
@@ -313,7 +314,7 @@ class HasNoMethod(Plain):
         self.comm.all_reduce(bucket.grads)  # type: ignore[attr-defined]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("scheme", "ranks", "sentence"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
 )

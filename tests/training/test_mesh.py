@@ -154,6 +154,7 @@ def test_saved_models_weights_and_averages_are_whole(comm: Communicator, shared_
     assert_equal_states([trainer.model.state()], serial.model.state())
 
 
+@pytest.mark.few(1)
 @pytest.mark.threads(4)
 @pytest.mark.parametrize("ranks", [{0}, {0, 1}, {0, 1, 2, 3}], ids=str)
 def test_weights_that_rank_0_has_loaded_reach_the_parts_of_all_ranks(

@@ -119,6 +119,7 @@ def test_without_threads_batches_are_loaded_in_the_phase_data() -> None:
     assert not log.lanes
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("scheme", "ranks"), [("allreduce", 2), *((scheme, 4) for scheme in SCHEMES)]
 )

@@ -144,7 +144,7 @@ def cases() -> list[Any]:
     ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "stages", "data", "schedule"), cases())
 def test_three_steps_equal_those_with_accumulation(
     name: str, stages: int, data: int, schedule: str
@@ -328,6 +328,7 @@ def grouped(lr: float) -> SGD:
     return SGD(lr, groups={"linear*": {"lr_factor": 0.1}})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [

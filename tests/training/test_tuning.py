@@ -248,6 +248,7 @@ def test_the_same_command_twice_measures_once_and_leaves_the_same_bytes(
     assert {batch for batches in table.values() for batch in batches} == {"16"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["fixed", "direct"])
 def test_what_is_not_measured_leaves_no_trace_and_does_not_depend_on_threads(
     mode: str, tmp_path: Path, cache: Path
@@ -263,6 +264,7 @@ def test_what_is_not_measured_leaves_no_trace_and_does_not_depend_on_threads(
     assert not cache.exists()
 
 
+@pytest.mark.long
 def test_ranks_of_one_command_share_what_one_of_them_measured(
     tmp_path: Path, cache: Path, mpiexec: Callable[..., Finished]
 ) -> None:

@@ -79,7 +79,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("network", "plan", "mesh"), QUICK, ids=name_of)
 def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
     check(network, plan, mesh)

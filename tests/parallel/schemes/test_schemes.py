@@ -132,6 +132,7 @@ class Noted(Request):
         return done
 
 
+@pytest.mark.few(5)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2)
 @every_scheme

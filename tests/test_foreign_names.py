@@ -638,7 +638,7 @@ def answers() -> Iterator[tuple[str, str]]:
     for table in (ATTRIBUTES, ASSIGNED, ARGUMENTS, VALUES):
         for kind, entries in table.items():
             yield from ((f"{kind}.{name}", answer) for name, answer in entries.items())
-    from pydtnn.training.callback_checks import METHODS
+    from pydtnn.training.checks import METHODS
 
     yield from ((name, f"Callback.{answer}") for name, answer in METHODS.items())
 

@@ -18,7 +18,7 @@ from pydtnn.layers import Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.tracing import load_timeline
 from pydtnn.tracing.exports import FORMATS
-from pydtnn.tracing.exports.paraver_names import BYTES, EPOCH, MEMORY, STEP, TYPES
+from pydtnn.tracing.exports.paraver import BYTES, EPOCH, MEMORY, STEP, TYPES
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Kind, Observer
 from tests.tracing.synthetic import MS, write_run

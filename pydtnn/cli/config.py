@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from pydtnn.cli.data_options import DataOptions
-from pydtnn.cli.device_checks import DeviceChecks
-from pydtnn.cli.exact_checks import ExactChecks
 from pydtnn.cli.mesh import read_axes
-from pydtnn.cli.monitoring import MonitoringOptions
-from pydtnn.cli.observing import TraceOptions
 from pydtnn.cli.options import (
     COMMUNICATION,
     DEVICE,
     MODEL,
+    OBSERVATION,
     OPTIMIZER,
     OUTPUT,
     TRAINING,
+    VIRTUAL,
     flags,
     option,
 )
-from pydtnn.cli.virtual_options import VirtualOptions
-from pydtnn.cli.waiting import WaitOptions
+from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.registry import key_of
 from pydtnn.utils.threads import MOST_THREADS
 
 
 @dataclass(frozen=True)
-class TrainConfig(
-    DeviceChecks,
-    ExactChecks,
-    MonitoringOptions,
-    TraceOptions,
-    VirtualOptions,
-    WaitOptions,
-    DataOptions,  # the first options of the help page
-):
+class TrainConfig:
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -49,6 +38,139 @@ class TrainConfig(
         names the option.
     """
 
+    model: str = option(MODEL, "resnet44", "name of a model, or path/to/file.py:function")
+    model_options: dict[str, Any] = option(
+        MODEL, {}, 'options of the model, such as {"shortcut": "A"}'
+    )
+    dataset: str = option(MODEL, "synthetic", "name of a data set, or path/to/file.py:function")
+    dataset_options: dict[str, Any] = option(
+        MODEL, {}, 'options of the data set, such as {"samples": 20000}'
+    )
+    data_dir: str | None = option(
+        MODEL,
+        str,
+        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
+        metavar="FOLDER",
+    )
+    stage: str | None = option(
+        MODEL,
+        str,
+        "copy the shards to this folder of each host first, such as /local/me, and read them there",
+        metavar="FOLDER",
+    )
+    download: bool = option(MODEL, False, "download the data if they are missing")
+    image_size: int | None = option(
+        MODEL,
+        int,
+        "height and width of samples, to which images from files are resized and cropped",
+        at_least=1,
+    )
+    validation_split: float = option(
+        MODEL,
+        0.0,
+        "validate on this fraction of the training set instead of the test set",
+        at_least=0,
+        below=1,
+    )
+    augment: str = option(
+        MODEL,
+        "",
+        "augmentation of training images: crop:4,flip,jitter or resized_crop:0.3,randaugment:2:9",
+        metavar="LIST",
+    )
+    mixup: float | None = option(
+        MODEL,
+        float,
+        "average pairs of training samples and their labels, with weights from Beta(X, X): 0.2",
+        above=0,
+    )
+    cutmix: float | None = option(
+        MODEL,
+        float,
+        "replace a box of each training image by that of another one, and mix their labels by "
+        "area, which is from Beta(X, X): 1.0; with --mixup, one of the two for each sample",
+        above=0,
+    )
+    timeout: float = option(
+        COMMUNICATION,
+        300.0,
+        "longest wait for other ranks or for a batch, in s; then a table names the rank that is "
+        "late, and all ranks end with status 75; 0 for no limit",
+        at_least=0,
+    )
+    straggler_factor: float = option(
+        COMMUNICATION,
+        1.5,
+        "after each epoch, name ranks that compute this many times as long as the others, with the "
+        "phase that takes longer; 0 for none",
+        at_least=0,
+    )
+    virtual_ranks: int | None = option(
+        VIRTUAL,
+        int,
+        "train on this number of ranks that are threads of this process, with the times of "
+        "--platform: docs/virtual-ranks.md",
+        at_least=1,
+        at_most=4096,
+    )
+    platform: str | None = option(
+        VIRTUAL,
+        str,
+        "name of a platform, or path/to/file.yaml, also for predictions; by default this job's "
+        "ranks, measured in a few seconds",
+        metavar="FILE",
+    )
+    compute: str | None = option(
+        VIRTUAL,
+        str,
+        "times of computation measured on this machine, in this file, to which missing ones are "
+        "added; by default those of --platform",
+        metavar="FILE",
+    )
+    disturb: str | None = option(
+        VIRTUAL,
+        str,
+        "slow ranks, jitter, slow links and ranks that fail, in a YAML file",
+        metavar="FILE",
+    )
+    timing_only: bool = option(
+        VIRTUAL,
+        False,
+        "with --virtual-ranks: predict the time of steps, with kernels that do nothing, and exit",
+    )
+    trace: str | None = option(
+        OBSERVATION,
+        str,
+        "record what every rank does, and write it to this folder: docs/tracing.md",
+        metavar="FOLDER",
+    )
+    trace_steps: str | None = option(
+        OBSERVATION,
+        str,
+        "record these steps only, counted from 0 at the start of this run, such as 10:20, which "
+        "excludes step 20",
+        metavar="FIRST:STOP",
+    )
+    trace_kernels: bool = option(OBSERVATION, False, "record every call of a kernel too")
+    check_equal: int | None = option(
+        OBSERVATION,
+        int,
+        "steps between comparisons of the parameters and the optimizer's state of all ranks; by "
+        "default 100 where these must be equal; with 0 they are not compared",
+        at_least=0,
+    )
+    tensorboard: bool = option(
+        OBSERVATION,
+        False,
+        "write curves, the graph of layers and hyper-parameters for TensorBoard to the folder "
+        "tensorboard of the run; requires the package tensorboardX",
+    )
+    tensorboard_histograms: int | None = option(
+        OBSERVATION,
+        int,
+        "with --tensorboard: epochs between histograms of parameters and gradients",
+        at_least=1,
+    )
     epochs: int = option(TRAINING, 4, "passes over the training set", at_least=1)
     steps_per_epoch: int | None = option(
         TRAINING, int, "limit epochs to this number of steps", at_least=1
@@ -133,7 +255,6 @@ class TrainConfig(
         "--device cpu, which runs the readable reference",
         among=("float32", "float64", "bfloat16", "float16"),
     )
-
     optimizer: str = option(OPTIMIZER, "sgd", "update rule, or path/to/file.py:Class")
     lr: float | None = option(
         OPTIMIZER, float, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
@@ -178,7 +299,6 @@ class TrainConfig(
         at_least=1,
     )
     plateau_factor: float = option(OPTIMIZER, 0.1, "factor of that reduction", above=0, below=1)
-
     scheme: str = option(
         COMMUNICATION, "allreduce", "how ranks train together, or path/to/file.py:Class"
     )
@@ -292,7 +412,6 @@ class TrainConfig(
     loader_threads: int = option(
         DEVICE, 1, "threads that prefetch batches; with 0, batches are made on demand", at_least=0
     )
-
     output_dir: str | None = option(
         OUTPUT,
         str,
@@ -340,11 +459,6 @@ class TrainConfig(
     )
     quiet: bool = option(OUTPUT, False, "print errors and the final result only")
 
-    @property
-    def saves_weights(self) -> bool:
-        """Whether `save` is a file of weights, and not a folder with the whole model."""
-        return self.save is not None and self.save.endswith(".safetensors")
-
     def __post_init__(self) -> None:
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
@@ -369,6 +483,11 @@ class TrainConfig(
         self.check_virtual()
         self._check_partners()
         self.check_exact()
+
+    @property
+    def saves_weights(self) -> bool:
+        """Whether `save` is a file of weights, and not a folder with the whole model."""
+        return self.save is not None and self.save.endswith(".safetensors")
 
     def _check_partners(self) -> None:
         """Raise ValueError if an option has no effect because the option it refers to is unset."""
@@ -395,3 +514,108 @@ class TrainConfig(
             for name, own in flags(TrainConfig).items()
             if own.group in groups and name not in elsewhere
         }
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """Return the mixtures of training samples that the options choose."""
+        chosen = ((Mixup, self.mixup), (CutMix, self.cutmix))
+        return tuple(mixing(alpha) for mixing, alpha in chosen if alpha is not None)
+
+    def check_waits(self) -> None:
+        """Raise ValueError if the factor would name ranks that are not slower."""
+        if 0 < self.straggler_factor < 1:
+            raise ValueError(
+                "train: --straggler-factor must be 0 or at least 1, got "
+                f"{self.straggler_factor:g}; use 1.5 for ranks that take half as long again"
+            )
+
+    def check_virtual(self) -> None:
+        """Raise ValueError if virtual ranks have no platform, or an option has no effect."""
+        if self.virtual_ranks is not None and self.platform is None:
+            raise ValueError(
+                "train: --virtual-ranks requires --platform; name a platform such as cpu-1gbit, or "
+                "write a file with python -m pydtnn.calibrate"
+            )
+        for label, given in (
+            ("--compute", self.compute is not None),
+            ("--disturb", self.disturb is not None),
+            ("--timing-only", self.timing_only),
+        ):
+            if given and self.virtual_ranks is None:
+                raise ValueError(f"train: {label} requires --virtual-ranks N")
+
+    def check_trace(self) -> None:
+        """Raise ValueError if an option of traces is invalid or has no effect."""
+        for label, given in (
+            ("--trace-steps", self.trace_steps is not None),
+            ("--trace-kernels", self.trace_kernels),
+        ):
+            if given and self.trace is None:
+                raise ValueError(f"train: {label} requires --trace FOLDER")
+        self.traced_steps()
+
+    def traced_steps(self) -> range | None:
+        """Return the steps of `trace_steps`; None for all that happens.
+
+        Raises
+        ------
+        ValueError
+            If the text is not a range of at least one step.
+        """
+        if self.trace_steps is None:
+            return None
+        found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", self.trace_steps)
+        steps = range(*map(int, found.groups())) if found else range(0)
+        if not steps:
+            raise ValueError(
+                "train: --trace-steps must be a range of at least one step, such as 10:20, got "
+                f"{self.trace_steps!r}"
+            )
+        return steps
+
+    def check_tensorboard(self) -> None:
+        """Raise ValueError if an option of TensorBoard has no effect."""
+        if self.tensorboard_histograms is not None and not self.tensorboard:
+            raise ValueError("train: --tensorboard-histograms requires --tensorboard")
+
+    def check_exact(self) -> None:
+        """Raise ValueError if `--exact` is set and cannot be combined with the other options."""
+        for name, wrong, instead in (
+            ("--global-batch-size", self.global_batch_size is None, "set the number of samples"),
+            ("--accumulation", self.accumulation > 1, "omit it and use more --shards"),
+            ("--compress", self.compress is not None, "omit it"),
+            ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
+        ):
+            if self.exact and wrong:
+                verb = "requires" if self.global_batch_size is None else "cannot be combined with"
+                raise ValueError(f"train: --exact {verb} {name}; {instead}")
+
+    def check_device(self) -> None:
+        """Raise ValueError if an option requires another device, or other options."""
+        cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
+        for wrong, sentence in (
+            (self.comm == "nccl" and not cuda, "--comm nccl requires --device cuda"),
+            (self.cuda_aware and not cuda, "--cuda-aware requires --device cuda"),
+            (self.cuda_aware and self.comm != "mpi", "--cuda-aware requires --comm mpi"),
+            (
+                schedule and cuda and self.comm != "mpi",
+                f"--allreduce {self.allreduce} with --device cuda requires --comm mpi: NCCL has "
+                "its own allreduce",
+            ),
+            (
+                schedule and self.cuda_aware,
+                f"--allreduce {self.allreduce} cannot be combined with --cuda-aware: it sums in "
+                "host memory; omit one of them",
+            ),
+            (self.virtual_ranks and cuda, "--virtual-ranks requires --device cpu or numpy"),
+            (
+                self.virtual_ranks and self.loader_threads > 1,
+                "--virtual-ranks makes batches when they are needed; omit --loader-threads",
+            ),
+            (self.tf32 and not cuda, "--tf32 requires --device cuda"),
+            (
+                self.tf32 and self.dtype != "float32",
+                f"--tf32 requires --dtype float32, got {self.dtype}",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"train: {sentence}")

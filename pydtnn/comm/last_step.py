@@ -1,4 +1,4 @@
-"""The last step of a run that a signal ends, on this rank: see `pydtnn.comm.monitor.last_step`."""
+"""The last step of a run that a signal ends, on this rank: see `pydtnn.comm.monitor.monitor`."""
 
 from __future__ import annotations
 

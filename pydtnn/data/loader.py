@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +17,6 @@ from numpy.typing import DTypeLike, NDArray
 from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.lanes import Lanes
 from pydtnn.data.mixing import (
     Mixing,
     check_labels,
@@ -27,8 +29,36 @@ from pydtnn.data.order import own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.several import each, is_several, parts, shapes_of
 from pydtnn.utils.foreign_names import SuggestsNames
-from pydtnn.utils.observer import NOTHING, Observer
+from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
 from pydtnn.utils.validate import whole
+
+
+class Lanes:
+    """Report the batches that threads prepare, each on a lane of its own.
+
+    Parameters
+    ----------
+    observer : Observer
+    name : str
+        Prefix of the names of the lanes. If it is empty, batches are prepared in the thread of
+        `observer`.
+    """
+
+    def __init__(self, observer: Observer, name: str) -> None:
+        self._observer, self._name = observer, name
+        self._numbers = count()
+        self._own = threading.local()
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Return the context in which the calling thread prepares a batch."""
+        lane = self._observer
+        if self._name:
+            lane = getattr(self._own, "lane", None) or lane.lane(
+                f"{self._name} {next(self._numbers)}"
+            )
+            self._own.lane = lane
+        return Activity(lane, Kind.LOAD, "batch")
+
 
 Array = NDArray[Any]
 

@@ -7,15 +7,13 @@ parallel scheme provides (1 / global batch), so that shards of any sizes add up 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.losses.class_weights import ClassWeights, Given
-from pydtnn.losses.cross_entropy import soft_cross_entropy
+from pydtnn.kernels.reference.family import Array, Number, wide
 from pydtnn.losses.targets import (
     check_classes,
     check_dense,
@@ -28,7 +26,137 @@ from pydtnn.losses.targets import (
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.registry import Kind
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import number, whole
+
+Given = Sequence[float] | np.ndarray | Mapping[Any, float]
+
+
+class ClassWeights:
+    """Weights of the classes in a loss.
+
+    Parameters
+    ----------
+    who : str
+        First word of errors.
+    given : sequence or mapping
+        One weight of at least 0 for each class, or weights of some classes, by class; those of the
+        others are 1. Keys may be text, as in JSON.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If weights are not numbers of at least 0, or all are 0.
+    """
+
+    def __init__(self, who: str, given: Given) -> None:
+        self.who = who
+        pairs = given.items() if isinstance(given, Mapping) else enumerate(_list(who, given))
+        self.weights: dict[int, float] = {}
+        for key, value in pairs:
+            index = int(key) if isinstance(key, str) and key.isdecimal() else key
+            index = whole(who, "a class of class_weights", index, at_least=0)
+            self.weights[index] = number(who, f"class_weights of class {key}", value, at_least=0)
+        self.every = not isinstance(given, Mapping)
+        if self.every and not any(self.weights.values()):
+            raise ValueError(
+                f"{who}: class_weights must have at least one number above 0, got "
+                f"{[*self.weights.values()]}; omit them for equal weights"
+            )
+        self._placed: tuple[Backend, Array] | None = None
+
+    def check(self, classes: int) -> None:
+        """Raise ValueError if the weights are not those of this number of classes.
+
+        Raises
+        ------
+        ValueError
+        """
+        if self.every and len(self.weights) != classes:
+            raise ValueError(
+                f"{self.who}: class_weights must be {classes} numbers, one for each output of the "
+                f"model, got {len(self.weights)}; or name some classes: {{0: 2.0}}"
+            )
+        if max(self.weights, default=0) >= classes:
+            raise ValueError(
+                f"{self.who}: class_weights must have classes in 0..{classes - 1}, got "
+                f"{max(self.weights)}"
+            )
+
+    def place(self, backend: Backend, classes: int, dtype: Any) -> Array:
+        """Return the weights (K,) as an array of a backend, which is allocated once."""
+        known = self._placed
+        if known is not None and known[0] is backend and known[1].dtype == dtype:
+            return known[1]
+        values = np.ones(classes)
+        values[[*self.weights]] = [*self.weights.values()]
+        array = backend.asarray(values, dtype)
+        self._placed = backend, array
+        return array
+
+
+def _list(who: str, given: Any) -> list[Any]:
+    if not isinstance(given, list | tuple | np.ndarray) or np.ndim(given) != 1:
+        raise TypeError(
+            f"{who}: class_weights must be a list with one number per class, or a mapping of "
+            f"classes to numbers, got {given!r}"
+        )
+    return [*given]
+
+
+def soft_cross_entropy(
+    xp: Any,
+    logits: Array,
+    target: Array,
+    weights: Array | None,
+    smoothing: float,
+    scale: Number,
+    out: Array,
+    rows: Array | None = None,
+) -> Number:
+    """Compute the cross-entropy of logits (N, K) with classes or probabilities; see the loss.
+
+    ``L = -sum_nk w_k q_nk log p_nk`` with ``p = softmax(x)``, so
+    ``dx_nk = p_nk sum_j w_j q_nj - w_k q_nk``.
+
+    Parameters
+    ----------
+    xp : module
+    logits : Array, shape (N, K)
+    target : Array, shape (N, K) or (N,) of int64
+        The probability t of each class, or the class with t = 1.
+    weights : Array, shape (K,), or None
+        By default all are 1.
+    smoothing : float
+        ``q = (1 - s) t + s / K``.
+    scale : Number
+        Factor on the gradient.
+    out : Array, shape (N, K)
+        The gradient.
+    rows : Array, shape (N,), optional
+        Weight of each row; by default all are 1.
+
+    Returns
+    -------
+    Number
+        The loss, in float64.
+    """
+    logits = wide(logits)
+    if target.ndim == 1:
+        target = xp.arange(logits.shape[1]) == target[:, None]
+    q = (1 - smoothing) * target.astype(logits.dtype, copy=False) + smoothing / logits.shape[1]
+    if weights is not None:
+        q = q * weights
+    if rows is not None:
+        q = q * rows[:, None]
+    log_p = _log_softmax(xp, logits)
+    out[...] = (xp.exp(log_p) * q.sum(axis=1, keepdims=True) - q) * scale
+    log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere
+    return -(q * log_p).sum(dtype="float64")
+
+
+def _log_softmax(xp: Any, logits: Array) -> Array:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
 
 
 class Loss(SuggestsNames, StoresArguments, ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydtnn.kernels.dtypes import name_of
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
+from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
@@ -26,13 +28,37 @@ from pydtnn.model.observed import Reports
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recomputing import Recompute, Recomputing
-from pydtnn.model.shape_warnings import warn_of_channels_first
 from pydtnn.model.stage import create_stage
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import Whole
 from pydtnn.utils.foreign_names import NotCallable
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import whole
+
+COLOURS = (1, 3, 4)
+"""Numbers of channels of images."""
+
+SMALLEST = 24
+"""Height of the smallest usual images, in pixels: smaller shapes may be feature maps."""
+
+
+def warn_of_channels_first(inputs: Sequence[Node]) -> None:
+    """Warn if a convolution reads an input of shape (C, H, W), as other libraries store images.
+
+    That is, one whose first axis is a number of colours, followed by two equal ones of the size of
+    an image.
+    """
+    for node in inputs:
+        if len(node.shape) != 3 or not any(isinstance(n.layer, Conv2d) for n in node.consumers):
+            continue
+        c, h, w = node.shape
+        if c in COLOURS and h == w >= SMALLEST:
+            warnings.warn(
+                f"Model: input_shape {node.shape} means an image of {c} x {h} pixels and {w} "
+                f"channels; if it has {c} channels, use {(h, w, c)}, and "
+                "ArrayDataset(x, y, channels_first=True) for arrays (n, C, H, W)",
+                stacklevel=3,
+            )
 
 
 class Model(NotCallable, Predictor, Recomputing, FlatParameters):

@@ -17,7 +17,9 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
@@ -27,14 +29,144 @@ from pydtnn.optimizers.clipping import Clipping
 from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.parts import Parts
-from pydtnn.optimizers.rate import LearningRate
-from pydtnn.optimizers.saved import check_saved
-from pydtnn.optimizers.share import Share, Whole, views_of
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import Observer, outside, phase
+from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import number, whole
+
+
+class LearningRate:
+    """Base class of `Optimizer`: the learning rate of each update.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        Function of the number of the update, from 0.
+    lr_factor : float
+        Factor on it.
+    iterations : int
+        Updates made.
+    """
+
+    schedule: Schedule
+    lr_factor: float
+    iterations: int
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update; assigning it replaces the schedule by a constant.
+
+        Checkpoints do not contain the schedule: a run that is to be continued with another rate
+        uses a schedule or `lr_factor`.
+        """
+        return self.lr_now
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.schedule = Constant(
+            number(type(self).__name__, "lr (the learning rate)", value, at_least=0)
+        )
+        self.lr_factor = 1.0
+
+    @property
+    def lr_now(self) -> float:
+        """Learning rate of the last update; before the first update, of the first."""
+        return self.lr_of(max(self.iterations - 1, 0))
+
+    def lr_of(self, step: int) -> float:
+        """Return the learning rate of update number `step`, from 0."""
+        lr = number(
+            type(self).__name__,
+            f"lr of the schedule at step {step}",
+            self.schedule(step),
+            at_least=0,
+        )
+        return lr * self.lr_factor
+
+
+class Share(Protocol):
+    """The interface of an optimizer that updates only a part of each bucket."""
+
+    def own(self, bucket: Bucket, whole: bool) -> slice:
+        """Return the range of a bucket that this rank updates.
+
+        Parameters
+        ----------
+        bucket : Bucket
+        whole : bool
+            Whether parameters must not be split, as the rule requires whole parameters.
+        """
+
+    def gather(self, bucket: Bucket, part: Array) -> Array:
+        """Gather an array of the length of the bucket from all ranks. Collective."""
+
+    def total(self, value: Number) -> Number:
+        """Sum a number computed on each rank's ranges. Collective."""
+
+
+class Whole:
+    """The share of a rank that updates everything."""
+
+    def own(self, bucket: Bucket, whole: bool) -> slice:
+        """Return the whole bucket."""
+        return slice(0, len(bucket.values))
+
+    def gather(self, bucket: Bucket, part: Array) -> Array:
+        """Return the array itself."""
+        return part
+
+    def total(self, value: Number) -> Number:
+        """Return the number."""
+        return value
+
+
+def views_of(bucket: Bucket, slots: tuple[Array, ...], first: int, run: slice) -> tuple[Array, ...]:
+    """Return values, gradients and slots of a range of a bucket.
+
+    Parameters
+    ----------
+    bucket : Bucket
+    slots : tuple of Array
+        State of a rule for this rank's range of the bucket, which begins at `first`.
+    run : slice
+        Elements of the bucket.
+    """
+    kept = slice(run.start - first, run.stop - first)
+    return bucket.values[run], bucket.grads[run], *(slot[kept] for slot in slots)
+
+
+def check_saved(who: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any]) -> None:
+    """Check the names and shapes of a saved state.
+
+    Parameters
+    ----------
+    who : str
+        First word of errors.
+    shapes : mapping of str to tuple
+        Shapes of the arrays by name; "iterations" and "lr_factor" are expected too.
+    state : mapping
+
+    Raises
+    ------
+    ValueError
+        If a name is missing or unexpected, or an array has another shape.
+    """
+    expected = {*shapes, "iterations", "lr_factor"}
+    if expected != set(state):
+        missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
+        raise ValueError(
+            f"{who}: the saved state belongs to another optimizer or model: "
+            f"missing {some(missing, 3)}, unexpected {some(extra, 3)}; "
+            "use the optimizer and model it was saved with"
+        )
+    for name, shape in shapes.items():
+        if np.shape(state[name]) != shape:
+            raise ValueError(
+                f"{who}: the saved {name} must have shape {shape}, got {np.shape(state[name])}; "
+                "use the model with which it was saved"
+            )
 
 
 class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):

@@ -2,15 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pydtnn.layers import Block, Layer
 from pydtnn.layers.blocks import Graph
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.model.description import Description
-from pydtnn.saving.values import call_from_json, call_to_json
+from pydtnn.saving.classes import class_of, name_of
+from pydtnn.utils.arguments import Construction, construction_of
+from pydtnn.utils.errors import describe
+
+
+def call_to_json(call: Construction, where: str) -> dict[str, Any]:
+    """Convert a layer's class and options, with defaults, so that changes of these do not matter.
+
+    Initializers that JSON cannot represent are omitted, as saved parameters do not need them, and
+    so are default values that it cannot represent.
+
+    Raises
+    ------
+    ValueError
+        If an option cannot be represented; the message begins with `where`.
+    """
+    try:
+        bound = call.bind()
+    except TypeError as error:
+        raise ValueError(f"{where}: its options do not fit {call.kind.__name__}: {error}") from None
+    given = dict(bound.arguments)
+    bound.apply_defaults()
+    options: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        try:
+            options[name] = to_json(value, f"{where}: option {name}")
+        except ValueError:
+            if name in given and not name.endswith("initializer"):
+                raise
+    return {"class": name_of(call.kind), "options": options}
+
+
+def to_json(value: Any, where: str) -> Any:
+    """Convert a number, text, None, slice, layer, or a collection of them.
+
+    Raises
+    ------
+    ValueError
+        If it is something else; the message begins with `where`.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+        return {"slice": [to_json(part, where) for part in value]}
+    if isinstance(value, tuple | list):
+        parts = [to_json(part, where) for part in value]
+        return {"tuple": parts} if isinstance(value, tuple) else parts
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: to_json(part, where) for key, part in value.items()}}
+    if isinstance(value, Layer | Block):
+        return {"layer": call_to_json(construction_of(value), where)}
+    raise ValueError(
+        f"{where} must be a number, text, a layer, or a list, tuple or dict of them to be saved, "
+        f"got {type(value).__name__}; compute it in the constructor or in build"
+    )
+
+
+def call_from_json(entry: Any, where: str, custom: Mapping[str, type]) -> Any:
+    """Construct a layer or block from its class and options.
+
+    Raises
+    ------
+    ValueError
+        If the class is unknown, or an option is unknown or invalid.
+    """
+    if not isinstance(entry, dict) or not isinstance(entry.get("options"), dict):
+        raise ValueError(f"{where} must be an object with a class and options")
+    kind = class_of(entry.get("class"), where, custom)
+    signature = inspect.signature(kind)
+    options = {
+        name: from_json(value, f"{where}: option {name}", custom)
+        for name, value in entry["options"].items()
+    }
+    for name, value in options.items():
+        if name not in signature.parameters:
+            raise ValueError(f"{where}: {kind.__name__} has no option {name}")
+        expected = _COLLECTED.get(signature.parameters[name].kind)
+        if expected is not None and not isinstance(value, expected):
+            raise ValueError(f"{where}: option {name} must be a {expected.__name__}")
+    try:
+        ordered = {name: options[name] for name in signature.parameters if name in options}
+        bound = inspect.BoundArguments(signature, ordered)
+        return kind(*bound.args, **bound.kwargs)
+    except Exception as error:  # of any type: the values are those of a file
+        raise ValueError(f"{where}: {describe(error)}") from error
+
+
+_COLLECTED: Mapping[Any, type] = {
+    inspect.Parameter.VAR_POSITIONAL: tuple,
+    inspect.Parameter.VAR_KEYWORD: dict,
+}
+
+
+def from_json(value: Any, where: str, custom: Mapping[str, type]) -> Any:
+    """Convert what `to_json` returned back.
+
+    Raises
+    ------
+    ValueError
+        If it is something else.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [from_json(part, where, custom) for part in value]
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, content),) = value.items()
+        if kind == "layer":
+            return call_from_json(content, where, custom)
+        if kind in _KINDS and isinstance(content, _KINDS[kind][0]):
+            inner = content
+            if isinstance(content, list):
+                inner = [from_json(part, where, custom) for part in content]
+            elif isinstance(content, dict):
+                inner = {key: from_json(part, where, custom) for key, part in content.items()}
+            try:
+                return _KINDS[kind][1](inner)
+            except (ValueError, TypeError):
+                pass
+    raise ValueError(f"{where} must be a value that was saved, got {str(value)[:40]}")
+
+
+_KINDS: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "float": (str, float),
+    "tuple": (list, tuple),
+    "slice": (list, lambda parts: slice(*parts)),
+    "dict": (dict, dict),
+}
+"""JSON representation of values that are not JSON values, and their conversion."""
+
 
 Shape = tuple[int, ...]
 

@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from pydtnn.data import Augmentation, Dataset, Loader, Mixing
+import numpy as np
+
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.data import Augmentation, Batch, Dataset, Loader, Mixing
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.loader import samples_of_step
+from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import Schedule, find
+from pydtnn.saving import save_model
 from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
-from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
-from pydtnn.training.equality import compare_ranks, create_check
-from pydtnn.training.evaluation import evaluate
+from pydtnn.training.equality import compare_ranks, create_check, with_check
 from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.fit_arguments import last_epoch, refuse
 from pydtnn.training.logs import History, Logs
-from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.nonfinite import NotFiniteError, not_finite
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.pipeline_checks import micro_batches_of
 from pydtnn.training.preparation import prepare, read_position, start_equal
-from pydtnn.training.progress import create_progress
-from pydtnn.training.setup import bind_optimizer, create_setup, represent_setup
-from pydtnn.training.stepping import Stepping
-from pydtnn.training.steps import Result
+from pydtnn.training.progress import create_progress, with_progress
+from pydtnn.training.setup import Setup, bind_optimizer, create_setup, represent_setup
+from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
+from pydtnn.utils import clock
 from pydtnn.utils.clock import virtual_time
+from pydtnn.utils.errors import Interrupted
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
+from pydtnn.utils.split import even_cut
 from pydtnn.utils.validate import truth, whole
 
 
-class Trainer(SuggestsNames, Averaging, Stepping):
+class Trainer(SuggestsNames):
     """Train a model on the ranks of a communicator.
 
     Parameters
@@ -419,3 +429,247 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self._plan, self._loaded = dict(state["plan"]), True
         self.epoch, self.step, self.history, self.totals = position
         self._forget_own()
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The implementation of steps, selected before the first."""
+        if self.setup.model.backend.name != "cuda":
+            return Eager(self.setup)
+        from pydtnn.training.capture import create_steps  # only here: it imports GPU code
+
+        return create_steps(self.setup, self._graph)
+
+    def _run_steps(self, loader: Loader, seed: int) -> None:
+        """Run the remaining steps of an epoch."""
+        setup, observer = self.setup, self.setup.observer
+        batches = loader.epoch(self.epoch, start=self.step)
+        while self.step < len(loader):
+            self._end_if_signalled()
+            if observer is not None:
+                observer.step(self.epoch, self.step)
+            with setup.phase("data"):
+                batch = self._clocked("data", next, batches)
+            before = self.comm.traffic.seconds
+            with setup.phase("step"):
+                self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
+                self.samples_seen += batch.total
+                self.step += 1
+                with setup.phase("loss"):
+                    self.drain(self.steps.late)
+                    alone = not self.exchange.sums_losses
+                    if alone and (self.exchange.met or self.step == len(loader)):
+                        self.add_up_losses()
+            self.seconds["communication"] += self.comm.traffic.seconds - before
+            self._notify("on_step_end")
+        self._end_if_signalled()  # before the evaluation
+        self.drain()
+
+    def _end_if_signalled(self) -> None:
+        """End training if a signal has asked for it and all ranks have completed their last step.
+
+        Raises
+        ------
+        Interrupted
+            On all ranks.
+        """
+        supervision = self.comm.supervision
+        last = None if supervision is None else supervision.last_step.passed()
+        if last is not None:
+            self.add_up_losses()
+            self._notify("on_interrupt")
+            name = signal.Signals(last.signal).name
+            raise Interrupted(
+                f"rank {last.rank} received {name}: training has ended after step {self.step} of "
+                f"epoch {self.epoch + 1}",
+                last.signal,
+            )
+
+    def _notify(self, event: str, *args: Any) -> None:
+        """Call a method of every callback."""
+        for callback in self._all_callbacks():
+            with self.setup.phase(f"callback {type(callback).__name__}"):
+                getattr(callback, event)(self, *args)
+
+    @np.errstate(all="ignore")  # overflow is reported by `not_finite`
+    def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
+        checks.check_binding(self.optimizer, self.binding, self.model)
+        steps = self.steps
+        if batch.total < self.global_batch_size:  # the last of an epoch
+            self.drain()  # in order
+            steps = Eager(self.setup)
+        return steps(batch, epoch, seed)
+
+    def drain(self, late: int = 0) -> None:
+        """Wait until at most `late` steps are incomplete, and add the losses of the others."""
+        while len(self._results) > late:
+            step = self._clocked("steps", self._results.popleft())
+            self.losses.append(step.means()["loss"])
+            if self.exchange.sums_losses:
+                self.totals += step
+            else:
+                self._own.append(step)
+                self._own_sum += step
+            self.logs = (self.totals + self._own_sum).means()
+
+    @property
+    def own_steps(self) -> int:
+        """The last steps of which `losses` and `logs` have those of this rank's samples only."""
+        return len(self._own)
+
+    def add_up_losses(self) -> None:
+        """Complete all steps, and sum the losses of `own_steps` over all ranks.
+
+        Collective, unless the scheme sums them in every step: all ranks call it after the same one.
+        """
+        self.drain()
+        steps = self._own
+        self._forget_own()
+        if not steps:
+            return
+        values = np.concatenate([step.values for step in steps])
+        self._clocked("steps", self.setup.data.allreduce, values)
+        for step, summed in zip(steps, np.split(values, len(steps)), strict=True):
+            step.values[:] = summed
+            self.totals += step
+        self.losses[-len(steps) :] = [step.means()["loss"] for step in steps]
+        self.logs = self.totals.means()
+
+    def _forget_own(self) -> None:
+        self._own: list[Totals] = []
+        self._own_sum = self.setup.new_totals()
+
+    def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
+        """Run one step on this rank's part of a global batch.
+
+        Collective: all ranks call it.
+
+        Returns
+        -------
+        Totals
+            Loss and metrics, summed over all ranks if the scheme sums them in every step
+            (`GradientExchange.sums_losses`); otherwise those of this rank.
+
+        Raises
+        ------
+        NotFiniteError
+            On all ranks, if the loss is NaN or infinite; the parameters are not changed.
+        LocalNotFiniteError
+            The same on one rank, if the scheme does not sum losses.
+        """
+        with self.setup.observed(), self.setup.phase("step"):
+            return self._begin(batch, epoch, seed)()
+
+    def rebind(self) -> bool:
+        """Bind the optimizer with its state to other trainable parameters; return whether needed.
+
+        Collective: all ranks call it. Called by `fit`, which then starts the exchange anew, and by
+        `load_checkpoint`.
+        """
+        if self.optimizer.is_bound_to(self.model.buffers):
+            return False
+        self.exchange.drain()
+        self.optimizer.rebind(self.model.buffers, self.exchange)
+        self.binding = self.optimizer.binding
+        vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays
+        return True
+
+    def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        start = clock.now()
+        try:
+            return call(*args)
+        finally:
+            self.seconds[what] += clock.now() - start
+
+    def _all_callbacks(self) -> list[Callback]:
+        return with_check(self._check, with_progress(self._progress, self.callbacks))
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a folder, such as "digits.pydtnn", for `pydtnn.load`.
+
+        Collective: all ranks call it; rank 0 writes, and an existing model is replaced. The
+        parameters are those that are evaluated: the average of the ranks if they train with
+        different ones, or that of a callback.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if it cannot be written, or an option of a layer cannot be saved.
+        """
+        with evaluated(self):
+            state = self.model.state()
+            on_rank_0(self.comm, save_model, self.model, path, state)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Context in which all ranks have the same parameters and statistics.
+
+        Collective: all ranks call it. If ranks train with different parameters, each restores its
+        own afterwards.
+        """
+        self.synchronise()
+        with self.exchange.averaged():
+            yield
+
+    def synchronise(self) -> None:
+        """Make running statistics equal on all ranks.
+
+        Collective: all ranks call it. They are averaged, weighted by the samples each rank has
+        seen.
+        """
+        self.setup.synchronise()
+
+
+CONTEXT = StepContext(training=False)
+
+
+@np.errstate(all="ignore")  # overflow is reported by `not_finite`
+def evaluate(setup: Setup, dataset: Dataset, batch_size: int) -> dict[str, float]:
+    """Compute loss and metrics of a data set. Collective; see `Trainer.evaluate`."""
+    model, data, sums = setup.model, setup.data, setup.exchange.sums
+    at_least = sums.shards or data.size
+    if not model.backend.autotuner.frozen:
+        largest = -(-min(batch_size, len(dataset)) // at_least)
+        autotune(model, setup.comm, largest, training=False)
+    with setup.loader(
+        dataset, max(batch_size, at_least), at_least, shuffle=False, lanes="evaluation loader"
+    ) as loader:
+        cuts = [even_cut(at_least, data.size, rank) for rank in (data.rank, data.rank + 1)]
+        present = min(at_least, len(dataset))  # shards that have a sample; the others come last
+        own = range(cuts[0], min(cuts[1], present))
+        parts = _new_parts(setup, own)
+        for batch in loader.epoch(0):
+            _add_batch(setup, batch, parts)
+        totals = setup.new_totals(model.backend.xp)
+        sums.begin(present)
+        own_sums = [(number, part.values) for number, part in parts.items()]
+        totals.values, request = sums.add_up(own_sums or [(None, totals.values)])
+        request.wait()
+        result = setup.to_host(totals)
+        if not np.isfinite(result.values).all():
+            broken = _first_broken(setup, loader.epoch(0), own)
+            raise not_finite(setup, broken, CONTEXT, result, "in the evaluation")
+    return result.means()
+
+
+def _new_parts(setup: Setup, shards: range) -> dict[int, Totals]:
+    return {number: setup.new_totals(setup.model.backend.xp) for number in shards}
+
+
+def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
+    """Add the contributions of the shards of a batch."""
+    model = setup.model
+    for number, rows in batch.shards:
+        assert number is not None
+        setup.report_samples(rows.stop - rows.start)
+        y, _ = model.forward(batch.inputs(model.backend, rows), CONTEXT, keep=False)
+        setup.objective.compute(y, batch.targets(rows), 1.0, parts[number], training=False)
+
+
+def _first_broken(setup: Setup, batches: Iterator[Batch], shards: range) -> Batch:
+    """Find this rank's first batch with a loss or metric that is not finite, or its last batch."""
+    for batch in batches:
+        parts = _new_parts(setup, shards)
+        _add_batch(setup, batch, parts)
+        if not all(np.isfinite(setup.to_host(t).values).all() for t in parts.values()):
+            break
+    return batch

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pydtnn.comm import adder
-from pydtnn.comm.adder import COMPILED, add, adder_for
+from pydtnn.comm.schedules import executor
+from pydtnn.comm.schedules.executor import COMPILED, add, adder_for
 
 _sum = pytest.importorskip("pydtnn.comm._sum", reason="the extension is not built")
 
@@ -84,7 +84,7 @@ def test_integers_are_added_by_numpy():
 
 
 def test_the_reference_adds_where_nothing_is_built(monkeypatch):
-    monkeypatch.setattr(adder, "_sum", None)
+    monkeypatch.setattr(executor, "_sum", None)
     assert adder_for(np.dtype("float32")) is add
 
 

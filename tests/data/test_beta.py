@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.data.beta import beta_quantiles
+from pydtnn.data.mixing import beta_quantiles
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import Dataset, Loader, cifar, load_cifar10, load_cifar100
-from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
-from pydtnn.data.cifar_names import NAMES_10, NAMES_100
+from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100, NAMES_10, NAMES_100
 from tests.data.pickles import array, numbers, pickled, string
 
 Records = NDArray[np.uint8]

@@ -9,7 +9,7 @@ import pytest
 
 import pydtnn.data
 import pydtnn.utils.suggest
-from pydtnn.data import DATASETS, array, beta, load_dataset, mixing, order
+from pydtnn.data import DATASETS, array, load_dataset, mixing, order
 from pydtnn.data.augment import augmentation, named
 
 
@@ -43,7 +43,7 @@ def test_the_names_of_the_data_sets_are_known() -> None:
     assert sorted(DATASETS) == names.split()
 
 
-MODULES = [pydtnn.data, array, augmentation, beta, mixing, named, order, pydtnn.utils.suggest]
+MODULES = [pydtnn.data, array, augmentation, mixing, named, order, pydtnn.utils.suggest]
 
 
 @pytest.mark.parametrize("module", MODULES)

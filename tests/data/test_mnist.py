@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import load_mnist
-from pydtnn.data.idx import read_idx
-from pydtnn.data.mnist import FILES
+from pydtnn.data.mnist import FILES, read_idx
 
 
 def idx(values: NDArray[np.uint8]) -> bytes:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, autotuner_file, create_backend, report
-from pydtnn.kernels.autotuner import ALIKE, MODES, Autotuner, fastest, nearest, rule
+from pydtnn.kernels.autotuner import ALIKE, MODES, ROUNDS, Autotuner, fastest, nearest, rule
 from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.kernels.cpu.conv import candidates
-from pydtnn.kernels.timing import ROUNDS
 
 THREE = ("direct", "winograd4", "winograd2")
 FLOAT = np.dtype("float32")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pydtnn.kernels.timing import BUDGET, PATIENCE, ROUNDS, shortest_times, switches
+from pydtnn.kernels.autotuner import BUDGET, PATIENCE, ROUNDS, shortest_times, switches
 
 BOTH = ("direct", "other")
 

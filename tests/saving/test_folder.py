@@ -14,8 +14,8 @@ import pytest
 from pydtnn.layers import Linear
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
-from pydtnn.saving.content import FORMAT
 from pydtnn.saving.folder import MODEL
+from pydtnn.saving.models import FORMAT
 from pydtnn.saving.weights import WEIGHTS, load_weights
 from pydtnn.utils.folder import SUMS, fill_folder
 from tests.saving.networks import residual

@@ -8,7 +8,59 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.data.augment import colour, geometry
+from pydtnn.data.augment import colour
+
+
+def shear_x(x: Array, amount: Array, fill: Array) -> Array:
+    """Shift each row left by `amount` times its distance from the upper edge."""
+    return _transform(x, ((1, 0, 0), (amount, 1, 0)), fill)
+
+
+def shear_y(x: Array, amount: Array, fill: Array) -> Array:
+    """Shift each column up by `amount` times its distance from the left edge."""
+    return _transform(x, ((1, amount, 0), (0, 1, 0)), fill)
+
+
+def translate_x(x: Array, amount: Array, fill: Array) -> Array:
+    """Shift images left by a number of pixels."""
+    return _transform(x, ((1, 0, 0), (0, 1, amount)), fill)
+
+
+def translate_y(x: Array, amount: Array, fill: Array) -> Array:
+    """Shift images up by a number of pixels."""
+    return _transform(x, ((1, 0, amount), (0, 1, 0)), fill)
+
+
+def rotate(x: Array, degrees: Array, fill: Array) -> Array:
+    """Rotate images counterclockwise around their centre."""
+    row, column = x.shape[1] / 2, x.shape[2] / 2
+    cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+    shift_row = row - cos * row - sin * column
+    shift_column = column + sin * row - cos * column
+    return _transform(x, ((cos, sin, shift_row), (-sin, cos, shift_column)), fill)
+
+
+def _transform(x: Array, coefficients: Any, fill: Array) -> Array:
+    """Return images whose pixel at p is that of `x` at ``A (p, 1)``.
+
+    p are row and column of a pixel's centre; `coefficients` are the 2 x 3 entries of A, each one
+    number or one for each image.
+    """
+    n, height, width, channels = x.shape
+    of_row, of_column = np.arange(height)[:, None] + 0.5, np.arange(width) + 0.5
+    row, column = (
+        np.floor(a * of_row + b * of_column + c).astype(np.int64)  # (n, H, W)
+        for a, b, c in (
+            [np.broadcast_to(entry, n)[:, None, None] for entry in line] for line in coefficients
+        )
+    )
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    image = np.arange(n)[:, None, None]
+    place = np.where(inside, (image * height + row) * width + column, 0)
+    y = x.reshape(-1, channels).take(place, axis=0)
+    y[~inside] = fill
+    return y
+
 
 Array = NDArray[Any]
 
@@ -36,19 +88,19 @@ class Operation(NamedTuple):
 
 
 OPERATIONS: dict[str, Operation] = {
-    "shear_x": Operation(geometry.shear_x, 0.3, True),
-    "shear_y": Operation(geometry.shear_y, 0.3, True),
+    "shear_x": Operation(shear_x, 0.3, True),
+    "shear_y": Operation(shear_y, 0.3, True),
     "translate_x": Operation(
-        lambda x, share, fill: geometry.translate_x(x, np.trunc(share * x.shape[2]), fill),
+        lambda x, share, fill: translate_x(x, np.trunc(share * x.shape[2]), fill),
         FURTHEST,
         True,
     ),
     "translate_y": Operation(
-        lambda x, share, fill: geometry.translate_y(x, np.trunc(share * x.shape[1]), fill),
+        lambda x, share, fill: translate_y(x, np.trunc(share * x.shape[1]), fill),
         FURTHEST,
         True,
     ),
-    "rotate": Operation(geometry.rotate, 30, True),
+    "rotate": Operation(rotate, 30, True),
     "brightness": Operation(lambda x, change, _: colour.brightness(x, 1 + change), 0.9, True),
     "saturation": Operation(lambda x, change, _: colour.saturation(x, 1 + change), 0.9, True),
     "contrast": Operation(lambda x, change, _: colour.contrast(x, 1 + change), 0.9, True),

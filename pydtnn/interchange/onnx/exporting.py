@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn import __version__
-from pydtnn.interchange.onnx.draft import Draft
-from pydtnn.interchange.onnx.operators import WRITERS
-from pydtnn.interchange.onnx.place import Place
+from pydtnn.interchange.onnx.operators import WRITERS, Draft, Place
 from pydtnn.interchange.orders import feature_orders, known, shapes_by_name
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic

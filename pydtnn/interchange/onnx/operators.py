@@ -7,19 +7,194 @@ one layer; the last one has the layer's name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import pi, sqrt
 from typing import Any
 
 import numpy as np
 
 from pydtnn import layers
-from pydtnn.interchange.onnx import sequences
-from pydtnn.interchange.onnx.draft import Draft, channels_first
-from pydtnn.interchange.onnx.place import Place
 from pydtnn.layers import Layer
 from pydtnn.layers.base import Shape
 from pydtnn.layers.window import resolve_padding
+from pydtnn.utils.optional import import_optional
+
+
+class Draft:
+    """Nodes and constants of a graph.
+
+    Parameters
+    ----------
+    who : str
+        First words of errors.
+    dtype : numpy.dtype
+        Of floating-point constants.
+
+    Attributes
+    ----------
+    nodes, constants : list
+        Messages NodeProto and TensorProto of ONNX.
+    """
+
+    def __init__(self, who: str, dtype: np.dtype) -> None:
+        self.helper = import_optional("onnx.helper", "onnx", who)
+        self.numpy = import_optional("onnx.numpy_helper", "onnx", who)
+        self.dtype = dtype
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self._names: set[str] = set()
+
+    def constant(self, name: str, value: Any) -> str:
+        """Add an array, integers as int64; return its name. It may have been added before."""
+        if name in self._names:
+            return name
+        self._names.add(name)
+        array = np.asarray(value)
+        dtype = np.int64 if array.dtype.kind == "i" else self.dtype
+        self.constants.append(self.numpy.from_array(array.astype(dtype, order="C"), name))
+        return name
+
+    def node(
+        self, operator: str, inputs: list[str], output: str, *, name: str = "", **attributes: Any
+    ) -> str:
+        """Add a node of one output, which is named as the node by default; return its name."""
+        made = self.helper.make_node(operator, inputs, [output], name=name or output, **attributes)
+        self.nodes.append(made)
+        return output
+
+    def reorder(self, name: str, order: np.ndarray) -> None:
+        """Take the features of an output in another order."""
+        (made,) = [node for node in self.nodes if name in node.output]
+        made.output[0] = f"{name}.theirs"
+        for node in self.nodes:
+            node.input[:] = [f"{name}.theirs" if given == name else given for given in node.input]
+        indices = self.constant(f"{name}.order", order)
+        self.node("Gather", [f"{name}.theirs", indices], name, name=f"{name}.ordered", axis=1)
+
+    def value(self, name: str, shape: Shape, dtype: str | None = None) -> Any:
+        """Return the declaration of an input or output, with batches of any size."""
+        kind = self.helper.np_dtype_to_tensor_dtype(np.dtype(dtype or self.dtype))
+        return self.helper.make_tensor_value_info(name, kind, ["N", *channels_first(shape)])
+
+
+def channels_first(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an entry for each axis of a sample in the order of ONNX: (C, H, W) for images."""
+    return (shape[-1], *shape[:-1]) if len(shape) >= 3 else shape
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A layer in a network.
+
+    Attributes
+    ----------
+    name : str
+    layer : Layer
+        As constructed, without arrays.
+    source : str
+        Name of the layer whose parameters it has, usually its own.
+    inputs : list of str
+    shapes : list of tuple of int
+        Of the inputs, without the batch axis and with the channels last.
+    shape : tuple of int
+        Of the output.
+    arrays : dict of str to ndarray
+        Parameters and running statistics in ONNX's layout, by PyTorch's names.
+    reordered : bool
+        Whether the features of the inputs are in another order than in ONNX.
+    output : str
+        Name of the output, by default that of the layer.
+    """
+
+    name: str
+    layer: Any
+    source: str
+    inputs: list[str]
+    shapes: list[Shape]
+    shape: Shape
+    arrays: Mapping[str, np.ndarray]
+    reordered: bool
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output", self.output or self.name)
+
+    def require(self, fits: bool, expected: str) -> None:
+        """Raise ValueError if the layer is used in a way that is not supported."""
+        if not fits:
+            given = " and ".join(map(str, self.shapes))
+            raise ValueError(
+                f"{self.name}: {type(self.layer).__name__} must have {expected} to be exported, "
+                f"got an input of shape {given}"
+            )
+
+
+def positions(draft: Draft, at: Place) -> None:
+    """Write `Linear` of each position: a product with (C, O), and the bias."""
+    matrix = draft.constant(f"{at.name}.weight", at.arrays["weight"].T)
+    if "bias" not in at.arrays:
+        draft.node("MatMul", [*at.inputs, matrix], at.output, name=at.name)
+        return
+    product = draft.node("MatMul", [*at.inputs, matrix], f"{at.name}.product")
+    bias = draft.constant(f"{at.name}.bias", at.arrays["bias"])
+    draft.node("Add", [product, bias], at.output, name=at.name)
+
+
+def embedding(draft: Draft, at: Place) -> None:
+    """Write rows of the matrix (K, C), or if the layer computes logits a product with (C, K)."""
+    matrix = draft.constant(f"{at.source}.weight", at.arrays["weight"])
+    if at.layer.tied and at.source != at.name:
+        columns = draft.node("Transpose", [matrix], f"{at.name}.columns", perm=[1, 0])
+        draft.node("MatMul", [*at.inputs, columns], at.name)
+        return
+    integer = draft.helper.np_dtype_to_tensor_dtype(np.dtype("int64"))
+    tokens = draft.node("Cast", at.inputs, f"{at.name}.tokens", to=integer)
+    draft.node("Gather", [matrix, tokens], at.name)
+
+
+def positional_embedding(draft: Draft, at: Place) -> None:
+    """Write the sum with a constant (T, C)."""
+    constant = draft.constant(f"{at.name}.weight", at.arrays["weight"])
+    draft.node("Add", [*at.inputs, constant], at.name)
+
+
+def class_token(draft: Draft, at: Place) -> None:
+    """Write the token (N, 1, C), with N of the input, before the sequence."""
+    (x,), name = at.inputs, at.name
+    token = draft.constant(f"{name}.token", at.arrays["token"].reshape(1, 1, -1))
+    size = draft.node("Shape", [x], f"{name}.size", start=0, end=1)
+    others = draft.constant(f"{name}.others", [1, at.shape[-1]])
+    shape = draft.node("Concat", [size, others], f"{name}.shape", axis=0)
+    tokens = draft.node("Expand", [token, shape], f"{name}.tokens")
+    draft.node("Concat", [tokens, x], name, axis=1)
+
+
+def attention(draft: Draft, at: Place) -> None:
+    """Write ``softmax(q k' / sqrt(E) + mask) v`` of heads (N, heads, T, E)."""
+    at.require(len(at.inputs) == 1, "one input, without lengths")
+    (x,), name, heads = at.inputs, at.name, at.layer.heads
+    length, features = at.shape
+    size = features // heads
+    split = draft.constant(f"{name}.split", [0, length, 3, heads, size])
+    parts = draft.node("Reshape", [x, split], f"{name}.parts")
+    parts = draft.node("Transpose", [parts], f"{name}.heads", perm=[2, 0, 3, 1, 4])
+    q, k, v = [
+        draft.node("Gather", [parts, draft.constant(f"{name}.{i}", i)], f"{name}.{what}", axis=0)
+        for i, what in enumerate("qkv")
+    ]
+    turned = draft.node("Transpose", [k], f"{name}.turned", perm=[0, 1, 3, 2])
+    products = draft.node("MatMul", [q, turned], f"{name}.products")
+    scale = draft.constant(f"{name}.scale", 1 / sqrt(size))
+    scores = draft.node("Mul", [products, scale], f"{name}.scores")
+    if at.layer.causal:
+        later = np.triu(np.full((length, length), -np.inf), 1)
+        mask = draft.constant(f"{name}.later", later)
+        scores = draft.node("Add", [scores, mask], f"{name}.masked")
+    weights = draft.node("Softmax", [scores], f"{name}.weights", axis=-1)
+    means = draft.node("MatMul", [weights, v], f"{name}.means")
+    means = draft.node("Transpose", [means], f"{name}.joined", perm=[0, 2, 1, 3])
+    draft.node("Reshape", [means, draft.constant(f"{name}.shape", [0, length, features])], name)
+
 
 Write = Callable[[Draft, Place], None]
 
@@ -80,7 +255,7 @@ def _upsample(draft: Draft, at: Place) -> None:
 
 def _linear(draft: Draft, at: Place) -> None:
     if len(at.shapes[0]) > 1:
-        _with_last(draft, at, sequences.positions)
+        _with_last(draft, at, positions)
         return
     constants = [draft.constant(f"{at.name}.{k}", array) for k, array in at.arrays.items()]
     draft.node("Gemm", [*at.inputs, *constants], at.name, transB=1)
@@ -358,15 +533,15 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.AvgPool2d: _avg_pool,
     layers.AvgPool3d: _avg_pool,
     layers.BatchNorm: lambda draft, at: _with_second(draft, at, _batch_norm),
-    layers.ClassToken: sequences.class_token,
+    layers.ClassToken: class_token,
     layers.Concat: _concat,
     layers.Conv2d: _filters("Conv"),
     layers.Conv3d: _filters("Conv"),
     layers.ConvTranspose2d: _filters("ConvTranspose", "output_padding"),
-    layers.DotProductAttention: sequences.attention,
+    layers.DotProductAttention: attention,
     layers.Dropout: _dropout,
     layers.ELU: _plain("Elu", "alpha"),
-    layers.Embedding: sequences.embedding,
+    layers.Embedding: embedding,
     layers.Flatten: _reshape,
     layers.GELU: _gelu,
     layers.GlobalAvgPool2d: _global_pool,
@@ -384,7 +559,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.MaxPool3d: _max_pool,
     layers.Multiply: _plain("Mul"),
     layers.Pad: _pad,
-    layers.PositionalEmbedding: sequences.positional_embedding,
+    layers.PositionalEmbedding: positional_embedding,
     layers.ReLU6: _relu6,
     layers.ReLU: _plain("Relu"),
     layers.Rescale: _rescale,

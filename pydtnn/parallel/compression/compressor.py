@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
@@ -14,9 +14,141 @@ from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression.context import Context
-from pydtnn.parallel.compression.kept import Kept
 from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
-from pydtnn.parallel.compression.wire import pack, send_to_all, size_of, unpack
+
+Lengths = Sequence[int] | np.ndarray
+"""Number of elements of each of several arrays."""
+
+
+def pack(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate the bytes of arrays, each at a multiple of its element size.
+
+    Returns
+    -------
+    ndarray of uint8
+    """
+    lengths = [part.size for part in parts]
+    packed = np.empty(size_of(parts, lengths), np.uint8)
+    for part, place in zip(parts, unpack(packed, parts, lengths), strict=True):
+        place[...] = part
+    return packed
+
+
+def unpack(
+    packed: np.ndarray, like: Sequence[np.ndarray], lengths: Lengths
+) -> tuple[np.ndarray, ...]:
+    """Return the packed arrays, as views.
+
+    Parameters
+    ----------
+    packed : ndarray of uint8
+        Result of `pack`, or an empty array of that length, aligned as NumPy aligns new arrays.
+    like : sequence of ndarray
+        Arrays of the same types.
+    lengths : Lengths
+    """
+    starts, _ = _layout(like, lengths)
+    return tuple(
+        packed[start : start + length * part.itemsize].view(part.dtype)
+        for start, length, part in zip(starts, lengths, like, strict=True)
+    )
+
+
+def _layout(like: Sequence[np.ndarray], lengths: Lengths) -> tuple[list[int], int]:
+    """Return the offset of each array and the total length, in B."""
+    starts, end = [], 0
+    for part, length in zip(like, lengths, strict=True):
+        start = -(-end // part.itemsize) * part.itemsize
+        starts.append(start)
+        end = start + length * part.itemsize
+    return starts, end
+
+
+def size_of(like: Sequence[np.ndarray], lengths: Lengths) -> int:
+    """Return the length of a message, in B."""
+    return _layout(like, lengths)[1]
+
+
+def send_to_all(comm: Communicator, arrays: Sequence[np.ndarray], tag: int) -> Iterator[Request]:
+    """Send this rank's array to all others and receive theirs; yield the requests.
+
+    Parameters
+    ----------
+    comm : Communicator
+    arrays : sequence of ndarray
+        One array per rank, as long as the array of that rank; all but this rank's are written.
+    tag : int
+
+    Yields
+    ------
+    Request
+    """
+    # Each rank starts with its next neighbour, so that no rank is the first target of all others.
+    others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
+    receives = [comm.irecv(arrays[other], other, tag) for other in reversed(others)]
+    sends = [comm.isend(arrays[comm.rank], other, tag) for other in others]
+    yield from receives
+    yield from sends
+
+
+class Kept:
+    """The gradients of a bucket, contiguous, without the padding between parameters.
+
+    Parameters
+    ----------
+    bucket : Bucket
+    feedback : bool
+        Whether the next gradients are added to `x`, which contains the compression error.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Lengths of the parameters.
+    x : ndarray (n,)
+        Values to compress; with feedback, the compression error between steps.
+    total : ndarray (n,)
+        Buffer for restored values.
+    """
+
+    def __init__(self, bucket: Bucket, feedback: bool) -> None:
+        self.feedback = feedback
+        self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        self._runs: list[tuple[slice, slice]] = []  # without padding: in the bucket, in `x`
+        size = 0
+        for entry in bucket.parameters:
+            there, here = entry.slice, slice(size, size + entry.slice.stop - entry.slice.start)
+            self._places[entry.name] = here, entry.shape
+            if self._runs and self._runs[-1][0].stop == there.start:
+                before, ours = self._runs.pop()
+                there, here = slice(before.start, there.stop), slice(ours.start, here.stop)
+            self._runs.append((there, here))
+            size = here.stop
+        self.sizes = tuple(e.slice.stop - e.slice.start for e in bucket.parameters)
+        self.x = np.zeros(size, bucket.grads.dtype)
+        self.total = np.empty_like(self.x)
+
+    def take(self, grads: np.ndarray) -> np.ndarray:
+        """Copy a bucket's gradients to `x`, added to the error; return a read-only view of it."""
+        for there, here in self._runs:
+            if self.feedback:
+                self.x[here] += grads[there]
+            else:
+                self.x[here] = grads[there]
+        read_only = self.x.view()
+        read_only.flags.writeable = False
+        return read_only
+
+    def give(self, grads: np.ndarray) -> None:
+        """Copy `total` to a bucket's gradients."""
+        for there, here in self._runs:
+            grads[there] = self.total[here]
+
+    def errors(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the name and compression error of each parameter, with feedback."""
+        if self.feedback:
+            for name, (here, shape) in self._places.items():
+                yield f"error/{name}", self.x[here].reshape(shape)
+
 
 TAGS = 2**14
 """Maximum number of concurrent requests: each uses two tags."""

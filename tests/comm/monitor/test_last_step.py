@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.comm import last_step as of_rank
 from pydtnn.comm.last_step import Last
-from pydtnn.comm.monitor.last_step import LastStep
+from pydtnn.comm.monitor.monitor import LastStep
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data.augment import geometry
+from pydtnn.data.augment import operations
 
 pytest.importorskip("PIL", reason="Pillow is not installed: the extra `data`")
 from PIL import Image
@@ -22,12 +22,16 @@ def affine(image: Any, *coefficients: float) -> Any:
 
 
 CASES: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
-    "shear_x": (geometry.shear_x, lambda im, a: affine(im, 1, a, 0, 0, 1, 0), (0, 0.23, -0.3)),
-    "shear_y": (geometry.shear_y, lambda im, a: affine(im, 1, 0, 0, a, 1, 0), (0, 0.23, -0.3)),
-    "translate_x": (geometry.translate_x, lambda im, a: affine(im, 1, 0, a, 0, 1, 0), (0, 3, -40)),
-    "translate_y": (geometry.translate_y, lambda im, a: affine(im, 1, 0, 0, 0, 1, a), (0, 3, -5)),
+    "shear_x": (operations.shear_x, lambda im, a: affine(im, 1, a, 0, 0, 1, 0), (0, 0.23, -0.3)),
+    "shear_y": (operations.shear_y, lambda im, a: affine(im, 1, 0, 0, a, 1, 0), (0, 0.23, -0.3)),
+    "translate_x": (
+        operations.translate_x,
+        lambda im, a: affine(im, 1, 0, a, 0, 1, 0),
+        (0, 3, -40),
+    ),
+    "translate_y": (operations.translate_y, lambda im, a: affine(im, 1, 0, 0, 0, 1, a), (0, 3, -5)),
     "rotate": (
-        geometry.rotate,
+        operations.rotate,
         lambda im, a: im.rotate(a, Image.Resampling.NEAREST, fillcolor=FILL),
         (0, 17.3, -30, 41.7),
     ),
@@ -53,8 +57,8 @@ def test_a_map_is_pillow_s(rng: np.random.Generator, name: str, shape: tuple[int
 def test_each_image_has_its_own_amount(rng: np.random.Generator) -> None:
     x = rng.normal(size=(5, 6, 8, 2))
     amounts, fill = rng.uniform(-20, 20, 5), np.array([0.5, -1])
-    together = geometry.rotate(x, amounts, fill)
+    together = operations.rotate(x, amounts, fill)
     for i in range(5):
-        alone = geometry.rotate(x[i : i + 1], amounts[i : i + 1], fill)
+        alone = operations.rotate(x[i : i + 1], amounts[i : i + 1], fill)
         np.testing.assert_array_equal(together[i], alone[0])
-    assert geometry.rotate(x[:0], amounts[:0], fill).shape == (0, 6, 8, 2)
+    assert operations.rotate(x[:0], amounts[:0], fill).shape == (0, 6, 8, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from pydtnn.comm import Serial, run_threads
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
-from pydtnn.parallel.compression.formats import Format
+from pydtnn.parallel.compression.floats import Format
 
 SIZES = [1, 2, 17, 101, 512, 1009]
 REALS = ["float32", "float64"]

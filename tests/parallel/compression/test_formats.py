@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.parallel.compression.formats import CHUNK, Format
+from pydtnn.parallel.compression.floats import CHUNK, Format
 
 FORMATS = [(2, 1), (3, 2), (4, 3), (5, 2), (2, 9), (6, 5), (7, 3), (5, 10), (8, 7), (8, 1)]
 REALS = ["float32", "float64"]

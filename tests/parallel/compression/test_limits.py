@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.adder import add
+from pydtnn.comm.schedules.executor import add
 from pydtnn.parallel.compression import create_sums
-from pydtnn.parallel.compression.floats import _limit
-from pydtnn.parallel.compression.formats import Format
+from pydtnn.parallel.compression.floats import Format, _limit
 from tests.parallel.compression.cases import buckets_of, fill, read
 
 FORMATS = {

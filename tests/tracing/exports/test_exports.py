@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.tracing import load_timeline, read_traces
 from pydtnn.tracing.exports import FORMATS
-from pydtnn.tracing.exports.paraver_names import BYTES, TYPES, State
+from pydtnn.tracing.exports.paraver import BYTES, TYPES, State
 from pydtnn.utils.observer import Kind
 from tests.tracing.paraver_reader import read_paraver, read_view
 from tests.tracing.synthetic import write_run

@@ -17,8 +17,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.header import describe_job, first_line
-from pydtnn.cli.logs import show_logs
+from pydtnn.cli.header import describe_job, first_line, show_logs
 from pydtnn.cli.parser import Arguments
 from pydtnn.cli.virtual import run_on_virtual_ranks
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
@@ -164,7 +163,7 @@ def _configure(
     _require_equal(comm, {"folder of --resume": given.folder})
     if given.folder is None:
         return _together(comm, _once, comm, given.configure), ()
-    from pydtnn.cli.continuing import describe_changes, read_run, start_values
+    from pydtnn.cli.run_directory import describe_changes, read_run, start_values
     from pydtnn.comm.rank0 import on_rank_0
 
     run = comm.gather_object(on_rank_0(comm, read_run, given.folder))[0]

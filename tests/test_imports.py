@@ -28,7 +28,7 @@ AREAS = {
     "data": ["data"],
     "parameters": [
         "layers.collectives",
-        "layers.entry",
+        "layers.parameters",
         "layers.initializers",
         "layers.parameters",
         "layers.part",

@@ -12,16 +12,256 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from pydtnn.comm import watchdog
-from pydtnn.comm.activity import CurrentActivity
-from pydtnn.comm.last_step import Last, LastStep
 from pydtnn.comm.monitor.monitor import FINISHING, STATUS
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.rows import INTERVAL, Row, Watched
-from pydtnn.comm.monitor.slots import BEATS, MONITOR, SLOT, Slot
+from pydtnn.comm.monitor.slots import (
+    BEATS,
+    CALL,
+    CALLING,
+    DEEPEST,
+    DEPTH,
+    EPOCH,
+    GROUP,
+    LANE,
+    LANES,
+    MONITOR,
+    MOST_LANES,
+    MOVES,
+    NUMBER,
+    PEER,
+    SLOT,
+    STACK,
+    STEP,
+    Slot,
+    code,
+)
 from pydtnn.comm.monitor.table import sentence, table
 from pydtnn.comm.stacks import OWN, stacks
+from pydtnn.utils.observer import Kind, Observer
+
+PATIENCE = 20.0
+"""Seconds in which the step in progress must be complete; then the run ends without it."""
+
+
+TWICE = 0.5
+"""Seconds in which a second signal is the same one, sent by the terminal and by a shell."""
+
+FORWARDED = 2.0
+"""The same with several ranks: batch systems send a signal to the ranks and to their launcher,
+which forwards it, on a busy machine more than half a second later."""
+
+
+class Last(NamedTuple):
+    """The last step: its number among those begun, and the signal, with the rank that it reached.
+
+    Attributes
+    ----------
+    step : int
+        -1 if a rank is not in training, so that the run ends at once.
+    signal, rank : int
+    """
+
+    step: int
+    signal: int
+    rank: int
+
+
+class LastStep:
+    """Counts the steps that this rank begins, and holds it until all ranks know the last one.
+
+    Parameters
+    ----------
+    ask : callable, optional
+        Asks for the end of the run, with the signal; returns whether that is possible. By default
+        there is no other rank.
+
+    Attributes
+    ----------
+    reached : bool
+        Whether the last step is complete on this rank.
+    twice : float
+        Seconds in which a second signal is the same one.
+    """
+
+    def __init__(self, ask: Callable[[int], bool] | None = None) -> None:
+        self._ask = ask
+        self._changed = threading.Condition()
+        self._active = self._held = self._abandoned = False
+        self._begun = 0
+        self._last: Last | None = None
+        self._asked_at: float | None = None
+        self.reached = False
+        self.twice = TWICE if ask is None else FORWARDED
+
+    def start(self) -> None:
+        """Allow the run to end after a step from now on; called when training starts."""
+        with self._changed:
+            self._active = True
+            self._last = self._asked_at = None
+            self.reached = False
+
+    def stop(self) -> None:
+        """The run ends at once from now on; called when training has ended."""
+        with self._changed:
+            self._active = False
+
+    def passed(self) -> Last | None:
+        """Called before each step and after the last one: return the end if it has been reached.
+
+        Waits while the ranks agree on it.
+        """
+        with self._changed:
+            while self._held:
+                self._changed.wait()
+            if self._last is not None and 0 <= self._last.step <= self._begun:
+                self.reached = True
+                self._active = False
+                return self._last
+            self._begun += 1
+            return None
+
+    def request(self, signal: int) -> bool:
+        """Ask for the end after the step in progress; return whether that is possible now.
+
+        A later signal ends the run at once. If the end has been decided because of another rank,
+        this one's first signal is the same, however late it arrives: launchers and batch systems
+        send it to each.
+        """
+        with self._changed:
+            now = time.monotonic()
+            if self._last is not None and self._last.step >= 0 and self._asked_at is None:
+                self._asked_at = now
+                return True
+            if (
+                not self._active
+                or self._abandoned
+                or (self._asked_at is not None and now > self._asked_at + self.twice)
+            ):
+                return False
+            self._asked_at = self._asked_at or now
+            if self._ask is None:
+                self._last = self._last or Last(self._begun, signal, 0)
+        return self._ask is None or self._ask(signal)
+
+    def overdue(self) -> bool:
+        """Return whether the step that `request` waits for has not been completed in time."""
+        since = self._asked_at
+        if since is None or self.reached:
+            return False
+        return self._abandoned or time.monotonic() > since + PATIENCE
+
+    def hold(self) -> int:
+        """Begin no further step; return the number of those begun, or -1 outside of training."""
+        with self._changed:
+            self._held = self._active and not self._abandoned
+            return self._begun if self._held else -1
+
+    def abandon(self) -> None:
+        """Give up agreement, as a rank has failed: a signal ends the run at once."""
+        with self._changed:
+            self._held, self._abandoned = False, True
+            self._changed.notify_all()
+
+    def decide(self, last: Last) -> None:
+        """End after this step, unless this rank has gone on without agreement."""
+        with self._changed:
+            self._held = False
+            if not self._abandoned:
+                self._last = last
+            self._changed.notify_all()
+
+
+class CurrentActivity(Observer):
+    """Stores the nested activities of the main thread, or of one other thread.
+
+    A notification writes three words to memory and makes no system call.
+
+    Parameters
+    ----------
+    slot : Slot
+    moves, depth, first : int
+        The words of the number of changes, of the number of nested activities, and of the first of
+        them.
+    most : int
+        Number of activities that are stored.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        moves: int = MOVES,
+        depth: int = DEPTH,
+        first: int = STACK,
+        most: int = DEEPEST,
+    ) -> None:
+        self.slot = slot
+        self._words = slot.words
+        self._codes: dict[tuple[int, str, int], int] = {}
+        self._moves, self._at, self._first, self._most = moves, depth, first, most
+        self._depth = 0
+        self._lanes: dict[str, Observer] = {}
+
+    def lane(self, name: str) -> Observer:
+        """Return the observer of another thread; without effect if there is no room for it."""
+        if name not in self._lanes:
+            place = len(self._lanes)
+            if place == MOST_LANES:
+                return Observer()
+            first = LANES + LANE * place
+            self._lanes[name] = CurrentActivity(
+                self.slot, first + 1, first + 2, first + 3, LANE - 3
+            )
+            self._words[first] = self.slot.number(name)
+        return self._lanes[name]
+
+    def step(self, epoch: int, step: int) -> None:
+        words = self._words
+        words[EPOCH], words[STEP] = epoch, step
+        words[self._moves] += 1
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        depth, words = self._depth, self._words
+        if depth < self._most:
+            key = kind, name, bucket
+            word = self._codes.get(key)
+            if word is None:
+                word = self._codes[key] = code(kind, self.slot.number(name), bucket)
+            words[self._first + depth] = word
+        self._depth = words[self._at] = depth + 1
+        words[self._moves] += 1
+
+    def end(self) -> None:
+        self._depth -= 1
+        words = self._words
+        words[self._at] = self._depth
+        words[self._moves] += 1
+
+    def call(self, name: str, group: str, number: int, peer: int) -> None:
+        """Called when the main thread begins to wait in a call of a communicator.
+
+        Parameters
+        ----------
+        name, group : str
+        number : int
+            Number of collective calls in the group, with this one; 0 for messages.
+        peer : int
+            The other rank of a message, among all ranks; -1 for collective calls.
+        """
+        words, slot = self._words, self.slot
+        words[CALL], words[GROUP] = slot.number(name), slot.number(group)
+        words[NUMBER], words[PEER] = number, peer
+        words[CALLING] = 1
+        words[MOVES] += 1
+
+    def called(self) -> None:
+        """Called when the wait ends."""
+        self._words[CALLING] = 0
+        self._words[MOVES] += 1
+
 
 DEFAULT_TIMEOUT = 300.0
 """Longest duration of a wait for other ranks or for a batch, in s."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pydtnn.data.batch import each, each_names, parts
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.several import each, each_names, parts
 from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]

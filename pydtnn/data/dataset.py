@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from pydtnn.data.batch import each, is_several, shapes_of
 from pydtnn.data.order import permutation, split
-from pydtnn.data.several import each, is_several, shapes_of
 from pydtnn.data.statistics import Normalize, pixel_statistics
 from pydtnn.utils.foreign_names import SuggestsNames
 

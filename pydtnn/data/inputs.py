@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pydtnn.data.batch import parts, shapes_of
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.loader import read_samples
-from pydtnn.data.several import parts, shapes_of
 from pydtnn.data.statistics import Normalize, Statistics
 
 Array = NDArray[Any]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation
-from pydtnn.data.batch import Batch
+from pydtnn.data.batch import Batch, each, is_several, parts, shapes_of
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.mixing import (
     Mixing,
@@ -27,7 +27,6 @@ from pydtnn.data.mixing import (
 )
 from pydtnn.data.order import own_shards
 from pydtnn.data.prepare import Prepare
-from pydtnn.data.several import each, is_several, parts, shapes_of
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
 from pydtnn.utils.validate import whole

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pydtnn.data.augment.augmentation import between
 from pydtnn.data.augment.boxes import Boxes
+from pydtnn.data.batch import is_several
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import below
-from pydtnn.data.several import is_several
 from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.utils.validate import number
 

@@ -15,16 +15,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.entry import Entry
 from pydtnn.layers.initializers import Initializer, generator
 from pydtnn.layers.part import Part
 from pydtnn.utils.foreign_names import SuggestsNames
+
+
+class Entry(NamedTuple):
+    """Position of a parameter in its bucket's flat arrays."""
+
+    name: str
+    shape: tuple[int, ...]
+    slice: slice
+    decay: bool
+
 
 ALIGNMENT = 64
 """Bytes: every parameter starts on a cache line, which is also the widest vector."""

@@ -12,8 +12,8 @@ from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.cost import Cost
+from pydtnn.layers.extended_conv import HaloConv2d, with_rows
 from pydtnn.layers.fused_conv import FusedConv2d
-from pydtnn.layers.halo_conv import HaloConv2d, with_rows
 from pydtnn.layers.stripes import Halo, Index, Range, deferred_rows, join, rows_of
 
 EDGE_SHARE = 64

@@ -18,13 +18,12 @@ from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import describe
-from pydtnn.model.execution import Communicate, backward_loop, forward_loop, run_together
+from pydtnn.model.execution import Communicate, Reports, backward_loop, forward_loop, run_together
 from pydtnn.model.flat_parameters import FlatParameters
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.named import Layers
-from pydtnn.model.observed import Reports
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recomputing import Recompute, Recomputing
@@ -34,6 +33,57 @@ from pydtnn.model.whole import Whole
 from pydtnn.utils.foreign_names import NotCallable
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import whole
+
+
+def example_inputs(
+    graph: Graph,
+    shapes: Sequence[Shape],
+    batch: int,
+    rng: np.random.Generator,
+    reads: Sequence[int] | None = None,
+) -> tuple[Array, ...]:
+    """Return random samples for each input of a network, see `example_input`.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its first inputs are those of the network that it reads; others are received.
+    shapes : sequence of tuple of int
+        Of one sample of each input of the network.
+    batch : int
+    rng : numpy.random.Generator
+    reads : sequence of int, optional
+        Numbers of the inputs that the graph, a stage of the network, reads. Default: all.
+    """
+    nodes = dict(zip(range(len(shapes)) if reads is None else reads, graph.inputs, strict=False))
+    return tuple(
+        example_input(nodes[i], shape, batch, rng)
+        if i in nodes
+        else rng.standard_normal((batch, *shape), np.float32)
+        for i, shape in enumerate(shapes)
+    )
+
+
+def example_input(node: Node, shape: Shape, batch: int, rng: np.random.Generator) -> Array:
+    """Return random samples for an input of a network, on the host.
+
+    Parameters
+    ----------
+    node : Node
+        Of the input.
+    shape : tuple of int
+        Of one sample.
+    batch : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Array of float32, shape (batch, *shape)
+        As the first layer that reads the input requires them, see `Layer.example`.
+    """
+    first = node.consumers[0] if node.consumers else node
+    return first.layer.example((batch, *shape), rng)
+
 
 COLOURS = (1, 3, 4)
 """Numbers of channels of images."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.data.batch import each, parts
 from pydtnn.data.inputs import Inputs
-from pydtnn.data.several import each, parts
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers.base import Shape, StepContext

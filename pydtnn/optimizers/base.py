@@ -23,8 +23,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.layers.entry import Entry
-from pydtnn.layers.parameters import Bucket, ParameterBuffer
+from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.optimizers.clipping import Clipping
 from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from pydtnn.layers.entry import Entry
+from pydtnn.layers.parameters import Entry
 from pydtnn.utils.selection import matches, select
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.validate import number

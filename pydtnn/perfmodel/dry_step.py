@@ -24,10 +24,9 @@ from pydtnn.layers.collectives import Collective, Pending
 from pydtnn.layers.node import nodes
 from pydtnn.layers.parameters import ALIGNMENT, DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.model.execution import backward_loop, forward_loop, run_together
+from pydtnn.model.execution import Reports, backward_loop, forward_loop, run_together
 from pydtnn.model.fusion import fuse
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.model.observed import Reports
 from pydtnn.model.partition.apply import partition
 from pydtnn.model.placement import completed, place_parameters
 from pydtnn.model.recompute import KEPT_ALL, cut

@@ -16,7 +16,7 @@ from pydtnn.data.order import own_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Net
 from pydtnn.model import Model
-from pydtnn.model.examples import example_input
+from pydtnn.model.model import example_input
 from pydtnn.models import create_net
 from pydtnn.optimizers import get_optimizer
 from pydtnn.parallel.compression import create_sums

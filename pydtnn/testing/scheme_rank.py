@@ -13,8 +13,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.delayed import Delayed
 from pydtnn.data import ArrayDataset, Loader
 from pydtnn.layers import Linear, Sequential, Sigmoid
-from pydtnn.layers.entry import Entry
-from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.parameters import Bucket, Entry
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange

@@ -11,8 +11,8 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import name_ranks
 from pydtnn.data import Dataset
+from pydtnn.data.batch import parts
 from pydtnn.data.loader import read_samples
-from pydtnn.data.several import parts
 from pydtnn.utils.errors import AgreedError
 
 ROWS = 16

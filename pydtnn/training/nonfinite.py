@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.data import Batch
-from pydtnn.data.several import parts
+from pydtnn.data.batch import parts
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import StepContext
 from pydtnn.model.graph import Node

@@ -20,7 +20,7 @@ from pydtnn.comm import Communicator
 from pydtnn.kernels.autotuner_file import Table
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
-from pydtnn.model.examples import example_inputs
+from pydtnn.model.model import example_inputs
 
 _log = logging.getLogger("pydtnn.training")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.continuing import Run, describe_changes, read_run, start_values
+from pydtnn.cli.run_directory import Run, describe_changes, read_run, start_values
 from pydtnn.train import main
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN, only_line

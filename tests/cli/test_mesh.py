@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pydtnn.cli.build import create_job
-from pydtnn.cli.continuing import Run, start_values
 from pydtnn.cli.mesh import create_mesh, read_axes
 from pydtnn.cli.parser import parse
+from pydtnn.cli.run_directory import Run, start_values
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
 from tests.launch import Finished

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pydtnn.data import ArrayDataset, Dataset, Loader, create_augmentations, load_dataset
+from pydtnn.data.batch import parts
 from pydtnn.data.inputs import Inputs, inputs_of, same_normalization
-from pydtnn.data.several import parts
 
 RAW = {
     "of 0 to 255": lambda x: x.astype(np.float32),

@@ -29,8 +29,8 @@ import numpy as np
 
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.continuing import NOT_KEPT, OF_THE_MESH, read_run, start_values
 from pydtnn.cli.parser import Arguments, parse
+from pydtnn.cli.run_directory import NOT_KEPT, OF_THE_MESH, read_run, start_values
 from pydtnn.data import (
     ArrayDataset,
     Dataset,

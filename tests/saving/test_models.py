@@ -214,7 +214,7 @@ def test_a_loaded_model_can_be_trained_further(tmp_path: Path) -> None:
 
 
 def test_every_layer_of_the_library_has_a_name_that_loads_it() -> None:
-    from pydtnn.saving.classes import class_of, library, name_of
+    from pydtnn.saving.network import class_of, library, name_of
 
     for name, kind in library().items():
         assert name_of(kind) == name

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.thread import communicator_of_thread
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, halo_conv
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, extended_conv
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, ReduceScatter, Steps, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
 from pydtnn.layers.extended_conv import ExtendedConv2d
@@ -116,8 +116,8 @@ def a_halo_on_the_wrong_side(patch: Patch) -> None:
 
 @breaks("spatial", SPATIAL, "first: the output is the first that differs")
 def a_halo_of_zeros(patch: Patch) -> None:
-    right = halo_conv.rows_of
-    patch.setattr(halo_conv, "rows_of", lambda *args: right(*args) * 0)
+    right = extended_conv.rows_of
+    patch.setattr(extended_conv, "rows_of", lambda *args: right(*args) * 0)
 
 
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")

@@ -12,8 +12,7 @@ from pydtnn.comm.chain import Chain, Queue
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.request import Request
 from pydtnn.kernels.reference.random import stream
-from pydtnn.layers.entry import Entry
-from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.parameters import Bucket, Entry
 from pydtnn.parallel.compression.context import Context
 from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
 from pydtnn.utils.validate import whole

@@ -27,8 +27,7 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.layers.base import Layer
-from pydtnn.model.examples import example_inputs
-from pydtnn.model.model import Model
+from pydtnn.model.model import Model, example_inputs
 from pydtnn.perfmodel.calibration.sample import excess, processor_clock
 from pydtnn.perfmodel.compute.classes import classify
 from pydtnn.perfmodel.workload import Rank, Workload

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from pydtnn.comm import last_step as of_rank
-from pydtnn.comm.last_step import Last
+from pydtnn.comm import supervision as of_rank
 from pydtnn.comm.monitor.monitor import LastStep
+from pydtnn.comm.supervision import Last
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:

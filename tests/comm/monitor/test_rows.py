@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.comm.activity import CurrentActivity
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.rows import INTERVAL, Watched, describe
 from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
+from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from pydtnn.comm.activity import CurrentActivity
 from pydtnn.comm.monitor.slots import DEEPEST, MOST_LANES, MOST_NAMES, SLOT, Call, Doing, Slot
+from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.parallel.compression.bits import code_type, pack_bits, unpack_bits
+from pydtnn.parallel.compression.floats import code_type, pack_bits, unpack_bits
 
 
 @pytest.mark.parametrize("width", range(1, 33))

@@ -23,10 +23,9 @@ REAL = {
     "comm/waiting.py": "sleep between the tests of a wait",
     "comm/watchdog.py": "waits of processes",
     "comm/monitor": "waits of processes",
-    "comm/supervision.py": "deadlines of ranks without the monitor process",
+    "comm/supervision.py": "deadlines of ranks without the monitor process, signals that not all have received",
     "comm/signals.py": "a second signal",
     "comm/attendance.py": "ranks that have ended",
-    "comm/last_step.py": "a signal that not all ranks have received",
 }
 """Modules that read the time of the machine, and what they measure."""
 

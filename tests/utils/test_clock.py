@@ -23,7 +23,7 @@ REAL = {
     "comm/waiting.py": "sleep between the tests of a wait",
     "comm/watchdog.py": "waits of processes",
     "comm/monitor": "waits of processes",
-    "comm/supervision.py": "deadlines of ranks without the monitor process, signals that not all have received",
+    "comm/supervision.py": "ranks without the monitor process, signals that some have received",
     "comm/signals.py": "a second signal",
     "comm/attendance.py": "ranks that have ended",
 }

@@ -136,6 +136,8 @@ def test_outputs_are_equal_after_loading_there_and_here(case: str, tmp_path: Pat
     module = theirs(case)
     side = NETWORKS[case][1]
     x = np.random.default_rng(1).normal(size=(2, side, side, 3)).astype("float32")
+    if case.startswith("inception"):
+        x *= 1000  # 40 layers without residuals, each of which makes differences smaller
     torch.save(module.state_dict(), tmp_path / "there.pth")
     model = ours(case, seed=1)
     report = load_state_dict(model, tmp_path / "there.pth")

@@ -14,7 +14,10 @@ from contextlib import ExitStack
 
 OTHERS = (
     ("tests/comm", "tests/data", "tests/parallel", "tests/testing", "tests/tracing"),
-    ("tests/callbacks", "tests/cli", "tests/perfmodel", "tests/simulated", "tests/training"),
+    (
+        *("tests/callbacks", "tests/cli", "tests/interchange", "tests/perfmodel"),
+        *("tests/simulated", "tests/training"),
+    ),
 )
 """Tests of the other processes: about a third of the time each, with and without the long ones."""
 

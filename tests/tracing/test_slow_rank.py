@@ -142,7 +142,7 @@ def test_ranks_wait_for_those_of_their_group(others: int, tmp_path: Path) -> Non
                 with phase(recorder, "step"):
                     late(comm.rank, 0.1 * (comm.rank == 3))
                     for _ in range(others if comm.rank % 2 == 0 else 1):
-                        late(comm.rank, 0.02 * (comm.rank == 2))
+                        late(comm.rank, 0.05 * (comm.rank == 2))
                         group.allreduce(np.zeros(3))
 
     run_threads(4, run)

@@ -83,7 +83,7 @@ def run(phase: str, act: str, folder: Path) -> Finished:
     return mpiexec(ranks, arguments, environment=environment, directory=folder)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.ahead(call=run)
 @pytest.mark.parametrize(
     ("phase", "act"),

@@ -431,7 +431,7 @@ def train_on_two(arguments: list[str], folder: Path) -> Finished:
     return mpiexec(2, [*TRAIN, *TINY, f"--output-dir={folder / 'run'}", *arguments])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.ahead(call=train_on_two)
 @pytest.mark.parametrize(("arguments", "words"), AGREED.values(), ids=AGREED)
 def test_all_ranks_end_together(ahead: Finished, arguments: list[str], words: str) -> None:
@@ -501,7 +501,7 @@ def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Fi
     return done, processes_in(folder)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.ahead(call=failing_run)
 @pytest.mark.parametrize(("ranks", "way"), alternately([2, 3], WAYS.values(), WAYS, RARE))
 def test_a_rank_that_fails_ends_all(

@@ -17,7 +17,7 @@ from tests.launch import ROOT, Finished
 CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "gpt")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")

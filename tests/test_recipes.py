@@ -79,7 +79,7 @@ def test_there_are_30_recipes() -> None:
     assert len(BLOCKS) >= 30
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_recipe_does_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def forward(case: str, dtype: Any) -> tuple[Deferred, Arrays, np.ndarray, dict[b
     return x, arrays, Fused(np).values(exact), expected
 
 
+@pytest.mark.few(150)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_forward_of_a_deferred_input_agrees_with_the_reference(
@@ -172,6 +173,7 @@ def backward_filter(case: str, dtype: Any) -> tuple[Deferred, Deferred, np.ndarr
     return x, dy, expected
 
 
+@pytest.mark.few(150)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_backward_of_filters_of_deferred_arrays_agrees_with_the_reference(
@@ -201,6 +203,7 @@ def both_gradients(case: str) -> tuple[Any, dict[bool, Any]]:
     return (x, dy, w, add, before), expected
 
 
+@pytest.mark.few(75)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_both_gradients_at_once_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from pydtnn import __version__
+from pydtnn.utils.command import run_command
 from pydtnn.utils.suggest import unknown
 
 COMMANDS = {
@@ -26,17 +27,19 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print the commands; with arguments, which it has none of, the command that is meant."""
+    """Print the commands; return the exit status, 1 if there is an argument."""
+    return run_command("pydtnn", lambda: _print_commands(arguments))
+
+
+def _print_commands(arguments: list[str]) -> None:
     if arguments and arguments[0] not in ("-h", "--help"):
         name, use = arguments[0], "use python -m pydtnn."
-        told = use + name if name in COMMANDS else unknown("command", name, COMMANDS)
-        print(f"pydtnn: expected no arguments; {told}", file=sys.stderr)
-        return 1
+        hint = use + name if name in COMMANDS else unknown("command", name, COMMANDS)
+        raise ValueError(f"expected no arguments; {hint}")
     print(f"pydtnn {__version__}: python -m pydtnn.COMMAND --help\n")
     width = max(map(len, COMMANDS))
     for name, purpose in COMMANDS.items():
         print(f"{name:{width}}  {purpose}")
-    return 0
 
 
 if __name__ == "__main__":

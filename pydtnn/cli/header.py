@@ -1,4 +1,4 @@
-"""What a run prints before the first step."""
+"""What a run prints before the first step, and its logs on the standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: chosen, created and tested for writing before training."""
+"""The folder of a run: created and tested before training, and read by `--resume`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from pydtnn.utils.suggest import some
 RUNS = Path("runs")
 """Parent of the folders of runs without `--output-dir`."""
 
-FILES = ("run.json", "history.csv", "history.json", "best.safetensors")
+RUN_FILE = "run.json"
+"""File with the options of the run."""
+
+FILES = (RUN_FILE, "history.csv", "history.json", "best.safetensors")
 """Files that a run writes besides checkpoints."""
 
 _LOST = "was removed or renamed while the run was writing in it"
@@ -226,8 +229,6 @@ def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> N
         raise unwritable(who, path, error) from error
 
 
-RUN_FILE = "run.json"
-
 TRACE = ("trace", "trace_steps", "trace_kernels")
 
 NOT_KEPT = ("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE)
@@ -235,7 +236,6 @@ NOT_KEPT = ("resume", "output_dir", "evaluate_only", "progress", "verbose", "qui
 
 INITIAL = ("load", "load_options")
 """Options of the weights to start from, which a checkpoint replaces."""
-
 
 OF_THE_MESH = ("parallel", "plan", "micro_batches", "pipeline_schedule")
 """Options that refer to axes of a run's mesh, and are not kept on another one."""

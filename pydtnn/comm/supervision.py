@@ -1,6 +1,8 @@
 """The connection of a rank to the monitor process of its host (`pydtnn.comm.watchdog`).
 
-If that process is lost, because it was killed or is stopped, each rank watches its own waits.
+A rank writes its current activity into shared memory (`CurrentActivity`), and agrees with the
+others on the last step if a signal ends the run (`LastStep`). If the process is lost, because it
+was killed or is stopped, each rank watches its own waits (`Supervision`).
 """
 
 from __future__ import annotations
@@ -45,7 +47,6 @@ from pydtnn.utils.observer import Kind, Observer
 
 PATIENCE = 20.0
 """Seconds in which the step in progress must be complete; then the run ends without it."""
-
 
 TWICE = 0.5
 """Seconds in which a second signal is the same one, sent by the terminal and by a shell."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 from collections.abc import Callable
 
+Array = NDArray[Any]
+
 Shape = tuple[int, ...]
 
 
@@ -65,8 +67,6 @@ def is_several(input_shape: Shape | tuple[Shape, ...]) -> bool:
     """Return whether the shape is that of several inputs."""
     return len(input_shape) > 0 and isinstance(input_shape[0], tuple)
 
-
-Array = NDArray[Any]
 
 ALL = slice(None)
 

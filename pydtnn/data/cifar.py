@@ -24,6 +24,8 @@ from pydtnn.data.unpickle import read_pickle
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown
 
+Array = NDArray[Any]
+
 _TEN = "airplane automobile bird cat deer dog frog horse ship truck"
 
 _FINE = """
@@ -52,8 +54,6 @@ NAMES_10 = tuple(_TEN.split())
 NAMES_100 = {"fine": tuple(_FINE.split()), "coarse": tuple(_COARSE.split())}
 """By kind of labels; both in alphabetical order, which is that of the labels."""
 
-
-Array = NDArray[Any]
 
 SIDE, CHANNELS = 32, 3
 PIXELS = CHANNELS * SIDE * SIDE

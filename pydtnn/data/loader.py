@@ -31,6 +31,8 @@ from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
 from pydtnn.utils.validate import whole
 
+Array = NDArray[Any]
+
 
 class Lanes:
     """Report the batches that threads prepare, each on a lane of its own.
@@ -57,9 +59,6 @@ class Lanes:
             )
             self._own.lane = lane
         return Activity(lane, Kind.LOAD, "batch")
-
-
-Array = NDArray[Any]
 
 
 DEFAULT_BATCH = 64

@@ -24,6 +24,8 @@ from pydtnn.data.order import below
 from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.utils.validate import number
 
+Array = NDArray[Any]
+
 NODES = 8193
 """Tabulated quantiles of a distribution."""
 
@@ -57,8 +59,6 @@ def beta_quantiles(alpha: float) -> tuple[Array, Array]:
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
     return below / below[-1], np.exp(np.minimum(z, 0) - log)
 
-
-Array = NDArray[Any]
 
 WORDS = 4
 """Random words of a mixture: one block of Philox."""

@@ -1,4 +1,4 @@
-"""Convolution of a stripe with its halo."""
+"""Convolutions of a stripe: with its halo, and of the extended stripe."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from pydtnn.data.augment import colour
 
+Array = NDArray[Any]
+
 
 def shear_x(x: Array, amount: Array, fill: Array) -> Array:
     """Shift each row left by `amount` times its distance from the upper edge."""
@@ -41,7 +43,7 @@ def rotate(x: Array, degrees: Array, fill: Array) -> Array:
 
 
 def _transform(x: Array, coefficients: Any, fill: Array) -> Array:
-    """Return images whose pixel at p is that of `x` at ``A (p, 1)``.
+    """Return images whose pixel at p is that of `x` at ``A (p, 1)``, as Pillow's `Image.transform`.
 
     p are row and column of a pixel's centre; `coefficients` are the 2 x 3 entries of A, each one
     number or one for each image.
@@ -61,8 +63,6 @@ def _transform(x: Array, coefficients: Any, fill: Array) -> Array:
     y[~inside] = fill
     return y
 
-
-Array = NDArray[Any]
 
 FURTHEST = 150 / 331
 """Largest translation, as a share of the image: 150 of 331 pixels in the search on ImageNet."""

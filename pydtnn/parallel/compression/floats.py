@@ -17,7 +17,10 @@ from pydtnn.utils.validate import number, whole
 
 
 def pack_bits(codes: np.ndarray, width: int) -> np.ndarray:
-    """Pack codes, the most significant bit first; those of 8, 16 or 32 bits are unchanged.
+    """Pack codes without gaps, the most significant bit first; 8, 16 or 32 bits are unchanged.
+
+    Eight codes occupy `width` bytes. Codes are therefore processed in rows of eight, and each
+    column of bytes is computed from the few columns of codes that overlap it.
 
     Parameters
     ----------

@@ -269,7 +269,10 @@ class Sequence:
         ) as loader:
             totals = self.trainer.train_step(next(loader.epoch(0)))
         self.trainer.synchronise()  # as at an epoch's end
-        self.check(np.testing.assert_equal, totals.count, self.drawn.batch)
+        count = totals.count  # of all ranks, or of this one if the scheme does not sum losses
+        if not self.trainer.exchange.sums_losses:
+            count = sum(self.comm.gather_object(count))
+        self.check(np.testing.assert_equal, count, self.drawn.batch)
         self.check(np.testing.assert_equal, self.trainer.optimizer.iterations, before + 1)
 
 

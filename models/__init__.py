@@ -58,7 +58,7 @@ from pydtnn.models.vgg import (
     vgg19_bn,
 )
 from pydtnn.models.vit import vit, vit_b16, vit_small, vit_tiny
-from pydtnn.utils.foreign_names import suggesting_getattr
+from pydtnn.utils.names import module_getattr
 from pydtnn.utils.registry import Kind
 
 MODELS: dict[str, Callable[..., Block]] = {
@@ -193,4 +193,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
+    __getattr__ = module_getattr(__name__)

@@ -19,7 +19,7 @@ from pydtnn.layers import (
     Slice,
 )
 from pydtnn.models.images import image_size, is_small
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import whole
 
 SHORTCUTS = ("projection", "A")

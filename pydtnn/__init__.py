@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     elif name in __all__:
         value = import_module(f"pydtnn.{name}")
     else:
-        value = import_module("pydtnn.utils.foreign_names").suggesting_getattr("pydtnn")(name)
+        value = import_module("pydtnn.utils.names").module_getattr("pydtnn")(name)
     globals()[name] = value
     return value
 

@@ -6,7 +6,7 @@ import sys
 
 from pydtnn import __version__
 from pydtnn.utils.command import run_command
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 COMMANDS = {
     "train": "train a network on this process, or on the ranks of mpirun",

@@ -25,7 +25,7 @@ from pydtnn.losses.targets import (
     rows_of,
 )
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.foreign_names import SuggestsNames, suggesting_getattr
+from pydtnn.utils.names import SuggestsNames, module_getattr
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number, truth, whole
 
@@ -478,4 +478,4 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
+    __getattr__ = module_getattr(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.foreign_options import ALIASES, ANSWERS
 from pydtnn.cli.options import flags
+from pydtnn.utils.names import foreign_names
 from tests.test_imports import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -87,7 +87,8 @@ def known_options() -> set[str]:
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text()))
     others = {name for names in OF_OTHERS.values() for name in names}
-    wrong = named - known_options() - others - {*ALIASES} - {*ANSWERS}
+    others |= {*foreign_names()["options"], *foreign_names()["option_aliases"]}
+    wrong = named - known_options() - others
     assert not wrong, f"{page.name} names {', '.join(sorted(wrong))}"
 
 

@@ -32,11 +32,10 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.schedules import get_schedule
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import MissingNameError
-from pydtnn.utils.foreign_arguments import ARGUMENTS, POSITIONAL
-from pydtnn.utils.foreign_attributes import ASSIGNED, ATTRIBUTES, CALLS
-from pydtnn.utils.foreign_members import ALIASES, ANSWERS, VALUES
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import ASSIGNED, SuggestsNames, foreign_names
 from tests.test_imports import python
+
+NAMES = foreign_names()
 
 X, Y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
 
@@ -622,6 +621,68 @@ def test_import_pydtnn_reads_no_table() -> None:
     assert python(code).strip() == "[]"
 
 
+UNKNOWN = {
+    "import pydtnn": (
+        "pydtnn.Xyz",
+        "pydtnn.Sequentiall",
+        "pydtnn.nn",
+        "pydtnn.train",
+        "from pydtnn import optim",
+        "from pydtnn import Sequentiall",
+        "import pydtnn.nn as nn",
+    ),
+    "from pydtnn import callbacks, data, layers, optimizers": (
+        "layers.SGD",
+        "layers.Xyz",
+        "data.Loaders",
+        "from pydtnn.callbacks import ModelCheckpoint",
+        "layers.Linear(3).weight",
+        "layers.Linear(3)(0)",
+        "layers.Conv2d(16, 3, strides=2)",
+        "layers.Linear(3, initializr='zeros')",
+        "optimizers.SGD(learning_rate=0.1)",
+        "optimizers.get_optimizer('lion')",
+    ),
+}
+
+
+@pytest.mark.parametrize("start", UNKNOWN)
+def test_an_answer_imports_no_other_module(start: str) -> None:
+    code = f"""{start}
+import sys
+for statement in {UNKNOWN[start]!r}:
+    before = set(sys.modules)
+    try:
+        exec(statement)
+        print(statement, "has no error")
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        assert len(str(error)) > 40 or "Xyz" in statement, error
+    added = {{name for name in set(sys.modules) - before if name.startswith("pydtnn")}}
+    print(*added - {{"pydtnn.utils", "pydtnn.utils.names"}}, end="")
+"""
+    assert python(code) == ""
+
+
+def test_a_training_reads_no_answer() -> None:
+    code = """
+from pydtnn import ArrayDataset, Model, Trainer, layers
+import numpy
+model = Model(layers.Sequential(layers.Linear(3), layers.ReLU()), (4,))
+data = ArrayDataset(numpy.zeros((12, 4)), numpy.arange(12) % 3)
+Trainer(model, "sgd", progress=False).fit(data, data, epochs=2)
+from pydtnn.utils.names import foreign_names
+print(foreign_names.cache_info().currsize)
+"""
+    assert python(code).strip() == "0"
+
+
+def test_a_module_that_does_not_exist_is_answered() -> None:
+    with pytest.raises(ModuleNotFoundError, match="layers are in pydtnn.layers, losses in"):
+        exec("import pydtnn.nn as nn", {})
+    with pytest.raises(ModuleNotFoundError, match="No module named 'pydtnn._nothing'"):
+        exec("import pydtnn._nothing", {})
+
+
 def test_the_program_is_not_a_function() -> None:
     said = python("import pydtnn\ntry: pydtnn.train\nexcept AttributeError as error: print(error)")
     assert "use pydtnn.Trainer(model, optimizer).fit(train, validation), or python -m" in said
@@ -632,11 +693,11 @@ def test_the_program_is_not_a_function() -> None:
 
 def answers() -> Iterator[tuple[str, str]]:
     """Every answer, with what it is for."""
-    yield from ANSWERS.items()
-    yield from POSITIONAL.items()
-    yield from CALLS.items()
-    for table in (ATTRIBUTES, ASSIGNED, ARGUMENTS, VALUES):
-        for kind, entries in table.items():
+    yield from NAMES["members"].items()
+    yield from NAMES["positional"].items()
+    yield from NAMES["calls"].items()
+    for table in ("attributes", "assigned", "arguments", "values"):
+        for kind, entries in NAMES[table].items():
             yield from ((f"{kind}.{name}", answer) for name, answer in entries.items())
     from pydtnn.training.checks import METHODS
 
@@ -688,7 +749,7 @@ def unknown(name: str, answer: str, names: dict[str, Any]) -> Iterator[str]:
         if not isinstance(names.get(kind) or getattr(pydtnn, kind, None), type):
             yield kind
     owner, _, argument = name.partition(".")
-    if argument in ARGUMENTS.get(owner, ()):
+    if argument in NAMES["arguments"].get(owner, ()):
         kinds = re.findall(r" of (?:the )?(\w+)", answer)
         kind = {"optimizer": "Optimizer"}.get(kinds[0], kinds[0]) if kinds else owner
         kind = "Trainer.fit" if "Trainer.fit" in answer else kind
@@ -707,9 +768,9 @@ def candidates(kind: str, names: dict[str, Any]) -> list[Any]:
     return [base, *base.__subclasses__()] if isinstance(base, type) else [base]
 
 
-@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.parametrize("name", NAMES["aliases"])
 def test_every_alias_is_a_name_of_its_module(name: str) -> None:
-    home, _, ours = ALIASES[name].rpartition(".")
+    home, _, ours = NAMES["aliases"][name].rpartition(".")
     assert getattr(pydtnn, name) is getattr(__import__(home, fromlist=[ours]), ours)
 
 
@@ -717,22 +778,39 @@ def test_every_alias_is_a_name_of_its_module(name: str) -> None:
 def test_an_import_of_all_names_has_those_of_other_libraries(home: str) -> None:
     names: dict[str, Any] = {}
     exec(f"from {home} import *", names)
-    of_others = [name for name, ours in ALIASES.items() if ours.startswith(f"{home}.")]
+    of_others = [name for name, ours in NAMES["aliases"].items() if ours.startswith(f"{home}.")]
     assert of_others
     for name in of_others:
-        assert names[name] is getattr(sys.modules[home], ALIASES[name].rpartition(".")[2])
+        assert names[name] is getattr(sys.modules[home], NAMES["aliases"][name].rpartition(".")[2])
 
 
 def test_no_name_is_both_ours_and_answered() -> None:
     homes = (layers, losses, optimizers, schedules, callbacks, data)
     ours = {name for home in homes for name in home.__all__ if name in vars(home)}
     ours |= {*pydtnn.__all__}
-    assert not ours & {*ANSWERS}
-    assert not ours & {*ALIASES}
-    assert not {*ALIASES} & {*ANSWERS}
-    for kind, entries in ATTRIBUTES.items():
+    assert not ours & {*NAMES["members"]}
+    assert not ours & {*NAMES["aliases"]}
+    assert not {*NAMES["aliases"]} & {*NAMES["members"]}
+    for kind, entries in NAMES["attributes"].items():
         owner = names_of(kind)
         assert not [name for name in entries if hasattr(owner, name)]
+
+
+def test_the_table_of_classes_is_that_of_the_modules() -> None:
+    homes = (layers, losses, metrics, optimizers, schedules, callbacks, data)
+    ours = {}
+    for home in homes:
+        names = getattr(home, "__all__", None) or [n for n in vars(home) if n[0] != "_"]
+        for name in names:
+            value = getattr(home, name)
+            own = hasattr(home, "__all__") or getattr(value, "__module__", "") == home.__name__
+            if isinstance(value, type) and own and name not in NAMES["aliases"]:
+                ours[name] = home.__name__
+    assert NAMES["classes"] == ours
+
+
+def test_the_attributes_that_cannot_be_set_are_known_without_the_tables() -> None:
+    assert {*ASSIGNED} == {name for entries in NAMES["assigned"].values() for name in entries}
 
 
 def names_of(kind: str) -> type:

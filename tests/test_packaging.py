@@ -116,6 +116,7 @@ def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
     platforms = [path.relative_to(ROOT) for path in FOLDER.glob("*.yaml")]
     assert platforms
     assert {str(path) for path in platforms} <= {*names}
+    assert "pydtnn/utils/foreign_names.toml" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.startswith("pydtnn/kernels/cpu/_") and name.endswith(".so") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
@@ -138,6 +139,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
     code = (
         "import pydtnn, pydtnn.models\n"
         "assert pydtnn.create_backend('cpu').isa != 'none'\n"
+        "assert pydtnn.Dense is pydtnn.layers.Linear\n"
         "print(pydtnn.__file__, pydtnn.models.__file__, sep='\\n')"
     )
     environment = str(installed.parent.parent)

@@ -15,7 +15,7 @@ from pydtnn.callbacks.tensorboard import TensorBoard
 from pydtnn.training.callback import Callback
 from pydtnn.training.equality import CheckEqual
 from pydtnn.training.progress import ProgressBar
-from pydtnn.utils.foreign_names import suggesting_getattr
+from pydtnn.utils.names import module_getattr
 
 __all__ = [
     "EMA",
@@ -36,4 +36,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
+    __getattr__ = module_getattr(__name__)

@@ -50,9 +50,9 @@ from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
+from pydtnn.utils.names import unknown
 from pydtnn.utils.registry import Found
 from pydtnn.utils.sizes import parse_size
-from pydtnn.utils.suggest import unknown
 
 BALANCED = "balanced"
 """Value of `class_weights` in `--loss-options` for weights of the training set."""

@@ -21,7 +21,7 @@ from pydtnn.cli.options import (
 )
 from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.utils.registry import key_of
+from pydtnn.utils.names import key_of
 from pydtnn.utils.threads import MOST_THREADS
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.foreign_options import translate
 from pydtnn.cli.options import GROUPS, Flag, flags
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import foreign_names, unknown
 
 EXAMPLES = """examples:
   python -m pydtnn.train --model resnet20 --epochs 5
@@ -58,7 +57,7 @@ class Arguments:
         given = sys.argv[1:] if arguments is None else arguments
         parser = _parser()
         known = [name for action in parser._actions for name in action.option_strings]
-        self._texts = vars(parser.parse_args(list(_whole(translate(given, known)))))
+        self._texts = vars(parser.parse_args(list(_whole(_translate(given, known)))))
         self._printing = self._texts.pop("print_config", False)
         self._files: dict[str, Any] = {}
         for file in self._texts.pop("config", []):
@@ -105,6 +104,46 @@ class Arguments:
 def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
     """Parse a command line without ``--resume FOLDER`` into a configuration: see `Arguments`."""
     return Arguments(arguments).configure()
+
+
+def _translate(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """Replace names of other programs, and underscores in names, in a command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+    known : sequence of str
+        The options of the parser, such as "--lr".
+
+    Raises
+    ------
+    ValueError
+        For a name whose meaning differs or depends on the program; the message contains what to
+        type instead.
+    """
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        flag, dot, item = name.partition(".")
+        if flag.startswith("-") and flag not in known:
+            flag = flag.replace("_", "-")
+            answer = foreign_names()["options"].get(flag) if flag not in known else None
+            if answer:
+                following = [a for a in arguments[number + 1 : number + 2] if not a.startswith("-")]
+                raise ValueError(_refusal(flag, answer, value if equals else "".join(following)))
+            if flag not in known:
+                flag = foreign_names()["option_aliases"].get(flag, flag)
+        yield flag + dot + item + equals + value
+
+
+def _refusal(flag: str, answer: str, value: str) -> str:
+    """Return the message for an option of other programs; `value` is what it is set to."""
+    for part in ("model", "dataset"):
+        if f"{{{part}s}}" in answer:
+            from pydtnn.cli.parts import PARTS
+
+            answer = answer.replace(f"{{{part}s}}", ", ".join(PARTS[part].registry))
+    answer = re.sub(r"\{(.*?)\}", lambda example: value or example[1], answer)
+    return f"train: there is no option {flag}; {answer}"
 
 
 def _whole(arguments: Iterable[str]) -> Iterator[str]:

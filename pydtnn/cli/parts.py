@@ -15,8 +15,8 @@ from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.schedules.named import SCHEDULE
+from pydtnn.utils.names import some
 from pydtnn.utils.registry import Found, Kind
-from pydtnn.utils.suggest import some
 
 PARTS: dict[str, Kind[Any]] = {
     "model": MODEL,

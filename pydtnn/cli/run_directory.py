@@ -23,7 +23,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, read_configuration, tidy
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file, remove_unfinished, unwritable
-from pydtnn.utils.suggest import some
+from pydtnn.utils.names import some
 
 RUNS = Path("runs")
 """Parent of the folders of runs without `--output-dir`."""

@@ -14,8 +14,7 @@ from pydtnn.comm.launch import launched
 from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.thread import communicator_of_thread, run_threads
-from pydtnn.utils.foreign_names import suggesting_getattr
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import module_getattr, unknown
 
 __all__ = [
     "Communicator",
@@ -77,4 +76,4 @@ def create_communicator(name: str = "auto", *, timeout: float | None = None) -> 
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
+    __getattr__ = module_getattr(__name__)

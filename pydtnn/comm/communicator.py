@@ -27,7 +27,7 @@ from pydtnn.comm.checks import (
 from pydtnn.comm.request import Request, Together
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Observer
 
 Message = tuple[np.ndarray, int]

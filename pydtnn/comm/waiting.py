@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 VARIABLE = "PYDTNN_WAIT"
 """Environment variable with one of `MODES`, by default the first one."""

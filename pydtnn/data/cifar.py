@@ -22,7 +22,7 @@ from pydtnn.data.download import Source, fetch
 from pydtnn.data.locate import Layout, locate
 from pydtnn.data.unpickle import read_pickle
 from pydtnn.utils.files import read_file
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 Array = NDArray[Any]
 

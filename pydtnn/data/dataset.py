@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pydtnn.data.batch import each, is_several, shapes_of
 from pydtnn.data.order import permutation, split
 from pydtnn.data.statistics import Normalize, pixel_statistics
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 
 Array = NDArray[Any]
 

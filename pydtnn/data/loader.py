@@ -27,7 +27,7 @@ from pydtnn.data.mixing import (
 )
 from pydtnn.data.order import own_shards
 from pydtnn.data.prepare import Prepare
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
 from pydtnn.utils.validate import whole
 

@@ -15,8 +15,8 @@ from pydtnn.interchange.matching import Stored, split
 from pydtnn.interchange.torch_files import Tensor, read_tensors
 from pydtnn.saving.weights import decode, encode
 from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.names import some
 from pydtnn.utils.optional import import_optional
-from pydtnn.utils.suggest import some
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")

@@ -12,7 +12,7 @@ import numpy as np
 from pydtnn.interchange.published_names import NAMINGS, Naming
 from pydtnn.interchange.slots import PROJECTION, Slot
 from pydtnn.layers.base import Shape
-from pydtnn.utils.suggest import some
+from pydtnn.utils.names import some
 from pydtnn.utils.text_table import align
 
 COUNTER = "num_batches_tracked"

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydtnn.kernels.autotuner_file import AutotunerFile, Table, Winner
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 BUDGET = 0.04
 """Seconds for all candidates together, after a first call of each."""

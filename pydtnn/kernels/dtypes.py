@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # makes "bfloat16" the name of a NumPy dtype
 import numpy as np
 
-from pydtnn.utils.foreign_members import VALUES
+from pydtnn.utils.names import foreign_value
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Types of a model's activations."""
@@ -27,8 +27,9 @@ def name_of(dtype: Any) -> str:
     key = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
     if key in DTYPES:
         return key
-    hint = f"; {VALUES['dtype'][key]}" if key in VALUES["dtype"] else ""
-    raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}{hint}")
+    raise ValueError(
+        f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}{foreign_value('dtype', key)}"
+    )
 
 
 def arithmetic(dtype: Any) -> np.dtype:

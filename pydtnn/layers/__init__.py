@@ -35,7 +35,7 @@ from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transp
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
-from pydtnn.utils.foreign_names import aliases_of, suggesting_getattr
+from pydtnn.utils.names import module_getattr
 
 __all__ = [
     "ELU",
@@ -95,5 +95,29 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
-    __all__ += aliases_of(__name__)  # `from package import *` reads no other names
+    __getattr__ = module_getattr(__name__)
+    __all__ += [  # names in other libraries, which `from package import *` includes
+        "AveragePooling2D",
+        "AveragePooling3D",
+        "AvgPool2D",
+        "AvgPool3D",
+        "Concatenate",
+        "Conv2D",
+        "Conv2DTranspose",
+        "Conv3D",
+        "Convolution2D",
+        "Dense",
+        "GlobalAveragePooling2D",
+        "GlobalAveragePooling3D",
+        "GlobalAvgPool2D",
+        "GlobalAvgPool3D",
+        "Hardsigmoid",
+        "Hardswish",
+        "MaxPool2D",
+        "MaxPool3D",
+        "MaxPooling2D",
+        "MaxPooling3D",
+        "Relu",
+        "Swish",
+        "UpSampling2D",
+    ]

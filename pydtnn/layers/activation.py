@@ -9,7 +9,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.recomputed import Recomputed, Recomputing
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import number
 
 GELU_KERNELS = {"tanh": "gelu", "none": "gelu_exact"}

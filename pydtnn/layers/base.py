@@ -19,7 +19,7 @@ from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.recomputed import Recomputed, takes_recomputed
 from pydtnn.layers.statistics import Statistic
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.foreign_names import NotCallable
+from pydtnn.utils.names import NotCallable
 
 Shape = tuple[int, ...]
 Saved = Any

@@ -12,7 +12,7 @@ from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node, Outputs, nodes
 from pydtnn.layers.reshape import Identity
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.foreign_names import NotCallable
+from pydtnn.utils.names import NotCallable
 
 
 class Graph(Protocol):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn.kernels.reference.random import stream
-from pydtnn.utils.foreign_names import suggesting_getattr
+from pydtnn.utils.names import module_getattr
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
@@ -235,4 +235,4 @@ def get_initializer(initializer: str | Initializer, **options: Any) -> Initializ
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
+    __getattr__ = module_getattr(__name__)

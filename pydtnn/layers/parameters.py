@@ -23,7 +23,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, generator
 from pydtnn.layers.part import Part
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 
 
 class Entry(NamedTuple):

@@ -11,7 +11,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.window import split_shape
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 MODES = ("nearest", "bilinear")
 

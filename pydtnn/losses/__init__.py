@@ -13,7 +13,7 @@ from pydtnn.losses.functions import (
     MeanSquaredError,
     get_loss,
 )
-from pydtnn.utils.foreign_names import aliases_of, suggesting_getattr
+from pydtnn.utils.names import module_getattr
 
 __all__ = [
     "ALIASES",
@@ -28,5 +28,6 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
-    __all__ += aliases_of(__name__)  # `from package import *` reads no other names
+    __getattr__ = module_getattr(__name__)
+    # names in other libraries, which `from package import *` includes
+    __all__ += ["BCEWithLogitsLoss", "CrossEntropy", "CrossEntropyLoss", "L1Loss", "MSELoss"]

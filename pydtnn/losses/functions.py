@@ -24,7 +24,7 @@ from pydtnn.losses.targets import (
     rows_of,
 )
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number, whole
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pydtnn.utils.suggest import some
+from pydtnn.utils.names import some
 
 FEW = 4
 """Number of names up to which a difference is listed; more belong to another network."""

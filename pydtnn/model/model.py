@@ -30,7 +30,7 @@ from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.stage import create_stage
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import Whole
-from pydtnn.utils.foreign_names import NotCallable
+from pydtnn.utils.names import NotCallable
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import whole
 

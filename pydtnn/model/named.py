@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 from pydtnn.layers.base import Layer
 from pydtnn.layers.parameters import Parameter
 from pydtnn.utils.errors import MissingNameError
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 
 class Parameters(dict[str, Parameter]):

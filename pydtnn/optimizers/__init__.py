@@ -9,7 +9,7 @@ from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
-from pydtnn.utils.foreign_names import aliases_of, suggesting_getattr
+from pydtnn.utils.names import module_getattr
 from pydtnn.utils.registry import Kind
 
 __all__ = [
@@ -64,5 +64,6 @@ def get_optimizer(
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
-    __all__ += aliases_of(__name__)  # `from package import *` reads no other names
+    __getattr__ = module_getattr(__name__)
+    # names in other libraries, which `from package import *` includes
+    __all__ += ["Lamb", "Lars", "NAdam", "RMSprop"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
@@ -30,9 +30,8 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.parts import Parts
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames, some
 from pydtnn.utils.observer import Observer, outside, phase
-from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import number, whole
 
 
@@ -242,6 +241,11 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         clip_norm: float | None = None,
         groups: Options | None = None,
     ) -> None:
+        if isinstance(lr, Iterable) and not isinstance(lr, str):
+            raise TypeError(
+                f"{type(self).__name__}: expected a learning rate, got a {type(lr).__name__}; the "
+                "trainer passes the model's parameters to the optimizer: use SGD(lr=0.1)"
+            )
         if callable(lr):
             self.schedule = lr
         else:

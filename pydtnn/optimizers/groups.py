@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pydtnn.layers.parameters import Entry
+from pydtnn.utils.names import unknown
 from pydtnn.utils.selection import matches, select
-from pydtnn.utils.suggest import unknown
 from pydtnn.utils.validate import number
 
 Options = Mapping[str, Mapping[str, float]]

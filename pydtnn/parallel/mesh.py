@@ -15,8 +15,7 @@ from pydtnn.comm.metered import Metered, Traffic
 from pydtnn.comm.serial import Serial
 from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
 from pydtnn.layers.part import Cut, Part
-from pydtnn.utils.foreign_names import SuggestsNames
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import SuggestsNames, unknown
 from pydtnn.utils.validate import whole
 
 FIRST_TAG, TAGS = 1 << 10, 1 << 14

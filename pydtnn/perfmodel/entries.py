@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 WITH_RATES = (
     *("conv 1x1", "conv 1x1 fused", "conv 3x3", "conv 3x3 fused", "conv other"),

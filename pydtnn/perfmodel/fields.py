@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.units import format_quantity, parse_quantity
 from pydtnn.utils.validate import number, whole
 

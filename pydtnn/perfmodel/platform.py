@@ -13,7 +13,7 @@ from pydtnn.perfmodel.entries import DTYPES, UPDATE, check, check_bandwidth, rea
 from pydtnn.perfmodel.fields import count, part, parts, quantities, quantity, read, text, write
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file, write_file
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 FOLDER = Path(__file__).parent / "platforms"
 

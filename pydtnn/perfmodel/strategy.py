@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 SCHEMES = ("allreduce", "hierarchical", "sharded")
 """Schemes whose messages have closed formulas."""

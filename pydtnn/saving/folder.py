@@ -18,7 +18,7 @@ from pathlib import Path
 from pydtnn.saving.weights import WEIGHTS
 from pydtnn.utils.files import flush_directory, unwritable
 from pydtnn.utils.folder import SUMS, fill_folder, read_folder
-from pydtnn.utils.suggest import some
+from pydtnn.utils.names import some
 
 MODEL = "model.json"
 

@@ -23,7 +23,7 @@ from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.saving.weights import WEIGHTS, check_numbers, decode_weights, encode_weights
 from pydtnn.utils.errors import describe
 from pydtnn.utils.json_object import parse_object
-from pydtnn.utils.suggest import some
+from pydtnn.utils.names import some
 
 FORMAT = 1
 """Format of `model.json`; others raise an error."""

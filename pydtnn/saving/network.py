@@ -19,7 +19,7 @@ from pydtnn.layers.node import Node, Outputs
 from pydtnn.model.description import Description
 from pydtnn.utils.arguments import Construction, construction_of
 from pydtnn.utils.errors import describe
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 
 def library() -> dict[str, type]:

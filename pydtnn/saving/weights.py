@@ -15,7 +15,7 @@ from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.model.load_report import LoadReport
 from pydtnn.utils.files import read_file, write_file
-from pydtnn.utils.suggest import some
+from pydtnn.utils.names import some
 from pydtnn.utils.validate import truth
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pydtnn.schedules.curves import (
     WarmUp,
 )
 from pydtnn.schedules.named import SCHEDULES, get_schedule
-from pydtnn.utils.foreign_names import suggesting_getattr
+from pydtnn.utils.names import module_getattr
 
 __all__ = [
     "SCHEDULES",
@@ -29,4 +29,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = suggesting_getattr(__name__)
+    __getattr__ = module_getattr(__name__)

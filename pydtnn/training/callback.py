@@ -16,7 +16,7 @@ from pydtnn.training.logs import History, Logs
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 
 
 class Training(Protocol):

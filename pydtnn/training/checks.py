@@ -27,7 +27,7 @@ from pydtnn.training.mesh import check_groups, check_rule
 from pydtnn.training.pipeline_checks import check_pipeline, check_schedule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 _STEP = "on_step_end(trainer)"
 _EPOCH = "on_epoch_start(trainer)"

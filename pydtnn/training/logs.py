@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex, overload
 
 from pydtnn.utils.errors import MissingNameError
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 VALIDATION = "val_"
 """Prefix of values of the validation set."""

@@ -11,7 +11,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.training.fit_arguments import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.display import Bar, Display, Lines, Piece
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import terminal_of
 from pydtnn.utils.validate import number
 

@@ -42,7 +42,7 @@ from pydtnn.training.tuning import autotune
 from pydtnn.utils import clock
 from pydtnn.utils.clock import virtual_time
 from pydtnn.utils.errors import Interrupted
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
 from pydtnn.utils.split import even_cut
 from pydtnn.utils.validate import truth, whole

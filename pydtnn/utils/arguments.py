@@ -6,8 +6,8 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydtnn.utils.names import InitSignature
 from pydtnn.utils.represent import represent_call
-from pydtnn.utils.signature import InitSignature
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import number, truth, whole
 
 EXPECTED = {str: "text", dict: 'names and values, such as {"name": 1}'}

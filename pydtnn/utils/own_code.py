@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.utils.errors import describe
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 
 def import_object(where: str, who: str) -> Any:

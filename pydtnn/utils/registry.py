@@ -12,20 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from pydtnn.utils.foreign_members import VALUES
+from pydtnn.utils.names import foreign_value, key_of, unknown
 from pydtnn.utils.own_code import import_object
-from pydtnn.utils.suggest import unknown
 
 T = TypeVar("T")
-
-
-def key_of(name: str) -> str:
-    """Return the key of a name in registries: lower case, words joined by "_".
-
-    >>> key_of("Local-SGD")
-    'local_sgd'
-    """
-    return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -104,8 +94,7 @@ class Kind(Generic[T]):
         """Return what to use instead of an object of another library, if it is known."""
         if self.aliases.get(key, key) in self.registry:
             return f"; use {self.aliases.get(key, key)!r}"
-        answer = VALUES.get(self.name, {}).get(key)
-        return f"; {answer}" if answer else ""
+        return foreign_value(self.name, key)
 
 
 @dataclass(frozen=True)

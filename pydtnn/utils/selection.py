@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 
 def select(who: str, patterns: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:

@@ -8,9 +8,12 @@ import shlex
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.foreign_options import ALIASES, ANSWERS
 from pydtnn.cli.options import flags
 from pydtnn.cli.parser import Arguments, parse
+from pydtnn.utils.names import foreign_names
+
+ALIASES = foreign_names()["option_aliases"]
+ANSWERS = foreign_names()["options"]
 
 USUAL = """
     --learning-rate --learning_rate --batch --bs --batchsize -b --epoch -e --gpus --gpu
@@ -84,7 +87,7 @@ def test_an_answer_can_be_typed(name: str, form: str) -> None:
 
 def test_the_options_in_explanations_exist() -> None:
     for answer in ANSWERS.values():
-        for option in re.findall(r"--[a-z][a-z-]+", f"{answer.use} {answer.why}"):
+        for option in re.findall(r"--[a-z][a-z-]+", answer):
             assert option in known(), option
 
 

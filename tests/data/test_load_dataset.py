@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pydtnn.data
-import pydtnn.utils.suggest
+import pydtnn.utils.names
 from pydtnn.data import DATASETS, array, load_dataset, mixing, order
 from pydtnn.data.augment import augmentation, named
 
@@ -43,7 +43,7 @@ def test_the_names_of_the_data_sets_are_known() -> None:
     assert sorted(DATASETS) == names.split()
 
 
-MODULES = [pydtnn.data, array, augmentation, mixing, named, order, pydtnn.utils.suggest]
+MODULES = [pydtnn.data, array, augmentation, mixing, named, order, pydtnn.utils.names]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydtnn.utils.lazy import lazy_getattr
+from pydtnn.utils.names import module_getattr
 
 if TYPE_CHECKING:
     from pydtnn.data.augment.augmentation import WORDS, Augmentation
@@ -50,4 +50,4 @@ _HOMES = {
 """Module of each name."""
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = lazy_getattr(__name__, _HOMES)
+    __getattr__ = module_getattr(__name__, _HOMES)

@@ -10,7 +10,7 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node
 from pydtnn.layers.norm import BatchNorm
-from pydtnn.utils.suggest import some, unknown
+from pydtnn.utils.names import some, unknown
 
 MEMORY, MESSAGES = 8.0, 40.0
 """Floating-point operations that take as long as moving a byte in memory, and sending one."""

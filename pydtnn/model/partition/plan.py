@@ -8,9 +8,8 @@ from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.files import read_file
-from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.names import SuggestsNames, unknown
 from pydtnn.utils.selection import matches, select
-from pydtnn.utils.suggest import unknown
 
 NAMES = ("filter", "channel", "alternate", "spatial", "width", "data")
 """The strategies of single layers."""

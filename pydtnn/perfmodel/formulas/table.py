@@ -21,7 +21,7 @@ from collections.abc import Callable
 from math import isqrt
 from typing import NamedTuple
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 
 class Terms(NamedTuple):

@@ -9,7 +9,7 @@ from math import prod
 
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 AXES = ("spatial", "filter", "channel", PIPELINE)
 """Axes that are combined with "data"."""

@@ -17,7 +17,7 @@ from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 SWEEPS = ("batch", "flops", "memory", "bandwidth", "ranks")
 

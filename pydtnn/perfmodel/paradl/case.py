@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydtnn.perfmodel.paradl.layers import LayerList
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import whole
 
 STRATEGIES = (

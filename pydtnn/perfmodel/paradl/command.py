@@ -17,7 +17,7 @@ from pydtnn.perfmodel.paradl.table import corrections, table
 from pydtnn.perfmodel.paradl.text import read_network, read_platform, read_split
 from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.files import write_file
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 EXAMPLES = """examples:
   python -m pydtnn.perfmodel.paradl alexnet.net --ranks 2-1024 --batch-size 512

@@ -11,7 +11,7 @@ from pydtnn.perfmodel.paradl.layers import LayerList
 from pydtnn.perfmodel.paradl.published import Published
 from pydtnn.perfmodel.paradl.tool import Printed
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 FORMULAS: dict[str, type[Published]] = {
     "published": Published,

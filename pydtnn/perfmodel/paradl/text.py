@@ -12,7 +12,7 @@ from pydtnn.perfmodel.paradl.layers import LayerList, LayerSize, Shape
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 from pydtnn.utils.units import parse_quantity
 
 YAML = (".yaml", ".yml")

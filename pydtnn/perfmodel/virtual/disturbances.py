@@ -14,7 +14,7 @@ from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.perfmodel.fields import index, parts, positive, quantity, read, text
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 Draw = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
 """Returns factors of mean 1 from two arrays of numbers in (0, 1] and a spread."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.names import unknown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,320 @@
+"""Names that do not exist: the nearest ones, and the answers to names of other libraries.
+
+The answers are in `foreign_names.toml`, which is read when the first name is missing. No answer
+imports a module; only a name that is found imports its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+MIN_CONTAINED = 4
+"""Length of names from which one that contains another is suggested for it, and the reverse."""
+
+MIN_SIMILARITY = 0.65
+"""Ratio of `difflib` from which a name is suggested for another."""
+
+ASSIGNED = frozenset(
+    ("batch_size", "data", "device", "learning_rate", "lr", "requires_grad")
+    + ("should_stop", "stop_training", "trainable", "training", "transform")
+)
+"""Names in the tables "assigned", so that other attributes are set without reading them."""
+
+PROGRAMS = ("predict", "train")
+"""Modules of ``pydtnn`` that are not members of it, but functions in other libraries."""
+
+
+@cache
+def foreign_names() -> dict[str, Any]:
+    """Return the tables of `foreign_names.toml`: answers by name, in some by class or kind first.
+
+    >>> foreign_names()["members"]["optim"]
+    'use pydtnn.optimizers'
+    >>> foreign_names()["arguments"]["Conv2d"]["strides"]
+    'use stride='
+    """
+    import tomllib  # takes longer than all other imports of this module
+
+    path = Path(__file__).with_name("foreign_names.toml")
+    return _by_name(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def _by_name(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of the file, which has the names by answer, with the answers by name."""
+    names: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, str):
+            names.update(dict.fromkeys(value.split(), key))
+        else:
+            for kind in key.split():
+                names[kind] = {**names.get(kind, {}), **_by_name(value)}
+    return names
+
+
+def key_of(name: str) -> str:
+    """Return the key of a name in registries: lower case, words joined by "_".
+
+    >>> key_of("Local-SGD")
+    'local_sgd'
+    """
+    return name.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def foreign_value(kind: str, name: str) -> str:
+    """Return "; " and what to use instead of a value of another library; empty if not known.
+
+    >>> foreign_value("dtype", "fp16"), foreign_value("dtype", "text")
+    ("; use 'float16'", '')
+    """
+    answer = foreign_names()["values"].get(kind, {}).get(key_of(name))
+    return f"; {answer}" if answer else ""
+
+
+def unknown(kind: str, name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
+    """Return a message for an unknown name, with the nearest of `choices`, or all if none is near.
+
+    Names of other libraries are answered as by `foreign_value`. Names in `also` are suggested if
+    they are near, but not listed.
+
+    >>> unknown("data set", "cifer10", ["mnist", "cifar10", "cifar100"])
+    "unknown data set 'cifer10'; did you mean 'cifar10' or 'cifar100'?"
+    >>> unknown("schedule", "xyz", ["constant", "cosine"])
+    "unknown schedule 'xyz'; choose one of 'constant', 'cosine'"
+    >>> unknown("value of --device", "gpu", ["cpu", "cuda"])
+    "unknown value of --device 'gpu'; use 'cuda'"
+    """
+    choices = [*choices]
+    hint = foreign_value(kind.removeprefix("value of --"), name)
+    hint = hint or _nearest(name, [*also, *choices])
+    if not hint and choices:
+        hint = f"; choose one of {', '.join(map(repr, sorted(choices)))}"
+    return f"unknown {kind} {name!r}{hint or '; there is none to choose from'}"
+
+
+def _nearest(name: str, choices: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the nearest names; empty if none is near.
+
+    Names that contain the given one, or are contained in it, precede those of similar spelling.
+    Upper case, and the dashes before all options, do not count.
+    """
+    bare = {choice.lower().lstrip("-"): choice for choice in choices}
+    given = name.lower().lstrip("-")
+    near = [
+        other
+        for other in bare
+        if min(len(other), len(given)) >= MIN_CONTAINED and (other in given or given in other)
+    ]
+    near = sorted(near, key=lambda other: abs(len(other) - len(given)))[:3]
+    near = near or difflib.get_close_matches(given, bare, n=3, cutoff=MIN_SIMILARITY)
+    return f"; did you mean {' or '.join(repr(bare[n]) for n in near)}?" if near else ""
+
+
+def some(items: Sequence[str], most: int = 8) -> str:
+    """Return the first few items and the number of the others.
+
+    >>> some(["a", "b", "c", "d"], most=2), some([])
+    ('a, b and 2 more', 'nothing')
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more or "nothing"
+
+
+# -- members of modules
+
+
+def module_getattr(module: str, homes: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module (PEP 562).
+
+    A name whose meaning in another library is exactly that of a name of the module is that object;
+    the error for other names contains the one to use. ``pydtnn`` has the aliases and the public
+    classes of all modules.
+
+    Parameters
+    ----------
+    module : str
+    homes : mapping of str to str, optional
+        Names that are imported on first use, and the modules that define them.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if homes and name in homes:
+            value = getattr(import_module(homes[name]), name)
+            setattr(sys.modules[module], name, value)
+            return value
+        if name.startswith("_"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name not in PROGRAMS and _is_module(module, name):
+            return import_module(f"{module}.{name}")
+        home, ours = _place(name)
+        if (module == "pydtnn" and home) or (module == home and ours != name):
+            return getattr(import_module(home), ours)
+        if MissingMembers not in sys.meta_path:
+            sys.meta_path.append(MissingMembers)
+        raise AttributeError(_missing(module, name))
+
+    return __getattr__
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Return the module of the object that has a name, here or in other libraries, and its name."""
+    tables = foreign_names()
+    if name in tables["aliases"]:
+        home, _, ours = tables["aliases"][name].rpartition(".")
+        return home, ours
+    return tables["classes"].get(name, ""), name
+
+
+def _is_module(package: str, name: str) -> bool:
+    """Return whether a package contains a module, without importing it."""
+    path = getattr(sys.modules[package], "__path__", None)
+    return path is not None and PathFinder.find_spec(f"{package}.{name}", path) is not None
+
+
+def _missing(module: str, name: str) -> str:
+    """Return the sentence for a name that a module does not have."""
+    home, ours = _place(name)
+    answer = f"use {home}.{ours}" if home else foreign_names()["members"].get(name)
+    if answer:
+        return f"module {module!r} has no attribute {name!r}; {answer}"
+    members = vars(sys.modules[module])
+    names = {*members.get("__all__", ())}
+    names |= {n for n, value in members.items() if getattr(value, "__module__", "") == module}
+    if module == "pydtnn" and name[0].isupper():
+        names |= {*foreign_names()["classes"], *foreign_names()["aliases"]}
+    return f"module {module!r} has no attribute {name!r}{_nearest(name, sorted(names))}"
+
+
+class MissingMembers:
+    """Entry of ``sys.meta_path`` that answers ``from pydtnn import nn`` and ``import pydtnn.nn``.
+
+    Python searches for a module of a name that a package does not have, and then replaces the
+    package's AttributeError by an ImportError of its own. This entry is the last one: it is asked
+    for modules that do not exist.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raise ModuleNotFoundError if the name belongs to a package with `module_getattr`."""
+        package, _, member = name.rpartition(".")
+        ours = package.split(".")[0] == "pydtnn" and not member.startswith("_")
+        if ours and hasattr(sys.modules.get(package), "__getattr__"):
+            raise ModuleNotFoundError(_missing(package, member), name=package)
+
+
+# -- attributes and arguments of objects
+
+
+class InitSignature:
+    """Class attribute ``__signature__``: the parameters of ``__init__``, as without ``__new__``."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None:  # an object that can be called has the signature of its __call__
+            raise AttributeError("__signature__")
+        if owner.__init__ is object.__init__:  # type: ignore[misc]
+            return inspect.Signature()
+        signature = inspect.signature(owner.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=[*signature.parameters.values()][1:])  # without self
+
+
+class SuggestsNames:
+    """Mixin whose missing attributes and wrong arguments are answered with names of this library.
+
+    Notes
+    -----
+    Stands before other mixins with ``__new__``, which receive the arguments. The methods are hidden
+    from type checkers, which would accept any attribute otherwise.
+    """
+
+    __signature__ = InitSignature()
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **keywords: Any) -> Any:
+            if args or keywords:
+                check_arguments(cls, args, keywords)
+            make = super().__new__
+            return make(cls) if make is object.__new__ else make(cls, *args, **keywords)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in ASSIGNED and name not in self.__dict__:
+                cls = type(self)
+                # classes of other modules may have any attributes
+                ours = cls.__module__.startswith("pydtnn.") and not hasattr(cls, name)
+                if ours and (answer := _answer("assigned", cls, name)):
+                    raise AttributeError(f"{cls.__name__}: cannot set {name!r}{answer}")
+            super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            cls = type(self)
+            if hasattr(cls, name):  # a property has raised AttributeError: raise it again
+                return object.__getattribute__(self, name)
+            sentence = f"{cls.__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and (answer := _answer("attributes", cls, name)):
+                raise AttributeError(sentence + answer)
+            raise AttributeError(sentence, name=name, obj=self)
+
+
+class NotCallable(SuggestsNames):
+    """`SuggestsNames` for objects that are called in other libraries."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **keywords: Any) -> NoReturn:
+            cls = type(self)
+            raise TypeError(f"{cls.__name__}: cannot be called{_answer('calls', cls)}")
+
+
+def _takes_nothing(self: object) -> None:
+    """Take no arguments, as ``object.__init__`` does if there is no ``__new__``."""
+
+
+def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Raise TypeError if arguments of a class are too many or have unknown names.
+
+    Missing arguments are reported by Python. Does nothing if ``__init__`` is not a Python function.
+
+    Raises
+    ------
+    TypeError
+        With the argument of this library, or the nearest one.
+    """
+    init = _takes_nothing if cls.__init__ is object.__init__ else inspect.unwrap(cls.__init__)  # type: ignore[misc]
+    code = getattr(init, "__code__", None)
+    if code is None:
+        return
+    who, positional = cls.__name__, code.co_varnames[1 : code.co_argcount]
+    twice = [f" and {name}=" for name in positional[: len(args)] if name in keywords]
+    many = len(args) > len(positional) and not code.co_flags & inspect.CO_VARARGS
+    if many or twice:
+        several = f"argument{'s' * (len(positional) > 1)}"
+        takes = f"at most {len(positional)} {several} without a name ({', '.join(positional)})"
+        raise TypeError(
+            f"{who}: expected {takes if positional else 'no argument without a name'}, "
+            f"got {len(args)}{''.join(twice)}"
+            f"{_answer('positional', cls) or '; give the others by name'}"
+        )
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    for name in keywords:
+        if name not in names and not code.co_flags & inspect.CO_VARKEYWORDS:
+            if answer := _answer("arguments", cls, name):
+                raise TypeError(f"{who}: no argument {name!r}{answer}")
+            raise TypeError(unknown(f"argument of {who}", name, names))
+
+
+def _answer(table: str, cls: type, name: str = "") -> str:
+    """Return "; " and the answer for a class of this library, or its nearest base; or nothing."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("pydtnn."):
+            answer = foreign_names()[table].get(base.__name__, "")
+            answer = answer.get(name) if isinstance(answer, dict) else answer
+            if answer:
+                return f"; {answer}"
+    return ""

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from benchmarks.common.report import Report
 from benchmarks.oracle import kendall, on
 from pydtnn.comm import Communicator, agree, create_communicator
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.cores import threads_per_rank
-from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.kernels import create_backend
 from pydtnn.models import create_net
 from pydtnn.perfmodel.choice import label, milliseconds
@@ -38,7 +38,7 @@ from pydtnn.perfmodel.search import search
 from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.workload import Rank, Workload
-from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
+from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import clock
 from pydtnn.utils.sizes import parse_shape
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.data.decode import MODES, Decoder
 from pydtnn.data.folder import image_files
+from pydtnn.data.images import MODES, Decoder
 from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load

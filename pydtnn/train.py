@@ -164,7 +164,7 @@ def _configure(
     if given.folder is None:
         return _together(comm, _once, comm, given.configure), ()
     from pydtnn.cli.run_directory import describe_changes, read_run, start_values
-    from pydtnn.comm.rank0 import on_rank_0
+    from pydtnn.comm.agree import on_rank_0
 
     run = comm.gather_object(on_rank_0(comm, read_run, given.folder))[0]
     values = start_values(run, given.given, comm.size)
@@ -194,8 +194,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     from pydtnn.cli.report import log_details
     from pydtnn.cli.run_directory import run_directory
     from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
-    from pydtnn.comm.cores import threads_per_rank
-    from pydtnn.comm.gpus import shared_gpu
+    from pydtnn.comm.cores import shared_gpu, threads_per_rank
     from pydtnn.tracing.writing import check_folder
     from pydtnn.training.examination import examine
     from pydtnn.utils.machine import cpu_model
@@ -250,7 +249,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
 def _carry_out(job: Job) -> None:
     from pydtnn.cli.report import print_report, write_run_file
     from pydtnn.cli.tracing import describe_trace, traced
-    from pydtnn.comm.rank0 import on_rank_0
+    from pydtnn.comm.agree import on_rank_0
     from pydtnn.saving.weights import write_weights
     from pydtnn.training.callback import evaluated
     from pydtnn.training.progress import format_logs

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.checked import Checked
-from pydtnn.comm.launch import launched
+from pydtnn.comm.wrapper import Checked
+from pydtnn.utils.launcher import launched
 from tests.groups import mpi_ranks
 
 REPORTS = "PYDTNN_TEST_REPORTS"

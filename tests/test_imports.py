@@ -31,7 +31,7 @@ AREAS = {
         "layers.parameters",
         "layers.initializers",
         "layers.parameters",
-        "layers.part",
+        "layers.parameters",
         "layers.statistics",
     ],
     "layers": ["layers"],
@@ -111,7 +111,7 @@ CONFINED = {
     "cupyx": ["kernels.cuda"],
     "otf2": ["tracing.exports"],
     "jinja2": ["report.page"],
-    "tensorboardX": ["callbacks.event_file"],
+    "tensorboardX": ["callbacks.tensorboard"],
 }
 
 INSTALLED_ALWAYS = {
@@ -379,7 +379,7 @@ LATER = {
         "pydtnn.kernels.cuda",
         "pydtnn.data.folder",
     ),
-    *("pydtnn.data.augment.autoaugment", "pydtnn.utils.plain_yaml", "pydtnn.training.capture"),
+    *("pydtnn.data.augment.randaugment", "pydtnn.utils.plain_yaml", "pydtnn.training.capture"),
 }
 """Modules that a training imports when it needs them."""
 

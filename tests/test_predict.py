@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.data import load_dataset
-from pydtnn.data.decode import Decoder
+from pydtnn.data.images import Decoder
 from pydtnn.data.inputs import Input, Inputs, inputs_of
 from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
 from pydtnn.model import Model

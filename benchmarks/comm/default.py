@@ -24,15 +24,15 @@ import numpy as np
 
 from benchmarks.common.work import WORK, create_several
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
+from pydtnn.comm.schedules.rule import ALLREDUCES, RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training.examination import autotune
 from pydtnn.training.trainer import Trainer
-from pydtnn.training.tuning import autotune
 
 STEPS = 3
 """Steps of a turn: the first is not timed, as it finds the caches as another choice left them."""

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from benchmarks.common.report import Report
 from benchmarks.cpu.image_loading import MEAN, STD, write_cifar10, write_images
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.data import Dataset, Loader, load_folder, load_shards, pack_shards
-from pydtnn.data.staging import stage_shards
+from pydtnn.data.shards import stage_shards
 
 
 class Timed(NamedTuple):

@@ -25,7 +25,7 @@ from pydtnn.callbacks import CheckEqual
 from pydtnn.comm import Communicator, create_communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.training.equality.hashes import SAMPLES
+from pydtnn.training.equality.check import SAMPLES
 
 
 class Timed(CheckEqual):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.arrays import fill, to_host
+from pydtnn.comm.checks import fill, to_host
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import by_name, from_names

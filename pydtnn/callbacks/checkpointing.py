@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, save_checkpoint
 from pydtnn.utils.errors import AgreedError

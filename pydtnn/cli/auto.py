@@ -23,7 +23,7 @@ from pydtnn.cli.predicted import (
     strategy_of,
 )
 from pydtnn.comm import Communicator
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.data.loader import samples_of_step
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
@@ -35,7 +35,7 @@ from pydtnn.perfmodel.quick import platform_of
 from pydtnn.perfmodel.search import Found, search
 from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.perfmodel.task import Task
-from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
+from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.sizes import parse_size
 

@@ -39,8 +39,8 @@ from pydtnn.layers import Net
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
-from pydtnn.model.load_report import LoadReport
 from pydtnn.model.recomputing import AUTO
+from pydtnn.model.whole import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable

@@ -8,7 +8,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, load_dataset, split_validation
-from pydtnn.data.staging import stage_shards, staged_folder
+from pydtnn.data.shards import stage_shards, staged_folder
 from pydtnn.utils import clock
 
 _log = logging.getLogger("pydtnn.train")

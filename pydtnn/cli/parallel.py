@@ -8,10 +8,9 @@ from functools import partial
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
-from pydtnn.comm.checked import Checked
-from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.check import check
-from pydtnn.comm.schedules.rule import VENDOR
+from pydtnn.comm.schedules.rule import RULE, VENDOR, create_allreduce
+from pydtnn.comm.wrapper import Checked
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.sums import Sums

@@ -17,7 +17,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.options import flags
 from pydtnn.comm import Communicator
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.saving import check_replaceable
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, read_configuration, tidy

@@ -11,7 +11,7 @@ from typing import Any
 from pydtnn.cli.build import Job
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
-from pydtnn.model.costs import layer_costs
+from pydtnn.model.summary import layer_costs
 from pydtnn.tracing.writing import Trace
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.machine import cpu_name

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
 from pydtnn.comm.schedules.check import ScheduleError, associations, check
-from pydtnn.comm.schedules.draw import count, text, title
-from pydtnn.comm.schedules.picture import draw
+from pydtnn.comm.schedules.picture import count, draw, text, title
 from pydtnn.utils.command import Parser, run_subcommand
 
 EXAMPLES = """examples:

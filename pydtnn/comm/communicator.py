@@ -15,14 +15,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from pydtnn.comm.arrays import address, overlap
 from pydtnn.comm.checks import (
+    address,
     check_array,
     check_other,
     check_parts,
     check_rank,
     check_reduction,
     check_tag,
+    overlap,
 )
 from pydtnn.comm.request import Request, Together
 from pydtnn.comm.supervision import Supervision

@@ -19,16 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.arrays import overlap
-from pydtnn.comm.attendance import Attendance, Wait
+from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.failure import end_all_ranks_on_error, watched
-from pydtnn.comm.mailbox import wrong_length
-from pydtnn.comm.messages import Messages
-from pydtnn.comm.reporter import Started, start_early
+from pydtnn.comm.failure import Started, end_all_ranks_on_error, start_early, watched
+from pydtnn.comm.meeting import Attendance, Wait
+from pydtnn.comm.metered import Messages
 from pydtnn.comm.request import Request
-from pydtnn.comm.supervision import Supervision
-from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
+from pydtnn.comm.supervision import Supervision, call_asleep, sleep_until, sleeps
+from pydtnn.comm.thread import wrong_length
 from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks
 from pydtnn.utils.observer import Kind, Observer
@@ -160,8 +158,8 @@ class _Group:
             gc.collect()
         dropped = [number for number, group in self.splits.items() if group.owner() is None]
         everywhere = map(set, self.comm.allgather(dropped))
-        for number in sorted(set.intersection(*everywhere)):
-            self.splits.pop(number).free()
+        for split in sorted(set.intersection(*everywhere)):
+            self.splits.pop(split).free()
         if len(self.splits) >= self.collect_at:
             self.collect_at *= 2
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.agree import agree
-from pydtnn.comm.arrays import address, on_host
+from pydtnn.comm.checks import address, on_host
 from pydtnn.comm.communicator import Communicator, Message
-from pydtnn.comm.gpus import shared_gpu
+from pydtnn.comm.cores import shared_gpu
 from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.staged import Staged
 from pydtnn.comm.wrapper import Wrapper

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.mailbox import Mailbox, Message
 from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.thread import Mailbox, Message
 
 
 class Serial(Communicator):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, Protocol
 
-from pydtnn.comm.stacks import OWN
+from pydtnn.comm.supervision import OWN
 
 SIGNALS: dict[int, str] = {
     signal.SIGINT: "interrupted (Ctrl-C)",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.arrays import on_host
 from pydtnn.comm.chain import Chain, Queue
+from pydtnn.comm.checks import on_host
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.wrapper import Wrapper

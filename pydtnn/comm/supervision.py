@@ -8,18 +8,21 @@ was killed or is stopped, each rank watches its own waits (`Supervision`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from concurrent.futures import thread as _pool
+from types import FrameType
+from typing import Any, NamedTuple
 
 from pydtnn.comm import watchdog
 from pydtnn.comm.monitor.monitor import FINISHING, STATUS
 from pydtnn.comm.monitor.processes import condition_of
-from pydtnn.comm.monitor.rows import INTERVAL, Row, Watched
 from pydtnn.comm.monitor.slots import (
     BEATS,
     CALL,
@@ -41,9 +44,123 @@ from pydtnn.comm.monitor.slots import (
     Slot,
     code,
 )
-from pydtnn.comm.monitor.table import sentence, table
-from pydtnn.comm.stacks import OWN, stacks
+from pydtnn.comm.monitor.table import INTERVAL, Row, Watched, sentence, table
+from pydtnn.utils.names import unknown
 from pydtnn.utils.observer import Kind, Observer
+
+# How ranks wait for others: in the MPI library, which polls, or asleep between tests.
+#
+# Where ranks have cores of their own, polling is fastest. Where they share cores, ranks that poll
+# keep others from computing, and one that yields its core notices a message only when the system
+# next runs it, up to 4 ms later. Ranks that sleep do neither; they notice a message late by at most
+# a quarter of the time for which they have waited.
+
+VARIABLE = "PYDTNN_WAIT"
+"""Environment variable with one of `MODES`, by default the first one."""
+
+MODES = ("poll", "sleep")
+
+SHORTEST, LONGEST = 20e-6, 300e-6
+"""Times of sleep between two tests, in s."""
+
+SLACK = 29, 1000
+"""PR_SET_TIMERSLACK, and by how many ns Linux may lengthen a sleep; its default is 50,000."""
+
+
+def sleeps() -> bool:
+    """Return whether ranks of this process sleep while they wait.
+
+    Raises
+    ------
+    ValueError
+        If the environment variable is not one of `MODES`.
+    """
+    mode = os.environ.get(VARIABLE) or MODES[0]
+    if mode not in MODES:
+        raise ValueError(unknown(VARIABLE, mode, MODES))
+    if mode == "sleep":
+        prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only
+        if prctl is not None:
+            prctl(*SLACK, 0, 0, 0)
+    return mode == "sleep"
+
+
+def pause(waited: float) -> float:
+    """Return for how long a rank sleeps that has waited for some time, in s."""
+    return min(max(waited / 4, SHORTEST), LONGEST)
+
+
+def number_of_tests(waited: float, each: float) -> float:
+    """Return the number of tests in a wait of `sleep_until`.
+
+    Parameters
+    ----------
+    waited : float
+        Duration of the wait, in s.
+    each : float
+        Time of a test, and by which a sleep is too long, in s.
+    """
+    passed, count = 0.0, 0
+    while passed < waited and pause(passed) < LONGEST:
+        passed += pause(passed) + each
+        count += 1
+    return count + max(waited - passed, 0.0) / (LONGEST + each)
+
+
+def sleep_until(test: Callable[[], object]) -> None:
+    """Call a test until it is true, with sleep between the calls."""
+    if test():
+        return
+    begin = time.perf_counter()
+    while not test():
+        time.sleep(pause(time.perf_counter() - begin))
+
+
+def call_asleep(comm: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Make a blocking collective call of an MPI communicator without polling in it.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    call : callable
+        A method of `comm`, or a function that calls collective methods.
+    args : tuple
+        Its arguments.
+    """
+    name = call.__name__  # such as Bcast, which has a counterpart Ibcast; not those of objects
+    if name[0].isupper():
+        sleep_until(getattr(comm, f"I{name.lower()}")(*args).Test)
+        return None
+    sleep_until(comm.Ibarrier().Test)
+    return call(*args)
+
+
+INNER = 8
+"""Innermost calls that are shown of each thread."""
+
+OWN = "pydtnn-watch"
+"""First part of the names of threads that only watch others; they are not shown."""
+
+
+def stacks() -> str:
+    """Return a line for each thread, with its innermost calls, the last one innermost."""
+    frames = sys._current_frames()
+    shown = (thread for thread in threading.enumerate() if not thread.name.startswith(OWN))
+    calls = ((thread.name, _calls(frames.get(thread.ident or 0))) for thread in shown)
+    return "".join(f"  {name}: {text}\n" for name, text in calls if text)
+
+
+def _calls(frame: FrameType | None) -> str:
+    """Return the innermost calls, without those that start threads; empty for idle threads."""
+    calls: list[str] = []
+    while frame is not None and len(calls) < INNER:
+        code = frame.f_code
+        if code.co_filename in (threading.__file__, _pool.__file__):
+            break
+        calls.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return " > ".join(reversed(calls))
+
 
 PATIENCE = 20.0
 """Seconds in which the step in progress must be complete; then the run ends without it."""

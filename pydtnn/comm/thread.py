@@ -9,22 +9,278 @@ collectives, the run ends with a message that lists the pending calls.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.mailbox import Mailbox, Message, name_source
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
-from pydtnn.comm.messages import Messages
+from pydtnn.comm.metered import Messages
 from pydtnn.comm.request import Request
-from pydtnn.comm.world import Ended, World
 from pydtnn.utils import clock
-from pydtnn.utils.errors import RankError
+from pydtnn.utils.errors import AgreedError, RankError, describe
 from pydtnn.utils.observer import Kind
+
+Side = TypeVar("Side")
+
+Key = tuple[int | None, int, int]
+"""Source, destination and tag."""
+
+
+@dataclass(slots=True)
+class Message:
+    """One side of a message: the array to send, or the array to receive into.
+
+    Attributes
+    ----------
+    array : ndarray (n,)
+        Source or destination of the values.
+    source : int or None
+        The rank that sends; of a receive from any rank None until a send has matched it.
+    done : bool
+        Whether the message has been copied, or rejected.
+    problem : str
+        Why the receiver rejects the message; empty if the lengths match.
+    met : Message or None
+        The other side, if it was posted before.
+    waiting : list
+        Reserved for the owner of the mailbox: the threads that wait for this side.
+    """
+
+    array: np.ndarray
+    source: int | None
+    done: bool = False
+    problem: str = ""
+    met: Message | None = None
+    waiting: list[Any] = field(default_factory=list)
+
+
+class Matching(Generic[Side]):
+    """Matches sends and receives, first in, first out, as MPI does.
+
+    A receive takes the first message for its rank and with its tag from its source, or from any
+    rank if that is None; a message is taken by the first receive that accepts it. It is not
+    thread-safe: callers that share it hold a lock.
+    """
+
+    def __init__(self) -> None:
+        # Sides that are not matched yet, with their turn, by source, destination and tag; empty
+        # queues are removed.
+        self._sends: dict[Key, deque[tuple[int, Side]]] = {}
+        self._receives: dict[Key, deque[tuple[int, Side]]] = {}
+        self._turns = 0
+
+    def send(self, source: int, to: int, tag: int, side: Side) -> Side | None:
+        """Return the receive that a message matches; otherwise keep the message."""
+        key = source, to, tag
+        found = [k for k in (key, (None, to, tag)) if k in self._receives]
+        return self._match(self._receives, found, self._sends, key, side)
+
+    def receive(self, source: int | None, to: int, tag: int, side: Side) -> Side | None:
+        """Return the message that a receive matches; otherwise keep the receive."""
+        key = source, to, tag
+        found = [key] if key in self._sends else []
+        if source is None:
+            found = [k for k in self._sends if k[1:] == (to, tag)]
+        return self._match(self._sends, found, self._receives, key, side)
+
+    def _match(
+        self,
+        others: dict[Key, deque[tuple[int, Side]]],
+        found: Sequence[Key],
+        own: dict[Key, deque[tuple[int, Side]]],
+        key: Key,
+        side: Side,
+    ) -> Side | None:
+        """Remove and return the first side in the queues that were found, or keep this side."""
+        if not found:
+            self._turns += 1
+            own.setdefault(key, deque()).append((self._turns, side))
+            return None
+        first = min(found, key=lambda key: others[key][0][0])
+        _, other = others[first].popleft()
+        if not others[first]:
+            del others[first]
+        return other
+
+
+class Mailbox:
+    """Messages between ranks that share memory.
+
+    A message is copied once, directly from the sender's array into the receiver's, as soon as both
+    sides are posted.
+    """
+
+    def __init__(self) -> None:
+        self._matching: Matching[Message] = Matching()
+
+    def send(self, source: int, to: int, tag: int, array: np.ndarray) -> Message:
+        """Post an array to send; `done` once a receive has matched it."""
+        message = Message(array, source)
+        message.met = self._matching.send(source, to, tag, message)
+        if message.met is not None:
+            _deliver(message, message.met)
+        return message
+
+    def receive(self, source: int | None, to: int, tag: int, array: np.ndarray) -> Message:
+        """Post an array to receive into; `done` once a send has matched it."""
+        message = Message(array, source)
+        message.met = self._matching.receive(source, to, tag, message)
+        if message.met is not None:
+            _deliver(message.met, message)
+        return message
+
+
+def name_source(source: int | None) -> str:
+    """Return from whom a receive is, for an error."""
+    return "any rank" if source is None else f"rank {source}"
+
+
+def wrong_length(expected: int, given: int | None) -> str:
+    """Error text for a message of wrong length; lengths in bytes, None: longer than expected."""
+    return (
+        f"recv: expected a message of {expected} bytes, got {'more' if given is None else given}; "
+        "receive into an array of the type and length that is sent."
+    )
+
+
+def _deliver(send: Message, receive: Message) -> None:
+    if send.array.nbytes == receive.array.nbytes:
+        receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
+    else:
+        receive.problem = wrong_length(receive.array.nbytes, send.array.nbytes)
+    receive.source = send.source
+    send.done = receive.done = True
+
+
+class Ended(RuntimeError):
+    """Raised in waiting ranks when another rank has failed."""
+
+
+class Awaited(Protocol):
+    """An object that ranks wait for, such as the other side of a message.
+
+    Attributes
+    ----------
+    done : bool
+    waiting : list
+        The threads that wait for it.
+    """
+
+    done: bool
+    waiting: list[Any]
+
+
+class _Waiting:
+    """A waiting thread, which is woken only when the object that it waits for is complete."""
+
+    def __init__(self, rank: int, doing: Callable[[], str]) -> None:
+        self.rank = rank
+        self.doing = doing
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+
+class World:
+    """The ranks of `run_threads`: wakes them when one fails, and reports the ranks in a deadlock.
+
+    An awaited object is completed while holding `lock`, and announced by `wake`. A message wakes
+    only the ranks that wait for it, so its cost does not depend on the number of ranks.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.lock = threading.Lock()
+        self.failure: BaseException | None = None
+        self._running: dict[int, int] = {}  # thread -> rank
+        self._expected = size
+        self._waiting: set[_Waiting] = set()
+        self._has_helpers = False
+
+    def enter(self, rank: int) -> None:
+        """Record that the calling thread is rank `rank`."""
+        with self.lock:
+            self._running[threading.get_ident()] = rank
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Record that the rank of the calling thread has ended, and its error if it failed."""
+        with self.lock:
+            rank = self._running.pop(threading.get_ident())
+            self._expected -= 1
+            if error is not None and not isinstance(error, Ended):
+                self._fail(_named(rank, error))
+            self._find_deadlock()
+
+    def end(self, error: BaseException) -> None:
+        """Wake all waiting ranks; the run ends with `error`, unless there was an earlier one."""
+        with self.lock:
+            self._fail(error)
+
+    def wake(self, what: Awaited) -> None:
+        """Wake the ranks that wait for a completed object; the caller holds `lock`."""
+        for one in what.waiting:
+            if one in self._waiting:  # otherwise the run has ended and woken it already
+                self._waiting.remove(one)
+                one.gate.release()
+
+    def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str]) -> None:
+        """Wait until an object is complete; `doing()` describes the wait in a deadlock error.
+
+        Raises
+        ------
+        Ended
+            If the run ends first.
+        """
+        with self.lock:
+            if self.passed(what.done):
+                return
+            # A rank may also communicate from another thread; its waits are not tracked.
+            self._has_helpers |= threading.get_ident() not in self._running
+            one = _Waiting(rank, doing)
+            what.waiting.append(one)
+            self._waiting.add(one)
+            self._find_deadlock()
+        one.gate.acquire()
+        self.passed(what.done)
+
+    def passed(self, ready: bool) -> bool:
+        """Return `ready`, for callers that poll instead of waiting; raise if the run has ended."""
+        if not ready and self.failure is not None:
+            raise Ended(describe(self.failure))
+        return ready
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        for one in self._waiting:
+            one.gate.release()
+        self._waiting.clear()
+
+    def _find_deadlock(self) -> None:
+        """End the run if all running ranks wait for objects that none of them can complete."""
+        if not self._waiting or self._has_helpers or len(self._waiting) < self._expected:
+            return
+        waiting = sorted(self._waiting, key=lambda one: one.rank)
+        what = "; ".join(f"rank {one.rank} in {one.doing()}" for one in waiting)
+        self._fail(RuntimeError(f"all ranks that still run wait for each other: {what}"))
+
+
+def _named(rank: int, error: BaseException) -> BaseException:
+    """Prefix an error with its rank; unchanged if it concerns all ranks or more than this run."""
+    if isinstance(error, AgreedError) or not isinstance(error, Exception):
+        return error
+    named = RankError(rank, describe(error))
+    named.__cause__ = error
+    return named
+
 
 _OWN: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
 """Set by `be_rank` in the threads of ranks, and only there; no other code sets it."""

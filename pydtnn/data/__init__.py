@@ -29,21 +29,19 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         create_augmentations,
     )
-    from pydtnn.data.balance import balanced_weights
     from pydtnn.data.batch import Batch
     from pydtnn.data.cifar import load_cifar10, load_cifar100
     from pydtnn.data.dataset import Dataset, Subset, split_validation
-    from pydtnn.data.digits import load_digits
+    from pydtnn.data.download import data_folder
     from pydtnn.data.folder import load_folder
-    from pydtnn.data.loader import Loader
-    from pydtnn.data.locate import data_folder
+    from pydtnn.data.loader import Loader, balanced_weights
     from pydtnn.data.mixing import CutMix, Mixing, Mixup
     from pydtnn.data.mnist import load_mnist
     from pydtnn.data.named import DATASETS, load_dataset
     from pydtnn.data.packing import pack_shards, verify_shards
     from pydtnn.data.prepare import Prepare
     from pydtnn.data.shards import load_shards
-    from pydtnn.data.synthetic import Synthetic, load_synthetic
+    from pydtnn.data.synthetic import Synthetic, load_digits, load_synthetic
     from pydtnn.data.text import TokenDataset, load_text
 
 __all__ = [
@@ -106,14 +104,14 @@ _HOMES = {
         ),
         "pydtnn.data.augment",
     ),
-    "balanced_weights": "pydtnn.data.balance",
+    "balanced_weights": "pydtnn.data.loader",
     "Batch": "pydtnn.data.batch",
     **dict.fromkeys(("load_cifar10", "load_cifar100"), "pydtnn.data.cifar"),
     **dict.fromkeys(("Dataset", "Subset", "split_validation"), "pydtnn.data.dataset"),
-    "load_digits": "pydtnn.data.digits",
+    "load_digits": "pydtnn.data.synthetic",
     "load_folder": "pydtnn.data.folder",
     "Loader": "pydtnn.data.loader",
-    "data_folder": "pydtnn.data.locate",
+    "data_folder": "pydtnn.data.download",
     **dict.fromkeys(("CutMix", "Mixing", "Mixup"), "pydtnn.data.mixing"),
     "load_mnist": "pydtnn.data.mnist",
     **dict.fromkeys(("DATASETS", "load_dataset"), "pydtnn.data.named"),

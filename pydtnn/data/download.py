@@ -6,11 +6,105 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydtnn.utils.files import user_cache
 from pydtnn.utils.optional import import_optional
+
+VARIABLE = "PYDTNN_DATA"
+"""Environment variable with the path of the data folder."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One possible layout of a data set on disk.
+
+    Attributes
+    ----------
+    folders : tuple of str
+        Possible folders of the files, relative to the data folder; "." is the data folder itself.
+    files : tuple of str
+        All files of the data set; each may be gzipped, with ".gz" after its name.
+    """
+
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return `data_dir`, or $PYDTNN_DATA, or pydtnn's folder in the user's cache."""
+    chosen = data_dir or os.environ.get(VARIABLE)
+    return Path(chosen).expanduser() if chosen else user_cache()
+
+
+def locate(
+    dataset: str,
+    layouts: Sequence[Layout],
+    data_dir: str | os.PathLike[str] | None = None,
+    fetch: Callable[[Path], None] | None = None,
+) -> tuple[int, list[Path]]:
+    """Find all files of a data set.
+
+    Parameters
+    ----------
+    dataset : str
+        Name in messages.
+    layouts : sequence of Layout
+        In order of preference.
+    data_dir : path, optional
+        See `data_folder`.
+    fetch : function of the data folder, optional
+        Called to download missing files.
+
+    Returns
+    -------
+    (int, list of Path)
+        The index of the layout, and its files in the order of ``Layout.files``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If files are missing; the message lists them and explains how to get them.
+    """
+    root = data_folder(data_dir)
+    places = [
+        (index, root / folder, layout.files)
+        for index, layout in enumerate(layouts)
+        for folder in layout.folders
+    ]
+    for attempt in (fetch, None):
+        for index, folder, files in places:
+            paths = [_existing(folder, file) for file in files]
+            found = [path for path in paths if path is not None]
+            if len(found) == len(files):
+                return index, found
+        if attempt is None:
+            break
+        attempt(root)
+    raise FileNotFoundError(_missing(dataset, root, places))
+
+
+def _existing(folder: Path, file: str) -> Path | None:
+    return next((path for name in (file, f"{file}.gz") if (path := folder / name).is_file()), None)
+
+
+def _missing(dataset: str, root: Path, places: list[tuple[int, Path, tuple[str, ...]]]) -> str:
+    """Return the message for some files, all files or the folder missing."""
+    get = (
+        f"specify the folder that contains them with --data-dir or ${VARIABLE}, or download them "
+        f"with --download (load_dataset({dataset!r}, download=True) in a program)"
+    )
+    if not root.is_dir():
+        return f"{dataset}: the data folder {root} does not exist; {get}"
+    _, folder, files = max(places, key=lambda p: sum(_existing(p[1], f) is not None for f in p[2]))
+    missing = [file for file in files if _existing(folder, file) is None]
+    if len(missing) < len(files):
+        there = next(file for file in files if file not in missing)
+        return f"{dataset}: {folder} contains {there} but not {', '.join(missing)}; {get}"
+    names = ", ".join(dict.fromkeys(str(place[1]) for place in places))
+    return f"{dataset}: {files[0]} does not exist in any of {names}; {get}"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.decode import Decoder
-from pydtnn.data.images import EncodedImages, given_statistics
-from pydtnn.data.locate import data_folder
+from pydtnn.data.download import data_folder
+from pydtnn.data.images import Decoder, EncodedImages, given_statistics
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
 from pydtnn.utils.validate import number

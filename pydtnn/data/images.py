@@ -2,19 +2,196 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import threading
+import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.decode import Decoder
 from pydtnn.data.statistics import Statistics
-from pydtnn.utils.validate import number
+from pydtnn.utils.optional import import_optional
+from pydtnn.utils.validate import number, whole
+
+# Decoding of PNG and JPEG images with Pillow, to pixels of one size.
+#
+# JPEGs are decoded with simplejpeg if it is installed: both use libjpeg-turbo with the same
+# options, so the pixels are equal, but Pillow takes 2 to 10 times as long.
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes of images by channels."""
+
+FORMATS = ("PNG", "JPEG")
+
+MARKER = b"\xff\xd8\xff"
+"""The first bytes of a JPEG."""
+
+DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+"""Errors of Pillow for damaged data."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decode images; the pixels depend on the bytes, the attributes and the libraries only.
+
+    With a size, the largest part in the middle of an image that has its proportions is resized to
+    it: bilinear, with a filter as wide as the reduction. JPEGs of at least four times the size are
+    decoded at a half, a quarter or an eighth of theirs first, which is still twice the result.
+    The orientation in the metadata of photographs is not applied.
+
+    Attributes
+    ----------
+    who : str
+        First word of error messages.
+    size : int, (int, int) or None
+        Height and width in pixels, one number if they are equal; None keeps those of each image.
+    channels : int, default 3
+        1 for grey, 3 for colour, 4 for colour and transparency; images are converted.
+    formats : tuple of str or None
+        Pillow's names of the formats; None for all that it reads.
+
+    Raises
+    ------
+    ValueError
+        If a number is not possible.
+    ImportError
+        If Pillow is not installed.
+    """
+
+    who: str
+    size: int | tuple[int, int] | None = None
+    channels: int = 3
+    formats: tuple[str, ...] | None = FORMATS
+
+    def __post_init__(self) -> None:
+        for side in self._sides or ():
+            whole(self.who, "image_size", side, at_least=1)
+        if self.channels not in MODES:
+            raise ValueError(f"{self.who}: channels must be 1, 3 or 4, got {self.channels}")
+        self._pillow()
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Shape of the pixels, if there is a size."""
+        return None if self._sides is None else (*self._sides, self.channels)
+
+    @property
+    def _sides(self) -> tuple[int, int] | None:
+        return self.size if self.size is None or isinstance(self.size, tuple) else (self.size,) * 2
+
+    def __call__(self, data: bytes, where: str) -> NDArray[np.uint8]:
+        """Return the pixels of an image, a new array ``(H, W, channels)``.
+
+        Parameters
+        ----------
+        data : bytes
+            Content of the file.
+        where : str
+            Name of the image in error messages.
+
+        Raises
+        ------
+        ValueError
+            If the data have another format, are damaged, or have 16 bits per channel.
+        """
+        pillow = self._pillow()
+        if (fast := self._jpeg(data)) is not None:
+            return fast
+        try:
+            with pillow.open(io.BytesIO(data), formats=self.formats) as image:
+                pixels = self._read(image)
+        except pillow.UnidentifiedImageError as error:
+            kind = "an" if self.formats is None else f"a {' or '.join(self.formats)}"
+            raise ValueError(
+                f"{self.who}: expected {kind} image in {where}, got other or damaged data; "
+                "remove or replace it"
+            ) from error
+        except (*DAMAGED, pillow.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.who}: the image {where} is damaged ({reason}); remove or replace it"
+            ) from error
+        if pixels is None:
+            raise ValueError(
+                f"{self.who}: expected 8 bits per channel, got 16 in {where}; convert the image"
+            )
+        return pixels.reshape(*pixels.shape[:2], self.channels)
+
+    def _pillow(self) -> Any:
+        return import_optional("PIL.Image", "pillow", f"{self.who}: reading images")
+
+    def _jpeg(self, data: bytes) -> NDArray[np.uint8] | None:
+        """Return the pixels of an undamaged JPEG; None if Pillow has to decode the data.
+
+        Pillow converts colours to grey, decodes large images at a fraction of their size, and
+        reports damage.
+        """
+        simplejpeg, pillow = _simplejpeg(), self._pillow()
+        known = self.formats is None or "JPEG" in self.formats
+        if simplejpeg is None or not known or not data.startswith(MARKER):
+            return None
+        try:
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            most = pillow.MAX_IMAGE_PIXELS
+            if colours not in ("Gray", "YCbCr") or (most and height * width > most):
+                return None
+            if self.channels == 4 or (self.channels == 1 and colours != "Gray"):
+                return None
+            if self._sides is not None and _halves((height, width), self._sides):
+                return None
+            pixels = simplejpeg.decode_jpeg(data, "GRAY" if self.channels == 1 else "RGB")
+        except ValueError:
+            return None
+        if self._sides is None or pixels.shape[:2] == self._sides:
+            return pixels
+        image = pillow.fromarray(pixels[..., 0] if self.channels == 1 else pixels)
+        return np.array(self._fit(image)).reshape(*self._sides, self.channels)
+
+    def _read(self, image: Any) -> NDArray[np.uint8] | None:
+        """Return the pixels of an open image; None if it has 16 bits per channel."""
+        if image.mode.startswith("I"):
+            return None
+        if self._sides is not None:
+            height, width = self._sides
+            image.draft(None, (2 * width, 2 * height))
+        if image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")  # Pillow warns of any other conversion
+        mode = MODES[self.channels]
+        return np.array(self._fit(image if image.mode == mode else image.convert(mode)))
+
+    def _fit(self, image: Any) -> Any:
+        if self._sides is None or image.size == self._sides[::-1]:
+            return image
+        height, width = self._sides
+        across = min(image.width, max(image.height * width // height, 1))
+        down = min(image.height, max(image.width * height // width, 1))
+        left, top = (image.width - across) // 2, (image.height - down) // 2
+        box = (left, top, left + across, top + down)
+        return image.resize((width, height), self._pillow().Resampling.BILINEAR, box=box)
+
+
+def _halves(own: tuple[int, int], sides: tuple[int, int]) -> bool:
+    """Return whether Pillow decodes a JPEG at a half of its size, or less, for a result."""
+    return all(extent >= 2 * (2 * side) for extent, side in zip(own, sides, strict=True))
+
+
+@cache
+def _simplejpeg() -> Any:
+    """Return the module, or None if it is not installed."""
+    try:
+        return import_module("simplejpeg")
+    except ImportError:
+        return None
+
 
 Array = NDArray[Any]
 

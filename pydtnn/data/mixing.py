@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.augment.augmentation import between
-from pydtnn.data.augment.boxes import Boxes
+from pydtnn.data.augment.resized_crop import Boxes
 from pydtnn.data.batch import is_several
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import below

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.download import Source, fetch
-from pydtnn.data.locate import Layout, locate
+from pydtnn.data.download import Layout, Source, fetch, locate
 from pydtnn.utils.files import check_expansion, open_file
 
 UBYTE = 0x08

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.data.decode import Decoder
 from pydtnn.data.folder import TRAIN, Images, find_images
+from pydtnn.data.images import Decoder
 from pydtnn.data.order import permutation
-from pydtnn.data.shard_index import INDEX, Index, ShardFile, compare_shard, read_index, write_index
-from pydtnn.data.shards import TEST
+from pydtnn.data.shards import INDEX, TEST, Index, ShardFile, compare_shard, read_index, write_index
 from pydtnn.utils.files import read_file, remove_unfinished, write_file
 from pydtnn.utils.validate import whole
 

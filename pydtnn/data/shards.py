@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,208 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.decode import Decoder
+from pydtnn.data.download import data_folder
 from pydtnn.data.folder import TRAIN
-from pydtnn.data.images import EncodedImages, given_statistics
-from pydtnn.data.locate import data_folder
+from pydtnn.data.images import Decoder, EncodedImages, given_statistics
 from pydtnn.data.order import window_permutation
-from pydtnn.data.shard_index import INDEX, REPAIR, Index, compare_shard, read_index
-from pydtnn.utils.files import open_file
+from pydtnn.utils.files import open_file, path_inside, read_file, write_file
+from pydtnn.utils.json_object import parse_object
 from pydtnn.utils.validate import truth, whole
+
+INDEX, VERSION, SUFFIX = "index.json", 1, ".tar"
+
+COLUMNS = ("numbers", "labels", "offsets", "sizes")
+"""Entries of a shard with a value for each image."""
+
+LARGEST = 2**62
+"""Largest number and length: sums of two of them are int64."""
+
+PART = 4 << 20
+"""Bytes of a shard that are read at once to compare it with its checksum."""
+
+REPAIR = "copy it again, or pack the images again with python -m pydtnn.data pack"
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A tar file with images and their classes.
+
+    Attributes
+    ----------
+    name : str
+    nbytes : int
+        Length of the file, in B.
+    sha256 : str
+        Checksum of the file, in hexadecimal digits.
+    numbers : sequence of int
+        Number of each image in the data set, in the order of the file.
+    labels, offsets, sizes : sequence of int
+        Class of each image, and the place of its bytes in the file, in B.
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+    numbers: Sequence[int]
+    labels: Sequence[int]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The shards of a training or test set.
+
+    Attributes
+    ----------
+    class_names : tuple of str
+    shards : tuple of ShardFile
+    """
+
+    class_names: tuple[str, ...]
+    shards: tuple[ShardFile, ...]
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return sum(len(shard.numbers) for shard in self.shards)
+
+
+def write_index(who: str, folder: Path, index: Index) -> None:
+    """Write an index, with a checksum of its own, when all shards are complete."""
+    content = {
+        "format": VERSION,
+        "samples": index.samples,
+        "class_names": index.class_names,
+        "shards": [asdict(shard) for shard in index.shards],
+    }
+    text = _text({**content, "sha256": _digest(content)})
+    write_file(who, folder / INDEX, text.encode())
+
+
+def read_index(who: str, folder: Path) -> Index:
+    """Read an index, and check it and the lengths of the shards.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the index or a shard is missing.
+    ValueError
+        If the index has changed, names a file outside of the folder, has values that do not fit
+        each other, or a shard has another length.
+    """
+    path = folder / INDEX
+    try:
+        content = parse_object(read_file(who, path), "it", VERSION)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{who}: {path} does not exist; specify a folder that python -m pydtnn.data pack has "
+            "completed"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{who}: {path} cannot be used: {error}; {REPAIR}") from error
+    if content.pop("sha256", None) != _digest(content):
+        raise ValueError(f"{who}: {path} does not match the checksum in it; {REPAIR}")
+    problem = _problem(content)
+    if problem:
+        raise ValueError(f"{who}: {path} cannot be used: {problem}; {REPAIR}")
+    index = Index(
+        tuple(content["class_names"]), tuple(ShardFile(**shard) for shard in content["shards"])
+    )
+    for shard in index.shards:
+        _check_length(who, path_inside(who, folder, shard.name), shard.nbytes)
+    return index
+
+
+def _problem(content: Mapping[str, Any]) -> str:
+    """Return what is wrong with the values of an index; empty if they are consistent."""
+    classes, shards = content.get("class_names"), content.get("shards")
+    if not _are(str, classes) or not classes:
+        return "class_names must be a list of names"
+    if not _are(dict, shards) or not shards:
+        return "shards must be a list of objects"
+    count = 0
+    for shard in shards:
+        problem = _problem_of_shard(shard, len(classes))
+        if problem:
+            return f"{problem} in the shard {str(shard.get('name'))!r:.100}"
+        count += len(shard["numbers"])
+    numbers = np.concatenate([np.asarray(shard["numbers"], np.int64) for shard in shards])
+    if (np.bincount(numbers[numbers < count], minlength=count) != 1).any():
+        return f"the numbers of its images must be those from 0 to {count - 1}, each once"
+    if len({shard["name"] for shard in shards}) < len(shards):
+        return "two shards have the same name"
+    return "" if content.get("samples") == count else f"it must have {count} samples"
+
+
+def _problem_of_shard(shard: Mapping[str, Any], classes: int) -> str:
+    if shard.keys() != {field.name for field in fields(ShardFile)}:
+        return f"expected the entries {', '.join(field.name for field in fields(ShardFile))}"
+    name, nbytes, sums = shard["name"], shard["nbytes"], shard["sha256"]
+    if not _are(str, [name, sums]) or not name.endswith(SUFFIX):
+        return f"expected the name of a file that ends in {SUFFIX}, and a checksum,"
+    if type(nbytes) is not int or not 0 <= nbytes <= LARGEST:
+        return "nbytes must be a number of bytes"
+    columns = [shard[key] for key in COLUMNS]
+    if not all(_are(int, column) for column in columns) or len({*map(len, columns)}) > 1:
+        return f"expected one integer per image in {', '.join(COLUMNS)}"
+    if not columns[0]:
+        return "expected at least one image"
+    limits = (LARGEST, classes - 1, nbytes, nbytes)
+    for key, column, limit in zip(COLUMNS, columns, limits, strict=True):
+        if min(column) < 0 or max(column) > limit:
+            wrong = min(column) if min(column) < 0 else max(column)
+            return f"{key} must be in 0..{limit}, got {wrong!s:.30}"
+    if (np.add(shard["offsets"], shard["sizes"]) > nbytes).any():
+        return f"an image ends behind the {nbytes} B"
+    return ""
+
+
+def _are(kind: type, values: Any) -> bool:
+    """Return whether a value is a list of elements of exactly this type."""
+    return isinstance(values, list) and {*map(type, values)} <= {kind}
+
+
+def _check_length(who: str, path: Path, expected: int) -> None:
+    try:
+        length = path.stat().st_size
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{who}: the shard {path} does not exist; {REPAIR}") from error
+    if length != expected:
+        raise ValueError(
+            f"{who}: the shard {path} must have {expected} B, got {length}; it is truncated or "
+            f"damaged: {REPAIR}"
+        )
+
+
+def compare_shard(who: str, path: Path, shard: ShardFile) -> Iterator[None]:
+    """Compare a shard with its checksum; yield after each part of the file.
+
+    Raises
+    ------
+    ValueError
+        If it has changed.
+    OSError
+        If it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_file(who, path) as file:
+        while part := file.read(PART):
+            digest.update(part)
+            yield
+    if digest.hexdigest() != shard.sha256:
+        raise ValueError(
+            f"{who}: the shard {path} does not match its checksum in {INDEX}; {REPAIR}"
+        )
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"))
+
 
 Array = NDArray[Any]
 
@@ -178,3 +375,67 @@ class OpenFile:
 
 def _joined(columns: Any) -> NDArray[np.int64]:
     return np.concatenate([np.asarray(column, np.int64) for column in columns])
+
+
+Folder = str | os.PathLike[str]
+
+
+def staged_folder(data_dir: Folder | None, stage: Folder) -> Path:
+    """Return the folder below `stage` of a copy of shards, which is named after their checksums.
+
+    Raises
+    ------
+    OSError
+        If an index cannot be read.
+    """
+    digest = hashlib.sha256()
+    for part in (TRAIN, TEST):
+        digest.update(read_file("stage", data_folder(data_dir) / part / INDEX))
+    return Path(stage).expanduser() / f"shards-{digest.hexdigest()[:16]}"
+
+
+def stage_shards(data_dir: Folder | None, stage: Folder, *, check: bool = True) -> Path:
+    """Copy shards to a folder of this host, unless they are there already; return their folder.
+
+    A shard is compared with its checksum when it is copied, and gets its name when all of it is on
+    the disk. An interrupted copy is continued after the last complete shard. Several processes may
+    copy at the same time. Nothing is written outside of `stage`.
+
+    Parameters
+    ----------
+    data_dir : path or None
+        See `pydtnn.data.load_dataset`.
+    stage : path
+    check : bool, default True
+        Whether earlier copies are compared with their checksums, and replaced if they differ. False
+        compares only their lengths.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If a shard or an index is missing or has changed, or a link leads out of the folder.
+    OSError
+        If a file cannot be written.
+    """
+    target = staged_folder(data_dir, stage)
+    path_inside("stage", target.parent, target.name)
+    for part in (TRAIN, TEST):
+        source, copy = data_folder(data_dir) / part, path_inside("stage", target, part)
+        for shard in read_index("stage", source).shards:
+            _copy(source / shard.name, path_inside("stage", copy, shard.name), shard, check)
+        write_file("stage", copy / INDEX, read_file("stage", source / INDEX))
+    return target
+
+
+def _copy(source: Path, target: Path, shard: ShardFile, check: bool) -> None:
+    if target.is_file() and target.stat().st_size == shard.nbytes:
+        try:
+            for _ in compare_shard("stage", target, shard) if check else ():
+                pass
+            return
+        except (OSError, ValueError):  # it was damaged, and is copied again
+            pass
+    data = read_file("stage", source)
+    if hashlib.sha256(data).hexdigest() != shard.sha256:
+        raise ValueError(f"stage: {source} does not match its checksum in {INDEX}; {REPAIR}")
+    write_file("stage", target, data)

@@ -2,7 +2,7 @@
 
 A file is a zip archive with a pickle and a record for each storage of tensors, or, as PyTorch wrote
 it before version 1.6, pickles followed by the storages. The pickle is interpreted by
-`pydtnn.data.unpickle`: it can only create dictionaries, lists, numbers, strings and the objects of
+`pydtnn.data.cifar`: it can only create dictionaries, lists, numbers, strings and the objects of
 this module. A tensor is a shape, strides and a storage, which need not agree with each other: a
 file of 1 KB may declare 2^33 elements with strides of 0. Values are therefore not read before the
 shape of the tensor is known to be that of an array of the model.
@@ -11,16 +11,101 @@ shape of the tensor is known to be that of an array of the model.
 from __future__ import annotations
 
 import io
+import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 
-from pydtnn.data.unpickle import DAMAGED, Refused, one_line, run_pickle
-from pydtnn.interchange.archives import BEGIN, Archive, Buffer
+from pydtnn.data.cifar import DAMAGED, Refused, one_line, run_pickle
+from pydtnn.interchange.matching import Stored, split
 from pydtnn.layers.base import Shape
+from pydtnn.saving.weights import decode, encode
+from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.names import some
+from pydtnn.utils.optional import import_optional
+
+Buffer = bytes | memoryview
+
+BEGIN = b"PK\x03\x04"
+"""First bytes of an archive, and of each record."""
+
+INVALID = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError)
+"""Errors of an archive that is damaged, encrypted or of an unknown version."""
+
+
+class Archive:
+    """A zip archive in memory.
+
+    Attributes
+    ----------
+    names : set of str
+        Of its records.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(data))
+        except INVALID as error:
+            raise ValueError(str(error)) from error
+        self.names = {*self._zip.namelist()}
+
+    def record(self, name: str, limit: int) -> Buffer:
+        """Return the content of a record, which is not copied if it is not compressed.
+
+        Parameters
+        ----------
+        name : str
+        limit : int
+            Largest size of a compressed record, in B.
+
+        Raises
+        ------
+        ValueError
+            If it is missing, damaged, too large or not readable.
+        """
+        try:
+            info = self._zip.getinfo(name)
+            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
+                return self._stored(info)
+            if info.compress_type != zipfile.ZIP_DEFLATED:
+                raise ValueError(f"record {name} is encrypted or of an unknown compression")
+            if info.file_size > limit:
+                raise ValueError(
+                    f"record {name} is compressed and would become {info.file_size} B, more than "
+                    f"the {limit} B that the model requires"
+                )
+            with self._zip.open(info) as stream:
+                return stream.read(info.file_size)
+        except KeyError:
+            raise ValueError(f"record {name} is missing") from None
+        except INVALID as error:
+            raise ValueError(f"record {name}: {error}") from error
+
+    def _stored(self, info: zipfile.ZipInfo) -> memoryview:
+        head = self._data[info.header_offset : info.header_offset + 30]
+        before = 30 + sum(int.from_bytes(head[i : i + 2], "little") for i in (26, 28))
+        start = info.header_offset + before
+        content = memoryview(self._data)[start : start + info.file_size]
+        if not head.startswith(BEGIN) or len(content) != info.file_size:
+            raise ValueError(f"record {info.filename} is truncated")
+        if zlib.crc32(content) != info.CRC:
+            raise ValueError(f"record {info.filename} does not match its checksum")
+        return content
+
 
 MAX_AXES = 64
 """Of a tensor: PyTorch has no more."""
@@ -337,3 +422,162 @@ class _Legacy:
 
 def _text(value: Any) -> Any:
     return value.decode("latin1") if isinstance(value, bytes) else value
+
+
+SAFETENSORS = ".safetensors"
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+"""Suffixes of the files of ``torch.save``, which `torch` writes."""
+
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Entries of checkpoints that contain the state dict."""
+
+PARALLEL = "module."
+"""Prefix of all names in a state dict of DataParallel or DistributedDataParallel."""
+
+
+def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the arrays of a state dict in the order of their definition, without their values.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    source : str, Path or mapping
+        A file in one of the two formats, or tensors or arrays by name. The order of definition is
+        not known for safetensors, whose names are sorted, with numbers by value.
+
+    Raises
+    ------
+    OSError
+        If there is no such file, or it cannot be read.
+    ValueError
+        If the file is damaged, or contains objects other than tensors.
+    """
+    if isinstance(source, Mapping):
+        return _arrays(who, source)
+    path, data = Path(source), read_file(who, source)
+    if path.suffix == SAFETENSORS:
+        try:
+            arrays = decode(data)
+        except ValueError as error:
+            raise ValueError(f"{who}: {path}: {error}") from error
+        return _arrays(f"{who}: {path}", {n: arrays[n] for n in sorted(arrays, key=_numbered)})
+    if path.suffix not in PICKLED:
+        raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
+    try:
+        content = read_tensors(data)
+    except ValueError as error:
+        raise ValueError(f"{who}: {path}: {error}; nothing of it was loaded") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{who}: {path}: expected tensors by name, got {type(content).__name__}; save the "
+            "state_dict() of the module"
+        )
+    return _arrays(f"{who}: {path}", content)
+
+
+def series_of(
+    source: str | Path | Mapping[str, Any], arrays: Mapping[str, Stored]
+) -> dict[str, str]:
+    """Return the series of layers whose order is known; one if it is that of the definition.
+
+    Names in safetensors are sorted: the order is known of layers that differ in a number.
+    """
+    if isinstance(source, Mapping) or Path(source).suffix != SAFETENSORS:
+        return {}
+    layers = {split(name)[0] for name in arrays}
+    return {layer: re.sub(r"\d+", "#", layer) for layer in layers}
+
+
+def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to a file in the format of its suffix, which is replaced atomically.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; an existing file is not changed.
+    ImportError
+        If the format requires PyTorch and it is not installed.
+    ValueError
+        If the suffix is another one.
+    """
+    suffix = Path(path).suffix
+    if suffix == SAFETENSORS:
+        write_file(who, path, encode(arrays))
+        return
+    if suffix not in PICKLED:
+        raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
+    torch = import_optional("torch", "torch", f"{who}: writing {suffix}")
+    buffer = io.BytesIO()
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    torch.save(tensors, buffer)
+    write_file(who, path, buffer.getvalue())
+
+
+def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
+    """Convert the tensors of a state dict, which may be an entry of a checkpoint."""
+    for name in NESTED:
+        if isinstance(entries.get(name), Mapping):
+            entries = entries[name]
+            break
+    arrays: dict[str, Stored] = {}
+    for name, value in entries.items():
+        tensor = isinstance(value, Tensor) or hasattr(value, "detach")
+        if not isinstance(name, str) or not (tensor or isinstance(value, np.ndarray)):
+            raise ValueError(
+                f"{where}: expected tensors by name, got {type(value).__name__} for {name!r:.80}; "
+                "save the state_dict() of the module"
+            )
+        problem = _problem(value)
+        if problem:
+            raise ValueError(
+                f"{where}: expected dense tensors with values, but {name} {problem}; convert it "
+                "before saving"
+            )
+        arrays[name] = Stored(tuple(value.shape), partial(_values, name, value))
+    if not arrays:
+        raise ValueError(f"{where}: expected tensors by name, got none")
+    return _without_prefix(arrays)
+
+
+def _problem(value: Any) -> str:
+    """Return why a tensor has no values that can be read, or "" if it has."""
+    if isinstance(value, Tensor):
+        return value.problem
+    if isinstance(value, np.ndarray):
+        return ""
+    if value.is_meta:
+        return "is on the device meta and has no values"
+    dense = str(value.layout) == "torch.strided" and not value.is_quantized
+    return "" if dense else "is a sparse or quantised tensor, not a dense one"
+
+
+def _values(where: str, value: Any) -> np.ndarray:
+    """Return the elements of an array or tensor, of at least 32 bits."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if isinstance(value, Tensor):
+            return value.read()
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        if value.is_floating_point() and value.element_size() < 4:
+            value = value.float()  # NumPy has no bfloat16 of its own
+        return np.asarray(value.numpy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: its values cannot be read ({error})") from error
+
+
+def _without_prefix(arrays: dict[str, Stored]) -> dict[str, Stored]:
+    if not all(name.startswith(PARALLEL) for name in arrays):
+        return arrays
+    return {name.removeprefix(PARALLEL): array for name, array in arrays.items()}
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts "layer.10" behind "layer.9"."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _suffixes() -> str:
+    return f"a state dict in a file {some([SAFETENSORS, *PICKLED])}"

@@ -10,8 +10,7 @@ from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.collectives import BATCH, Steps, Sum
-from pydtnn.layers.parameters import Parameter
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Parameter, Part
 from pydtnn.utils.split import even_cuts
 
 

@@ -34,7 +34,7 @@ from pydtnn.layers.collectives import (
 )
 from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.cost import Cost
-from pydtnn.layers.part import Cut
+from pydtnn.layers.parameters import Cut
 from pydtnn.utils.split import even_cuts
 
 SAMPLES = -1

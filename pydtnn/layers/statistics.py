@@ -2,7 +2,7 @@
 
 During a step every batch norm adds the count, sum and sum of squares of its input to one flat
 array, over all micro-batches and shards. (In float64 sums have two parts each, see
-`pydtnn.kernels.reference.doubled`.) `RunningStatistics.fold` then updates the running means and
+`pydtnn.kernels.reference.norm`.) `RunningStatistics.fold` then updates the running means and
 variances of all layers at once.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.part import Part
+from pydtnn.layers.parameters import Part
 
 RUNNING = ("running_mean", "running_variance")
 """Names of the arrays of a statistic, after its own name."""

@@ -19,7 +19,7 @@ from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.cost import Cost
-from pydtnn.layers.part import Cut
+from pydtnn.layers.parameters import Cut
 
 Range = tuple[int, int]
 """First row and the row after the last."""

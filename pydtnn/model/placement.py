@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import Statistic
+from pydtnn.model.description import Parameters
 from pydtnn.model.graph import Graph
-from pydtnn.model.named import Parameters
 
 
 class Placement(NamedTuple):

@@ -17,8 +17,7 @@ from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
 from pydtnn.model.memory import Forecast
 from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.recompute import Segments, cut
-from pydtnn.model.segments import Cuts, named_cuts
+from pydtnn.model.recompute import Cuts, Segments, cut, named_cuts
 from pydtnn.model.stage import Stage
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.text_table import quantity

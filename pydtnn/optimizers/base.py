@@ -14,8 +14,10 @@ A rule is a subclass with one method::
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
@@ -24,15 +26,145 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
-from pydtnn.optimizers.clipping import Clipping
 from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
-from pydtnn.optimizers.parts import Parts
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames, some
 from pydtnn.utils.observer import Observer, outside, phase
 from pydtnn.utils.validate import number, whole
+
+Total = Callable[[Callable[[Array], Number]], Number]
+
+TINY = 2.0**-600
+"""Factor on gradients if the square of their norm overflows."""
+
+
+class Clipping:
+    """Scale all gradients by ``min(1, limit / norm)``.
+
+    Parameters
+    ----------
+    limit : float
+        Largest global norm.
+
+    References
+    ----------
+    Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
+    algorithm 1.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._square: Number | None = None  # of the norm in multiples of 1 / `_unit`
+        self._unit = 1.0
+
+    def apply(
+        self,
+        backend: Backend,
+        total: Total,
+        grads: Sequence[Array],
+    ) -> None:
+        """Scale gradients in place.
+
+        Parameters
+        ----------
+        backend : Backend
+        total : callable
+            Adds a function's numbers of all gradients of all ranks.
+        grads : sequence of Array
+            The gradients that are scaled.
+        """
+        square, factors = _squared_norm(backend, total, 1.0), []
+        self._square, self._unit = square, 1.0
+        if isinstance(square, float) and square == math.inf:
+            tiny = _squared_norm(backend, total, TINY)
+            if isinstance(tiny, float) and tiny < math.inf:
+                self._square, self._unit = tiny, TINY
+                norm = math.sqrt(tiny)  # times TINY
+                factors = [TINY, self.limit / norm] if TINY * self.limit < norm else []
+        else:
+            factor = backend.update.clip_factor(square, self.limit)
+            factors = [] if isinstance(factor, float) and factor == 1 else [factor]
+        for array in grads:
+            for factor in factors:  # one by one: the product of two may underflow
+                backend.update.scale(array, factor)
+
+    @property
+    def norm(self) -> float | None:
+        """Norm of the last gradients before clipping; None before the first."""
+        return None if self._square is None else float(self._square) ** 0.5 / self._unit
+
+
+def _squared_norm(backend: Backend, total: Total, unit: float) -> Number:
+    """Sum the squares of all gradients, each times `unit`, over the ranks."""
+
+    def square(g: Array) -> Number:
+        value: Number = backend.update.squared_norm(g if unit == 1 else g * unit)
+        return value
+
+    with np.errstate(over="ignore"):  # handled by `apply`
+        return total(square)
+
+
+Axes = tuple[str, ...]
+
+
+def _itself(value: Number, axes: Axes) -> Number:
+    return value
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Sums of numbers over the axes of a mesh along which parameters are cut.
+
+    Attributes
+    ----------
+    axes : tuple of str
+        All axes besides "data".
+    stages : tuple of str
+        Those along which ranks have other parameters altogether.
+    add : callable
+        ``add(number, axes)`` returns the sum over axes. Collective.
+    same : callable
+        ``same(number, axes)`` returns the number of the first rank along axes. Collective.
+    """
+
+    axes: Axes = ()
+    stages: Axes = ()
+    add: Callable[[Number, Axes], Number] = _itself
+    same: Callable[[Number, Axes], Number] = _itself
+
+    def total(
+        self,
+        buckets: Collection[Bucket],
+        square: Callable[[Bucket], Number],
+        share: Callable[[Number], Number],
+    ) -> Number:
+        """Sum a number over all buckets of the network, those that all ranks have once.
+
+        Parameters
+        ----------
+        buckets : collection of Bucket
+            Those of this rank.
+        square : callable
+            Returns the number of this rank's range of a bucket.
+        share : callable
+            Sums a number over the ranks that update different ranges: `Share.total`.
+        """
+        sums: dict[Axes, Number] = {}
+        for bucket in buckets:
+            axes = cut_axes(bucket)
+            sums[axes] = sums.get(axes, 0.0) + square(bucket)
+        total = sum(self.add(sums[axes], axes) if axes else sums[axes] for axes in sorted(sums))
+        total = self.add(share(total), self.stages)
+        return self.same(total, tuple(axis for axis in self.axes if axis not in self.stages))
+
+
+def cut_axes(bucket: Bucket) -> Axes:
+    """Return the axes along which ranks have different parts of a bucket's parameters."""
+    part = bucket.buffer.parameters[0].part
+    return () if part is None else part.axes
 
 
 class LearningRate:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.comm.arrays import fill, to_host
 from pydtnn.comm.chain import Queue
+from pydtnn.comm.checks import fill, to_host
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.metered import Metered
 from pydtnn.comm.request import Request

@@ -14,7 +14,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.metered import Metered, Traffic
 from pydtnn.comm.serial import Serial
 from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Part
 from pydtnn.utils.names import SuggestsNames, unknown
 from pydtnn.utils.validate import whole
 

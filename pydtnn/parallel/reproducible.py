@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.arrays import overlap
 from pydtnn.comm.chain import Chain
+from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket

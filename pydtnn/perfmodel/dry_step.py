@@ -29,8 +29,7 @@ from pydtnn.model.fusion import fuse
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.partition.apply import partition
 from pydtnn.model.placement import completed, place_parameters
-from pydtnn.model.recompute import KEPT_ALL, cut
-from pydtnn.model.segments import Cuts, named_cuts
+from pydtnn.model.recompute import KEPT_ALL, Cuts, cut, named_cuts
 from pydtnn.perfmodel.compute import Label
 from pydtnn.perfmodel.dry_mesh import Position, start_dry
 from pydtnn.perfmodel.outline import (

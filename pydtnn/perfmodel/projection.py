@@ -29,7 +29,7 @@ from pydtnn.perfmodel.timing import (
     step_time,
     update_seconds,
 )
-from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
+from pydtnn.training.checks import DEFAULT_PER_STAGE
 
 SCRATCH = 0.75
 """Memory of a schedule for parts of arrays that are received and added, relative to the gradients,

@@ -20,7 +20,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.kernels import Backend
-from pydtnn.kernels.autotuner_file import VARIABLE
+from pydtnn.kernels.autotuner import CACHE_VARIABLE
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.layers import Net, ReLU, Sequential
@@ -177,7 +177,7 @@ def _file(comm: Communicator, backend: Backend, *workload: object) -> Path | Non
     about = (cpu_model(), backend.isa, backend.threads, tuning, per_host, *workload)
     key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     try:
-        folder = os.environ.get(VARIABLE)
+        folder = os.environ.get(CACHE_VARIABLE)
         return (Path(folder).expanduser() if folder else user_cache()) / f"platform-{key}.yaml"
     except RuntimeError:
         return None

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydtnn.model.costs import own_samples
+from pydtnn.model.summary import own_samples
 from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.analytic import CLIPPING
 from pydtnn.perfmodel.messages import MessageCosts

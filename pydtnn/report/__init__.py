@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pydtnn.report.page import render
-from pydtnn.report.runs import Run, read_runs
-from pydtnn.report.traced import Step
+from pydtnn.report.runs import Run, Step, read_runs
 
 __all__ = ["Run", "Step", "read_runs", "render"]

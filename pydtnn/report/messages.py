@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.runs import Run, Traced, why_untraced
 from pydtnn.report.section import COLOURS, Figure, Section
-from pydtnn.report.traced import Traced
 from pydtnn.tracing.analysis import traffic, waits
 
 SHOWN = 64

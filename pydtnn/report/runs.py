@@ -6,13 +6,117 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.report.traced import HOW, Traced, find_trace, read_traced
+from pydtnn.report.section import COLOURS, Figure, Section
+from pydtnn.tracing import Timeline, load_timeline
+from pydtnn.tracing.analysis import Blocks, Labels, find_blocks, label
 from pydtnn.utils.files import read_file
+
+HOW = (
+    "trace a few steps with python -m pydtnn.train --trace FOLDER --trace-steps 10:20, and add "
+    "--trace FOLDER to the command of the report"
+)
+"""How to obtain what a section without data would show."""
+
+
+class Step(NamedTuple):
+    """A step of training: its epoch and its number in it, from 0."""
+
+    epoch: int
+    number: int
+
+
+class Traced:
+    """A trace with at least one training step that all ranks have recorded.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """When ranks were inside of their communicators."""
+        return find_blocks(self.timeline)
+
+    @cached_property
+    def labels(self) -> Labels:
+        """What the main threads were doing."""
+        return label(self.timeline)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The steps, in the order of `Timeline.steps`."""
+        steps = self.timeline.steps
+        return [*map(Step, steps.epochs.tolist(), steps.numbers.tolist())]
+
+    def span(self, position: int) -> tuple[int, int]:
+        """Return start and end of a step on any rank, in ns."""
+        steps = self.timeline.steps
+        return int(steps.start[position].min()), int(steps.stop[position].max())
+
+    def milliseconds(self, position: int) -> float:
+        """Return the duration of a step, in ms."""
+        start, stop = self.span(position)
+        return (stop - start) / 1e6
+
+    def typical(self) -> int:
+        """Return the position of the step whose duration is the median."""
+        order = sorted(range(len(self.steps)), key=self.milliseconds)
+        return order[(len(order) - 1) // 2]
+
+    def slowest(self) -> int:
+        """Return the position of the step that takes longest."""
+        return max(range(len(self.steps)), key=self.milliseconds)
+
+    def within(self, position: int) -> np.ndarray:
+        """Return the positions of the activities that overlap with a step, of all threads."""
+        start, stop = self.span(position)
+        activities = self.timeline.activities
+        return np.flatnonzero((activities["start"] < stop) & (activities["stop"] > start))
+
+
+def find_trace(folder: Path, about: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the trace of a run; None if there is none.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run; the trace is in its folder "trace", or that of the run's option --trace,
+        relative to this folder or to the current one.
+    about : mapping
+        Content of run.json.
+    """
+    options = about.get("configuration")
+    option = options.get("trace") if isinstance(options, dict) else None
+    named = [folder / option, Path(option)] if isinstance(option, str) and option else []
+    places = [folder / "trace", *named]
+    return next((place for place in places if any(place.glob("rank-*.npz"))), None)
+
+
+def read_traced(place: Path) -> Traced:
+    """Return the trace in a folder.
+
+    Raises
+    ------
+    ValueError
+        If it is incomplete or damaged, or contains no training step.
+    """
+    timeline = load_timeline(place)
+    if not len(timeline.steps):
+        raise ValueError(
+            f"trace: {place} contains no training step that all ranks have recorded; trace a run "
+            "of more steps"
+        )
+    return Traced(timeline)
 
 
 @dataclass
@@ -348,3 +452,120 @@ def _labels(paths: Sequence[Path]) -> list[str]:
                 break
         labels.append("/".join(end).replace("//", "/"))
     return labels
+
+
+ACTIVITIES = ("compute", "communication", "data", "evaluation", "callbacks")
+"""Activities of a rank, in this order; see `pydtnn.report.section.COLOURS`."""
+
+SHOWN = 32
+"""Maximum number of ranks in a figure."""
+
+EPOCHS = 100
+"""Maximum number of epochs in a figure."""
+
+
+def phases(runs: Sequence[Run]) -> Section:
+    """Return the seconds of each rank per activity."""
+    section = Section("phases", "Time per rank")
+    measured = [run for run in runs if run.ranks]
+    if not measured:
+        section.absent = (
+            "no run has the file measurements.jsonl, which python -m pydtnn.train and the "
+            "callback MeasurementWriter write"
+        )
+        return section
+    longest = max(rank["total"] for run in measured for rank in run.totals())
+    slowest = max(mean_of(ranks, "total") for run in measured for ranks in run.ranks)
+    section.figures = [
+        *(_per_rank(run, 1.02 * longest) for run in measured),
+        *(_per_epoch(run, 1.02 * slowest) for run in measured if len(run.ranks) > 1),
+    ]
+    section.legend = {name: COLOURS[name] for name in ACTIVITIES}
+    section.text = (
+        "Sums over all measured epochs, and means over the ranks for each epoch. Communication is "
+        "time in which a rank was blocked by a message during a step, not time in which messages "
+        "travelled while it computed. Data is the wait for a batch. The rest of the time is that "
+        "of callbacks, such as writing checkpoints."
+    )
+    return section
+
+
+def activities(rank: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a rank in each activity of `ACTIVITIES`, which add up to its total."""
+    named = rank["steps"] + rank["data"] + rank["evaluation"]
+    return {
+        "compute": max(0.0, rank["steps"] - rank["communication"]),
+        "communication": rank["communication"],
+        "data": rank["data"],
+        "evaluation": rank["evaluation"],
+        "callbacks": max(0.0, rank["total"] - named),
+    }
+
+
+def _per_rank(run: Run, longest: float) -> Figure:
+    ranks = [activities(rank) for rank in run.totals()]
+    shown = chosen([rank["compute"] for rank in ranks], SHOWN)
+    names = [f"rank {rank}" for rank in shown]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": [ranks[rank][name] for rank in shown],
+            "y": names,
+            "marker": {"color": COLOURS[name]},
+            "hovertemplate": f"%{{y}}, {name}: %{{x:.3g}} s<extra></extra>",
+        }
+        for name in ACTIVITIES
+    ]
+    caption = "" if len(shown) == len(ranks) else f"{len(shown)} of {len(ranks)} ranks, among them "
+    return Figure(
+        f"{run.label}: time of each rank",
+        data,
+        {"title": "time (s)", "range": [0, longest]},
+        {"autorange": "reversed", "ticks": "", "showgrid": False},
+        caption and caption + "the slowest and the fastest in compute.",
+        height=70 + 28 * max(2, len(shown)),
+        layout={"barmode": "stack", "bargap": 0.3},
+    )
+
+
+def mean_of(ranks: Sequence[Mapping[str, float]], part: str) -> float:
+    """Return the mean of a number over the ranks."""
+    return sum(rank[part] for rank in ranks) / len(ranks)
+
+
+def _per_epoch(run: Run, longest: float) -> Figure:
+    every = -(-len(run.ranks) // EPOCHS)
+    shown = [
+        (epoch.epoch, [activities(rank) for rank in ranks])
+        for epoch, ranks in zip(run.intervals[::every], run.ranks[::every], strict=True)
+    ]
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": [epoch for epoch, _ in shown],
+            "y": [mean_of(ranks, name) for _, ranks in shown],
+            "marker": {"color": COLOURS[name]},
+            "hovertemplate": f"epoch %{{x}}, {name}: %{{y:.3g}} s<extra></extra>",
+        }
+        for name in ACTIVITIES
+    ]
+    return Figure(
+        f"{run.label}: time of each epoch",
+        data,
+        {"title": "epoch", "showgrid": False, **({"dtick": 1} if len(shown) <= 12 else {})},
+        {"title": "time (s)", "range": [0, longest]},
+        f"One of {every} epochs is shown." if every > 1 else "",
+        height=260,
+        layout={"barmode": "stack", "bargap": 0.3},
+    )
+
+
+def chosen(values: Sequence[float], count: int) -> list[int]:
+    """Return the numbers of at most `count` ranks: all, or some from smallest to largest value."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    if len(order) > count:
+        order = [order[index * (len(order) - 1) // (count - 1)] for index in range(count)]
+    return sorted(order)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydtnn.report.phases import SHOWN, chosen
-from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.runs import SHOWN, Run, Traced, chosen, why_untraced
 from pydtnn.report.section import COLOURS, Figure, Section, Table
 from pydtnn.report.timeline import group_of
-from pydtnn.report.traced import Traced
 from pydtnn.tracing.analysis import (
     CriticalPaths,
     describe_label,
@@ -16,7 +14,7 @@ from pydtnn.tracing.analysis import (
     slow_ranks,
     usage,
 )
-from pydtnn.tracing.analysis.labels import COMMUNICATION
+from pydtnn.tracing.analysis.blocks import COMMUNICATION
 from pydtnn.utils.observer import Kind
 
 PARTS = (

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.report.phases import chosen
-from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.runs import Run, Step, Traced, chosen, why_untraced
 from pydtnn.report.section import COLOURS, Figure, Section
-from pydtnn.report.traced import Step, Traced
 from pydtnn.utils.observer import Kind
 
 GROUPS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.base import Layer, Shape
-from pydtnn.testing import declarations, values
+from pydtnn.testing import case, values
 from pydtnn.testing.case import Case
 from pydtnn.testing.objective import check_loss, check_metric
 from pydtnn.testing.plan import check_plan
@@ -20,10 +20,10 @@ CHECKS = (
     values.check_empty_batch,
     values.check_float32,
     values.check_16_bits,
-    declarations.check_saves,
-    declarations.check_new_output,
-    declarations.check_new_gradient,
-    declarations.check_overwriting,
+    case.check_saves,
+    case.check_new_output,
+    case.check_new_gradient,
+    case.check_overwriting,
 )
 
 

@@ -17,8 +17,8 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
-from pydtnn.testing.plan_report import PlanReport
-from pydtnn.testing.scheme_report import SchemeReport
+from pydtnn.testing.plan_case import PlanReport
+from pydtnn.testing.scheme import SchemeReport
 from pydtnn.utils.command import Parser
 from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing

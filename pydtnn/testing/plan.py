@@ -12,10 +12,8 @@ from pydtnn.layers.blocks import Net
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model import Model
 from pydtnn.model.partition.plan import NAMES, find_plan
-from pydtnn.testing.plan_case import Case
-from pydtnn.testing.plan_problem import AnyPlan, Problem, factory_of
-from pydtnn.testing.plan_rank import Rank
-from pydtnn.testing.plan_report import PlanReport, PlanRow
+from pydtnn.testing.plan_case import Case, PlanReport, PlanRow
+from pydtnn.testing.plan_rank import AnyPlan, Problem, Rank, factory_of
 from pydtnn.utils.validate import number, whole
 
 MOST_RANKS = 64

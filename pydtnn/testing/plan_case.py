@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, NoReturn
@@ -11,15 +12,94 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import agree
-from pydtnn.comm.delayed import Delayed
+from pydtnn.comm.wrapper import Delayed
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.testing.plan_problem import EVALUATION, Problem
-from pydtnn.testing.plan_rank import KINDS, Course, Own, Rank, TrainedRank, train_serially
-from pydtnn.testing.plan_report import PlanRow, mesh_name
+from pydtnn.testing.plan_rank import (
+    EVALUATION,
+    KINDS,
+    STEPS,
+    Course,
+    Own,
+    Problem,
+    Rank,
+    TrainedRank,
+    train_serially,
+)
 from pydtnn.testing.plan_trace import Wrong, first_wrong
 from pydtnn.testing.ranks import run_within
 from pydtnn.utils.errors import AgreedError, describe
+
+
+def mesh_name(axes: Mapping[str, int]) -> str:
+    """Return the axes of a mesh: "data=2, filter=2"."""
+    return ", ".join(f"{name}={ranks}" for name, ranks in axes.items())
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A plan on one mesh.
+
+    Attributes
+    ----------
+    mesh : dict of str to int
+    differences : dict of str to float
+        For each kind of arrays the largest difference from serial training, relative to the largest
+        magnitude of the kind, over all steps, with and without fusion; "training" is that of
+        losses, norms of gradients and parameters in the steps of a trainer, if they were checked.
+    messages, bytes : float
+        Messages that rank 0 sends in a step, and B, those for gradients included.
+    refused : str
+        Why the plan is not possible on this mesh; an empty string if it is.
+    """
+
+    mesh: dict[str, int]
+    differences: dict[str, float]
+    messages: float = 0.0
+    bytes: float = 0.0
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Result of `check_plan`; its string is a table.
+
+    Attributes
+    ----------
+    plan : str
+    parameters : int
+        Number of parameters of the network.
+    batch : int
+    rows : tuple of PlanRow
+        One for each mesh.
+    """
+
+    plan: str
+    parameters: int
+    batch: int
+    rows: tuple[PlanRow, ...]
+
+    def __str__(self) -> str:
+        width = max(len(mesh_name(row.mesh)) for row in self.rows)
+        kinds = [kind for kind in KINDS if kind != "initial value"]
+        if any("training" in row.differences for row in self.rows):
+            kinds.append("training")
+        short = {"gradient of input": "dx"}
+        head = "".join(f"{short.get(kind, kind):>11}" for kind in kinds)
+        lines = [
+            f"{self.plan}: {self.parameters} parameters, {STEPS} steps of {self.batch} samples, "
+            "float64; largest difference from serial training, relative",
+            f"{'mesh':{width}}{head}  messages/step    B/step",
+        ]
+        for row in self.rows:
+            name = f"{mesh_name(row.mesh):{width}}"
+            if row.refused:
+                lines.append(f"{name}  not possible: {row.refused}")
+                continue
+            found = "".join(f"{row.differences[kind]:11.1e}" for kind in kinds)
+            lines.append(f"{name}{found}  {row.messages:13.1f}  {row.bytes:8.0f}")
+        return "\n".join(lines)
+
 
 LONGEST_DELAY = 1e-4
 """In s."""

@@ -18,7 +18,7 @@ from pydtnn.layers.exchange import SAMPLES, Exchange, Spread
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
-from pydtnn.layers.part import Cut
+from pydtnn.layers.parameters import Cut
 from pydtnn.layers.stripes import HaloExchange
 from pydtnn.model import Model
 from pydtnn.utils.split import even_cut

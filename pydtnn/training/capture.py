@@ -21,14 +21,13 @@ import numpy as np
 
 from pydtnn.comm.metered import Traffic
 from pydtnn.data import Batch
-from pydtnn.kernels.cuda.feed import Feed, Late
-from pydtnn.kernels.cuda.graph import Graphs
+from pydtnn.kernels.cuda.graph import Feed, Graphs, Late
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
+from pydtnn.training.pipeline import Eager, Result, Steps
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
-from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils.device import Device
 
 if TYPE_CHECKING:

@@ -13,21 +13,201 @@ from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
 from pydtnn.data.inputs import same_normalization
 from pydtnn.data.loader import Loader, check_dataset
+from pydtnn.data.order import own_shards
 from pydtnn.layers import Block, Layer, Sigmoid, Softmax
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.losses import BinaryCrossEntropy, CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.schemes.partition import Partition
+from pydtnn.parallel.pipeline import bubble, check
+from pydtnn.parallel.schemes.sharded import Partition
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.callback import Callback
 from pydtnn.training.mesh import check_groups, check_rule
-from pydtnn.training.pipeline_checks import check_pipeline, check_schedule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import unknown
+from pydtnn.utils.validate import whole
+
+ELSEWHERE = {
+    "validation_data": "pass the data set as `validation`",
+    "validation_split": "divide the data set with pydtnn.data.split_validation and pass the second "
+    "part as `validation`",
+    "initial_epoch": "omit it: training continues from trainer.epoch; `epochs` counts from the "
+    "beginning, `more_epochs` from there",
+    "verbose": 'set Trainer(progress="bar"), "plain" or "none"',
+    "callbacks": "set Trainer(callbacks=[...])",
+    "shuffle": "omit it: samples are shuffled in every epoch, depending on `seed`",
+    "n_epochs": "use `epochs`",
+    "num_epochs": "use `epochs`",
+    "max_epochs": "use `epochs`",
+    "lr": "set the learning rate of the optimizer, such as SGD(lr=0.1)",
+    "workers": "use `loader_threads`",
+    "num_workers": "use `loader_threads`",
+    "x": "pass a data set, such as ArrayDataset(x, y), as `train`",
+    "y": "pass a data set, such as ArrayDataset(x, y), as `train`",
+}
+"""What replaces arguments of `fit` in other libraries."""
+
+OWN = (
+    *("train", "validation", "epochs", "more_epochs", "batch_size", "global_batch_size", "augment"),
+    *("mix", "steps_per_epoch", "drop_last", "seed", "loader_threads"),
+)
+
+
+def refuse(others: Mapping[str, object]) -> None:
+    """Raise TypeError for an argument that `fit` does not have.
+
+    Raises
+    ------
+    TypeError
+        The message contains what to use instead.
+    """
+    for name in others:
+        if name in ELSEWHERE:
+            raise TypeError(f"fit: there is no argument `{name}`; {ELSEWHERE[name]}")
+        raise TypeError(f"fit: {unknown('argument', name, OWN)}")
+
+
+def last_epoch(epoch: int, epochs: int | None, more_epochs: int | None) -> int:
+    """Return the number of epochs that are complete when `fit` ends.
+
+    Parameters
+    ----------
+    epoch : int
+        Epochs that are complete.
+    epochs, more_epochs : int, optional
+        Arguments of `fit`; without both, 1 epoch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If both are set, or one of them is not a number of epochs.
+    """
+    if epochs is not None and more_epochs is not None:
+        raise TypeError(
+            "fit: expected epochs or more_epochs, got both; epochs counts from the beginning, "
+            "more_epochs from the present state"
+        )
+    if more_epochs is not None:
+        return epoch + whole("Trainer", "more_epochs", more_epochs, at_least=0)
+    last = whole("Trainer", "epochs", 1 if epochs is None else epochs, at_least=0)
+    if epoch >= last > 0:
+        _log.info("%s", describe_complete(epoch, last))
+    return last
+
+
+def describe_complete(epoch: int, epochs: int) -> str:
+    """Return the sentence for a `fit` without an epoch to train."""
+    done = f"{epoch} epoch{'s are' if epoch > 1 else ' is'} complete"
+    return (
+        f"fit: nothing to train: {done}, and epochs={epochs} counts from the beginning; pass "
+        f"more_epochs={epochs} to train on"
+    )
+
+
+DEFAULT_PER_STAGE = 4
+"""Micro-batches per stage by default; a stage then waits in at most a fifth of a step."""
+
+
+def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None) -> int:
+    """Return the number of parts into which a rank divides its part of a step.
+
+    Parameters
+    ----------
+    setup : Setup
+    accumulation, micro_batches
+        See `pydtnn.Trainer`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not a positive int, or not the one for this model.
+    """
+    accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
+    if micro_batches is not None:
+        micro_batches = whole("Trainer", "micro_batches", micro_batches, at_least=1)
+    stage = setup.model.stage
+    if stage is None:
+        if micro_batches not in (None, 1):
+            raise ValueError(
+                f"Trainer: micro_batches={micro_batches} requires a model that is cut into the "
+                "stages of a pipeline; use accumulation, or Mesh(comm, pipeline=2)"
+            )
+        return accumulation
+    if accumulation > 1:
+        raise ValueError(
+            f"Trainer: the micro-batches of a pipeline accumulate gradients, so accumulation must "
+            f"be 1, got {accumulation}; use micro_batches={accumulation * stage.count}"
+        )
+    if setup.exchange.sums.shards is not None:
+        if micro_batches is not None:
+            raise ValueError(
+                "Trainer: in exact training the shards are the micro-batches of a pipeline, so "
+                f"micro_batches must be omitted, got {micro_batches}"
+            )
+        return 1
+    return micro_batches or DEFAULT_PER_STAGE * stage.count
+
+
+def check_pipeline(setup: Setup) -> None:
+    """Raise ValueError if an option is not possible with stages.
+
+    Raises
+    ------
+    ValueError
+    """
+    if setup.model.stage is None:
+        return
+    if setup.sync_batch_norm:
+        raise ValueError(
+            "Trainer: the stages of a pipeline normalise each micro-batch by itself, so "
+            "sync_batch_norm must be False; use fewer micro-batches"
+        )
+    if setup.loss_scale is not None:
+        raise ValueError(
+            "Trainer: the loss scale of a float16 model depends on the gradients of all stages of "
+            "a pipeline, which is not supported; use bfloat16"
+        )
+
+
+def check_schedule(setup: Setup, loader: Loader) -> None:
+    """Verify the order of the micro-batches, and warn if the stages mostly wait.
+
+    Parameters
+    ----------
+    setup : Setup
+    loader : Loader
+        Loader of the training set; the last step of an epoch may have fewer micro-batches.
+
+    Raises
+    ------
+    PipelineError
+        If the schedule does not compute a step.
+    """
+    stage = setup.model.stage
+    if stage is None:
+        return
+    samples = len(loader.dataset)
+    last = samples - (len(loader) - 1) * loader.global_batch_size
+    numbers = [
+        len(own_shards(n, loader.shards, loader.rank, loader.size)[1]) or 1
+        for n in (min(loader.global_batch_size, samples), last)
+    ]
+    for number in {*numbers}:
+        check(setup.schedule, stage.count, number)
+    micro_batches = numbers[0]
+    if micro_batches < stage.count and stage.number == setup.comm.rank == 0:
+        better = DEFAULT_PER_STAGE * stage.count
+        warnings.warn(
+            f"Trainer: {micro_batches} micro-batches keep {stage.count} stages waiting "
+            f"{100 * bubble(stage.count, micro_batches):.0f} % of the time; with {better} it is "
+            f"{100 * bubble(stage.count, better):.0f} %",
+            stacklevel=3,
+        )
+
 
 _STEP = "on_step_end(trainer)"
 _EPOCH = "on_epoch_start(trainer)"

@@ -18,7 +18,7 @@ from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Parameter
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
-from pydtnn.optimizers.parts import Parts
+from pydtnn.optimizers.base import Parts
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.axis_sums import further_axes

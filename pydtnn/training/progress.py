@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from pydtnn.training.callback import Callback, Training
-from pydtnn.training.fit_arguments import describe_complete
+from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.display import Bar, Display, Lines, Piece
 from pydtnn.utils.names import unknown

@@ -23,7 +23,7 @@ from pydtnn.model.execution import Asked
 from pydtnn.model.graph import Node
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
-from pydtnn.training.gradient_check import check_stored
+from pydtnn.training.nonfinite import check_stored
 from pydtnn.training.setup import Setup
 
 Part = tuple[int | None, Array]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.data import Augmentation, Batch, Dataset, Loader, Mixing
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.loader import samples_of_step
@@ -23,22 +23,18 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.saving import save_model
-from pydtnn.saving.samples import inputs_from_json, inputs_to_json
+from pydtnn.saving.models import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
 from pydtnn.training.callback import Callback, evaluated
+from pydtnn.training.checks import last_epoch, micro_batches_of, refuse
 from pydtnn.training.equality import compare_ranks, create_check, with_check
-from pydtnn.training.fingerprint import check_loaded
-from pydtnn.training.fit_arguments import last_epoch, refuse
-from pydtnn.training.logs import History, Logs
-from pydtnn.training.metric_sums import Totals
+from pydtnn.training.examination import autotune, check_loaded, prepare, read_position, start_equal
+from pydtnn.training.metric_sums import History, Logs, Totals
 from pydtnn.training.nonfinite import NotFiniteError, not_finite
 from pydtnn.training.objective import Losses, Metrics, Objective
-from pydtnn.training.pipeline_checks import micro_batches_of
-from pydtnn.training.preparation import prepare, read_position, start_equal
+from pydtnn.training.pipeline import Eager, Result, Steps
 from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import Setup, bind_optimizer, create_setup, represent_setup
-from pydtnn.training.steps import Eager, Result, Steps
-from pydtnn.training.tuning import autotune
 from pydtnn.utils import clock
 from pydtnn.utils.clock import virtual_time
 from pydtnn.utils.errors import Interrupted

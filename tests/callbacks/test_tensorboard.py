@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback, TensorBoard
-from pydtnn.callbacks.event_file import EventFile
+from pydtnn.callbacks.tensorboard import EventFile
 from pydtnn.comm import Communicator
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Gossip, LocalSGD

@@ -10,7 +10,7 @@ import pytest
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.transport import choose_transport, describe_transport, gpu_facts, take_gpu
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.gpus import shared_gpu
+from pydtnn.comm.cores import shared_gpu
 from pydtnn.comm.nccl import NcclCommunicator
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.staged import CudaAware, Staged

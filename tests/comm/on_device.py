@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Request
-from pydtnn.comm.arrays import overlap
+from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Message
 from pydtnn.comm.wrapper import Wrapper
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.checked import Checked
 from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.wrapper import Checked
 from pydtnn.utils.errors import AgreedError
 from tests.comm.communicator_contract import CommunicatorContract
 

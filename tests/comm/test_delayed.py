@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.delayed import Delayed
+from pydtnn.comm.wrapper import Delayed
 from pydtnn.testing.scheme_watch import Ledger, Watched
 from tests.comm.communicator_contract import contract
 

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.launch import _RANK_VARIABLES, launched
-from pydtnn.utils.launcher import _SIZE_VARIABLES, launched_ranks
+from pydtnn.utils.launcher import _RANK_VARIABLES, _SIZE_VARIABLES, launched, launched_ranks
 from tests.launch import is_openmpi
 
 

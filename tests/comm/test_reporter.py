@@ -220,7 +220,7 @@ def test_an_end_without_a_word_is_told_once(ahead: Finished, body: str, line: st
 
 AT_THE_START = """
 import contextlib, os, pathlib, signal, time
-from pydtnn.comm import create_communicator, mpi, reporter
+from pydtnn.comm import create_communicator, failure, mpi
 def parent(process):
     return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 def is_monitor(path):

@@ -6,7 +6,14 @@ import time
 
 import pytest
 
-from pydtnn.comm.waiting import LONGEST, VARIABLE, call_asleep, number_of_tests, sleep_until, sleeps
+from pydtnn.comm.supervision import (
+    LONGEST,
+    VARIABLE,
+    call_asleep,
+    number_of_tests,
+    sleep_until,
+    sleeps,
+)
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(None, False), ("poll", False), ("sleep", True)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pydtnn.data.decode import Decoder
+from pydtnn.data.images import Decoder
 
 image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
 

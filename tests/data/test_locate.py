@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.data import data_folder, load_dataset
-from pydtnn.data.locate import Layout, locate
+from pydtnn.data.download import Layout, locate
 
 LAYOUTS = (Layout(("first", "."), ("a", "b")), Layout(("second",), ("c",)))
 

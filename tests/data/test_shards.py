@@ -17,7 +17,7 @@ from pydtnn.data import shards as shards_module
 from pydtnn.data.__main__ import main
 from pydtnn.data.order import permutation
 from pydtnn.data.packing import PROGRESS
-from pydtnn.data.shard_index import INDEX, read_index
+from pydtnn.data.shards import INDEX, read_index
 from tests.data.image_files import CLASSES, pixels_of, read_all, write_image, write_images
 
 SMALL = 400

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pydtnn.data import load_shards, pack_shards
-from pydtnn.data.staging import stage_shards, staged_folder
+from pydtnn.data.shards import stage_shards, staged_folder
 from tests.data.image_files import read_all, write_images
 from tests.data.test_shards import forge
 

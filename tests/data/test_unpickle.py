@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data.unpickle import read_pickle
+from pydtnn.data.cifar import read_pickle
 from tests.data.pickles import array, numbers, pickled, string
 
 
@@ -137,7 +137,7 @@ def test_a_million_nested_objects_do_not_end_the_interpreter(tmp_path: Path, whe
     """Hashing a nested tuple recurses in C without a limit."""
     path = write(tmp_path / "batch", DEEP[where])
     code = (
-        "import sys; from pathlib import Path; from pydtnn.data.unpickle import read_pickle\n"
+        "import sys; from pathlib import Path; from pydtnn.data.cifar import read_pickle\n"
         "try: print(sorted(read_pickle(Path(sys.argv[1]))))\n"
         "except ValueError as error: print(error)"
     )
@@ -160,7 +160,7 @@ def test_a_million_nested_objects_do_not_end_the_interpreter(tmp_path: Path, whe
 def test_a_huge_size_that_a_pickle_declares_takes_no_memory(tmp_path: Path, content: bytes) -> None:
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from pydtnn.data.unpickle import read_pickle\n"
+        "from pydtnn.data.cifar import read_pickle\n"
         "now = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20),) * 2)\n"
         "try: print(read_pickle(Path(sys.argv[1])))\n"

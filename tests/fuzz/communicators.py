@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Request, create_communicator
-from pydtnn.comm.checked import Checked
-from pydtnn.comm.delayed import Delayed
 from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schedules.rule import by_rule
+from pydtnn.comm.schedules.rule import Auto, by_rule
 from pydtnn.comm.staged import Staged
+from pydtnn.comm.wrapper import Checked, Delayed
 from tests.comm.on_device import OnDevice
 from tests.simulated.cupy import SimulatedCupy
 from tests.simulated.cupy.fabric import Fabric

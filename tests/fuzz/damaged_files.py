@@ -47,8 +47,7 @@ from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
 from pydtnn.data.packing import PROGRESS
-from pydtnn.data.shard_index import INDEX
-from pydtnn.data.staging import stage_shards
+from pydtnn.data.shards import INDEX, stage_shards
 from pydtnn.interchange import (
     export_onnx,
     import_onnx,
@@ -56,7 +55,7 @@ from pydtnn.interchange import (
     load_state_dict,
     state_dict,
 )
-from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
+from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model import Model
 from pydtnn.perfmodel import Label, Platform
 from pydtnn.perfmodel.compute.profile import (
@@ -72,7 +71,7 @@ from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
 from pydtnn.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
-from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
+from pydtnn.training.checkpoint.content import ARRAYS, STATE, write_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model import Model
-from pydtnn.model.segments import beginning
+from pydtnn.model.recompute import beginning
 from tests.conftest import instruction_sets
 from tests.parallel.trajectories import Data, Expected, observe, randomize, together
 from tests.random_cases import Case, Cases

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.data import ArrayDataset, Loader
 from pydtnn.layers import BatchNorm, Dropout, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.model import Model

@@ -13,9 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry, autotuner_file, create_backend, report
-from pydtnn.kernels.autotuner import ALIKE, MODES, ROUNDS, Autotuner, fastest, nearest, rule
-from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
+from pydtnn.kernels import Backend, ConvGeometry, autotuner, create_backend, report
+from pydtnn.kernels.autotuner import (
+    ALIKE,
+    MODES,
+    ROUNDS,
+    Autotuner,
+    AutotunerFile,
+    Winner,
+    fastest,
+    nearest,
+    rule,
+)
 from pydtnn.kernels.cpu.conv import candidates
 
 THREE = ("direct", "winograd4", "winograd2")
@@ -408,7 +417,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     def refuse(*args: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(autotuner_file, "write_file", refuse)
+    monkeypatch.setattr(autotuner, "write_file", refuse)
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
     own = tuner(machine)
     assert pick(own, machine) == pick(own, machine, operation="backward_data") == "winograd4"
@@ -483,9 +492,9 @@ def test_a_machine_is_its_cpu_the_version_and_the_build() -> None:
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_long(
     cache: Path, monkeypatch: pytest.MonkeyPatch, quiet: Callable[[], list[str]]
 ) -> None:
-    monkeypatch.setattr(autotuner_file, "PATIENCE", 0.05)
+    monkeypatch.setattr(autotuner, "LOCK_TIMEOUT_S", 0.05)
     waits: list[float] = []
-    monkeypatch.setattr(autotuner_file.time, "sleep", waits.append)
+    monkeypatch.setattr(autotuner.time, "sleep", waits.append)
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
     own = tuner(machine)
     cache.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation
-from pydtnn.kernels.reference.normal import normal
+from pydtnn.kernels.reference.random import normal
 from tests.kernels.checks import (
     DTYPES,
     REFERENCE,

@@ -13,7 +13,7 @@ from pydtnn.kernels.cpu import _isa
 from pydtnn.kernels.cpu.isa import (
     EMULATED,
     INSTRUCTION_SETS,
-    VARIABLE,
+    ISA_VARIABLE,
     available,
     number,
     runs,
@@ -27,19 +27,19 @@ def test_the_generic_kernels_run_everywhere() -> None:
 
 
 def test_the_widest_instruction_set_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
     assert select_isa() == available()[-1]
     assert create_backend("cpu").isa == available()[-1]
 
 
 def test_the_environment_lowers_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in available():
-        monkeypatch.setenv(VARIABLE, name)
+        monkeypatch.setenv(ISA_VARIABLE, name)
         assert create_backend("cpu").isa == name
 
 
 def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "nonsense")
+    monkeypatch.setenv(ISA_VARIABLE, "nonsense")
     assert select_isa("generic") == "generic"
 
 
@@ -55,7 +55,7 @@ def test_emulated_instructions_must_be_asked_for() -> None:
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'sse9'; use one of generic"):
         create_backend("cpu", isa="sse9")
-    monkeypatch.setenv(VARIABLE, "sse9")
+    monkeypatch.setenv(ISA_VARIABLE, "sse9")
     with pytest.raises(ValueError, match="PYDTNN_ISA must be"):
         create_backend("cpu")
 

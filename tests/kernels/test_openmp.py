@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pydtnn.kernels.cpu._isa import has_openmp
-from pydtnn.kernels.cpu.openmp import SPINS, VARIABLE, WISHES
+from pydtnn.kernels.cpu.openmp import SPIN_VARIABLE, SPINS, WAIT_VARIABLES
 
 CODE = """
 import os
@@ -22,7 +22,7 @@ os.system("echo inherited:$GOMP_SPINCOUNT >&2")
 
 def settings(**wishes: str) -> str:
     """What the runtime says of its environment when it is loaded."""
-    own = {name: value for name, value in os.environ.items() if name not in WISHES}
+    own = {name: value for name, value in os.environ.items() if name not in WAIT_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         env={**own, "OMP_DISPLAY_ENV": "verbose", **wishes},
@@ -31,7 +31,7 @@ def settings(**wishes: str) -> str:
         timeout=60,
         check=True,
     )
-    if VARIABLE not in done.stderr:
+    if SPIN_VARIABLE not in done.stderr:
         pytest.skip("this OpenMP is not GCC's")
     return done.stderr
 
@@ -41,10 +41,10 @@ pytestmark = pytest.mark.skipif(not has_openmp(), reason="built without OpenMP")
 
 def test_the_runtime_is_loaded_with_a_bounded_spin_that_no_other_process_inherits() -> None:
     said = settings()
-    assert f"{VARIABLE} = '{SPINS}'" in said
+    assert f"{SPIN_VARIABLE} = '{SPINS}'" in said
     assert "inherited:\n" in said
 
 
 def test_what_the_user_sets_is_left_alone() -> None:
-    assert f"{VARIABLE} = '77'" in settings(GOMP_SPINCOUNT="77")
-    assert f"{VARIABLE} = '{SPINS}'" not in settings(OMP_WAIT_POLICY="active")
+    assert f"{SPIN_VARIABLE} = '77'" in settings(GOMP_SPINCOUNT="77")
+    assert f"{SPIN_VARIABLE} = '{SPINS}'" not in settings(OMP_WAIT_POLICY="active")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pydtnn.kernels.autotuner import BUDGET, PATIENCE, ROUNDS, shortest_times, switches
+from pydtnn.kernels.autotuner import BUDGET, MAX_MEASUREMENT_S, ROUNDS, shortest_times, switches
 
 BOTH = ("direct", "other")
 
@@ -70,7 +70,7 @@ def test_a_disturbed_candidate_is_tried_for_longer_but_not_for_ever() -> None:
     assert late.times() == pytest.approx({"direct": seconds, "other": seconds})
     never = Machine(lambda call: call % 2 == 0, direct=[seconds], other=[seconds])
     assert never.times() == {"direct": pytest.approx(seconds), "other": math.inf}
-    assert never.now == pytest.approx(PATIENCE + 2 * seconds, abs=2 * seconds)
+    assert never.now == pytest.approx(MAX_MEASUREMENT_S + 2 * seconds, abs=2 * seconds)
 
 
 def test_switches_never_become_fewer() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, Deferred, Term, create_backend
-from pydtnn.kernels.cpu import planes, volumes
+from pydtnn.kernels.cpu import volumes
 from pydtnn.kernels.cpu.conv import candidates
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import (
@@ -60,7 +60,7 @@ ALGORITHMS = [(case, name) for case, (_, shape) in AWKWARD.items() for name in c
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few planes at a time, so that parts end within volumes."""
-    monkeypatch.setattr(planes, "PLANES_BYTES", 20_000)
+    monkeypatch.setattr(volumes, "PLANES_BYTES", 20_000)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -40,8 +40,7 @@ from pydtnn.layers import (
     StepContext,
     Upsample,
 )
-from pydtnn.layers.extended_conv import ExtendedConv2d
-from pydtnn.layers.striped_conv import StripedConv2d
+from pydtnn.layers.striped_conv import ExtendedConv2d, StripedConv2d
 from pydtnn.model import Model
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.utils.observer import Kind, Observer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Part
 from pydtnn.parallel.mesh import Mesh
 
 

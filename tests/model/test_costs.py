@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydtnn.layers import Linear, ReLU, Sequential
 from pydtnn.model import Model
-from pydtnn.model.costs import layer_costs
+from pydtnn.model.summary import layer_costs
 
 
 def test_the_work_of_every_layer_is_that_of_the_samples() -> None:

@@ -8,8 +8,7 @@ import pytest
 from pydtnn import Mesh
 from pydtnn.comm import Communicator
 from pydtnn.layers.initializers import Constant
-from pydtnn.layers.parameters import Parameter
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Parameter, Part
 from pydtnn.layers.statistics import Statistic
 from pydtnn.model.whole import Whole
 

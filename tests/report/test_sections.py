@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pydtnn.report.curves import throughput, training
 from pydtnn.report.overview import (
     NONE,
     best_of,
@@ -16,11 +15,11 @@ from pydtnn.report.overview import (
     environment,
     monitored,
     overview,
+    throughput,
+    training,
 )
-from pydtnn.report.phases import SHOWN, chosen, phases
-from pydtnn.report.predicted import predicted
-from pydtnn.report.runs import Run, read_runs
-from pydtnn.report.scaling import scaling
+from pydtnn.report.runs import SHOWN, Run, chosen, phases, read_runs
+from pydtnn.report.scaling import predicted, scaling
 from pydtnn.report.section import Figure, Section
 from tests.report.folders import EPOCHS, write_run
 

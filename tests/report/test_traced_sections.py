@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.report.layers import layers
-from pydtnn.report.memory import memory, peaks_of
+from pydtnn.report.layers import layers, memory, peaks_of
 from pydtnn.report.messages import blocks, messages
 from pydtnn.report.page import sections_of
-from pydtnn.report.runs import Run, read_runs
+from pydtnn.report.runs import Run, Step, read_runs
 from pydtnn.report.section import COLOURS, RUNS, Figure, Section, colour
 from pydtnn.report.steps import PARTS, steps
 from pydtnn.report.timeline import timeline
-from pydtnn.report.traced import Step
 from tests.report.folders import write_run as write_folder
 from tests.tracing.synthetic import LAYERS, MS, write_run
 

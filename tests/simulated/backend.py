@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from pydtnn.kernels.cuda import CudaBackend, backend, create_cuda_backend
-from pydtnn.kernels.cuda.own import Device
+from pydtnn.kernels.cuda.module import Device
 from tests.simulated import kernels
 from tests.simulated.cupy import Fabric, SimulatedCupy
 from tests.simulated.libraries import Convolutions, GraphConvolutions, Handle, Products

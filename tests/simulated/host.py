@@ -22,8 +22,8 @@ from pydtnn.kernels.cuda.fused import Fused
 from pydtnn.kernels.cuda.linear import Linear
 from pydtnn.kernels.cuda.loss import Loss
 from pydtnn.kernels.cuda.memory import Scratch
+from pydtnn.kernels.cuda.module import Device
 from pydtnn.kernels.cuda.norm import Norm
-from pydtnn.kernels.cuda.own import Device
 from pydtnn.kernels.cuda.random import Random
 from pydtnn.kernels.cuda.rows import Rows
 from pydtnn.kernels.cuda.update import Update

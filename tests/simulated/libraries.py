@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pydtnn.kernels import ConvGeometry
-from pydtnn.kernels.cuda import cudnn_graph_conv
+from pydtnn.kernels.cuda import cudnn_graph
 from pydtnn.kernels.cuda.cublas import KINDS, NO, layout
 from pydtnn.kernels.cuda.cudnn_conv import Algorithm, CudnnConvolutions, even
 from pydtnn.kernels.cuda.cudnn_graph import SHIFT, SQUARES, SUM, GraphPlan
@@ -151,7 +151,7 @@ class Convolutions(CudnnConvolutions):
         return Plan(self._cupy, direction, geometry)
 
 
-class GraphConvolutions(cudnn_graph_conv.GraphConvolutions):
+class GraphConvolutions(cudnn_graph.GraphConvolutions):
     """Stands for cuDNN's graphs, which follow a convolution by biases, ReLU and statistics."""
 
     def plans(
@@ -168,10 +168,10 @@ class GraphConvolutions(cudnn_graph_conv.GraphConvolutions):
         return [GraphPlan(node, WORKSPACE)]
 
     def _execute(self, plan: GraphPlan, arrays: dict[int, DeviceArray]) -> None:
-        if any(array.data.ptr % cudnn_graph_conv.ALIGNMENT for array in arrays.values()):
+        if any(array.data.ptr % cudnn_graph.ALIGNMENT for array in arrays.values()):
             raise Refused("misaligned")
         direction, geometry, accumulate, passing = cast(Any, plan.node)
-        first, second, out = (arrays[uid] for uid in cudnn_graph_conv.OPERANDS[direction])
+        first, second, out = (arrays[uid] for uid in cudnn_graph.OPERANDS[direction])
         enqueue(
             *(self._cupy, direction, geometry, first, second, out),
             self._scratch.take(plan.workspace),

@@ -14,8 +14,8 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.nccl import create_nccl
 from pydtnn.comm.staged import Staged
 from pydtnn.kernels.cuda.fused import Fused
+from pydtnn.kernels.cuda.module import Own
 from pydtnn.kernels.cuda.norm import Norm
-from pydtnn.kernels.cuda.own import Own
 from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
 from pydtnn.parallel.reproducible import ExactSums
 from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not

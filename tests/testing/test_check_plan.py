@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.thread import communicator_of_thread
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, extended_conv
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, striped_conv
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, ReduceScatter, Steps, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
-from pydtnn.layers.extended_conv import ExtendedConv2d
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Part
 from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.layers.striped_conv import ExtendedConv2d
 from pydtnn.layers.stripes import Halo
 from pydtnn.model.partition import apply, rules
-from pydtnn.optimizers.parts import Parts
+from pydtnn.optimizers.base import Parts
 from pydtnn.testing import check_plan, plan_rank
 from pydtnn.testing.__main__ import main
 from pydtnn.training.trainer import Trainer
@@ -116,8 +116,8 @@ def a_halo_on_the_wrong_side(patch: Patch) -> None:
 
 @breaks("spatial", SPATIAL, "first: the output is the first that differs")
 def a_halo_of_zeros(patch: Patch) -> None:
-    right = extended_conv.rows_of
-    patch.setattr(extended_conv, "rows_of", lambda *args: right(*args) * 0)
+    right = striped_conv.rows_of
+    patch.setattr(striped_conv, "rows_of", lambda *args: right(*args) * 0)
 
 
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")

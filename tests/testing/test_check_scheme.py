@@ -16,7 +16,7 @@ from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.testing import check_scheme
 from pydtnn.testing.__main__ import main
-from pydtnn.testing.scheme_report import SchemeReport
+from pydtnn.testing.scheme import SchemeReport
 from tests.small_run import only_line
 
 

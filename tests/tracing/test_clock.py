@@ -9,8 +9,8 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.tracing import RankTrace
-from pydtnn.tracing.clock import Reading, describe_clock, read_clock
 from pydtnn.tracing.records import RECORD
+from pydtnn.tracing.writing import Reading, describe_clock, read_clock
 from pydtnn.utils.clock import Clock, use
 
 

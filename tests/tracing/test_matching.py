@@ -1,7 +1,7 @@
 import numpy as np
 
-from pydtnn.tracing.matching import match_messages
 from pydtnn.tracing.records import RECORD
+from pydtnn.tracing.timeline import match_messages
 from pydtnn.utils.observer import Kind
 
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from pydtnn.tracing import RECORD, load_timeline, write_trace
-from pydtnn.tracing.matching import MESSAGE, Message
-from pydtnn.tracing.timeline import ACTIVITY, Activity
+from pydtnn.tracing.timeline import ACTIVITY, MESSAGE, Activity, Message
 from pydtnn.utils.observer import Kind
 from tests.tracing.synthetic import LAYERS, MS, write_run
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator
-from pydtnn.training.fit_arguments import ELSEWHERE, OWN
+from pydtnn.training.checks import ELSEWHERE, OWN
 from pydtnn.training.trainer import Trainer
 from tests.small_training import STEPS, small_data, small_fit, small_trainer
 

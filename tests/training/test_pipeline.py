@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.delayed import Delayed
+from pydtnn.comm.wrapper import Delayed
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import (

@@ -13,8 +13,7 @@ import pytest
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.kernels import ConvGeometry, create_backend
-from pydtnn.kernels.autotuner import Autotuner
-from pydtnn.kernels.autotuner_file import AutotunerFile
+from pydtnn.kernels.autotuner import Autotuner, AutotunerFile
 from pydtnn.layers import BatchNorm, Flatten, Layer, Linear, Sequential
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.model import Model
@@ -24,8 +23,8 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.examination import autotune
 from pydtnn.training.trainer import Trainer
-from pydtnn.training.tuning import autotune
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 from tests.small_training import checksums, small_data, small_fit

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.data import load_folder, load_text
-from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
+from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model.partition.plan import find_plan
 from pydtnn.saving import load
 from pydtnn.tracing import read_traces

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydtnn.comm.monitor.links import NUMBERS, PATIENCE, Link, Said, connect, is_count
-from pydtnn.comm.monitor.rows import Row, Watched
 from pydtnn.comm.monitor.slots import Slot
-from pydtnn.comm.monitor.table import names, sentence, table
+from pydtnn.comm.monitor.table import Row, Watched, names, sentence, table
 from pydtnn.utils.errors import printable
 
 SETTLED = 20.0

@@ -3,9 +3,209 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
-from pydtnn.comm.monitor.rows import Row
+from pydtnn.comm.monitor.links import is_number
+from pydtnn.comm.monitor.processes import Condition, condition_of
+from pydtnn.comm.monitor.slots import PID, Content, Doing, Slot
+from pydtnn.utils.observer import Kind
+
+INTERVAL = 0.5
+"""Seconds between two looks at the ranks of a host."""
+
+DOWNLOAD, EXAMINATION = "download", "examination"
+"""Phases in which other ranks wait for one as long as it takes, the second only while it reports
+progress: each part of the files that are read for the first time has a deadline."""
+
+
+@dataclass
+class Row:
+    """What a rank is doing.
+
+    Attributes
+    ----------
+    rank : int
+    host : str
+    epoch, step : int
+        -1 outside of training.
+    seconds : float
+        For how long it has been in the same activity, in s, without the time while it was stopped.
+    problem : str
+        Why it does not run; empty if it can run.
+    doing : str
+        Its activity.
+    waits : str
+        The call that it is in; empty if it does not wait for other ranks.
+    peer : int
+        The rank that a message comes from or goes to; -1 for a collective call.
+    group : str
+        Group of ranks of a collective call.
+    number : int
+        Number of collective calls of this rank in the group, with this one.
+    expired : bool
+        Whether its wait has passed the deadline.
+    timeout : float
+        The deadline, in s; 0 for none.
+    unlimited : bool
+        Whether it is in a phase that may take any time.
+    threads : tuple of str
+        What the loader's threads do.
+    """
+
+    rank: int
+    host: str
+    epoch: int = -1
+    step: int = -1
+    seconds: float = 0.0
+    problem: str = ""
+    doing: str = ""
+    waits: str = ""
+    peer: int = -1
+    group: str = ""
+    number: int = 0
+    expired: bool = False
+    timeout: float = 0.0
+    unlimited: bool = False
+    threads: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: object) -> Row:
+        """Return the row with these fields.
+
+        Raises
+        ------
+        ValueError
+            If they are not what `to_json` returns.
+        """
+        default = asdict(cls(0, ""))
+        if not isinstance(values, dict) or values.keys() != default.keys():
+            raise ValueError("a row has other fields")
+        for name, value in values.items():
+            kind = type(default[name])
+            fits = is_number(value) if kind in (int, float) else isinstance(value, kind)
+            if kind is tuple:
+                fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            if not fits or (kind is int and type(value) is not int):
+                raise ValueError(f"a row has {value!r:.100} as {name}")
+        return cls(**{**values, "threads": tuple(values["threads"])})
+
+
+def describe(stack: Sequence[Doing]) -> str:
+    """Describe nested activities: "in forward of conv2d0"."""
+    if not stack:
+        return "outside of training"
+    last = stack[-1]
+    if last.kind in (Kind.FORWARD, Kind.BACKWARD):
+        return f"in {Kind(last.kind).name.lower()} of {last.name}"
+    if last.kind == Kind.PHASE:
+        return "in the loader, waits for a batch" if last.name == "data" else f"in {last.name}"
+    if last.kind == Kind.LOAD:
+        return "prepares a batch"
+    if last.kind == Kind.KERNEL:
+        return f"in the kernel {last.name}, {describe(stack[:-1])}"
+    around = describe(stack[:-1]) if len(stack) > 1 else ""
+    of = "" if last.bucket < 0 else f" of bucket {last.bucket}"
+    return f"in {last.name}{of}{', ' * bool(around)}{around}"
+
+
+class Watched:
+    """The ranks of a host.
+
+    Parameters
+    ----------
+    slots : sequence of Slot
+    host : str
+    condition : callable
+        Returns the condition of a process.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        host: str,
+        condition: Callable[[int], Condition] = condition_of,
+    ) -> None:
+        self._slots, self._host, self._condition = slots, host, condition
+        self._moves = [-1] * len(slots)
+        self._seconds = [0.0] * len(slots)
+        self._frozen = [0.0] * len(slots)
+        self._before: float | None = None
+
+    def running(self) -> list[int]:
+        """Return the places of the ranks that can run; one that waits for a disk can."""
+        found = []
+        for place, slot in enumerate(self._slots):
+            pid = slot.words[PID]
+            if pid and not self._condition(pid).frozen:
+                found.append(place)
+        return found
+
+    def look(self, now: float) -> list[Row]:
+        """Return the rows of all ranks.
+
+        Parameters
+        ----------
+        now : float
+            The time, in s. A rank's time passes only while it can run, and while this method is
+            called regularly: a job that is stopped as a whole has not waited.
+        """
+        passed = 0.0 if self._before is None else min(now - self._before, 2 * INTERVAL)
+        self._before = now
+        return [self._row(place, slot.read(), passed) for place, slot in enumerate(self._slots)]
+
+    def _row(self, place: int, content: Content, passed: float) -> Row:
+        if not content.pid:
+            return Row(content.rank, self._host, doing="has ended")
+        condition = self._condition(content.pid)
+        if content.moves != self._moves[place]:
+            self._moves[place] = content.moves
+            self._seconds[place] = self._frozen[place] = 0.0
+        elif condition.frozen:
+            self._frozen[place] += passed
+        else:
+            self._seconds[place] += passed
+            self._frozen[place] = 0.0
+        row = Row(content.rank, self._host, content.epoch, content.step, timeout=content.timeout)
+        row.seconds = self._frozen[place] or self._seconds[place]
+        row.problem, stack = condition.why, content.stack
+        row.doing = describe(stack)
+        waits = _waits(content)
+        if content.call is not None and not condition.why:
+            row.waits, row.peer = _call(content, stack), content.call.peer
+            row.group, row.number = content.call.group, content.call.number
+        row.threads = tuple(
+            f"{name}: {describe(lane)}" for name, lane in content.lanes.items() if lane
+        )
+        phases = {one.name for one in stack if one.kind == Kind.PHASE}
+        waits |= EXAMINATION in phases
+        row.expired = waits and 0 < row.timeout <= self._seconds[place] and not condition.frozen
+        examines = EXAMINATION in phases and row.seconds < row.timeout
+        row.unlimited = DOWNLOAD in phases or examines
+        return row
+
+
+def _waits(content: Content) -> bool:
+    """Return whether a rank is in an activity with a deadline."""
+    last = content.stack[-1] if content.stack else None
+    in_call = last is not None and last.kind in (Kind.CALL, Kind.WAIT)
+    in_loader = last is not None and last.kind == Kind.PHASE and last.name == "data"
+    return content.call is not None or in_call or in_loader
+
+
+def _call(content: Content, stack: Sequence[Doing]) -> str:
+    """Describe the call that a rank is in, with the bucket and the layer that it belongs to."""
+    assert content.call is not None
+    buckets = [one.bucket for one in stack if one.bucket >= 0]
+    of = f" of bucket {buckets[-1]}" if buckets else ""
+    layers = [one for one in stack if one.kind in (Kind.FORWARD, Kind.BACKWARD)]
+    where = f" {describe(layers[-1:])}" if layers else ""
+    return f"{content.call.name}{of}{where}"
+
 
 K = TypeVar("K", bound=Hashable)
 

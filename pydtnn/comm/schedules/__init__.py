@@ -21,8 +21,7 @@ from pydtnn.comm.schedules.algorithms import (
     ring,
     torus,
 )
-from pydtnn.comm.schedules.compose import Algorithm
-from pydtnn.comm.schedules.steps import Group, Part, Round, Rounds, Step
+from pydtnn.comm.schedules.steps import Algorithm, Group, Part, Round, Rounds, Step
 from pydtnn.utils.registry import Kind
 
 __all__ = [

@@ -12,16 +12,23 @@ from __future__ import annotations
 from functools import partial
 from math import isqrt
 
-from pydtnn.comm.schedules.compose import (
+from pydtnn.comm.schedules.steps import (
+    ALL,
+    Group,
+    Round,
+    Rounds,
+    add,
     back,
     doublings,
     fold,
     halved,
     over,
+    part,
     power_of_two,
+    receive,
+    send,
     together,
 )
-from pydtnn.comm.schedules.steps import ALL, Group, Round, Rounds, add, part, receive, send
 
 
 def ring(group: Group) -> Rounds:

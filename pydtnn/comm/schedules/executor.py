@@ -28,15 +28,15 @@ from pydtnn.comm.checks import MAX_TAG
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.chunks import (
+from pydtnn.comm.schedules.steps import (
     CHUNK_BYTES,
     Chunk,
     Exchange,
+    Round,
     chunks_in_flight,
     pieces,
     work_out,
 )
-from pydtnn.comm.schedules.steps import Round
 from pydtnn.comm.wrapper import Driving, Wrapper
 
 try:

@@ -8,14 +8,12 @@ from pydtnn.utils.names import module_getattr
 
 if TYPE_CHECKING:
     from pydtnn.data.augment.augmentation import WORDS, Augmentation
-    from pydtnn.data.augment.autoaugment import AutoAugment
-    from pydtnn.data.augment.erasing import RandomErasing
     from pydtnn.data.augment.jitter import ColorJitter
     from pydtnn.data.augment.named import AUGMENTATION, AUGMENTATIONS, create_augmentations
-    from pydtnn.data.augment.pixels import PixelAugmentation
-    from pydtnn.data.augment.randaugment import RandAugment
+    from pydtnn.data.augment.operations import PixelAugmentation
+    from pydtnn.data.augment.randaugment import AutoAugment, RandAugment
     from pydtnn.data.augment.resized_crop import RandomResizedCrop
-    from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop
+    from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop, RandomErasing
 
 __all__ = [
     "AUGMENTATION",
@@ -36,13 +34,13 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("WORDS", "Augmentation"), "pydtnn.data.augment.augmentation"),
-    "AutoAugment": "pydtnn.data.augment.autoaugment",
-    "RandomErasing": "pydtnn.data.augment.erasing",
+    "AutoAugment": "pydtnn.data.augment.randaugment",
+    "RandomErasing": "pydtnn.data.augment.simple",
     "ColorJitter": "pydtnn.data.augment.jitter",
     **dict.fromkeys(
         ("AUGMENTATION", "AUGMENTATIONS", "create_augmentations"), "pydtnn.data.augment.named"
     ),
-    "PixelAugmentation": "pydtnn.data.augment.pixels",
+    "PixelAugmentation": "pydtnn.data.augment.operations",
     "RandAugment": "pydtnn.data.augment.randaugment",
     "RandomResizedCrop": "pydtnn.data.augment.resized_crop",
     **dict.fromkeys(("Cutout", "HorizontalFlip", "RandomCrop"), "pydtnn.data.augment.simple"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.augment import colour
 from pydtnn.data.augment.augmentation import between, blocks
-from pydtnn.data.augment.pixels import PixelAugmentation
+from pydtnn.data.augment.operations import PixelAugmentation
 from pydtnn.data.order import below
 from pydtnn.utils.validate import number
 

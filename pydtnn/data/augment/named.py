@@ -6,12 +6,10 @@ import re
 from collections.abc import Callable
 
 from pydtnn.data.augment.augmentation import Augmentation
-from pydtnn.data.augment.autoaugment import AutoAugment
-from pydtnn.data.augment.erasing import RandomErasing
 from pydtnn.data.augment.jitter import ColorJitter
-from pydtnn.data.augment.randaugment import RandAugment
+from pydtnn.data.augment.randaugment import AutoAugment, RandAugment
 from pydtnn.data.augment.resized_crop import RandomResizedCrop
-from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop
+from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop, RandomErasing
 from pydtnn.utils.registry import Found, Kind
 
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.interchange.onnx.folding import FOLDS, MAX_ELEMENTS, fold
-from pydtnn.interchange.onnx.graph import Node, NodeGraph, parse
+from pydtnn.interchange.onnx.graph import FOLDS, MAX_ELEMENTS, Node, NodeGraph, fold, parse
 from pydtnn.interchange.onnx.reading import Reading, Repeated
 from pydtnn.interchange.onnx.sequence_readers import (
     PARTS_OF_ATTENTION,

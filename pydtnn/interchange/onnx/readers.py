@@ -14,9 +14,8 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.interchange.onnx.elementwise import ELEMENTWISE
-from pydtnn.interchange.onnx.folding import axes_of, slices_of
 from pydtnn.interchange.onnx.functions import solid
-from pydtnn.interchange.onnx.graph import MAX_ELEMENTS
+from pydtnn.interchange.onnx.graph import MAX_ELEMENTS, axes_of, slices_of
 from pydtnn.interchange.onnx.norms import NORMS
 from pydtnn.interchange.onnx.reading import Read, Reading, Repeated, resolved
 from pydtnn.interchange.onnx.views import ANY_BATCH, Atom, Source, Value, size_of

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn import layers
-from pydtnn.interchange.onnx.folding import axes_of
-from pydtnn.interchange.onnx.graph import MAX_ELEMENTS
+from pydtnn.interchange.onnx.graph import MAX_ELEMENTS, axes_of
 from pydtnn.interchange.onnx.reading import Read, Reading
 from pydtnn.interchange.onnx.views import Source, Value, size_of
 from pydtnn.layers import Layer

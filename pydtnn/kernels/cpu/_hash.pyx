@@ -14,7 +14,7 @@ cdef enum:
 
 
 def hash_arrays(list arrays, cnp.ndarray out not None):
-    """Write the hash of each C-contiguous array (`pydtnn.kernels.reference.hash`) to `out`.
+    """Write the hash of each C-contiguous array (`pydtnn.kernels.reference.random`) to `out`.
 
     `out` is a contiguous array of uint64 with one element per array.
     """

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.cpu._attention import AttentionKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
-from pydtnn.kernels.cpu.widened import Widened, through_float32
+from pydtnn.kernels.cpu.compiled import Compiled, Widened, contiguous, native, through_float32
 from pydtnn.kernels.reference import attention as reference
 from pydtnn.kernels.reference.attention import Dropped
 from pydtnn.kernels.reference.family import Array

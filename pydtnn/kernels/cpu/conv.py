@@ -15,8 +15,7 @@ from pydtnn.kernels.cpu._fused import ready, ready_beside
 from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, beside, contiguous
 from pydtnn.kernels.cpu.fused import Fused
 from pydtnn.kernels.cpu.isa import PAIRING
-from pydtnn.kernels.cpu.planes import planes_of
-from pydtnn.kernels.cpu.volumes import Volumes
+from pydtnn.kernels.cpu.volumes import Volumes, planes_of
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference import conv as reference

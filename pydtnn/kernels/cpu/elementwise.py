@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pydtnn.kernels.cpu._elementwise import NUMBERS, ElementwiseKernels
-from pydtnn.kernels.cpu.compiled import Compiled, beside, contiguous, native, supported
-from pydtnn.kernels.cpu.widened import Widened, through_float32
+from pydtnn.kernels.cpu.compiled import (
+    Compiled,
+    Widened,
+    beside,
+    contiguous,
+    native,
+    supported,
+    through_float32,
+)
 from pydtnn.kernels.reference import elementwise as reference
 from pydtnn.kernels.reference.family import Array
 

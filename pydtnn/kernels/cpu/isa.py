@@ -15,7 +15,7 @@ INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", EMULATED)
 PAIRING = ("avx512_bf16", "amx", EMULATED)
 """Those that multiply pairs of bfloat16."""
 
-VARIABLE = "PYDTNN_ISA"
+ISA_VARIABLE = "PYDTNN_ISA"
 
 
 def available() -> tuple[str, ...]:
@@ -47,8 +47,8 @@ def select_isa(name: str | None = None) -> str:
     ValueError
         If the instruction set is unknown, was not built, or the CPU does not have it.
     """
-    source = "create_backend: isa" if name else VARIABLE
-    name = name or os.environ.get(VARIABLE) or available()[-1]
+    source = "create_backend: isa" if name else ISA_VARIABLE
+    name = name or os.environ.get(ISA_VARIABLE) or available()[-1]
     if not runs(name):
         raise ValueError(
             f"{source} must be an instruction set that this machine has, got {name!r}; "

@@ -9,12 +9,13 @@ from pydtnn.kernels.cpu.compiled import (
     FLOAT64,
     STORED,
     Compiled,
+    Widened,
     beside,
     contiguous,
     native,
     supported,
+    through_float32,
 )
-from pydtnn.kernels.cpu.widened import Widened, through_float32
 from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array
 

@@ -26,23 +26,23 @@ With 3,000 the threads slept between the kernels of small networks: an MLP's ste
 took 1.06 times as long as with 10,000, one of ResNet-44 1.01 times.
 """
 
-VARIABLE = "GOMP_SPINCOUNT"
+SPIN_VARIABLE = "GOMP_SPINCOUNT"
 
-WISHES = (VARIABLE, "OMP_WAIT_POLICY")
+WAIT_VARIABLES = (SPIN_VARIABLE, "OMP_WAIT_POLICY")
 """Environment variables that control waiting."""
 
 
 @contextmanager
 def bounded_spin() -> Iterator[None]:
     """Set `SPINS` for a runtime loaded within the context, unless the user has set a value."""
-    if any(name in os.environ for name in WISHES):
+    if any(name in os.environ for name in WAIT_VARIABLES):
         yield
         return
-    os.environ[VARIABLE] = SPINS
+    os.environ[SPIN_VARIABLE] = SPINS
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        del os.environ[SPIN_VARIABLE]
 
 
 with bounded_spin():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 
 from pydtnn.kernels.cpu.conv import candidates
-from pydtnn.kernels.cpu.planes import planes_of
+from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.kernels.geometry import ConvGeometry
 
 # As in src/conv_filter.c and src/conv_winograd_filter.c: maximum number of parts in the sum of the

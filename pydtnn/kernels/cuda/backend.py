@@ -10,24 +10,23 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.kernels import reference
-from pydtnn.kernels.autotuner import create_autotuner
-from pydtnn.kernels.autotuner_file import AutotunerFile
+from pydtnn.kernels.autotuner import AutotunerFile, create_autotuner
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.cuda import libraries
 from pydtnn.kernels.cuda.conv import Conv, Tools
 from pydtnn.kernels.cuda.cublas import CublasError, Products
 from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError, Handle
 from pydtnn.kernels.cuda.cudnn_conv import CudnnConvolutions
-from pydtnn.kernels.cuda.cudnn_graph_conv import GraphConvolutions
+from pydtnn.kernels.cuda.cudnn_graph import GraphConvolutions
 from pydtnn.kernels.cuda.elementwise import Elementwise
+from pydtnn.kernels.cuda.engine import Measure
 from pydtnn.kernels.cuda.fused import Fused
 from pydtnn.kernels.cuda.images import Images
 from pydtnn.kernels.cuda.linear import Linear
 from pydtnn.kernels.cuda.loss import Loss
-from pydtnn.kernels.cuda.measure import Measure
 from pydtnn.kernels.cuda.memory import DeviceMemory
+from pydtnn.kernels.cuda.module import Device
 from pydtnn.kernels.cuda.norm import Norm
-from pydtnn.kernels.cuda.own import Device
 from pydtnn.kernels.cuda.pool import Pool
 from pydtnn.kernels.cuda.random import Random
 from pydtnn.kernels.cuda.rows import Rows

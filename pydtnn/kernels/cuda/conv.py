@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pydtnn.kernels.autotuner import Autotuner, Key
-from pydtnn.kernels.cuda.engine import PLAIN, Engine, Passing, PassingEngine, Refused
-from pydtnn.kernels.cuda.measure import CarryOut
+from pydtnn.kernels.cuda.engine import PLAIN, CarryOut, Engine, Passing, PassingEngine, Refused
 from pydtnn.kernels.cuda.module import ELEMENTS
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.dtypes import arithmetic

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil, flat, team
-from pydtnn.kernels.cuda.module import ELEMENTS
-from pydtnn.kernels.cuda.own import Own, aligned, native, vectors
+from pydtnn.kernels.cuda.module import ELEMENTS, Own, aligned, native, vectors
 from pydtnn.kernels.reference import elementwise as reference
 from pydtnn.kernels.reference.family import Array
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydtnn.kernels.cuda.module import Device, Own, all_of, native, number
 from pydtnn.kernels.cuda.norm import Norm
-from pydtnn.kernels.cuda.own import Device, Own, all_of, native, number
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import fused as reference

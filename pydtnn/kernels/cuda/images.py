@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil
-from pydtnn.kernels.cuda.own import Device, aligned
+from pydtnn.kernels.cuda.module import Device, aligned
 from pydtnn.kernels.reference.family import Array
 
 KINDS = {"crop": 1, "flip": 2, "cutout": 3}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.kernels.cuda.module import ELEMENTS
-from pydtnn.kernels.cuda.own import Device, Own, native
+from pydtnn.kernels.cuda.module import ELEMENTS, Device, Own, native
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import linear as reference
 from pydtnn.kernels.reference.family import Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import MOST_PARTS, MOST_TEAMS, THREADS, ceil, team
-from pydtnn.kernels.cuda.own import Own, native, number, vectors
+from pydtnn.kernels.cuda.module import Own, native, number, vectors
 from pydtnn.kernels.reference import loss as reference
 from pydtnn.kernels.reference.family import Array, Number
 

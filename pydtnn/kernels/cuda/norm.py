@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil, team
-from pydtnn.kernels.cuda.module import ELEMENTS
-from pydtnn.kernels.cuda.own import Own, all_of, native, number, vectors
+from pydtnn.kernels.cuda.module import ELEMENTS, Own, all_of, native, number, vectors
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array, Number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from pydtnn.kernels.cuda.layout import MANY_BLOCKS, MOST_BLOCKS, THREADS, ceil
-from pydtnn.kernels.cuda.own import Own, native, vectors
+from pydtnn.kernels.cuda.module import Own, native, vectors
 from pydtnn.kernels.geometry import PoolGeometry
 from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from pydtnn.kernels.cuda.layout import MOST_BLOCKS, THREADS, ceil
-from pydtnn.kernels.cuda.own import Own, native, number, vectors
+from pydtnn.kernels.cuda.module import Own, native, number, vectors
 from pydtnn.kernels.reference import random as reference
 from pydtnn.kernels.reference.family import Array, Number
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import MOST_PARTS, THREADS, ceil, flat
-from pydtnn.kernels.cuda.module import REALS
-from pydtnn.kernels.cuda.own import Own, all_of, number, vectors
+from pydtnn.kernels.cuda.module import REALS, Own, all_of, number, vectors
 from pydtnn.kernels.reference import update as reference
 from pydtnn.kernels.reference.family import Array, Number
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Family, wide
-from pydtnn.kernels.reference.normal import LARGEST, normal
+from pydtnn.kernels.reference.random import LARGEST, normal
 
 GELU_FAR, SILU_FAR = 30.0, 1000.0
 """Distance from 0 at which these functions are 0 or the identity in float64."""

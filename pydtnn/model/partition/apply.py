@@ -11,7 +11,7 @@ from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.layers.node import Node
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Part
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, also_cut
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan

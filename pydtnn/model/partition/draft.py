@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.layers.exchange import Spread, State
-from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.parameters import Cut, Part
 from pydtnn.layers.stripes import HaloExchange
 from pydtnn.utils.split import even_cuts
 

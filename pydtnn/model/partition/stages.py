@@ -10,7 +10,7 @@ from pydtnn.layers.base import Shape
 from pydtnn.layers.node import Node
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model.graph import Graph
-from pydtnn.model.partition.boundaries import (
+from pydtnn.model.partition.rules import (
     balanced_boundaries,
     crossing,
     named_boundaries,

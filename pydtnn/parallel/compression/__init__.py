@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.parallel.compression.compressor import CompressedSums, Compressor
-from pydtnn.parallel.compression.context import Context
+from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context
 from pydtnn.parallel.compression.floats import any_float, bfloat16, float16
 from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
 from pydtnn.parallel.compression.quantised import int8, sign

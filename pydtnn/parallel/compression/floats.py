@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Parts
-from pydtnn.parallel.compression.context import Context
+from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context, Parts
 from pydtnn.utils.validate import number, whole
 
 

@@ -13,8 +13,12 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.request import Request
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.parameters import Bucket, Entry
-from pydtnn.parallel.compression.context import Context
-from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
+from pydtnn.parallel.compression.compressor import (
+    Context,
+    LossySums,
+    forget_if_not_finite,
+    is_finite,
+)
 from pydtnn.utils.validate import whole
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.parallel.compression.compressor import Compressor, Parts
-from pydtnn.parallel.compression.context import Context
+from pydtnn.parallel.compression.compressor import Compressor, Context, Parts
 from pydtnn.utils.validate import whole
 
 LEVELS = 127

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from pydtnn.parallel.compression.compressor import Compressor, Parts
-from pydtnn.parallel.compression.context import Context
+from pydtnn.parallel.compression.compressor import Compressor, Context, Parts
 from pydtnn.parallel.compression.floats import bounded
 from pydtnn.utils.validate import number
 

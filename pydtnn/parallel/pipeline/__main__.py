@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydtnn.parallel.pipeline.check import check
-from pydtnn.parallel.pipeline.draw import text, title
-from pydtnn.parallel.pipeline.picture import draw
+from pydtnn.parallel.pipeline.picture import draw, text, title
 from pydtnn.parallel.pipeline.schedules import find
 from pydtnn.utils.command import Parser, run_command
 

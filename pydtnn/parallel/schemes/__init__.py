@@ -8,13 +8,11 @@ from typing import Any
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes.elastic import ElasticAveraging
-from pydtnn.parallel.schemes.gossip import Gossip
-from pydtnn.parallel.schemes.graphs import GRAPHS, swap
+from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
 from pydtnn.parallel.schemes.hierarchical import Hierarchical
 from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
 from pydtnn.parallel.schemes.parameter_server import ParameterServer
-from pydtnn.parallel.schemes.partition import Partition
-from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
 from pydtnn.parallel.schemes.stale import StaleGradients
 from pydtnn.utils.registry import Kind
 

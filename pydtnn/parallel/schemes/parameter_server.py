@@ -6,7 +6,7 @@ import numpy as np
 
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.schemes.partition import Partition
+from pydtnn.parallel.schemes.sharded import Partition
 
 PUSH, PULL = 0, 1
 """Tags of messages with gradients to a server, and with parameters from it."""

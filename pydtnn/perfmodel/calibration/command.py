@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pydtnn.comm import Communicator, agree, create_communicator
-from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.perfmodel.calibration.calibrate import calibrate, describe
 from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import EXPLAINED, AgreedError, requested_traceback

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from pydtnn.kernels import ConvGeometry
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
-from pydtnn.layers.extended_conv import HaloConv2d
 from pydtnn.layers.linear import Linear
+from pydtnn.layers.striped_conv import HaloConv2d
 from pydtnn.perfmodel.compute.algorithms import work_of
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify

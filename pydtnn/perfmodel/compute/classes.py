@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 
-from pydtnn.kernels.cpu.planes import planes_of
+from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d

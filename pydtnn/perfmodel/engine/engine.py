@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 
 from pydtnn.comm.schedules.network import Network, Pair
-from pydtnn.comm.world import Ended
+from pydtnn.comm.thread import Ended
 from pydtnn.perfmodel.engine.cores import Cores, SharedCores
 from pydtnn.perfmodel.engine.state import Completion, Event, RankState
 from pydtnn.perfmodel.engine.transfers import Transfers

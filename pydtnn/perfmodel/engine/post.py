@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.comm.mailbox import Matching, wrong_length
 from pydtnn.comm.schedules.network import Pair
+from pydtnn.comm.thread import Matching, wrong_length
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.state import Completion

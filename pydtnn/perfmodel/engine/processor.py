@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.waiting import SHORTEST, number_of_tests, pause, sleeps
+from pydtnn.comm.schedules.rule import create_allreduce
+from pydtnn.comm.supervision import SHORTEST, number_of_tests, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
@@ -52,7 +52,7 @@ class Processor(NamedTuple):
         only proceeds when they are in calls of the communicator.
     wake : float or None
         Time by which a sleep is longer than it should be, in s, if ranks sleep while they wait
-        (`pydtnn.comm.waiting`); None: they poll.
+        (`pydtnn.comm.supervision`); None: they poll.
     test : float
         Time of the processor for a sleep and the test after it, in s, if ranks sleep while they
         wait.

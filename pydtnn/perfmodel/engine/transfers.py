@@ -1,7 +1,7 @@
 """Messages in transit, which share links; rates are recomputed where something changes.
 
 The messages of one route have the same rate, so each route has one counter of bytes, as in
-`pydtnn.comm.schedules.flows`. When a message starts or ends, only the routes that are connected to
+`pydtnn.comm.schedules.cost`. When a message starts or ends, only the routes that are connected to
 its route by shared links obtain new rates, so the work does not grow with the number of hosts.
 """
 
@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Hashable, Iterator
 from math import inf
 
-from pydtnn.comm.schedules.flows import fair_rates
+from pydtnn.comm.schedules.cost import fair_rates
 from pydtnn.comm.schedules.network import Network, Pair
 
 ROUNDING = 0.5

@@ -21,7 +21,7 @@ from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.exchange import SAMPLES, Spread, State
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.norm import BatchNorm
-from pydtnn.layers.part import Cut
+from pydtnn.layers.parameters import Cut
 from pydtnn.layers.reshape import Flatten, Identity
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, part_shape

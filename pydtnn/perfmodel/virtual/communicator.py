@@ -8,11 +8,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pydtnn.comm.mailbox import name_source
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
-from pydtnn.comm.messages import Messages
+from pydtnn.comm.metered import Messages
 from pydtnn.comm.request import Request
-from pydtnn.comm.world import Ended
+from pydtnn.comm.thread import Ended, name_source
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.post import PostOffice

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from pydtnn.tracing.analysis.blocks import Blocks, find_blocks
+from pydtnn.tracing.analysis.blocks import Blocks, Labels, describe_label, find_blocks, label
 from pydtnn.tracing.analysis.difference import Change, compare, step_durations
 from pydtnn.tracing.analysis.efficiency import Efficiency, efficiency
-from pydtnn.tracing.analysis.labels import Labels, describe_label, label
 from pydtnn.tracing.analysis.path import CriticalPaths, Part, Path, Segment
-from pydtnn.tracing.analysis.rates import Machine, Rate, machine, rates
-from pydtnn.tracing.analysis.slow import Slow, slow_ranks
 from pydtnn.tracing.analysis.times import (
     EpochTime,
+    Machine,
+    Rate,
+    Slow,
     Time,
+    Usage,
     epoch_times,
     layer_times,
+    machine,
     operation_times,
     phase_times,
+    rates,
+    slow_ranks,
     times,
+    traffic,
+    usage,
+    waits,
 )
-from pydtnn.tracing.analysis.usage import Usage, traffic, usage, waits
 
 __all__ = [
     "Blocks",

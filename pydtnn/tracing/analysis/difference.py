@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.tracing.analysis.labels import label
+from pydtnn.tracing.analysis.blocks import label
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 

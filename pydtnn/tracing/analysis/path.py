@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.tracing.analysis.blocks import Blocks, find_blocks
-from pydtnn.tracing.analysis.labels import beyond_others, label
+from pydtnn.tracing.analysis.blocks import Blocks, beyond_others, find_blocks, label
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 

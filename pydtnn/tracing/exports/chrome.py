@@ -15,10 +15,43 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tracing.exports.nesting import threads
-from pydtnn.tracing.timeline import Timeline
+from pydtnn.tracing.timeline import Activity, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
+
+
+def threads(timeline: Timeline) -> list[tuple[int, int]]:
+    """Return (rank, number of the thread) of all threads."""
+    return [(rank, lane) for rank, lanes in enumerate(timeline.lanes) for lane in range(len(lanes))]
+
+
+def thread_name(timeline: Timeline, rank: int, lane: int) -> str:
+    """Return the name of a thread, unique among all ranks."""
+    return f"rank {rank} {timeline.lanes[rank][lane]}"
+
+
+def transitions(timeline: Timeline, rank: int, lane: int) -> Iterator[tuple[int, Activity, bool]]:
+    """Yield the beginnings and ends of a thread's activities, which are properly nested.
+
+    Yields
+    ------
+    int
+        Time in ns, ascending.
+    Activity
+    bool
+        Whether the activity begins.
+    """
+    open_rows: list[Activity] = []
+    for row in timeline.rows(timeline.select(rank=rank, lane=lane)):
+        while open_rows and open_rows[-1].depth >= row.depth:
+            last = open_rows.pop()
+            yield last.stop, last, False
+        open_rows.append(row)
+        yield row.start, row, True
+    while open_rows:
+        last = open_rows.pop()
+        yield last.stop, last, False
+
 
 MESSAGES = 1000
 """Number of the thread that messages in flight are shown as, beyond those of threads."""

@@ -6,9 +6,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pydtnn.tracing.exports.nesting import threads, transitions
-from pydtnn.tracing.matching import Message
-from pydtnn.tracing.timeline import Activity, Timeline
+from pydtnn.tracing.exports.chrome import threads, transitions
+from pydtnn.tracing.timeline import Activity, Message, Timeline
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.optional import import_optional
 

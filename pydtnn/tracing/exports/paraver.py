@@ -20,7 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from pydtnn.tracing.analysis.blocks import STARTING
-from pydtnn.tracing.exports.nesting import thread_name, threads, transitions
+from pydtnn.tracing.exports.chrome import thread_name, threads, transitions
 from pydtnn.tracing.timeline import Activity, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pydtnn.tracing.matching import Message, message_rows
-from pydtnn.tracing.timeline import Activity, Timeline
+from pydtnn.tracing.timeline import Activity, Message, Timeline, message_rows
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
 

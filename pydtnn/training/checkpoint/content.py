@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,8 +17,279 @@ import numpy as np
 from pydtnn import __version__
 from pydtnn.saving.weights import decode, encode
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.folder import ARRAYS, STATE
-from pydtnn.training.checkpoint.structure import FORMAT, check_states, read_content
+from pydtnn.utils.files import flush_directory, unwritable
+from pydtnn.utils.folder import fill_folder, read_folder
+from pydtnn.utils.json_object import parse_object
+
+ARRAYS, STATE = "arrays.safetensors", "state.json"
+
+# Checkpoints as folders: written atomically, verified when read, with a limited number kept.
+#
+# A checkpoint is a folder ``checkpoint-<step>`` with
+#
+# - ``arrays.safetensors``: every array,
+# - ``state.json``: every number, and the configuration,
+# - ``SHA256SUMS``: their checksums, for ``sha256sum --check`` too.
+#
+# It is written under another name, flushed to the disk and renamed once, and it is renamed before
+# it is removed, so a folder of this name is complete. After any termination of the process, a
+# complete checkpoint is therefore available until a later one replaces it.
+
+_NAME = re.compile(r"checkpoint-\d{8,}")
+_ASIDE = re.compile(r"\.checkpoint-\d{8,}\.replaced")
+_PARTIAL = re.compile(r"\.checkpoint-\d{8,}\.partial")
+
+
+def find_checkpoints(directory: str | Path) -> list[Path]:
+    """List the checkpoints in a folder, newest last; none if there is no folder.
+
+    This includes a checkpoint that was renamed for a replacement that was not completed.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        return []
+    found = {step_of(path): path for path in _matching(directory, _ASIDE)}
+    found |= {step_of(path): path for path in _matching(directory, _NAME)}
+    return [found[step] for step in sorted(found)]
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a checkpoint's name."""
+    return int(path.name.removesuffix(".replaced").rpartition("-")[2])
+
+
+def checkpoint_path(directory: str | Path, step: int) -> Path:
+    """Return the path of the checkpoint after a number of steps."""
+    return Path(directory) / f"checkpoint-{step:08d}"
+
+
+def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
+    """Write a checkpoint, then remove older ones.
+
+    Parameters
+    ----------
+    path : Path
+        As returned by `checkpoint_path`. Its folder is created if necessary; an existing checkpoint
+        is replaced.
+    files : mapping of str to bytes
+        Contents of `ARRAYS` and `STATE`.
+    keep : int
+        Number of checkpoints to keep, including this one. Those of later steps are removed too:
+        they are damaged, or belong to a run that was abandoned.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written. No incomplete files remain, and earlier checkpoints are kept.
+    """
+    directory = path.parent
+    partial, aside = (directory / f".{path.name}.{end}" for end in ("partial", "replaced"))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tidy(directory)
+        fill_folder(partial, files)
+        if path.exists():
+            path.rename(aside)  # a folder cannot be renamed onto one that is not empty
+        partial.rename(path)
+        flush_directory(directory)
+    except OSError as error:
+        raise unwritable("checkpoint", path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # the renamed one is found as well
+            tidy(directory)
+    present = find_checkpoints(directory)
+    older = [other for other in present if step_of(other) < step_of(path)]
+    later = [other for other in present if step_of(other) > step_of(path)]
+    for other in (*older[: max(len(older) + 1 - keep, 0)], *later):
+        _remove(other)
+
+
+def read_checkpoint(path: Path) -> dict[str, bytes]:
+    """Read the files of a checkpoint and compare them with their checksums.
+
+    Raises
+    ------
+    ValueError
+        If a file is missing, cannot be read or has changed.
+    """
+    return read_folder(path, (ARRAYS, STATE))
+
+
+def tidy(directory: Path) -> None:
+    """Remove incomplete files of a killed process, and restore checkpoints that it had renamed.
+
+    No other process may be writing in the folder.
+    """
+    for path in _matching(directory, _PARTIAL):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in _matching(directory, _ASIDE):
+        place = checkpoint_path(directory, step_of(path))
+        if place.exists():
+            _remove(path)
+        else:
+            path.rename(place)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; after an interruption the rest does not have the name of one."""
+    partial = path.with_name(f".{checkpoint_path(path.parent, step_of(path)).name}.partial")
+    with contextlib.suppress(OSError):  # then it remains, complete
+        path.rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _matching(directory: Path, name: re.Pattern[str]) -> list[Path]:
+    return [path for path in directory.iterdir() if name.fullmatch(path.name)]
+
+
+# Validation of the content of checkpoint files, before any state is loaded.
+#
+# Checksums verify that files have not changed since they were written, but not that they contain a
+# checkpoint, as any program can write valid checksums.
+
+FORMAT = 1
+"""Format of `state.json`; others raise an error."""
+
+REQUIRED = ("model", "optimizer", "trainer")
+"""Parts of every checkpoint; other parts that are missing keep their initial state."""
+
+
+def read_content(state: bytes) -> dict[str, Any]:
+    """Return the content of `state.json`, with parts that are lists of states.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, or has another format or structure.
+    """
+    content = parse_object(state, "state.json", FORMAT)
+    parts = content.get("parts")
+    if not isinstance(parts, dict):
+        raise ValueError("its parts must be an object")
+    for name, states in parts.items():
+        if not isinstance(states, list) or not states or not all(map(_is_state, states)):
+            raise ValueError(f"{name} must be a list of states, each with values and arrays")
+    for name, (fits, expected) in OPTIONAL.items():
+        if name in content and not fits(content[name]):
+            raise ValueError(f"{name} must be {expected}")
+    if content.get("local") and "mesh" not in content:
+        raise ValueError("it does not contain the mesh of the ranks")
+    for name in REQUIRED:
+        if name not in parts:
+            raise ValueError(f"it does not contain the part {name!r}")
+    return content
+
+
+def check_states(parts: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Raise ValueError if states of the required parts have values of another type.
+
+    Raises
+    ------
+    ValueError
+        The message contains the part and the value.
+    """
+    for name, states in parts.items():
+        for state in states:
+            for key, (fits, expected) in VALUES.get(name, {}).items():
+                if not fits(state.get(key)):
+                    raise ValueError(f"{name}: {key} must be {expected}")
+            if name == "choices" and not _is_table(state.get("measured", {}), 2):
+                raise ValueError(
+                    "choices: measured must be names of algorithms by machine, operation and batch"
+                )
+            if name == "model":
+                _check_weights(state)
+
+
+def _check_weights(state: Mapping[str, Any]) -> None:
+    """Raise ValueError if weights are not finite floating-point numbers."""
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            raise ValueError(f"model: {name} must be an array of floating-point numbers")
+        if not np.isfinite(array).all():
+            raise ValueError(f"model: {name} must be finite")
+
+
+def _is_state(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("values"), dict)
+        and isinstance(entry.get("arrays"), list)
+        and all(isinstance(name, str) for name in entry["arrays"])
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_factor(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
+def _is_sums(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.float64
+
+
+def _is_history(value: object) -> bool:
+    return isinstance(value, list) and all(_is_object(epoch, _is_number) for epoch in value)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_optional_names(value: object) -> bool:
+    return value is None or _is_names(value)
+
+
+def _is_plan(value: object) -> bool:
+    return _is_object(value, _is_count)
+
+
+def _is_object(value: object, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _is_table(value: object, depth: int) -> bool:
+    """Return whether this is a nested object that maps integers to names at the innermost level."""
+    if depth > 0:
+        return _is_object(value, lambda inner: _is_table(inner, depth - 1))
+    return (
+        isinstance(value, dict)
+        and all(re.fullmatch(r"[1-9][0-9]{,17}", key) for key in value)
+        and _is_names(list(value.values()))
+    )
+
+
+COUNT = (_is_count, "a whole number of at least 0")
+FACTOR = (_is_factor, "a finite number of at least 0")
+
+VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "optimizer": {"iterations": COUNT, "lr_factor": FACTOR},
+    "loss_scale": {"scale": FACTOR, "good": FACTOR},
+    "trainer": {
+        "epoch": COUNT,
+        "step": COUNT,
+        "history": (_is_history, "a list of objects with the numbers of an epoch"),
+        "metrics": (_is_names, "a list of names"),
+        "totals": (_is_sums, "an array of sums"),
+        "plan": (_is_plan, "an object with whole numbers"),
+        "frozen": (_is_optional_names, "a list of names"),  # missing before version 0.2
+    },
+}
+"""Required values of the states of some parts, and their types."""
+
+OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mesh": (_is_plan, "an object with the ranks along each axis"),
+    "local": (_is_names, "a list of names"),
+}
+"""Content of `state.json` if some parts have states of every rank of a mesh."""
+
 
 State = dict[str, Any]
 Parts = dict[str, list[State]]

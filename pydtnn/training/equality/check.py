@@ -3,20 +3,204 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.agree import name_ranks
-from pydtnn.comm.arrays import to_host
+from pydtnn.comm.checks import on_host, to_host
 from pydtnn.comm.communicator import Communicator
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.collectives import PIPELINE
+from pydtnn.layers.parameters import Part
+from pydtnn.layers.statistics import RUNNING
 from pydtnn.training.callback import Callback, Training
-from pydtnn.training.equality.arrays import Watched, places_of, watched_arrays
-from pydtnn.training.equality.hashes import Hashes, Pace, hash_all
 from pydtnn.training.setup import Setup
+from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import whole
+
+SHARE = 0.004
+"""Part of the time of training that hashes after each step may take."""
+
+SAMPLES = 6
+"""Steps whose times are measured before the number of arrays hashed per step is chosen."""
+
+MOST = 256
+"""Hashes of each array that are kept between two comparisons."""
+
+
+def hash_all(arrays: Sequence[Array]) -> np.ndarray:
+    """Return the hashes (uint64) of contiguous arrays; those of a device are copied to the host."""
+    from pydtnn.kernels.cpu._hash import hash_arrays
+
+    hashes = np.empty(len(arrays), np.uint64)
+    hash_arrays([array if on_host(array) else to_host(array) for array in arrays], hashes)
+    return hashes
+
+
+class Hashes:
+    """Hashes of arrays after each step since the last comparison.
+
+    After each step every array is hashed, or if that takes more than `SHARE` of the time of a step,
+    every `spread`-th array in turn. Arrays of a device are hashed for comparisons only.
+
+    Parameters
+    ----------
+    arrays : sequence of Array
+    every : int
+        Steps between comparisons.
+
+    Attributes
+    ----------
+    spread : int
+        Steps in which every array is hashed once; 0: none between comparisons.
+    """
+
+    def __init__(self, arrays: Sequence[Array], every: int) -> None:
+        self._arrays = [*arrays]
+        self._every = every
+        self._records: list[tuple[int, int, int, np.ndarray]] = []
+        self.spread = 0
+        self.set_spread(1 if all(map(on_host, arrays)) else 0)
+
+    def set_spread(self, spread: int) -> None:
+        """Hash every array once in this number of steps."""
+        spread = max(spread, ceil(self._every / MOST)) if spread else 0
+        self.spread = 0 if spread >= self._every else spread
+        self._turns = [self._arrays[turn :: self.spread] for turn in range(self.spread)]
+
+    def after(self, step: int) -> None:
+        """Hash the arrays whose turn it is."""
+        if self.spread:
+            turn = step % self.spread
+            self._records.append((step, turn, self.spread, hash_all(self._turns[turn])))
+
+    def complete(self, step: int) -> np.ndarray:
+        """Hash all arrays, and return the hashes."""
+        hashes = hash_all(self._arrays)
+        self._records.append((step, 0, 1, hashes))
+        return hashes
+
+    def forget(self) -> None:
+        """Keep the last hashes only, which were equal to those of the other ranks."""
+        del self._records[:-1]
+
+    def of(self, index: int) -> dict[int, int]:
+        """Return the hashes of an array by step, in the order of the steps."""
+        return {
+            step: int(hashes[index // spread])
+            for step, turn, spread, hashes in self._records
+            if index % spread == turn
+        }
+
+
+class Pace:
+    """The choice of `Hashes.spread` from the times of the first steps."""
+
+    def __init__(self) -> None:
+        self._steps: list[float] = []
+        self._hashes: list[float] = []
+        self._last: float | None = None
+        self.chosen = False
+
+    def measure(self, hashes: Hashes, step: int) -> bool:
+        """Hash after a step; return whether enough steps have been measured for `spread`."""
+        begin = clock.now()
+        hashes.after(step)
+        end = clock.now()
+        if self._last is not None:
+            self._steps.append(begin - self._last)
+            self._hashes.append((end - begin) * hashes.spread)
+        self._last = end
+        return len(self._steps) >= SAMPLES
+
+    def pause(self) -> None:
+        """Do not count the time until the next step."""
+        self._last = None
+
+    def spread(self) -> int:
+        """Return in how many steps arrays can be hashed within `SHARE` of their time."""
+        least = SHARE * np.median(self._steps)
+        return max(1, ceil(np.median(self._hashes) / least)) if least else 1
+
+
+Axes = tuple[str, ...]
+
+
+class Watched(NamedTuple):
+    """An array that ranks must have in common.
+
+    Attributes
+    ----------
+    name : str
+        Kind and name: "parameter conv0.w", "velocity of conv0.w", "running_mean of norm0".
+    array : Array
+        This rank's values, contiguous.
+    cut : tuple of str
+        Axes of the mesh along which ranks have other values; ranks that differ only in their
+        position along the others have the same.
+    """
+
+    name: str
+    array: Array
+    cut: Axes
+
+
+def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[Watched]:
+    """Return the arrays that this rank must have in common with others, in the network's order.
+
+    Collective: all ranks call it. The state of an optimizer of which ranks store different ranges
+    is not among them.
+
+    Parameters
+    ----------
+    setup : Setup
+    numbers : ndarray
+        Number of updates and learning rate, filled by the caller.
+    """
+    stages = () if setup.mesh is None or PIPELINE not in setup.mesh.shape else (PIPELINE,)
+    parts = {name: p.part for name, p in setup.model.parameters.items()}
+
+    def cut(part: Part | None, *others: str) -> Axes:
+        return (*stages, *(() if part is None else part.axes), *others)
+
+    result = [Watched("number of updates or learning rate", numbers, ())]
+    for p in reversed(setup.model.parameters.values()):  # forward's order
+        result.append(Watched(f"parameter {p.name}", p.master, cut(p.part)))
+    for slot, name, array in _slots(setup):
+        result.append(Watched(f"{slot} of {name}", array, cut(parts[name])))
+    for s in setup.model.statistics.statistics:
+        own = () if setup.equal_statistics or s.frozen else ("data",)
+        for what, array in zip(RUNNING, (s.mean, s.variance), strict=True):
+            result.append(Watched(f"{what} of {s.name}", array, cut(s.part, *own)))
+    return result
+
+
+def _slots(setup: Setup) -> list[tuple[str, str, Array]]:
+    """Return slot, parameter and values of the optimizer's state; nothing if it is distributed."""
+    stored = [*setup.optimizer.stored()]
+    complete = all(own == slice(0, len(bucket.values)) for _, bucket, own, _ in stored)
+    if not all(setup.comm.gather_object(complete)):
+        return []
+
+    def entries() -> Iterator[tuple[str, str, Array]]:
+        for slot, bucket, _, values in stored:
+            for entry in bucket.parameters:
+                yield slot, entry.name, values[entry.slice]
+
+    order = {name: -place for place, name in enumerate(setup.model.parameters)}
+    return sorted(entries(), key=lambda found: order[found[1]])
+
+
+def places_of(setup: Setup) -> list[dict[str, int]]:
+    """Return the positions of all ranks along the axes of the mesh. Collective."""
+    own = {"data": setup.comm.rank} if setup.mesh is None else setup.mesh.position
+    return setup.comm.gather_object(own)
+
 
 Places = Sequence[Mapping[str, int]]
 """Position of each rank along the axes of the mesh."""

@@ -17,8 +17,8 @@ import pytest
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import NUMBERS, connect
 from pydtnn.comm.monitor.monitor import MAX_STRANGERS, Facts, Monitor
-from pydtnn.comm.monitor.rows import Row
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
+from pydtnn.comm.monitor.table import Row
 
 TOKEN = "a" * 32 + "b" * 32
 HOSTS = [0, 0, 2, 3]

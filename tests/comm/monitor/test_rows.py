@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.monitor.processes import Condition
-from pydtnn.comm.monitor.rows import INTERVAL, Watched, describe
 from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
+from pydtnn.comm.monitor.table import INTERVAL, Watched, describe
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydtnn.comm.monitor.rows import Row
-from pydtnn.comm.monitor.table import late, ranges, sentence, table
+from pydtnn.comm.monitor.table import Row, late, ranges, sentence, table
 
 
 def waiting(rank: int, **fields: object) -> Row:

@@ -11,9 +11,21 @@ import pytest
 from pydtnn.comm.schedules import SCHEDULES, rounds
 from pydtnn.comm.schedules.algorithms import direct_reduce_scatter, ring, ring_reduce_scatter
 from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
-from pydtnn.comm.schedules.compose import back, fold, halved, over, together
-from pydtnn.comm.schedules.steps import ALL, Group, Part, add, part, receive, send
-from pydtnn.comm.schedules.timeline import Timeline
+from pydtnn.comm.schedules.steps import (
+    ALL,
+    Group,
+    Part,
+    Timeline,
+    add,
+    back,
+    fold,
+    halved,
+    over,
+    part,
+    receive,
+    send,
+    together,
+)
 from tests.comm.schedules.interpreter import carry_out
 
 RANKS = range(1, 18)

@@ -12,8 +12,7 @@ import pytest
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.algorithms import recursive_doubling, ring
 from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
-from pydtnn.comm.schedules.compose import back
-from pydtnn.comm.schedules.steps import ALL, Part, Step, add, part, receive, send
+from pydtnn.comm.schedules.steps import ALL, Part, Step, add, back, part, receive, send
 from tests.comm.schedules.interpreter import carry_out
 
 FIRST, SECOND = part(0, 2), part(1, 2)

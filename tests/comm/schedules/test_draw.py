@@ -11,8 +11,7 @@ import pytest
 from pydtnn.comm.__main__ import main
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.check import check
-from pydtnn.comm.schedules.draw import busiest, text, title
-from pydtnn.comm.schedules.picture import draw
+from pydtnn.comm.schedules.picture import busiest, draw, text, title
 from pydtnn.comm.schedules.steps import Part, add, part, receive, send
 
 RING = """\

@@ -8,8 +8,7 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules.cost import cost
-from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.schedules.probe import turns
+from pydtnn.comm.schedules.network import Network, turns
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aab", "aabbc"])

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import RandomErasing, RandomResizedCrop
-from pydtnn.data.augment.boxes import BOX_WORDS, Boxes, draw_boxes
-from pydtnn.data.augment.resized_crop import enlarge
+from pydtnn.data.augment.resized_crop import BOX_WORDS, Boxes, draw_boxes, enlarge
 
 
 def words_of(rng: np.random.Generator, n: int, count: int = BOX_WORDS) -> NDArray[np.uint32]:

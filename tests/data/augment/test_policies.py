@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from pydtnn.data import AutoAugment, RandAugment
-from pydtnn.data.augment.autoaugment import CIFAR10
 from pydtnn.data.augment.operations import NOTHING, OPERATIONS, apply_chosen
-from pydtnn.data.augment.randaugment import CHOICES
+from pydtnn.data.augment.randaugment import CHOICES, CIFAR10
 from pydtnn.data.order import below
 
 FILL = np.array([100, 120, 140], np.uint8)

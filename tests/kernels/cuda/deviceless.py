@@ -15,15 +15,17 @@ from ctypes import c_char
 from pathlib import Path
 from typing import Any
 
-from pydtnn.kernels.cuda import cudnn_nodes, libraries
+from pydtnn.kernels.cuda import cudnn_graph, libraries
 from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError
 from pydtnn.kernels.cuda.cudnn_graph import (
+    DESCRIPTOR,
     OPERATIONS,
+    Node,
     Target,
+    Type,
     convolution_graph,
     plans,
 )
-from pydtnn.kernels.cuda.cudnn_nodes import DESCRIPTOR, Node, Type
 from pydtnn.kernels.cuda.engine import PLAIN, Passing
 from tests.kernels.test_conv import AWKWARD
 
@@ -79,10 +81,10 @@ def missing_driver(folder: Path) -> None:
 
 def target(cudnn: Cudnn) -> Target:
     """Plan for the H200."""
-    cudnn_nodes.KINDS["DEVICEPROP"] = 38
+    cudnn_graph.KINDS["DEVICEPROP"] = 38
     for name, number in {"ENGINEHEUR": 204, "EXECUTION_PLAN": 407}.items():
-        cudnn_nodes.ATTRIBUTES[f"{name}_DEVICEPROP"] = (number, DESCRIPTOR)
-    cudnn_nodes.ATTRIBUTES["DEVICEPROP_JSON_REPRESENTATION"] = (2702, Type(24, c_char))
+        cudnn_graph.ATTRIBUTES[f"{name}_DEVICEPROP"] = (number, DESCRIPTOR)
+    cudnn_graph.ATTRIBUTES["DEVICEPROP_JSON_REPRESENTATION"] = (2702, Type(24, c_char))
     properties = json.dumps(H200).encode() + b"\0"
     gpu = Node(cudnn, "DEVICEPROP", {"DEVICEPROP_JSON_REPRESENTATION": properties})
     return Target({}, {"ENGINEHEUR_DEVICEPROP": gpu}, {"EXECUTION_PLAN_DEVICEPROP": gpu})

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels.autotuner import Autotuner
-from pydtnn.kernels.autotuner_file import AutotunerFile
+from pydtnn.kernels.autotuner import Autotuner, AutotunerFile
 from pydtnn.kernels.cuda import rows
 from pydtnn.kernels.cuda.engine import Refused
 from pydtnn.kernels.deferred import Deferred

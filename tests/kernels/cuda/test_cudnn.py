@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import ConvGeometry
-from pydtnn.kernels.cuda import cudnn_graph, cudnn_nodes
+from pydtnn.kernels.cuda import cudnn_graph
 from pydtnn.kernels.cuda.cudnn import (
     CONVERSION_MATH,
     CROSS_CORRELATION,
@@ -26,7 +26,7 @@ from pydtnn.kernels.cuda.cudnn import (
     CudnnError,
 )
 from pydtnn.kernels.cuda.cudnn_conv import even, inside, is_even, pad
-from pydtnn.kernels.cuda.cudnn_nodes import ATTRIBUTES, KINDS
+from pydtnn.kernels.cuda.cudnn_graph import ATTRIBUTES, KINDS
 from pydtnn.kernels.reference import Conv as Reference
 from tests.kernels.cuda.headers import check_prototypes, header, installed, numbers
 from tests.kernels.guarded import assert_close
@@ -66,10 +66,10 @@ def test_descriptors_of_graphs_have_the_numbers_of_the_header(cudnn: Cudnn) -> N
     for name, (number, _) in ATTRIBUTES.items():
         assert known[f"CUDNN_ATTR_{name}"] == number, name
     for name in ("HANDLE", "DATA_TYPE", "BOOLEAN", "INT64", "FLOAT", "VOID_PTR", "HEUR_MODE"):
-        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_nodes)[name].number, name
+        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_graph)[name].number, name
     for name in ("CONVOLUTION_MODE", "NUMERICAL_NOTE", "POINTWISE_MODE", "GENSTATS_MODE"):
-        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_nodes)[name].number, name
-    assert known["CUDNN_TYPE_BACKEND_DESCRIPTOR"] == cudnn_nodes.DESCRIPTOR.number
+        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_graph)[name].number, name
+    assert known["CUDNN_TYPE_BACKEND_DESCRIPTOR"] == cudnn_graph.DESCRIPTOR.number
 
 
 def test_operations_and_notes_of_graphs_have_the_numbers_of_the_header(cudnn: Cudnn) -> None:

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import ConvGeometry
-from pydtnn.kernels.cuda import cudnn_graph_conv
+from pydtnn.kernels.cuda import cudnn_graph
 from pydtnn.kernels.cuda.cudnn import CudnnError
 from pydtnn.kernels.cuda.cudnn_graph import (
     DOWN_CONVERTED,
+    NAMES,
     NONDETERMINISTIC,
     REDUCED_SUMS,
     SHIFT,
@@ -25,13 +26,13 @@ from pydtnn.kernels.cuda.cudnn_graph import (
     SUM,
     TENSOR_CORE,
     WORKSPACE_BYTES,
+    GraphConvolutions,
     GraphPlan,
     W,
     X,
     Y,
     plans,
 )
-from pydtnn.kernels.cuda.cudnn_graph_conv import NAMES, GraphConvolutions
 from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
 from pydtnn.kernels.cuda.memory import Scratch
 from pydtnn.kernels.reference import Elementwise
@@ -178,8 +179,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         assert tensor_cores == (graph[3] != "float32")
         return [GraphPlan((graph, i), 64) for i in range(min(most, 3))]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cudnn_graph_conv, "convolution_graph", graph)
-    monkeypatch.setattr(cudnn_graph_conv, "plans", three)
+    monkeypatch.setattr(cudnn_graph, "convolution_graph", graph)
+    monkeypatch.setattr(cudnn_graph, "plans", three)
     return graphs
 
 
@@ -234,7 +235,7 @@ def test_biases_and_relu_are_done_in_passing_where_there_is_a_plan(
         assert (graph[-1], number) == (both, 0)
         assert arrays == {X: x, W: w, Y: y, SHIFT: shift}
     assert len(made) == 1
-    monkeypatch.setattr(cudnn_graph_conv, "plans", lambda *given, **options: [])
+    monkeypatch.setattr(cudnn_graph, "plans", lambda *given, **options: [])
     with pytest.raises(Refused, match="no graph for forward 3x3 .* with relu"):
         engine.run_passing(x, w, GEOMETRY, out=y, shift=None, relu=True, sums=None)
     assert not engine.passes(GEOMETRY, 4, np.dtype("float64"), both)
@@ -259,7 +260,7 @@ def test_a_graph_that_cannot_add_to_its_output_is_refused(
     engine = Recorded()
     first, second, out = operands("backward_data", "float32")
     engine.candidates("backward_data", GEOMETRY, 4, out.dtype)
-    monkeypatch.setattr(cudnn_graph_conv, "plans", lambda *given, **options: [])
+    monkeypatch.setattr(cudnn_graph, "plans", lambda *given, **options: [])
     with pytest.raises(Refused, match="no graph for backward_data 3x3 .* adds to the output"):
         engine.run("graph", "backward_data", first, second, GEOMETRY, out=out, accumulate=True)
     engine.run("graph", "backward_data", first, second, GEOMETRY, out=out)

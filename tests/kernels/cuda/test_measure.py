@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.kernels.cuda.engine import Refused
-from pydtnn.kernels.cuda.measure import REPEATS, Measure
+from pydtnn.kernels.cuda.engine import REPEATS, Measure, Refused
 from pydtnn.kernels.cuda.memory import DeviceMemory
 from tests.simulated.cupy import SimulatedCupy
 

@@ -17,7 +17,7 @@ from pydtnn.parallel.pipeline import (
     find,
     forward,
 )
-from pydtnn.parallel.pipeline.draw import text
+from pydtnn.parallel.pipeline.picture import text
 
 NAMES = sorted(PIPELINE_SCHEDULES)
 SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]

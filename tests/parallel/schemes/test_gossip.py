@@ -11,7 +11,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.schemes import Gossip
-from pydtnn.parallel.schemes.graphs import GRAPHS
+from pydtnn.parallel.schemes.gossip import GRAPHS
 from pydtnn.training.trainer import Trainer
 from tests.parallel.schemes.course import (
     all_values,

@@ -9,7 +9,7 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.layers import Linear
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import ParameterServer, ShardedOptimizer
-from pydtnn.parallel.schemes.partition import level
+from pydtnn.parallel.schemes.sharded import level
 from tests.parallel.schemes.course import fit, trainer_of
 
 

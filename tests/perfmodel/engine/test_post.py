@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pydtnn.comm.waiting import LONGEST
+from pydtnn.comm.supervision import LONGEST
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.utils import clock

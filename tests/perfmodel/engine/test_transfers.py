@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pydtnn.comm.schedules.flows import Flows
+from pydtnn.comm.schedules.cost import Flows
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.engine.transfers import Transfers
 

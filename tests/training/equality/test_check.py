@@ -21,7 +21,7 @@ from pydtnn.parallel.compression import PowerSGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ParameterServer, ShardedOptimizer, StaleGradients
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.equality.hashes import Hashes
+from pydtnn.training.equality.check import Hashes
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.small_mesh import mesh_fit, mesh_trainer, on_ranks

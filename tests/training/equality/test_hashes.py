@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pydtnn.training.equality.hashes import MOST, SHARE, Hashes, Pace, hash_all
+from pydtnn.training.equality.check import MOST, SHARE, Hashes, Pace, hash_all
 
 
 def arrays(number: int = 5) -> list[np.ndarray]:

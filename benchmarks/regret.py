@@ -40,7 +40,7 @@ from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import clock
-from pydtnn.utils.sizes import parse_shape
+from pydtnn.utils.units import parse_shape
 
 WARM_UP = 2
 

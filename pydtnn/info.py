@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn import __version__
+from pydtnn.utils.command import printing
 from pydtnn.utils.errors import printable
-from pydtnn.utils.machine import cpu_name
-from pydtnn.utils.output import printing
-from pydtnn.utils.threads import default_threads
+from pydtnn.utils.machine import cpu_name, default_threads
 
 PACKAGES = (
     "numpy",

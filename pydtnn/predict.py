@@ -16,10 +16,10 @@ from pydtnn.data.images import MODES, Decoder
 from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load
+from pydtnn.utils.command import printing
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.files import read_file
-from pydtnn.utils.output import printing
-from pydtnn.utils.own_code import import_object
+from pydtnn.utils.imports import import_object
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,10 +25,10 @@ from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
+from pydtnn.utils.command import discard
 from pydtnn.utils.errors import EXPLAINED, AgreedError, Interrupted, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.observer import phase
-from pydtnn.utils.output import discard
 from pydtnn.utils.terminal import terminal_of
 
 if TYPE_CHECKING:
@@ -197,9 +197,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     from pydtnn.comm.cores import shared_gpu, threads_per_rank
     from pydtnn.tracing.writing import check_folder
     from pydtnn.training.examination import examine
-    from pydtnn.utils.machine import cpu_model
-    from pydtnn.utils.text_table import align
-    from pydtnn.utils.threads import limit_blas_threads
+    from pydtnn.utils.machine import cpu_model, limit_blas_threads
+    from pydtnn.utils.units import align
 
     _log.debug("imports: %.2f s", clock.now() - begin)
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})

@@ -13,7 +13,7 @@ import pytest
 
 from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
-from pydtnn.utils.threads import limit_blas_threads
+from pydtnn.utils.machine import limit_blas_threads
 from tests import gpu, launch, simulated
 from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
 from tests.groups import Groups

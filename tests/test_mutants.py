@@ -21,7 +21,7 @@ def test_every_mutant_replaces_one_place_and_names_a_test(name: str) -> None:
 def test_the_runner_tells_killed_mutants_from_survivors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    units, test, kilo = "pydtnn/utils/sizes.py", "tests/utils/test_sizes.py", '"k": 1'
+    units, test, kilo = "pydtnn/utils/units.py", "tests/utils/test_units.py", '"k": 1'
     monkeypatch.setattr(
         mutants,
         "MUTANTS",

@@ -131,7 +131,7 @@ def test_a_layer_of_a_file_is_imported_only_if_it_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("from pydtnn.layers import Identity\nclass Own(Identity): pass\n")
-    from pydtnn.utils.own_code import import_object
+    from pydtnn.utils.imports import import_object
 
     own = import_object("own.py:Own", "test")
     save_model(digits(own()), "m.pydtnn")

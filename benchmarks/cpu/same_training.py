@@ -41,7 +41,7 @@ from pydtnn.models import create_net
 from pydtnn.optimizers import get_optimizer
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.threads import default_threads
+from pydtnn.utils.machine import default_threads
 
 REPEATED = 10
 """Steps that are repeated."""

@@ -17,7 +17,7 @@ from pydtnn.model import Model
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils import clock
 from pydtnn.utils.files import unwritable
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import whole
 
 # Event files of TensorBoard: curves, histograms, the graph of layers, hyper-parameters.

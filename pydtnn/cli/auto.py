@@ -37,7 +37,7 @@ from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import plain_yaml
-from pydtnn.utils.sizes import parse_size
+from pydtnn.utils.units import parse_size
 
 WORTH = 1.05
 """Time of the best uniform plan over that of one that cuts layers differently, to use the latter:

@@ -52,7 +52,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
 from pydtnn.utils.registry import Found
-from pydtnn.utils.sizes import parse_size
+from pydtnn.utils.units import parse_size
 
 BALANCED = "balanced"
 """Value of `class_weights` in `--loss-options` for weights of the training set."""

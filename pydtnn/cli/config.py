@@ -21,8 +21,8 @@ from pydtnn.cli.options import (
 )
 from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.utils.machine import MOST_THREADS
 from pydtnn.utils.names import key_of
-from pydtnn.utils.threads import MOST_THREADS
 
 
 @dataclass(frozen=True)

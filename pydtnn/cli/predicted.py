@@ -14,7 +14,7 @@ from pydtnn.perfmodel.strategy import SCHEMES, Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.machine import recent_peak_memory, resident_memory, restart_peak
-from pydtnn.utils.sizes import parse_size
+from pydtnn.utils.units import parse_size
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pydtnn.info import collect
 from pydtnn.utils.clock import VIRTUAL_SECONDS
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import peak_memory
-from pydtnn.utils.text_table import align
+from pydtnn.utils.units import align
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job

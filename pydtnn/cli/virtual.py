@@ -12,8 +12,8 @@ from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.text_table import align
-from pydtnn.utils.threads import cores_here
+from pydtnn.utils.machine import cores_here
+from pydtnn.utils.units import align
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job

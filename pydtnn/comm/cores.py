@@ -7,8 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.utils.machine import cpu_quotas
-from pydtnn.utils.threads import cores_here, requested_threads
+from pydtnn.utils.machine import cores_here, cpu_quotas, requested_threads
 
 
 def shared_gpu(comm: Communicator, xp: Any) -> str:

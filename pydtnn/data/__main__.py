@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
 from pydtnn.utils.command import Parser, run_subcommand
-from pydtnn.utils.sizes import parse_size
-from pydtnn.utils.threads import default_threads
+from pydtnn.utils.machine import default_threads
+from pydtnn.utils.units import parse_size
 
 EXAMPLES = """examples:
   python -m pydtnn.data pack pictures --output shards

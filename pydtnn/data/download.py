@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydtnn.utils.files import user_cache
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 VARIABLE = "PYDTNN_DATA"
 """Environment variable with the path of the data folder."""

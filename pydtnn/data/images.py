@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.statistics import Statistics
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import number, whole
 
 # Decoding of PNG and JPEG images with Pillow, to pixels of one size.

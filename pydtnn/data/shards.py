@@ -20,8 +20,7 @@ from pydtnn.data.download import data_folder
 from pydtnn.data.folder import TRAIN
 from pydtnn.data.images import Decoder, EncodedImages, given_statistics
 from pydtnn.data.order import window_permutation
-from pydtnn.utils.files import open_file, path_inside, read_file, write_file
-from pydtnn.utils.json_object import parse_object
+from pydtnn.utils.files import open_file, parse_object, path_inside, read_file, write_file
 from pydtnn.utils.validate import truth, whole
 
 INDEX, VERSION, SUFFIX = "index.json", 1, ".tar"

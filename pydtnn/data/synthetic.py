@@ -30,7 +30,7 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import below
 from pydtnn.data.statistics import Statistics, pixel_statistics
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 NAMES = tuple("0123456789")
 

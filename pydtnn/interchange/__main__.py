@@ -22,7 +22,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
 from pydtnn.utils.command import Parser, run_subcommand
-from pydtnn.utils.sizes import parse_shape
+from pydtnn.utils.units import parse_shape
 
 ONNX = ".onnx"
 

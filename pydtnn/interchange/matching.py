@@ -12,7 +12,7 @@ import numpy as np
 from pydtnn.interchange.slots import PROJECTION, Slot
 from pydtnn.layers.base import Shape
 from pydtnn.utils.names import some
-from pydtnn.utils.text_table import align
+from pydtnn.utils.units import align
 
 # Names that torchvision, timm and Hugging Face give to the arrays of networks of `pydtnn.models`.
 #

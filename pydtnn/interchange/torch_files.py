@@ -29,8 +29,8 @@ from pydtnn.interchange.matching import Stored, split
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import decode, encode
 from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.imports import import_optional
 from pydtnn.utils.names import some
-from pydtnn.utils.optional import import_optional
 
 Buffer = bytes | memoryview
 

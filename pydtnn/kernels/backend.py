@@ -13,8 +13,8 @@ import numpy as np
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner, create_autotuner
 from pydtnn.kernels.reference.family import Array
+from pydtnn.utils.machine import MOST_THREADS, default_threads
 from pydtnn.utils.names import unknown
-from pydtnn.utils.threads import MOST_THREADS, default_threads
 from pydtnn.utils.validate import whole
 
 BACKENDS = ("cpu", "cuda", "numpy")

@@ -28,9 +28,8 @@ from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.stage import Stage, create_stage
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import LoadReport, Whole, checksum
-from pydtnn.utils.names import NotCallable
+from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
-from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 

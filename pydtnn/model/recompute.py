@@ -26,7 +26,7 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.layers.recomputed import Value
 from pydtnn.layers.repeatable import Repeatable
-from pydtnn.utils.selection import matches, prefixes, select
+from pydtnn.utils.names import matches, prefixes, select
 
 # Where the order of execution is cut into segments that backward recomputes.
 #

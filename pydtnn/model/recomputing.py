@@ -20,7 +20,7 @@ from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.recompute import Cuts, Segments, cut, named_cuts
 from pydtnn.model.stage import Stage
 from pydtnn.utils.observer import Observer
-from pydtnn.utils.text_table import quantity
+from pydtnn.utils.units import quantity
 from pydtnn.utils.validate import whole
 
 AUTO = "auto"

@@ -17,7 +17,7 @@ from pydtnn.model.graph import Graph
 from pydtnn.model.memory import Memory, Network, forecast_memory
 from pydtnn.model.recompute import cut
 from pydtnn.utils.split import even_cut
-from pydtnn.utils.text_table import align, quantity
+from pydtnn.utils.units import align, quantity
 from pydtnn.utils.validate import whole
 
 

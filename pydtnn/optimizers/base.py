@@ -310,7 +310,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         Coefficient passed to the rule as `decay` for parameters with weight decay; biases and the
         parameters of norms have none. Cannot be changed once the optimizer is bound.
     groups : mapping of str to mapping, optional
-        For patterns of names of parameters, layers or blocks (`pydtnn.utils.selection.select`), a
+        For patterns of names of parameters, layers or blocks (`pydtnn.utils.names.select`), a
         factor on the learning rate and another weight decay: ``{"head": {"lr_factor": 10}, "*.bn?":
         {"weight_decay": 0}}``. The first matching pattern applies.
     clip_norm : float, optional

@@ -7,12 +7,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pydtnn.layers.parameters import Entry
-from pydtnn.utils.names import unknown
-from pydtnn.utils.selection import matches, select
+from pydtnn.utils.names import matches, select, unknown
 from pydtnn.utils.validate import number
 
 Options = Mapping[str, Mapping[str, float]]
-"""For each pattern of names, see `pydtnn.utils.selection.select`, the options of its group."""
+"""For each pattern of names, see `pydtnn.utils.names.select`, the options of its group."""
 
 KEYS = ("lr_factor", "weight_decay")
 

@@ -6,7 +6,7 @@ from pydtnn.perfmodel.oracle.diagnosis import bottleneck
 from pydtnn.perfmodel.projection import Projection, Projector
 from pydtnn.perfmodel.search import Found, describe, search
 from pydtnn.utils import plain_yaml
-from pydtnn.utils.text_table import align, quantity
+from pydtnn.utils.units import align, quantity
 
 FEW = 5
 """Strategies that are listed."""

@@ -25,7 +25,7 @@ from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.perfmodel.virtual.communicator import VirtualCommunicator
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
-from pydtnn.utils.text_table import align, quantity
+from pydtnn.utils.units import align, quantity
 
 WHO = "predict"
 

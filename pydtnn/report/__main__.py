@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from pydtnn.report import Step, read_runs, render
+from pydtnn.utils.command import printing
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.files import write_file
-from pydtnn.utils.output import printing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

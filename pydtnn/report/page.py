@@ -15,7 +15,7 @@ from pydtnn.report.scaling import predicted, scaling
 from pydtnn.report.section import Section
 from pydtnn.report.steps import steps
 from pydtnn.report.timeline import timeline
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 TEMPLATES = Path(__file__).parent / "templates"
 

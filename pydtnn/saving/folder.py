@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pydtnn.saving.weights import WEIGHTS
-from pydtnn.utils.files import flush_directory, unwritable
-from pydtnn.utils.folder import SUMS, fill_folder, read_folder
+from pydtnn.utils.files import SUMS, fill_folder, flush_directory, read_folder, unwritable
 from pydtnn.utils.names import some
 
 MODEL = "model.json"

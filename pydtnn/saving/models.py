@@ -33,7 +33,7 @@ from pydtnn.saving.weights import (
     encode_weights,
 )
 from pydtnn.utils.errors import describe
-from pydtnn.utils.json_object import parse_object
+from pydtnn.utils.files import parse_object
 from pydtnn.utils.names import some
 
 RAW = ("uint8", "float16", "float32", "float64")

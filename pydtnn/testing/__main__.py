@@ -19,11 +19,10 @@ from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
 from pydtnn.testing.plan_case import PlanReport
 from pydtnn.testing.scheme import SchemeReport
-from pydtnn.utils.command import Parser
+from pydtnn.utils.command import Parser, printing
 from pydtnn.utils.errors import describe, requested_traceback
-from pydtnn.utils.output import printing
-from pydtnn.utils.own_code import import_object
-from pydtnn.utils.sizes import parse_shape
+from pydtnn.utils.imports import import_object
+from pydtnn.utils.units import parse_shape
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from pydtnn.tracing.analysis import (
 )
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
-from pydtnn.utils.text_table import align, quantity
+from pydtnn.utils.units import align, quantity
 
 COLUMNS = 100
 """Maximum length of a line, in characters."""

@@ -20,7 +20,7 @@ from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import write_file
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import number, whole
 
 WINDOW = 10

@@ -22,8 +22,8 @@ from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
+from pydtnn.utils.arguments import enclose, represent
 from pydtnn.utils.observer import Observer, combine, phase
-from pydtnn.utils.represent import enclose, represent
 
 
 @dataclass(frozen=True)

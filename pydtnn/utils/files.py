@@ -1,15 +1,24 @@
-"""Reading and writing of files: reads never block, and writes are atomic."""
+"""Reading and writing of files and folders: reads never block, and writes are atomic.
+
+Checkpoints and saved models are folders of files with checksums, in the format of ``sha256sum
+--check``, with a JSON object that has a format number.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+SUMS = "SHA256SUMS"
+"""Name of the file with the checksums of a folder."""
 
 _NUMBER = re.compile(r"[0-9a-f]{32}")  # of a file that is not complete yet
 
@@ -200,3 +209,71 @@ def _irregular(who: str, path: str | Path, kind: str) -> OSError:
 
 def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
+
+
+def fill_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Create a folder with files and their checksums, and flush it to disk."""
+    sums = "".join(f"{_digest(data)}  {name}\n" for name, data in files.items())
+    path.mkdir()
+    for name, data in {**files, SUMS: sums.encode()}.items():
+        write_through(path / name, data)
+    flush_directory(path)
+
+
+def read_folder(path: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Read files of a folder and compare them with their checksums.
+
+    Raises
+    ------
+    ValueError
+        If a file is missing, cannot be read or has changed.
+    """
+    text = _read(path, SUMS).decode(errors="replace")
+    sums = {
+        name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())
+    }
+    files = {name: _read(path, name) for name in names}
+    for name, data in files.items():
+        if sums.get(name) != _digest(data):
+            raise ValueError(f"{name} does not match its checksum")
+    return files
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        return read_file("it", path / name)
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({str(error).removeprefix('it: ')})") from error
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def parse_object(data: bytes, name: str, version: int) -> dict[str, Any]:
+    """Return the object in a file's content.
+
+    Parameters
+    ----------
+    data : bytes
+    name : str
+        Name of the file, for errors.
+    version : int
+        Required value of "format".
+
+    Raises
+    ------
+    ValueError
+        If it is not a JSON object, or has another format.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{name} cannot be parsed ({reason})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} must contain an object")
+    found = content.get("format")
+    if type(found) is not int or found != version:
+        raise ValueError(f"its format must be {version} for this version of pydtnn, got {found}")
+    return content

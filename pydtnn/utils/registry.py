@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from pydtnn.utils.imports import import_object
 from pydtnn.utils.names import foreign_value, key_of, unknown
-from pydtnn.utils.own_code import import_object
 
 T = TypeVar("T")
 

@@ -1,9 +1,58 @@
-"""Physical quantities as text: a number and its unit, in both directions."""
+"""Quantities, sizes and shapes as text, in both directions, and tables of them."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(who: str, text: str) -> int:
+    """Return the bytes of a size such as "2GiB", "500 MB" or "1.5G".
+
+    Parameters
+    ----------
+    who : str
+        First word of the error.
+    text : str
+        A number with a unit: B, or K, M, G, T with B (powers of 1000), with iB or alone (powers of
+        1024). Without a unit, bytes.
+
+    Raises
+    ------
+    ValueError
+
+    Examples
+    --------
+    >>> parse_size("limit", "1.5 KiB"), parse_size("limit", "2kB"), parse_size("limit", "3M")
+    (1536, 2000, 3145728)
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?b)?", text.strip().lower())
+    size = 0
+    if found is not None and (found[2] or found[3] != "ib"):
+        base = 1000 if found[3] == "b" else 1024
+        size = round(float(found[1]) * base ** _POWERS[found[2]])
+    if not size:
+        raise ValueError(f"{who}: expected a size such as 500MiB or 2GiB, got {text!r}")
+    return size
+
+
+def parse_shape(who: str, text: str) -> tuple[int, ...]:
+    """Return the shape of a sample, of which the numbers are separated by commas, or by "x".
+
+    >>> parse_shape("--shape", "224,224,3"), parse_shape("--shape", "8x8")
+    ((224, 224, 3), (8, 8))
+
+    Raises
+    ------
+    ValueError
+    """
+    if not re.fullmatch(r"[1-9]\d{,8}(?:[x,] ?[1-9]\d{,8})*", text.strip()):
+        raise ValueError(f"{who}: expected a shape such as 224,224,3, got {text!r}")
+    return tuple(map(int, re.findall(r"\d+", text)))
+
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -99,3 +148,33 @@ def _example(unit: str) -> str:
 
 def _shown(value: object) -> str:
     return "nothing" if value is None else str(value)
+
+
+def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Pad the cells of each column to its widest; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def quantity(value: float, base: int, unit: str = "") -> str:
+    """Format a number with three digits and a prefix.
+
+    >>> quantity(81_900_000, 1000) + "flop"
+    '81.9 Mflop'
+    >>> quantity(1536, 1024, "B")
+    '1.50 KiB'
+    """
+    for prefix in ("", "K", "M", "G", "T"):
+        if value < base or prefix == "T":
+            break
+        value /= base
+    if not prefix:
+        return f"{value:.0f} {unit}"
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {prefix}{'i' * (base == 1024)}{unit}"

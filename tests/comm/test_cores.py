@@ -7,7 +7,7 @@ import pytest
 import pydtnn.comm.cores
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.serial import Serial
-from pydtnn.utils import threads
+from pydtnn.utils import machine
 
 
 class Described(Serial):
@@ -76,4 +76,4 @@ def test_omp_num_threads_wins(monkeypatch, wish):
 
 
 def test_one_rank_takes_what_a_process_takes():
-    assert threads_per_rank(Serial()) == threads.default_threads()
+    assert threads_per_rank(Serial()) == machine.default_threads()

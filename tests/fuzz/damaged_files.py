@@ -75,8 +75,8 @@ from pydtnn.training.checkpoint.content import ARRAYS, STATE, write_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED
-from pydtnn.utils.folder import fill_folder
-from pydtnn.utils.own_code import import_object
+from pydtnn.utils.files import fill_folder
+from pydtnn.utils.imports import import_object
 from tests.data.image_files import write_images
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage

@@ -17,7 +17,7 @@ from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
 from pydtnn.saving.models import FORMAT
 from pydtnn.saving.weights import WEIGHTS, load_weights
-from pydtnn.utils.folder import SUMS, fill_folder
+from pydtnn.utils.files import SUMS, fill_folder
 from tests.saving.networks import residual
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydtnn.comm.schedules.check import carry_out, contributions, unite
 from pydtnn.comm.schedules.steps import Message, Part, Timeline
 from pydtnn.utils.files import write_file
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 WIDEST = 16
 """Maximum number of ranks with a column each; with more, each round is summarised in a line."""

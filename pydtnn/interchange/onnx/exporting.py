@@ -14,7 +14,7 @@ from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Embedding
 from pydtnn.utils.files import write_file
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 if TYPE_CHECKING:
     from pydtnn.model import Model

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.layers.base import Shape
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 OLDEST = 7
 """First opset whose operators are read."""

@@ -27,7 +27,7 @@ from pydtnn.layers.node import Outputs
 from pydtnn.model import Model
 from pydtnn.saving.weights import check_numbers
 from pydtnn.utils.files import read_file
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import truth
 
 WHO = "import_onnx"

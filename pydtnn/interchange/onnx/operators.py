@@ -17,7 +17,7 @@ from pydtnn import layers
 from pydtnn.layers import Layer
 from pydtnn.layers.base import Shape
 from pydtnn.layers.window import resolve_padding
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 
 class Draft:

@@ -17,7 +17,7 @@ from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, als
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import StageCut, cut_stages
-from pydtnn.utils.selection import matches
+from pydtnn.utils.names import matches
 
 
 def partition(

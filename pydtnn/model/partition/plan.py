@@ -8,8 +8,7 @@ from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.files import read_file
-from pydtnn.utils.names import SuggestsNames, unknown
-from pydtnn.utils.selection import matches, select
+from pydtnn.utils.names import SuggestsNames, matches, select, unknown
 
 NAMES = ("filter", "channel", "alternate", "spatial", "width", "data")
 """The strategies of single layers."""
@@ -24,7 +23,7 @@ class Plan(SuggestsNames):
     Parameters
     ----------
     rules : mapping of str to mapping or list
-        For patterns of names of layers or blocks (`pydtnn.utils.selection.select`), the axis of the
+        For patterns of names of layers or blocks (`pydtnn.utils.names.select`), the axis of the
         mesh for each strategy: ``{"stage1": {"spatial": "model"}, "*": {"filter": "model"}}``. The
         first pattern that matches a layer applies. An empty mapping leaves layers whole. For
         "pipeline", the layers or blocks with which the stages but the first begin:

@@ -9,7 +9,7 @@ from typing import Any
 from pydtnn.comm.schedules.picture import FORMATS, INK, LINE, QUIET, STYLE
 from pydtnn.parallel.pipeline.check import Event, Timeline, source_of
 from pydtnn.utils.files import write_file
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 
 def text(name: str, done: Timeline) -> str:

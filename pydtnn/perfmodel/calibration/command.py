@@ -12,9 +12,9 @@ from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.perfmodel.calibration.calibrate import calibrate, describe
 from pydtnn.perfmodel.platform import Platform, platform_names
+from pydtnn.utils.command import printing
 from pydtnn.utils.errors import EXPLAINED, AgreedError, requested_traceback
 from pydtnn.utils.errors import describe as describe_error
-from pydtnn.utils.output import printing
 
 WHO = "calibrate"
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
-from pydtnn.utils.files import read_file, write_file
-from pydtnn.utils.json_object import parse_object
+from pydtnn.utils.files import parse_object, read_file, write_file
 from pydtnn.utils.validate import whole
 
 FORMAT = 2

@@ -31,7 +31,7 @@ from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
-from pydtnn.utils.text_table import align
+from pydtnn.utils.units import align
 
 WIDTH = 160
 """Columns where the output is not a terminal."""

@@ -15,7 +15,7 @@ from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.utils.command import Parser
 from pydtnn.utils.names import unknown
-from pydtnn.utils.sizes import parse_shape
+from pydtnn.utils.units import parse_shape
 
 EXAMPLES = """examples:
   python -m pydtnn.oracle --model resnet50 --shape 224,224,3 --platform cpu-10gbit \\

@@ -10,7 +10,7 @@ from typing import Any
 from pydtnn.perfmodel.oracle.ranking import Entry, best
 from pydtnn.perfmodel.oracle.what_if import Sweep
 from pydtnn.utils.files import write_file
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 COLORS = (
     *("#3470b5", "#d9693a", "#2a9a7c", "#a94fae", "#cf9a1f", "#7fa52f", "#cf4a75", "#6a5cc0"),

@@ -9,7 +9,7 @@ from pydtnn.perfmodel.oracle.ranking import Entry, best
 from pydtnn.perfmodel.projection import Projection
 from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.timing import LayerTime
-from pydtnn.utils.text_table import align
+from pydtnn.utils.units import align
 
 HEADER = (
     *("ranks", "strategy", "step", "epoch", "compute", "exposed", "loader", "update"),

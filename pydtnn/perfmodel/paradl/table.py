@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pydtnn.perfmodel.paradl.case import Case, Projection
 from pydtnn.perfmodel.paradl.corrected import CORRECTIONS
 from pydtnn.perfmodel.paradl.projection import project
-from pydtnn.utils.text_table import align
+from pydtnn.utils.units import align
 
 COLUMNS = ("memory/B", "compute/s", "messages/s", "epoch/s", "rank min")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydtnn.tracing.exports.chrome import threads, transitions
 from pydtnn.tracing.timeline import Activity, Message, Timeline
+from pydtnn.utils.imports import import_optional
 from pydtnn.utils.observer import Kind
-from pydtnn.utils.optional import import_optional
 
 COMPLETED, NESTED, POSTED = range(3)
 """Order of events at the same time: messages are posted and completed inside of calls."""

@@ -17,9 +17,7 @@ import numpy as np
 from pydtnn import __version__
 from pydtnn.saving.weights import decode, encode
 from pydtnn.training.callback import Training
-from pydtnn.utils.files import flush_directory, unwritable
-from pydtnn.utils.folder import fill_folder, read_folder
-from pydtnn.utils.json_object import parse_object
+from pydtnn.utils.files import fill_folder, flush_directory, parse_object, read_folder, unwritable
 
 ARRAYS, STATE = "arrays.safetensors", "state.json"
 

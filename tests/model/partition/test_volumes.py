@@ -21,7 +21,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.utils.text_table import quantity
+from pydtnn.utils.units import quantity
 
 N, H, W = 3, 8, 6
 S = 4  # bytes per value

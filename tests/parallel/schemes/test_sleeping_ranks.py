@@ -23,7 +23,7 @@ from pydtnn.training.progress import ProgressBar
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.errors import RankError
-from pydtnn.utils.own_code import import_object
+from pydtnn.utils.imports import import_object
 from tests.parallel.schemes.course import BATCH as BATCH_OF_COURSE
 from tests.parallel.schemes.course import data as data_of_course
 from tests.parallel.schemes.course import trainer_of

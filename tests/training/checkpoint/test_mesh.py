@@ -18,7 +18,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.folder import SUMS
+from pydtnn.utils.files import SUMS
 from tests.small_mesh import Axes, assert_equal_states, mesh_fit, mesh_trainer, on_ranks
 
 MESHES: dict[str, Axes | None] = {

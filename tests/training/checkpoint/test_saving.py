@@ -17,7 +17,7 @@ from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.utils import folder as checked
+from pydtnn.utils import files
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer, trained
 
@@ -47,7 +47,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
         if path.name == file:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checked, "write_through", full)
+    monkeypatch.setattr(files, "write_through", full)
     trainer.optimizer.iterations += 1
     with pytest.raises(AgreedError) as caught:
         save_checkpoint(tmp_path, trainer)
@@ -131,7 +131,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from pydtnn.callbacks import Callback
 from pydtnn.training.checkpoint import content, save_checkpoint
-from pydtnn.utils import folder as checked
+from pydtnn.utils import files
 from tests.small_training import small_trainer
 
 def killed(path, data):
@@ -142,7 +142,7 @@ def killed(path, data):
 trainer = small_trainer()
 save_checkpoint(sys.argv[1], trainer)
 trainer.optimizer.iterations += 1
-checked.write_through = killed
+files.write_through = killed
 save_checkpoint(sys.argv[1], trainer)
 """
 

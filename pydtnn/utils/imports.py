@@ -1,14 +1,43 @@
-"""Import of user code named on the command line as ``path/to/file.py:name``."""
+"""Imports at run time: of packages that may be missing, and of user code in a file."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pydtnn.utils.errors import describe
 from pydtnn.utils.names import unknown
+
+
+def import_optional(module: str, package: str, who: str) -> Any:
+    """Import a module of a package that may not be installed.
+
+    Parameters
+    ----------
+    module : str
+        Such as "matplotlib.figure".
+    package : str
+        Name for pip, or several names with spaces.
+    who : str
+        First words of the error.
+
+    Raises
+    ------
+    ImportError
+        With the command that installs the package.
+    """
+    try:
+        import_module(module.partition(".")[0])
+        return import_module(module)
+    except ImportError as error:
+        them = "them" if " " in package else "it"
+        raise ImportError(
+            f"{who} requires {' and '.join(package.split())}; install {them} with: pip install "
+            f"{package}"
+        ) from error
 
 
 def import_object(where: str, who: str) -> Any:

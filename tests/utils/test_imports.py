@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.imports import import_optional
 
 
 def test_a_module_of_an_installed_package_is_returned() -> None:

@@ -19,13 +19,12 @@ ROOMS = ("training", "callbacks", "tracing", "comm", "cli")
 """Packages whose times are those of the run."""
 
 REAL = {
-    "training/tuning.py": "kernels are timed",
-    "comm/waiting.py": "sleep between the tests of a wait",
+    "training/examination.py": "kernels are timed",
     "comm/watchdog.py": "waits of processes",
     "comm/monitor": "waits of processes",
     "comm/supervision.py": "ranks without the monitor process, signals that some have received",
     "comm/signals.py": "a second signal",
-    "comm/attendance.py": "ranks that have ended",
+    "comm/meeting.py": "ranks that have ended",
 }
 """Modules that read the time of the machine, and what they measure."""
 

@@ -106,8 +106,8 @@ MUTANTS = {
     # lifetimes of arrays
     "a sum over the gradient that the caller passes": Mutant(
         "pydtnn/model/execution.py",
-        "sums.add(node, _regular(graph, g), new=False)",
-        "sums.add(node, _regular(graph, g), new=True)",
+        "sums.add(node, _in_model_dtype(graph, g), new=False)",
+        "sums.add(node, _in_model_dtype(graph, g), new=True)",
         "tests/model/test_graph.py::"
         "test_gradients_of_outputs_that_other_layers_read_are_not_overwritten",
     ),

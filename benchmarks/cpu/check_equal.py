@@ -25,7 +25,7 @@ from pydtnn.callbacks import CheckEqual
 from pydtnn.comm import Communicator, create_communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.training.equality.check import SAMPLES
+from pydtnn.training.equality.check import TIMED_STEPS
 
 
 class Timed(CheckEqual):
@@ -57,7 +57,7 @@ class Timed(CheckEqual):
 def measure(comm: Communicator, name: str, threads: int, steps: int) -> str:
     """Return the row of one model."""
     work, check = WORK[name], Timed()
-    steps += SAMPLES + 2
+    steps += TIMED_STEPS + 2
     x, y = work.data()
     repeats = steps * comm.size
     data = ArrayDataset(np.tile(x, (repeats, 1, 1, 1)), np.tile(y, repeats), classes=work.classes)

@@ -300,7 +300,7 @@ NAMES_100 = {"fine": tuple(_FINE.split()), "coarse": tuple(_COARSE.split())}
 
 SIDE, CHANNELS = 32, 3
 PIXELS = CHANNELS * SIDE * SIDE
-CHUNK = 100  # images that fit in the cache while their planes are interleaved
+CHUNK_IMAGES = 100  # images that fit in the cache while their planes are interleaved
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 LAYOUTS_10 = (
@@ -429,8 +429,8 @@ def _dataset(
     x = np.empty((len(labels), SIDE, SIDE, CHANNELS), np.uint8)
     first = 0
     for pixels, _ in files:
-        for start in range(0, len(pixels), CHUNK):
-            planes = pixels[start : start + CHUNK].reshape(-1, CHANNELS, SIDE, SIDE)
+        for start in range(0, len(pixels), CHUNK_IMAGES):
+            planes = pixels[start : start + CHUNK_IMAGES].reshape(-1, CHANNELS, SIDE, SIDE)
             # Three times faster than one transposed copy with an inner loop of length C.
             for c in range(CHANNELS):
                 x[first : first + len(planes), ..., c] = planes[:, c]

@@ -195,7 +195,7 @@ def _simplejpeg() -> Any:
 
 Array = NDArray[Any]
 
-SMALL = 48 * 48
+MAX_SERIAL_PIXELS = 48 * 48
 """Pixels of images that are decoded by one thread at a time: decoding them takes less time than
 threads lose when they hand Python's interpreter lock to one another for every image."""
 
@@ -245,7 +245,7 @@ class EncodedImages(Dataset):
         if statistics is not None and like is None:
             self.statistics = statistics
         height, width = self.input_shape[:2]
-        self._turn = threading.Lock() if height * width <= SMALL else nullcontext()
+        self._turn = threading.Lock() if height * width <= MAX_SERIAL_PIXELS else nullcontext()
         known = like is not None or statistics is not None
         self.examined = known and decode.size is not None and not check
 

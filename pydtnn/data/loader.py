@@ -31,7 +31,7 @@ from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
 from pydtnn.utils.validate import whole
 
-ROWS = 1024
+SAMPLES_PER_READ = 1024
 """Samples that are read at once."""
 
 
@@ -69,8 +69,9 @@ def balanced_weights(dataset: Dataset) -> np.ndarray:
             f"with classes {dataset.classes}; compute the weights from its targets"
         )
     counts = np.zeros(dataset.classes, np.int64)
-    for start in range(0, len(dataset), ROWS):
-        targets = dataset.read_targets(np.arange(start, min(start + ROWS, len(dataset))))
+    for start in range(0, len(dataset), SAMPLES_PER_READ):
+        rows = np.arange(start, min(start + SAMPLES_PER_READ, len(dataset)))
+        targets = dataset.read_targets(rows)
         counts += np.bincount(np.asarray(targets), minlength=len(counts))
     present = np.count_nonzero(counts)
     return np.where(counts > 0, counts.sum() / (max(present, 1) * np.maximum(counts, 1)), 1.0)

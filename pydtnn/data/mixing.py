@@ -26,7 +26,7 @@ from pydtnn.utils.validate import number
 
 Array = NDArray[Any]
 
-NODES = 8193
+QUANTILE_NODES = 8193
 """Tabulated quantiles of a distribution."""
 
 
@@ -43,7 +43,7 @@ def beta_quantiles(alpha: float) -> tuple[Array, Array]:
 
     Returns
     -------
-    probabilities, quantiles : ndarray of float64, shape ``(NODES,)``
+    probabilities, quantiles : ndarray of float64, shape ``(QUANTILE_NODES,)``
         Both increase from 0 to 1.
 
     Examples
@@ -53,7 +53,7 @@ def beta_quantiles(alpha: float) -> tuple[Array, Array]:
     0.2
     """
     end = 40 / alpha + np.sqrt(160 / alpha)  # the density is below 1e-15 of its maximum
-    z = np.linspace(-end, end, NODES)
+    z = np.linspace(-end, end, QUANTILE_NODES)
     log = np.log1p(np.exp(-abs(z)))
     density = np.exp(-alpha * (abs(z) + 2 * log - 2 * np.log(2)))
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

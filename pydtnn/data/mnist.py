@@ -87,7 +87,7 @@ def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
     return struct.unpack(f">{dimensions}I", header[4:])
 
 
-SIDE = 28
+IMAGE_SIDE = 28
 NAMES = tuple("0123456789")
 FILES = (
     "train-images-idx3-ubyte",
@@ -125,10 +125,11 @@ def load_mnist(
     parts: list[Dataset] = []
     for images_path, labels_path in (paths[:2], paths[2:]):
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-        if images.shape[1:] != (SIDE, SIDE) or not len(images):
+        if images.shape[1:] != (IMAGE_SIDE, IMAGE_SIDE) or not len(images):
             raise ValueError(
-                f"mnist: {images_path} must contain images of {SIDE} x {SIDE} pixels, got "
-                f"{' x '.join(map(str, images.shape))} in its header; download the file again"
+                f"mnist: {images_path} must contain images of {IMAGE_SIDE} x {IMAGE_SIDE} "
+                f"pixels, got {' x '.join(map(str, images.shape))} in its header; download the "
+                "file again"
             )
         if len(images) != len(labels):
             raise ValueError(

@@ -28,10 +28,10 @@ INDEX, VERSION, SUFFIX = "index.json", 1, ".tar"
 COLUMNS = ("numbers", "labels", "offsets", "sizes")
 """Entries of a shard with a value for each image."""
 
-LARGEST = 2**62
+MAX_NUMBER = 2**62
 """Largest number and length: sums of two of them are int64."""
 
-PART = 4 << 20
+PART_BYTES = 4 << 20
 """Bytes of a shard that are read at once to compare it with its checksum."""
 
 REPAIR = "copy it again, or pack the images again with python -m pydtnn.data pack"
@@ -155,14 +155,14 @@ def _problem_of_shard(shard: Mapping[str, Any], classes: int) -> str:
     name, nbytes, sums = shard["name"], shard["nbytes"], shard["sha256"]
     if not _are(str, [name, sums]) or not name.endswith(SUFFIX):
         return f"expected the name of a file that ends in {SUFFIX}, and a checksum,"
-    if type(nbytes) is not int or not 0 <= nbytes <= LARGEST:
+    if type(nbytes) is not int or not 0 <= nbytes <= MAX_NUMBER:
         return "nbytes must be a number of bytes"
     columns = [shard[key] for key in COLUMNS]
     if not all(_are(int, column) for column in columns) or len({*map(len, columns)}) > 1:
         return f"expected one integer per image in {', '.join(COLUMNS)}"
     if not columns[0]:
         return "expected at least one image"
-    limits = (LARGEST, classes - 1, nbytes, nbytes)
+    limits = (MAX_NUMBER, classes - 1, nbytes, nbytes)
     for key, column, limit in zip(COLUMNS, columns, limits, strict=True):
         if min(column) < 0 or max(column) > limit:
             wrong = min(column) if min(column) < 0 else max(column)
@@ -201,7 +201,7 @@ def compare_shard(who: str, path: Path, shard: ShardFile) -> Iterator[None]:
     """
     digest = hashlib.sha256()
     with open_file(who, path) as file:
-        while part := file.read(PART):
+        while part := file.read(PART_BYTES):
             digest.update(part)
             yield
     if digest.hexdigest() != shard.sha256:
@@ -222,7 +222,7 @@ Array = NDArray[Any]
 
 TEST = "test"
 
-OPEN_FILES = 64
+MAX_OPEN_FILES = 64
 """Files of a data set that are open at once, at most, unless more threads read."""
 
 
@@ -319,7 +319,7 @@ class ShardedImages(EncodedImages):
         self.offset = _joined(shard.offsets for shard in index.shards)[by_number]
         self.nbytes = _joined(shard.sizes for shard in index.shards)[by_number]
         self._place = by_number  # of each sample, counted over all shards
-        self._open = lru_cache(OPEN_FILES)(lambda shard: OpenFile(self.name, self.paths[shard]))
+        self._open = lru_cache(MAX_OPEN_FILES)(lambda shard: OpenFile(self.name, self.paths[shard]))
         labels = _joined(shard.labels for shard in index.shards)[by_number]
         super().__init__(
             decode, labels, index.class_names, like=like, statistics=statistics, check=False

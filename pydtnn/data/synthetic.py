@@ -34,7 +34,7 @@ from pydtnn.utils.imports import import_optional
 
 NAMES = tuple("0123456789")
 
-TRAIN = 1437
+TRAIN_DIGITS = 1437
 """The first four fifths train: the cut of ``train_test_split(test_size=0.2, shuffle=False)``."""
 
 
@@ -49,8 +49,8 @@ def load_digits() -> tuple[Dataset, Dataset]:
     datasets = import_optional("sklearn.datasets", "scikit-learn", "digits")
     images, labels = datasets.load_digits(return_X_y=True)
     x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    train = ArrayDataset(x[:TRAIN], labels[:TRAIN], class_names=NAMES, name="digits")
-    return train, ArrayDataset(x[TRAIN:], labels[TRAIN:], name="digits", like=train)
+    train = ArrayDataset(x[:TRAIN_DIGITS], labels[:TRAIN_DIGITS], class_names=NAMES, name="digits")
+    return train, ArrayDataset(x[TRAIN_DIGITS:], labels[TRAIN_DIGITS:], name="digits", like=train)
 
 
 Array = NDArray[Any]
@@ -58,13 +58,13 @@ Array = NDArray[Any]
 LOWEST, HIGHEST = 0.10, 0.40
 """Middle of the lowest and of the highest band, in cycles per pixel; the limit is 0.5."""
 
-SAMPLES = 10_240
+DEFAULT_SAMPLES = 10_240
 """Default number: the batches of 1, 2, 4, 5, 8 or 10 ranks with 64 samples each divide it."""
 
-SMALLEST = 8
+MIN_IMAGE_SIDE = 8
 """Smallest height and width in pixels: one window."""
 
-MEASURED = 1000
+STATISTICS_SAMPLES = 1000
 """Number of samples for the statistics: sufficient for three digits."""
 
 CONTRAST = (48, 80)  # minimum and maximum; with background and noise all pixels are in 0..255
@@ -100,7 +100,7 @@ class Synthetic(Dataset):
 
     def __init__(
         self,
-        samples: int = SAMPLES,
+        samples: int = DEFAULT_SAMPLES,
         *,
         shape: tuple[int, ...] = (32, 32, 3),
         classes: int = 10,
@@ -123,7 +123,7 @@ class Synthetic(Dataset):
 
     def measure(self) -> Statistics:
         """Compute the statistics from the first samples only, as an estimate for all."""
-        return pixel_statistics(self.read, self.input_shape, min(MEASURED, len(self)))
+        return pixel_statistics(self.read, self.input_shape, min(STATISTICS_SAMPLES, len(self)))
 
     def read(self, indices: Array) -> tuple[Array, Array]:
         labels = np.asarray(indices, np.int64) % self._classes
@@ -147,7 +147,7 @@ class Synthetic(Dataset):
 
 def load_synthetic(
     *,
-    samples: int = SAMPLES,
+    samples: int = DEFAULT_SAMPLES,
     test_samples: int = 2_000,
     shape: tuple[int, ...] = (32, 32, 3),
     classes: int = 10,
@@ -168,10 +168,10 @@ def _check(samples: int, shape: tuple[int, ...], classes: int) -> None:
             "synthetic: samples and classes must be ints and shape three ints, got "
             f"samples {samples!r}, classes {classes!r} and shape {shape!r}"
         )
-    if len(shape) != 3 or min(shape[:2]) < SMALLEST or shape[2] < 1:
+    if len(shape) != 3 or min(shape[:2]) < MIN_IMAGE_SIDE or shape[2] < 1:
         raise ValueError(
-            f"synthetic: shape must be (height, width, channels) with at least {SMALLEST} x "
-            f"{SMALLEST} pixels, got {tuple(shape)}"
+            f"synthetic: shape must be (height, width, channels) with at least {MIN_IMAGE_SIDE} x "
+            f"{MIN_IMAGE_SIDE} pixels, got {tuple(shape)}"
         )
     if classes < 2:
         raise ValueError(f"synthetic: classes must be at least 2, got {classes}")

@@ -17,10 +17,10 @@ from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]
 
-BYTES = 256
+VOCABULARY = 256
 """Different tokens of a text."""
 
-LENGTH = 256
+DEFAULT_LENGTH = 256
 """Tokens of a sample."""
 
 TEST_SHARE = 10
@@ -65,7 +65,7 @@ class TokenDataset(Dataset):
     def __init__(
         self,
         tokens: ArrayLike,
-        length: int = LENGTH,
+        length: int = DEFAULT_LENGTH,
         *,
         classes: int | None = None,
         like: Dataset | None = None,
@@ -110,7 +110,7 @@ class TokenDataset(Dataset):
 def load_text(
     data_dir: str | os.PathLike[str] | None = None,
     *,
-    length: int = LENGTH,
+    length: int = DEFAULT_LENGTH,
     pattern: str | None = None,
 ) -> tuple[Dataset, Dataset]:
     """Read text as bytes; the last tenth is the test set.
@@ -152,7 +152,7 @@ def load_text(
             f"text: expected at least {2 * (length + 1)} bytes, for a sample to train with and one "
             f"to test with, got {len(text)} in {root}"
         )
-    train = TokenDataset(text[:-test], length, classes=BYTES, name="text")
+    train = TokenDataset(text[:-test], length, classes=VOCABULARY, name="text")
     return train, TokenDataset(text[-test:], length, name="text", like=train)
 
 

@@ -48,7 +48,7 @@ class Reports:
         """Return the reports to an observer, None if there is none."""
         return None if observer is None else cls(observer, shards)
 
-    def told(self, run: Pass, kind: Kind, name: str, interrupted: bool = False) -> Pass:
+    def observed(self, run: Pass, kind: Kind, name: str, interrupted: bool = False) -> Pass:
         """Run the pass of a layer as an activity; `interrupted` if others run while it waits."""
         observer = self._observer
         observer.begin(kind, name)
@@ -58,12 +58,12 @@ class Reports:
             pending: Any = None
             while True:
                 try:
-                    asked = run.send(pending)
+                    call = run.send(pending)
                 except StopIteration as end:
                     return end.value
                 observer.end()
                 try:
-                    pending = yield asked
+                    pending = yield call
                 finally:
                     observer.begin(kind, name)
         finally:
@@ -73,7 +73,7 @@ class Reports:
         """Return a function that runs a node again as an activity."""
 
         def again(node: Any, *args: Any) -> Pass:
-            return self.told(run(node, *args), Kind.FORWARD, node.name + RECOMPUTED)
+            return self.observed(run(node, *args), Kind.FORWARD, node.name + RECOMPUTED)
 
         return again
 
@@ -91,13 +91,18 @@ class LatePasses:
     def __init__(self) -> None:
         self._begun: dict[int, tuple[Node, Pass, Any]] = {}
 
-    def begin(self, node: Node, run: Pass) -> Pass:
-        """Run a node to its first collective; return whether it is in progress, and the result."""
+    def begin(self, node: Node, run: Pass, waits: bool) -> Pass:
+        """Run a node, to its first collective if `waits`; return whether it began, and the result.
+
+        A node that has begun has no result yet, see `finish`.
+        """
+        if not waits:
+            return False, (yield from run)
         try:
-            asked = next(run)
+            call = next(run)
         except StopIteration as end:
             return False, end.value
-        self._begun[node.index] = node, run, (yield asked)
+        self._begun[node.index] = node, run, (yield call)
         return True, None
 
     def of_all(self) -> list[Node]:
@@ -121,10 +126,10 @@ class LatePasses:
         _, run, pending = self._begun.pop(node.index)
         while True:
             try:
-                asked = run.send(pending)
+                call = run.send(pending)
             except StopIteration as end:
                 return end.value
-            pending = yield asked
+            pending = yield call
 
 
 def may_be_late(node: Node) -> bool:
@@ -132,13 +137,13 @@ def may_be_late(node: Node) -> bool:
     return node.layer.only_communicates
 
 
-Asked = tuple[Node, Collective]
+CollectiveCall = tuple[Node, Collective]
 """A collective, and the node whose layer asks for it."""
 
-Loop = Generator[Asked, Pending, Any]
+Loop = Generator[CollectiveCall, Pending, Any]
 """Generator that yields collectives, receives them in progress, and returns its result."""
 
-Communicate = Callable[[Sequence[Asked]], Sequence[Pending]]
+Communicate = Callable[[Sequence[CollectiveCall]], Sequence[Pending]]
 """Function that starts the same collective for each of several shards."""
 
 
@@ -168,7 +173,7 @@ def forward_loop(
     if graph.cuts_batch:
         context = replace(context, batch=samples)
     values: list[Value] = [None] * len(graph.nodes)
-    values[: len(inputs)] = [_regular(graph, x) for x in inputs]
+    values[: len(inputs)] = [_in_model_dtype(graph, x) for x in inputs]
     recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
     late = LatePasses()
 
@@ -184,8 +189,8 @@ def forward_loop(
         waits = may_be_late(node) and after_node is None and not segments.parts
         run = _forward_node(graph, node, values, context, samples, joint=joint)
         if reports:
-            run = reports.told(run, Kind.FORWARD, node.name, interrupted=waits)
-        begun, result = (yield from late.begin(node, run)) if waits else (False, (yield from run))
+            run = reports.observed(run, Kind.FORWARD, node.name, interrupted=waits)
+        begun, result = yield from late.begin(node, run, waits)
         if not begun:
             store(node, result)
         del run, result
@@ -210,7 +215,7 @@ def _forward_node(
     kept: Any = None,
     *,
     joint: bool,
-) -> Generator[Asked, Pending, tuple[Value, Saved]]:
+) -> Generator[CollectiveCall, Pending, tuple[Value, Saved]]:
     """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
     layer = node.layer
     xs = [layer.accept(values[i.index]) for i in node.inputs]
@@ -219,11 +224,11 @@ def _forward_node(
     if kept is not None and isinstance(layer, Repeatable):
         result = layer.forward_again(*xs, context=context, kept=kept)
     elif communicates(layer, training=context.training, joint=joint):
-        result = yield from _ask(node, layer.forward_steps(*xs, context=context, joint=joint))
+        result = yield from _calls(node, layer.forward_steps(*xs, context=context, joint=joint))
     else:
         result = layer.forward(*xs, context=context)
-    y, saved = _promised(node, samples, result)
-    return _regular(graph, y), saved
+    y, saved = _checked(node, samples, result)
+    return _in_model_dtype(graph, y), saved
 
 
 def backward_loop(
@@ -254,7 +259,7 @@ def backward_loop(
                 f"Model.backward: expected a gradient of shape {batched(node.shape)}, like the "
                 f"output, got {g.shape}"
             )
-        sums.add(node, _regular(graph, g), new=False)
+        sums.add(node, _in_model_dtype(graph, g), new=False)
     del dy
     pending = iter(buckets)
     bucket = next(pending, None)
@@ -268,8 +273,8 @@ def backward_loop(
             waits = may_be_late(node)
             run = _backward_node(graph, node, residuals, sums, joint=joint)
             if reports:
-                run = reports.told(run, Kind.BACKWARD, node.name, interrupted=waits)
-            yield from late.begin(node, run) if waits else run
+                run = reports.observed(run, Kind.BACKWARD, node.name, interrupted=waits)
+            yield from late.begin(node, run, waits)
             del run
         else:
             sums.take(node)
@@ -289,7 +294,7 @@ def backward_loop(
 
 def _backward_node(
     graph: Graph, node: Node, residuals: list[Saved], sums: _Gradients, *, joint: bool
-) -> Generator[Asked, Pending, None]:
+) -> Generator[CollectiveCall, Pending, None]:
     """Run the backward pass of one node, and add the gradients of its inputs to `sums`."""
     layer, saved = node.layer, residuals[node.index]
     g = layer.accept(sums.take(node))
@@ -298,7 +303,7 @@ def _backward_node(
             steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
         else:
             steps = layer.backward_steps(g, saved, joint=joint)
-        dxs = yield from _ask(node, steps)
+        dxs = yield from _calls(node, steps)
     elif _finishes(node, sums) and isinstance(layer, Finisher):
         dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
     else:
@@ -322,15 +327,15 @@ def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Comm
     return layer.communicates(training=training, joint=joint)
 
 
-def _ask(node: Node, steps: Steps) -> Generator[Asked, Pending, Any]:
+def _calls(node: Node, steps: Steps) -> Generator[CollectiveCall, Pending, Any]:
     """Run a layer's pass; yield each collective together with the node."""
     pending: Any = None
     while True:
         try:
-            asked = steps.send(pending)
+            call = steps.send(pending)
         except StopIteration as end:
             return end.value
-        pending = yield node, asked
+        pending = yield node, call
 
 
 def run_together(
@@ -362,23 +367,23 @@ def run_together(
     results: list[Any] = [None] * len(loops)
     send: Sequence[Any] = [None] * len(loops)  # None starts a generator
     while True:
-        asked: list[Asked] = []
+        calls: list[CollectiveCall] = []
         for position, (loop, pending) in enumerate(zip(loops, send, strict=True)):
             if before:
                 before(position)
             try:
-                asked.append(loop.send(pending))
+                calls.append(loop.send(pending))
             except StopIteration as end:
                 results[position] = end.value
-        if not asked:
+        if not calls:
             return results
         if communicate is None:
             raise ValueError(
-                f"{asked[0][0].name}: this layer exchanges arrays with other ranks; construct the "
+                f"{calls[0][0].name}: this layer exchanges arrays with other ranks; construct the "
                 "model with mesh=Mesh(comm, ...)"
             )
-        send = communicate(asked)
-        del asked
+        send = communicate(calls)
+        del calls
 
 
 def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -410,7 +415,7 @@ def batched(shape: tuple[int, ...]) -> str:
     return f"({', '.join(['n', *map(str, shape)])})"
 
 
-def _promised(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
+def _checked(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
     """Return the result of a layer's forward, if it agrees with that of `build`."""
     kind = type(node.layer).__name__
     if not isinstance(result, tuple) or len(result) != 2:
@@ -450,11 +455,11 @@ def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients)
                     and source not in graph.outputs  # whose gradient has another term
                 )
             )
-            dx = dx if passes else _regular(graph, node.layer.array(dx))
+            dx = dx if passes else _in_model_dtype(graph, node.layer.array(dx))
             sums.add(source, dx, new=node.layer.new_gradient)
 
 
-def _regular(graph: Graph, array: Value) -> Value:
+def _in_model_dtype(graph: Graph, array: Value) -> Value:
     if isinstance(array, Deferred):
         return array
     if isinstance(array, Recomputed):

@@ -256,7 +256,7 @@ def _most_likely(scores: np.ndarray) -> np.ndarray:
     return scores.argmax(axis=-1)
 
 
-PROCESS = 5 << 20
+PROCESS_BYTES = 5 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
 
 
@@ -402,7 +402,7 @@ class Forecast:
             peak=peak,
             pool=pool,
             scratch=extra,
-            resident=held + extra + (PROCESS if model.backend.name != "cuda" else 0),
+            resident=held + extra + (PROCESS_BYTES if model.backend.name != "cuda" else 0),
             sent=everything.sent,
         )
 

@@ -27,7 +27,7 @@ from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.stage import Stage, create_stage
 from pydtnn.model.summary import represent_model, summarize
-from pydtnn.model.whole import LoadReport, Whole, checksum
+from pydtnn.model.whole import LoadReport, WholeArrays, checksum
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import whole
@@ -192,7 +192,7 @@ def example_input(node: Node, shape: Shape, batch: int, rng: np.random.Generator
 COLOURS = (1, 3, 4)
 """Numbers of channels of images."""
 
-SMALLEST = 24
+MIN_IMAGE_HEIGHT = 24
 """Height of the smallest usual images, in pixels: smaller shapes may be feature maps."""
 
 
@@ -206,7 +206,7 @@ def warn_of_channels_first(inputs: Sequence[Node]) -> None:
         if len(node.shape) != 3 or not any(isinstance(n.layer, Conv2d) for n in node.consumers):
             continue
         c, h, w = node.shape
-        if c in COLOURS and h == w >= SMALLEST:
+        if c in COLOURS and h == w >= MIN_IMAGE_HEIGHT:
             warnings.warn(
                 f"Model: input_shape {node.shape} means an image of {c} x {h} pixels and {w} "
                 f"channels; if it has {c} channels, use {(h, w, c)}, and "
@@ -531,10 +531,10 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
                 buffer.write_to(0)
 
     @property
-    def whole(self) -> Whole:
+    def whole(self) -> WholeArrays:
         """Conversion of this rank's arrays to those of the whole network."""
         others = None if self.stage is None else self.stage.shapes
-        return Whole(self.mesh, self.parameters.values(), self.statistics.statistics, others)
+        return WholeArrays(self.mesh, self.parameters.values(), self.statistics.statistics, others)
 
     def _own_state(self) -> dict[str, np.ndarray]:
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}

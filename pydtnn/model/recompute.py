@@ -43,7 +43,7 @@ from pydtnn.utils.names import matches, prefixes, select
 # best segments for a bound of this memory are found by dynamic programming, for several bounds and
 # g; those that are used are chosen by the exact forecast.
 
-TRIALS = 16
+MEMORY_BOUNDS = 16
 """Bounds of the memory for which segments are computed to find the best."""
 
 GRADIENTS = (1, 2, 3)
@@ -152,11 +152,12 @@ class Cuts:
         for gradients in GRADIENTS:
             whole = float(self.backward(len(self._sizes), gradients)[0])
             low, high = 0.0, whole
-            for _ in range(TRIALS):
+            for _ in range(MEMORY_BOUNDS):
                 middle = (low + high) / 2
                 possible = self.below(middle, gradients) is not None
                 low, high = (low, middle) if possible else (middle, high)
-            found += [self.below(bound, gradients) for bound in np.linspace(whole, high, TRIALS)]
+            bounds = np.linspace(whole, high, MEMORY_BOUNDS)
+            found += [self.below(bound, gradients) for bound in bounds]
         return list(dict.fromkeys(cuts for cuts in found if cuts is not None))
 
 

@@ -28,7 +28,7 @@ AUTO = "auto"
 USUAL_BATCH = 32
 """Samples for which memory is compared before the batch size is known."""
 
-ALIKE = 1.02
+MAX_PEAK_RATIO = 1.02
 """Largest ratio of peaks of which the one with less computation is chosen."""
 
 Recompute = int | str | Sequence[str] | None
@@ -119,7 +119,7 @@ class Recomputing:
             tried += [(*(own or (cuts.first,)), *end) for own in tried]
         trials = {own: forecast.memory(own) for own in tried}
         if limit is None:
-            peak = ALIKE * min(memory.peak for memory in trials.values())
+            peak = MAX_PEAK_RATIO * min(memory.peak for memory in trials.values())
             fitting = [own for own in trials if trials[own].peak <= peak]
         else:
             fitting = [own for own in trials if trials[own].resident <= limit]

@@ -24,7 +24,7 @@ from pydtnn.utils.split import even_cuts
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
 """Tags of the messages between stages, beside those of layers (`pydtnn.parallel.mesh`)."""
 
-PIECES = 2
+PARTS_PER_STAGE = 2
 """Parts per stage into which samples are divided in inference."""
 
 
@@ -226,7 +226,7 @@ class Stage:
         check_inputs("Model", xs, model.input_shapes)
         samples = len(xs[0])
         whole = keep or context.training  # batch norm normalises all samples together
-        pieces = 1 if whole else max(min(PIECES * self.count, samples), 1)
+        pieces = 1 if whole else max(min(PARTS_PER_STAGE * self.count, samples), 1)
         cuts = [slice(a, b) for a, b in pairwise(even_cuts(samples, pieces))]
         outputs = [self._backend.empty((samples, *s), self._dtype) for s in self.output_shapes]
         residuals: list[Saved] = []

@@ -66,7 +66,7 @@ def own_samples(layer: Layer, samples: int) -> int:
 
 
 HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
-LEFT = 3
+LEFT_ALIGNED = 3
 """Number of left-aligned columns; the others contain numbers."""
 
 
@@ -176,7 +176,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
                 "ranks with other parts of the network",
             ),
         )
-    table = align([(*HEADINGS, *again.headings, *parts.headings), *rows], LEFT)
+    table = align([(*HEADINGS, *again.headings, *parts.headings), *rows], LEFT_ALIGNED)
     rule = "-" * max(map(len, table))
     return Summary("\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)]))
 

@@ -1,4 +1,4 @@
-"""Whole arrays of a network that is partitioned over the ranks of a mesh.
+"""WholeArrays arrays of a network that is partitioned over the ranks of a mesh.
 
 Arrays outside of training (checkpoints, weights, results) have the names and shapes of the serial
 network, so that they do not depend on the mesh or on how the network is cut.
@@ -20,7 +20,7 @@ from pydtnn.layers.statistics import RUNNING, Statistic
 from pydtnn.model.partition.draft import MeshLike, RanksLike
 from pydtnn.utils.names import some
 
-FEW = 4
+MAX_LISTED_NAMES = 4
 """Number of names up to which a difference is listed; more belong to another network."""
 
 
@@ -62,7 +62,7 @@ class LoadReport:
             return
         which = "weights do not fit" if strict else "no array fits"
         surplus = (*self.missing, *self.unexpected)
-        if strict and len(surplus) > FEW:
+        if strict and len(surplus) > MAX_LISTED_NAMES:
             raise ValueError(
                 f"{which} the model: they are of another network, with {self.given}, "
                 f"got {self.own}; create the network with which they were saved "
@@ -136,7 +136,7 @@ def describe(arrays: Mapping[str, np.ndarray]) -> str:
     return f"{sum(map(math.prod, shapes)):,} parameters in {len(shapes)} array{plural}"
 
 
-class Whole:
+class WholeArrays:
     """Conversion between the arrays of this rank and those of the serial network.
 
     A name is that of a parameter, or of a layer and "running_mean" or "running_variance". In a

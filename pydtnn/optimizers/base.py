@@ -236,7 +236,7 @@ class Share(Protocol):
         """Sum a number computed on each rank's ranges. Collective."""
 
 
-class Whole:
+class FullShare:
     """The share of a rank that updates everything."""
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
@@ -395,7 +395,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         self._terms: Mapping[str, Number] = {}
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
-        self._share: Share = Whole()
+        self._share: Share = FullShare()
         self._parts = Parts()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
@@ -455,7 +455,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             who = type(self).__name__
             raise TypeError(f"{who}: __init__ must call super().__init__(lr, ...) first")
         self.backend, self.binding = backend, object()
-        self._buffers, self._share = tuple(buffers), share or Whole()
+        self._buffers, self._share = tuple(buffers), share or FullShare()
         self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
         for buffer in self._buffers:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.model.memory import PROCESS, Forecast
+from pydtnn.model.memory import PROCESS_BYTES, Forecast
 from pydtnn.perfmodel.workload import Rank
 
 
@@ -67,7 +67,7 @@ def rank_memory(rank: Rank, library: int = 0) -> RankMemory:
     trainer = rank.trainer
     model, optimizer = trainer.model, trainer.optimizer
     forecast = Forecast(model, rank.largest, 0, rank.in_flight).memory(model.cuts)
-    process = PROCESS if model.backend.name == "cpu" else 0
+    process = PROCESS_BYTES if model.backend.name == "cpu" else 0
     held = forecast.resident - forecast.scratch - process
     flat = forecast.parameters + forecast.copies + forecast.gradients
     batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))

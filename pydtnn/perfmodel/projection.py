@@ -9,7 +9,7 @@ from typing import Any
 
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.model.memory import PROCESS
+from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.parallel.pipeline.check import most_in_flight, plan_of
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
@@ -278,7 +278,7 @@ class Projector:
             gradients=own.gradients,
             slots=self.task.slots * own.trained / (strategy.data if sharded else 1),
             activations=max(own.peak.at(samples) - flat, 0.0) + kept,
-            other=own.scratch + buffers + PROCESS,
+            other=own.scratch + buffers + PROCESS_BYTES,
         )
 
     # -- pipelines --------------------------------------------------------------------------------

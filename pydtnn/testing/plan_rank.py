@@ -20,7 +20,7 @@ from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Part
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model import Model
-from pydtnn.model.execution import Asked
+from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.partition import Plan
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
@@ -324,7 +324,7 @@ class Rank:
         self._keep(step, "output", self._batched(names, outputs))
         return saved
 
-    def communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:
+    def communicate(self, asked: Sequence[CollectiveCall]) -> Sequence[Pending]:
         """Start collectives; sums over the batch are those along the axis "data"."""
         assert self.mesh is not None
         self.at(asked[0][0].name)

@@ -35,7 +35,7 @@ from pydtnn.utils.errors import EXPLAINED, AgreedError
 from pydtnn.utils.observer import Observer, phase
 from pydtnn.utils.validate import whole
 
-ROWS = 16
+COMPARED_SAMPLES = 16
 """Samples of a data set that are compared."""
 
 
@@ -106,7 +106,7 @@ def _raise_if_different(prints: Sequence[Any], what: str, advice: str) -> None:
 
 def _of_data(data: Dataset) -> tuple[str, str, str]:
     """Return types and shapes of samples, and the checksums of reading some of them twice."""
-    rows = np.unique(np.linspace(0, len(data) - 1, ROWS).astype(np.int64))
+    rows = np.unique(np.linspace(0, len(data) - 1, COMPARED_SAMPLES).astype(np.int64))
     read = [[*map(parts, read_samples(data, rows))] for _ in range(2)]
     kinds = [f"{a.dtype} {a.shape}" for arrays in read[0] for a in arrays]
     first, second = (_checksum([a for arrays in both for a in arrays]) for both in read)

@@ -26,7 +26,7 @@ from pydtnn.utils.errors import AgreedError
 UNTOUCHED = {4: 0x7FC5A3E1, 8: 0x7FF8C5A3E196D287}
 """Bits of the NaN, by the bytes of an element."""
 
-PIECE = 1 << 14
+CHUNK_ELEMENTS = 1 << 14
 """Number of elements compared at once."""
 
 OnReady = Callable[[Bucket, int], None]
@@ -70,7 +70,7 @@ def check_stored(
 def _contains(grads: np.ndarray) -> bool:
     """Return whether gradients contain the NaN, with little memory."""
     bits = grads.view(f"uint{8 * grads.itemsize}")
-    pieces = (bits[i : i + PIECE] for i in range(0, len(bits), PIECE))
+    pieces = (bits[i : i + CHUNK_ELEMENTS] for i in range(0, len(bits), CHUNK_ELEMENTS))
     return any((piece == UNTOUCHED[grads.itemsize]).any() for piece in pieces)
 
 

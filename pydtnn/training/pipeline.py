@@ -22,7 +22,7 @@ from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 
-AHEAD = 2
+RECEIVES_AHEAD = 2
 """Messages whose receives are started before the action that needs the first of them."""
 
 
@@ -58,7 +58,7 @@ class StagePasses(Passes):
     def run(self) -> None:
         """Compute all micro-batches. Collective: all stages call it."""
         backwards = [action for action in self._actions if action.kind == "backward"]
-        self._receive_ahead(AHEAD)
+        self._receive_ahead(RECEIVES_AHEAD)
         for action in self._actions:
             number = action.micro_batch
             with self.setup.phase("exchange", number):

@@ -17,7 +17,7 @@ from pydtnn.utils.validate import number
 WIDEST_BAR, NARROWEST_BAR = 20, 6
 """Limits of the bar's width, in columns."""
 
-REFRESH = 0.1
+REFRESH_S = 0.1
 """Seconds between two updates of a bar."""
 
 STYLES = ("auto", "bar", "plain")
@@ -200,7 +200,7 @@ class ProgressBar(Callback):
             return
         self._display = self._choose(file, steps)
         self._epochs, self._steps = epochs, steps
-        self._pause = REFRESH if isinstance(self._display, Bar) else self.interval
+        self._pause = REFRESH_S if isinstance(self._display, Bar) else self.interval
         if trainer.epoch >= epochs > 0:
             self._display.line([Piece(0, describe_complete(trainer.epoch, epochs))])
 

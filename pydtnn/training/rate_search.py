@@ -23,7 +23,7 @@ from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import number, whole
 
-WINDOW = 10
+SMOOTHING_PARTS = 10
 """The losses are smoothed over a tenth of the steps."""
 
 
@@ -43,7 +43,7 @@ class LearningRates:
 
     def smoothed(self) -> tuple[np.ndarray, np.ndarray]:
         """Return geometric means of neighbouring rates, and means of their losses."""
-        width = max(len(self.rates) // WINDOW, 1)
+        width = max(len(self.rates) // SMOOTHING_PARTS, 1)
         window = np.full(width, 1 / width)
         rates = np.exp(np.convolve(np.log(self.rates), window, "valid"))
         return rates, np.convolve(self.losses, window, "valid")

@@ -19,14 +19,14 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
 from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Bucket
-from pydtnn.model.execution import Asked
+from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.graph import Node
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.nonfinite import check_stored
 from pydtnn.training.setup import Setup
 
-Part = tuple[int | None, Array]
+Contribution = tuple[int | None, Array]
 """Contribution of a shard to a sum over all shards; None without a shard."""
 
 
@@ -61,8 +61,8 @@ class Passes:
         self.joint = setup.sync_batch_norm
         self.separate = self.sums.shards is not None and not self.joint  # statistics of each shard
         self.totals = setup.new_totals(setup.model.backend.xp)
-        self.losses: list[Part] = []
-        self.statistics: list[Part] = []
+        self.losses: list[Contribution] = []
+        self.statistics: list[Contribution] = []
         self.in_flight: list[int | None] = []
         self.sums.begin(batch.total)
         self.model.statistics.begin_step()
@@ -139,21 +139,21 @@ class Passes:
             request.wait()
             self.model.statistics.sums[:] = total
 
-    def communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:
+    def communicate(self, calls: Sequence[CollectiveCall]) -> Sequence[Pending]:
         """Start a collective for each shard in flight; sums over the batch are common to all."""
-        node, first = asked[0]
+        node, first = calls[0]
         own = self.model.communicate
         if not isinstance(first, Sum) or BATCH not in first.axes:
             assert own is not None
-            return own(asked)
-        sums = [op.array for _, op in asked if isinstance(op, Sum)]
+            return own(calls)
+        sums = [op.array for _, op in calls if isinstance(op, Sum)]
         total, request = self.sums.add_up(list(zip(self.in_flight, sums, strict=True)))
         others = tuple(axis for axis in first.axes if axis != BATCH)
         if others:
             assert own is not None
             request.wait()
-            return [*own([(node, Sum(total, others))])] * len(asked)
-        return [Pending(request, lambda: total)] * len(asked)
+            return [*own([(node, Sum(total, others))])] * len(calls)
+        return [Pending(request, lambda: total)] * len(calls)
 
     def after_node(self, exchange: AxisSums | None) -> Callable[[Node], None] | None:
         """Return the function that is called after each node of backward.

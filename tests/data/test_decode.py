@@ -64,7 +64,7 @@ def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(
         for available in (True, False):
             with monkeypatch.context() as patch:
                 if not available:
-                    patch.setattr("pydtnn.data.decode._simplejpeg", lambda: None)
+                    patch.setattr("pydtnn.data.images._simplejpeg", lambda: None)
                 fast += decoder._jpeg(data) is not None
                 try:
                     found.append(decoder(data, "a.jpg"))

@@ -144,7 +144,7 @@ def test_samples_are_shuffled_within_windows_of_shards(shards: Path) -> None:
 def test_more_shards_than_files_that_may_be_open_are_read(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pydtnn.data.shards.OPEN_FILES", 2)
+    monkeypatch.setattr("pydtnn.data.shards.MAX_OPEN_FILES", 2)
     expected = read_all(load_shards(data_dir=shards)[0])[0]
     before = len(os.listdir("/proc/self/fd"))
     train, _ = load_shards(data_dir=shards)

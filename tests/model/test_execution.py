@@ -11,7 +11,7 @@ import pytest
 from pydtnn import Model
 from pydtnn.layers import Linear, Sequential
 from pydtnn.layers.collectives import Pending, Sum
-from pydtnn.model.execution import Asked, Loop, run_together
+from pydtnn.model.execution import CollectiveCall, Loop, run_together
 
 NODE: Any = Model(Sequential(Linear(1)), (1,)).graph.nodes[1]
 
@@ -30,10 +30,10 @@ def test_each_loop_is_sent_the_total_of_all() -> None:
     loops = [loop(start, told[start]) for start in range(3)]
     seen: list[list[float]] = []
 
-    def total(asked: Sequence[Asked]) -> list[Pending]:
-        arrays = [op.array for _, op in asked if isinstance(op, Sum)]
+    def total(calls: Sequence[CollectiveCall]) -> list[Pending]:
+        arrays = [op.array for _, op in calls if isinstance(op, Sum)]
         seen.append([float(a[0]) for a in arrays])
-        return [Pending(None, lambda: sum(arrays, np.zeros(1)))] * len(asked)
+        return [Pending(None, lambda: sum(arrays, np.zeros(1)))] * len(calls)
 
     assert run_together(loops, total) == [0, 1, 2]
     assert seen == [[0, 1, 2], [3, 4, 5]]
@@ -44,7 +44,7 @@ def test_the_loop_that_continues_is_announced() -> None:
     order: list[int] = []
     loops = [loop(start, []) for start in range(2)]
     run_together(
-        loops, lambda asked: [Pending(None, lambda: np.zeros(1))] * len(asked), order.append
+        loops, lambda calls: [Pending(None, lambda: np.zeros(1))] * len(calls), order.append
     )
     assert order == [0, 1, 0, 1, 0, 1]
 

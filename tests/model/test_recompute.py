@@ -38,7 +38,7 @@ from pydtnn.layers.collectives import Pending, Steps, Sum
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
-from pydtnn.model.execution import Asked
+from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.memory import Forecast, forecast_memory
 from pydtnn.models import create_net
 
@@ -196,13 +196,13 @@ def test_a_subclass_of_batch_norm_is_repeated_as_it_is() -> None:
 def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(fuse: bool) -> None:
     asked_by: list[str] = []
 
-    def communicate(asked: Sequence[Asked]) -> list[Pending]:
-        asked_by.append(asked[0][0].name)
-        arrays = [op.array for _, op in asked if isinstance(op, Sum)]
+    def communicate(calls: Sequence[CollectiveCall]) -> list[Pending]:
+        asked_by.append(calls[0][0].name)
+        arrays = [op.array for _, op in calls if isinstance(op, Sum)]
         if asked_by[-1] == "asking":  # of two ranks with equal arrays
             return [Pending(None, partial(np.multiply, 2, array)) for array in arrays]
         total = sum(arrays[1:], arrays[0])
-        return [Pending(None, lambda: total)] * len(asked)
+        return [Pending(None, lambda: total)] * len(calls)
 
     net = Sequential(
         Conv2d(4, 3, name="conv"),

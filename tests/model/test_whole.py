@@ -1,4 +1,4 @@
-"""Whole arrays of a partitioned network."""
+"""WholeArrays arrays of a partitioned network."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydtnn.comm import Communicator
 from pydtnn.layers.initializers import Constant
 from pydtnn.layers.parameters import Cut, Parameter, Part
 from pydtnn.layers.statistics import Statistic
-from pydtnn.model.whole import Whole
+from pydtnn.model.whole import WholeArrays
 
 W, MEAN = np.arange(15.0).reshape(5, 3), np.arange(5.0)
 
 
-def parts_on(mesh: Mesh) -> Whole:
+def parts_on(mesh: Mesh) -> WholeArrays:
     """A matrix and statistics that are cut along an axis, and a whole bias."""
     cut = Cut(0, "a", (0, 3, 5))
     own = cut.size(mesh.position)
@@ -23,7 +23,7 @@ def parts_on(mesh: Mesh) -> Whole:
     w.part = Part((5, 3), (cut,))
     statistic = Statistic("norm", own, 0.1)
     statistic.part = Part((5,), (cut,))
-    return Whole(mesh, [w, b], [statistic])
+    return WholeArrays(mesh, [w, b], [statistic])
 
 
 @pytest.mark.threads(4)
@@ -71,7 +71,7 @@ def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_netw
     mesh = Mesh(comm, data=2, stage=2)
     shapes = {"b.w": (2,), "c.w": (3,), "a.w": (1,)}
     names = ["c.w"] if mesh.position["stage"] else ["a.w", "b.w"]
-    whole = Whole(mesh, [Parameter(n, shapes[n], Constant(0.0)) for n in names], [], shapes)
+    whole = WholeArrays(mesh, [Parameter(n, shapes[n], Constant(0.0)) for n in names], [], shapes)
     own = {f"m/{name}": np.full(shapes[name], len(name) + ord(name[0])) for name in names}
     before = {name: array.copy() for name, array in own.items()}
     result = whole.gather(own | {"step": 4})
@@ -86,7 +86,7 @@ def test_arrays_that_only_some_ranks_have_are_completed_in_the_order_of_the_netw
 
 
 def test_without_a_mesh_arrays_are_unchanged() -> None:
-    whole = Whole(None, [Parameter("fc.w", (2,), Constant(0.0))], [])
+    whole = WholeArrays(None, [Parameter("fc.w", (2,), Constant(0.0))], [])
     state = {"fc.w": W, "x": 1}
     assert whole.gather(state) == whole.take(state) == state
     assert not whole.distributed

@@ -18,7 +18,7 @@ import numpy as np
 from pydtnn.layers import StepContext
 from pydtnn.layers.collectives import Pending, Sum
 from pydtnn.model import Model
-from pydtnn.model.execution import Asked
+from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.graph import Node
 from pydtnn.optimizers import SGD
 from tests.random_networks import NUMPY, Network
@@ -157,10 +157,10 @@ def together(model: Model, network: Network, cut: int) -> Record:
     recorder, data = Recorder(model, network), Data(network)
     shards = (slice(cut), slice(cut, None))
 
-    def communicate(asked: Sequence[Asked]) -> list[Pending]:
-        first, *rest = (op.array for _, op in asked if isinstance(op, Sum))
+    def communicate(calls: Sequence[CollectiveCall]) -> list[Pending]:
+        first, *rest = (op.array for _, op in calls if isinstance(op, Sum))
         total = sum(rest, first)
-        return [Pending(None, lambda: total)] * len(asked)
+        return [Pending(None, lambda: total)] * len(calls)
 
     def join(parts: list[Any]) -> Any:
         if not isinstance(parts[0], tuple):

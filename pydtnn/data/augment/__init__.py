@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydtnn.utils.names import module_getattr
 
 if TYPE_CHECKING:
-    from pydtnn.data.augment.augmentation import WORDS, Augmentation
+    from pydtnn.data.augment.augmentation import WORDS_PER_SAMPLE, Augmentation
     from pydtnn.data.augment.jitter import ColorJitter
     from pydtnn.data.augment.named import AUGMENTATION, AUGMENTATIONS, create_augmentations
     from pydtnn.data.augment.operations import PixelAugmentation
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUGMENTATION",
     "AUGMENTATIONS",
-    "WORDS",
+    "WORDS_PER_SAMPLE",
     "Augmentation",
     "AutoAugment",
     "ColorJitter",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("WORDS", "Augmentation"), "pydtnn.data.augment.augmentation"),
+    **dict.fromkeys(("WORDS_PER_SAMPLE", "Augmentation"), "pydtnn.data.augment.augmentation"),
     "AutoAugment": "pydtnn.data.augment.randaugment",
     "RandomErasing": "pydtnn.data.augment.simple",
     "ColorJitter": "pydtnn.data.augment.jitter",

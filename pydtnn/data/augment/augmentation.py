@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-WORDS = 4
+WORDS_PER_SAMPLE = 4
 """Random 32-bit words of an augmentation per sample, by default: one block of Philox."""
 
 
@@ -26,8 +26,8 @@ class Augmentation(ABC):
 
     @property
     def words(self) -> int:
-        """Random 32-bit words per sample, a multiple of `WORDS`."""
-        return WORDS
+        """Random 32-bit words per sample, a multiple of `WORDS_PER_SAMPLE`."""
+        return WORDS_PER_SAMPLE
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if it is not applicable to images of this shape."""
@@ -50,12 +50,12 @@ class Augmentation(ABC):
 
 
 def blocks(count: int) -> int:
-    """Round a number of words up to whole blocks of `WORDS`.
+    """Round a number of words up to whole blocks of `WORDS_PER_SAMPLE`.
 
     >>> blocks(5)
     8
     """
-    return -(-count // WORDS) * WORDS
+    return -(-count // WORDS_PER_SAMPLE) * WORDS_PER_SAMPLE
 
 
 def between(words: Array, low: float, high: float) -> Array:

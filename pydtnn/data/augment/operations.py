@@ -98,7 +98,7 @@ def _transform(x: Array, coefficients: Any, fill: Array) -> Array:
     return y
 
 
-FURTHEST = 150 / 331
+MAX_TRANSLATION = 150 / 331
 """Largest translation, as a share of the image: 150 of 331 pixels in the search on ImageNet."""
 
 
@@ -126,12 +126,12 @@ OPERATIONS: dict[str, Operation] = {
     "shear_y": Operation(shear_y, 0.3, True),
     "translate_x": Operation(
         lambda x, share, fill: translate_x(x, np.trunc(share * x.shape[2]), fill),
-        FURTHEST,
+        MAX_TRANSLATION,
         True,
     ),
     "translate_y": Operation(
         lambda x, share, fill: translate_y(x, np.trunc(share * x.shape[1]), fill),
-        FURTHEST,
+        MAX_TRANSLATION,
         True,
     ),
     "rotate": Operation(rotate, 30, True),

@@ -13,10 +13,10 @@ from pydtnn.data.augment.augmentation import Augmentation, between, blocks
 from pydtnn.data.order import below
 from pydtnn.utils.validate import number
 
-ATTEMPTS = 10
+MAX_ATTEMPTS = 10
 """Areas and shapes that are drawn for a box; the first that fits into the image is used."""
 
-BOX_WORDS = blocks(2 * ATTEMPTS + 2)
+BOX_WORDS = blocks(2 * MAX_ATTEMPTS + 2)
 """Random words of a box."""
 
 
@@ -58,17 +58,17 @@ def draw_boxes(
     found : ndarray of bool, shape ``(n,)``
         Whether one of the attempts fits into the image; otherwise the box is the whole image.
     """
-    area = height * width * between(words[:, :ATTEMPTS], smallest, largest)  # (n, attempts)
+    area = height * width * between(words[:, :MAX_ATTEMPTS], smallest, largest)  # (n, attempts)
     log = math.log(ratio)
-    aspect = np.exp(between(words[:, ATTEMPTS : 2 * ATTEMPTS], -log, log))
+    aspect = np.exp(between(words[:, MAX_ATTEMPTS : 2 * MAX_ATTEMPTS], -log, log))
     heights = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     widths = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
     found, chosen = fits.any(axis=1), (np.arange(len(words)), fits.argmax(axis=1))
     h = np.where(found, heights[chosen], height)
     w = np.where(found, widths[chosen], width)
-    top = below(words[:, 2 * ATTEMPTS], height - h + 1)
-    left = below(words[:, 2 * ATTEMPTS + 1], width - w + 1)
+    top = below(words[:, 2 * MAX_ATTEMPTS], height - h + 1)
+    left = below(words[:, 2 * MAX_ATTEMPTS + 1], width - w + 1)
     return Boxes(top, left, h, w), found
 
 

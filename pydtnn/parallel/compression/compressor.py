@@ -301,7 +301,7 @@ class Kept:
                 yield f"error/{name}", self.x[here].reshape(shape)
 
 
-TAGS = 2**14
+MAX_REQUESTS = 2**14
 """Maximum number of concurrent requests: each uses two tags."""
 
 Parts = tuple[np.ndarray, ...]
@@ -521,7 +521,7 @@ class CompressedSums(LossySums):
     ) -> Iterator[Request]:
         """Exchange parts with all other ranks; restore and add them in the order of the ranks."""
         message = pack(parts)  # immediately: parts may be views of `x`, which changes later
-        comm, tag = self.group, 2 * (self._started % TAGS)
+        comm, tag = self.group, 2 * (self._started % MAX_REQUESTS)
         self._started += 1  # two steps of one bucket may be pending
         lengths = [np.array([part.size for part in parts]) for _ in range(comm.size)]
         if self.compressor.varies:

@@ -80,7 +80,7 @@ def _overlaps(width: int) -> list[tuple[int, int, int]]:
     ]
 
 
-CHUNK = 2**15
+CHUNK_ELEMENTS = 2**15
 """Elements that are encoded at a time; small enough for intermediate results to stay in cache."""
 
 
@@ -163,8 +163,8 @@ class Format:
             The smallest type that holds a code.
         """
         codes = np.empty(x.size, code_type(self.width))
-        for start in range(0, x.size, CHUNK):
-            codes[start : start + CHUNK] = self._encode(x[start : start + CHUNK])
+        for start in range(0, x.size, CHUNK_ELEMENTS):
+            codes[start : start + CHUNK_ELEMENTS] = self._encode(x[start : start + CHUNK_ELEMENTS])
         return codes
 
     def _encode(self, x: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ def title(name: str, done: Timeline) -> str:
     )
 
 
-MOST_ACTIONS = 2048
+MAX_ACTIONS = 2048
 """Maximum number of actions that fit on a page."""
 
 UNIT, ROW = 0.32, 0.5
@@ -89,9 +89,9 @@ def draw(path: Path, name: str, done: Timeline) -> None:
     """
     if path.suffix not in FORMATS:
         raise ValueError(f"draw: the file name must end in one of {', '.join(FORMATS)}, got {path}")
-    if len(done.events) > MOST_ACTIONS:
+    if len(done.events) > MAX_ACTIONS:
         raise ValueError(
-            f"draw: expected at most {MOST_ACTIONS} actions in a picture, got {len(done.events)}; "
+            f"draw: expected at most {MAX_ACTIONS} actions in a picture, got {len(done.events)}; "
             "use fewer stages or micro-batches"
         )
     mpl = import_optional("matplotlib", "matplotlib", "draw: a picture")

@@ -73,9 +73,9 @@ class Partition(GradientExchange):
             self.counts, self._divided = {}, {}
         self.counts[bucket.index] = self.divide(bucket, whole)
         self._divided[bucket.index] = bucket
-        return self.stretch(bucket)
+        return self.local_slice(bucket)
 
-    def stretch(self, bucket: Bucket) -> slice:
+    def local_slice(self, bucket: Bucket) -> slice:
         """Return the range chosen by `own`."""
         counts = self.counts[bucket.index]
         start = sum(counts[: self.comm.rank])
@@ -147,12 +147,12 @@ class ShardedOptimizer(Partition):
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.reduce)
         for bucket in self.buckets:
-            own = bucket.values[self.stretch(bucket)]
+            own = bucket.values[self.local_slice(bucket)]
             self.comm.allgather(own, self.counts[bucket.index], bucket.values)
 
     def reduce(self, bucket: Bucket) -> None:
         """Write the sum over all ranks to this rank's part of a bucket's gradients."""
-        own = bucket.grads[self.stretch(bucket)]
+        own = bucket.grads[self.local_slice(bucket)]
         total = np.empty_like(own)
         self.sums.part(bucket, self.counts[bucket.index], total)
         own[...] = total

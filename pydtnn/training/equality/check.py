@@ -23,13 +23,13 @@ from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import whole
 
-SHARE = 0.004
+MAX_TIME_SHARE = 0.004
 """Part of the time of training that hashes after each step may take."""
 
-SAMPLES = 6
+TIMED_STEPS = 6
 """Steps whose times are measured before the number of arrays hashed per step is chosen."""
 
-MOST = 256
+MAX_HASHES = 256
 """Hashes of each array that are kept between two comparisons."""
 
 
@@ -45,8 +45,8 @@ def hash_all(arrays: Sequence[Array]) -> np.ndarray:
 class Hashes:
     """Hashes of arrays after each step since the last comparison.
 
-    After each step every array is hashed, or if that takes more than `SHARE` of the time of a step,
-    every `spread`-th array in turn. Arrays of a device are hashed for comparisons only.
+    After each step every array is hashed, or if that takes more than `MAX_TIME_SHARE` of the time
+    of a step, every `spread`-th array in turn. Arrays of a device are hashed for comparisons only.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Hashes:
 
     def set_spread(self, spread: int) -> None:
         """Hash every array once in this number of steps."""
-        spread = max(spread, ceil(self._every / MOST)) if spread else 0
+        spread = max(spread, ceil(self._every / MAX_HASHES)) if spread else 0
         self.spread = 0 if spread >= self._every else spread
         self._turns = [self._arrays[turn :: self.spread] for turn in range(self.spread)]
 
@@ -116,22 +116,22 @@ class Pace:
             self._steps.append(begin - self._last)
             self._hashes.append((end - begin) * hashes.spread)
         self._last = end
-        return len(self._steps) >= SAMPLES
+        return len(self._steps) >= TIMED_STEPS
 
     def pause(self) -> None:
         """Do not count the time until the next step."""
         self._last = None
 
     def spread(self) -> int:
-        """Return in how many steps arrays can be hashed within `SHARE` of their time."""
-        least = SHARE * np.median(self._steps)
+        """Return in how many steps arrays can be hashed within `MAX_TIME_SHARE` of their time."""
+        least = MAX_TIME_SHARE * np.median(self._steps)
         return max(1, ceil(np.median(self._hashes) / least)) if least else 1
 
 
 Axes = tuple[str, ...]
 
 
-class Watched(NamedTuple):
+class ComparedArray(NamedTuple):
     """An array that ranks must have in common.
 
     Attributes
@@ -150,7 +150,7 @@ class Watched(NamedTuple):
     cut: Axes
 
 
-def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[Watched]:
+def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[ComparedArray]:
     """Return the arrays that this rank must have in common with others, in the network's order.
 
     Collective: all ranks call it. The state of an optimizer of which ranks store different ranges
@@ -168,15 +168,15 @@ def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[Watched]:
     def cut(part: Part | None, *others: str) -> Axes:
         return (*stages, *(() if part is None else part.axes), *others)
 
-    result = [Watched("number of updates or learning rate", numbers, ())]
+    result = [ComparedArray("number of updates or learning rate", numbers, ())]
     for p in reversed(setup.model.parameters.values()):  # forward's order
-        result.append(Watched(f"parameter {p.name}", p.master, cut(p.part)))
+        result.append(ComparedArray(f"parameter {p.name}", p.master, cut(p.part)))
     for slot, name, array in _slots(setup):
-        result.append(Watched(f"{slot} of {name}", array, cut(parts[name])))
+        result.append(ComparedArray(f"{slot} of {name}", array, cut(parts[name])))
     for s in setup.model.statistics.statistics:
         own = () if setup.equal_statistics or s.frozen else ("data",)
         for what, array in zip(RUNNING, (s.mean, s.variance), strict=True):
-            result.append(Watched(f"{what} of {s.name}", array, cut(s.part, *own)))
+            result.append(ComparedArray(f"{what} of {s.name}", array, cut(s.part, *own)))
     return result
 
 
@@ -244,7 +244,7 @@ class Difference:
 
 
 def find_differences(
-    comm: Communicator, places: Places, watched: Sequence[Watched], hashes: Hashes
+    comm: Communicator, places: Places, watched: Sequence[ComparedArray], hashes: Hashes
 ) -> list[Difference]:
     """Return what differs, in the order in which it began to. Collective: all ranks call it."""
     own = {w.name: (w.cut, hashes.of(index)) for index, w in enumerate(watched)}
@@ -258,28 +258,32 @@ def find_differences(
             if len({held[rank][name] for rank in members}) > 1:
                 found.append((order, name, members))
     names = {name for _, name, _ in found}
-    courses = comm.gather_object({name: by for name, (_, by) in own.items() if name in names})
+    sequences = comm.gather_object({name: by for name, (_, by) in own.items() if name in names})
     differences = [
-        _difference(order, name, {rank: courses[rank][name] for rank in members})
+        _difference(order, name, {rank: sequences[rank][name] for rank in members})
         for order, name, members in found
     ]
     return sorted(differences, key=lambda d: (d.first, d.order))
 
 
-def _difference(order: int, name: str, courses: Mapping[int, Mapping[int, int]]) -> Difference:
-    before, (some, *rest) = -1, courses.values()
-    for first in [step for step in some if all(step in course for course in rest)]:
-        counts = Counter(course[first] for course in courses.values())
+def _difference(order: int, name: str, sequences: Mapping[int, Mapping[int, int]]) -> Difference:
+    before, (some, *rest) = -1, sequences.values()
+    for first in [step for step in some if all(step in sequence for sequence in rest)]:
+        counts = Counter(sequence[first] for sequence in sequences.values())
         if len(counts) > 1:
             break
         before = first
     (usual, most), (_, second) = counts.most_common(2)
-    others = [rank for rank, course in courses.items() if course[first] != usual]
-    return Difference(order, name, [*courses], before, first, others if most > second else [])
+    others = [rank for rank, sequence in sequences.items() if sequence[first] != usual]
+    return Difference(order, name, [*sequences], before, first, others if most > second else [])
 
 
 def error_of(
-    comm: Communicator, difference: Difference, watched: Sequence[Watched], more: int, safe: int
+    comm: Communicator,
+    difference: Difference,
+    watched: Sequence[ComparedArray],
+    more: int,
+    safe: int,
 ) -> AgreedError:
     """Return the error that describes a difference. Collective: all ranks call it.
 
@@ -287,7 +291,7 @@ def error_of(
     ----------
     comm : Communicator
     difference : Difference
-    watched : sequence of Watched
+    watched : sequence of ComparedArray
     more : int
         Number of further arrays that differ.
     safe : int
@@ -320,7 +324,7 @@ def _since(difference: Difference) -> str:
     return f"since one of the steps {before + 1} to {first}"
 
 
-def _distance(comm: Communicator, difference: Difference, watched: Sequence[Watched]) -> str:
+def _distance(comm: Communicator, difference: Difference, watched: Sequence[ComparedArray]) -> str:
     """Compare the values with those of a rank that has the usual ones. Collective."""
     root = next(rank for rank in difference.ranks if rank not in difference.others)
     own = next((to_host(w.array) for w in watched if w.name == difference.name), None)
@@ -359,7 +363,7 @@ def _largest(own: np.ndarray, usual: np.ndarray) -> tuple[int, float, float, flo
     return len(places), float(by[at]), float(mine[at]), float(theirs[at])
 
 
-EVERY = 100
+DEFAULT_PERIOD = 100
 """Default number of steps between two comparisons."""
 
 
@@ -406,11 +410,11 @@ class CheckEqual(Callback):
     Y. Collet, "xxHash fast digest algorithm", version 0.1.1: XXH64.
     """
 
-    def __init__(self, every: int = EVERY) -> None:
+    def __init__(self, every: int = DEFAULT_PERIOD) -> None:
         self.every = whole(type(self).__name__, "every", every, at_least=1)
         self.spread = 0
         self._numbers = np.zeros(2)
-        self._watched: list[Watched] = []
+        self._watched: list[ComparedArray] = []
         self._places: list[dict[str, int]] = []
         self._kinds: list[tuple[str, ...]] = []  # the axes along which some array is cut
         self._members: list[np.ndarray] = []  # this rank's arrays of each of them
@@ -511,7 +515,7 @@ def create_check(every: int | None, setup: Setup) -> list[Callback]:
     Parameters
     ----------
     every : int or None
-        Steps between comparisons, 0: none. By default `EVERY`, where ranks must be equal.
+        Steps between comparisons, 0: none. By default `DEFAULT_PERIOD`, where ranks must be equal.
     setup : Setup
 
     Raises
@@ -528,7 +532,7 @@ def create_check(every: int | None, setup: Setup) -> list[Callback]:
         )
     if every == 0 or setup.comm.size == 1 or not setup.exchange.equal:
         return []
-    return [CheckEqual(EVERY if every is None else every)]
+    return [CheckEqual(DEFAULT_PERIOD if every is None else every)]
 
 
 def with_check(own: Sequence[Callback], callbacks: Sequence[Callback]) -> list[Callback]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.parallel.compression.floats import CHUNK, Format
+from pydtnn.parallel.compression.floats import CHUNK_ELEMENTS, Format
 
 FORMATS = [(2, 1), (3, 2), (4, 3), (5, 2), (2, 9), (6, 5), (7, 3), (5, 10), (8, 7), (8, 1)]
 REALS = ["float32", "float64"]
@@ -81,7 +81,9 @@ def test_what_is_finite_stays_so_and_what_is_not_stays_that(bits, dtype):
     assert y[6] == 1
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17])
+@pytest.mark.parametrize(
+    "size", [0, 1, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 2 * CHUNK_ELEMENTS + 17]
+)
 def test_arrays_of_any_length_are_rounded_as_float16(size, rng):
     x = rng.normal(size=size).astype("float32")
     np.testing.assert_array_equal(Format(5, 10).encode(x), x.astype("float16").view("uint16"))

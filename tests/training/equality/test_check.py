@@ -120,14 +120,14 @@ def test_the_step_is_exact_if_every_array_is_hashed_after_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time of so small a step would have arrays take turns."""
-    monkeypatch.setattr("pydtnn.training.equality.hashes.Pace.spread", lambda self: 1)
+    monkeypatch.setattr("pydtnn.training.equality.check.Pace.spread", lambda self: 1)
     flip = Flip(2, 50, parameter("head.b"))
     error = found_by(4, lambda comm: steps(trainer_of(comm, flip, check_equal=40), 80))
     assert "parameter head.b on all ranks, got another one on rank 2 since step 50:" in str(error)
 
 
 def test_steps_between_two_hashes_of_an_array_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pydtnn.training.equality.hashes.Pace.spread", lambda self: 8)
+    monkeypatch.setattr("pydtnn.training.equality.check.Pace.spread", lambda self: 8)
     flip = Flip(0, 37, parameter("conv2d0.b"))
     error = found_by(4, lambda comm: steps(trainer_of(comm, flip, check_equal=50), 60))
     found = re.search(r"on rank 0 since one of the steps (\d+) to (\d+):", str(error))

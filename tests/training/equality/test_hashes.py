@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pydtnn.training.equality.check import MOST, SHARE, Hashes, Pace, hash_all
+from pydtnn.training.equality.check import MAX_HASHES, MAX_TIME_SHARE, Hashes, Pace, hash_all
 
 
 def arrays(number: int = 5) -> list[np.ndarray]:
@@ -52,11 +52,11 @@ def test_what_was_equal_is_forgotten_but_for_the_last() -> None:
 
 
 def test_long_intervals_keep_a_limited_number_of_hashes() -> None:
-    hashes = Hashes(arrays(2), every=10 * MOST)
+    hashes = Hashes(arrays(2), every=10 * MAX_HASHES)
     hashes.complete(0)
-    for step in range(1, 10 * MOST):
+    for step in range(1, 10 * MAX_HASHES):
         hashes.after(step)
-    assert MOST - 1 <= len(hashes.of(0)) <= MOST + 1
+    assert MAX_HASHES - 1 <= len(hashes.of(0)) <= MAX_HASHES + 1
 
 
 def test_between_two_steps_nothing_is_hashed_if_it_would_take_too_long() -> None:
@@ -86,4 +86,4 @@ def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(
         if steps == 2:  # a long evaluation does not count
             now += 100
             pace.pause()
-    assert pace.spread() == np.ceil(0.0075 / (SHARE * 0.5)) == 4
+    assert pace.spread() == np.ceil(0.0075 / (MAX_TIME_SHARE * 0.5)) == 4

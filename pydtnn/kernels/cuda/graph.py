@@ -3,7 +3,7 @@
 A step of a small network is hundreds of kernels of a few microseconds each, which Python cannot
 launch as fast as the device carries them out. A graph is launched by one call. It repeats the same
 kernels on the same addresses: so its arrays come from memory that is kept for it as long as it
-lives, and what changes from step to step is read from device memory (`feed.py`).
+lives, and what changes from step to step is read from device memory (below).
 
 References
 ----------

@@ -92,10 +92,7 @@ class LatePasses:
         self._begun: dict[int, tuple[Node, Pass, Any]] = {}
 
     def begin(self, node: Node, run: Pass, waits: bool) -> Pass:
-        """Run a node, to its first collective if `waits`; return whether it began, and the result.
-
-        A node that has begun has no result yet, see `finish`.
-        """
+        """Run a node, or start one that `waits`; return whether it is in progress, and the result."""
         if not waits:
             return False, (yield from run)
         try:

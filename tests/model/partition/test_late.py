@@ -66,7 +66,7 @@ def test_a_pass_is_finished_once_for_a_layer_that_reads_its_result_twice() -> No
         return (yield "asked") + "!"
 
     late = LatePasses()
-    begin = late.begin(source, run())
+    begin = late.begin(source, run(), True)
     assert next(begin) == "asked"
     with pytest.raises(StopIteration):
         begin.send("sum")

@@ -92,7 +92,7 @@ class LatePasses:
         self._begun: dict[int, tuple[Node, Pass, Any]] = {}
 
     def begin(self, node: Node, run: Pass, waits: bool) -> Pass:
-        """Run a node, or start one that `waits`; return whether it is in progress, and the result."""
+        """Run a node, or start one that `waits`; return whether it only began, and the result."""
         if not waits:
             return False, (yield from run)
         try:

@@ -22,7 +22,7 @@ from pydtnn.layers import (
 from pydtnn.layers.blocks import Graph
 from pydtnn.layers.node import Node, nodes
 from pydtnn.models.images import image_size, is_small
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 LAYERS = {
     121: (6, 12, 24, 16),
@@ -104,8 +104,8 @@ def cifar_densenet(
         raise ValueError(
             f"cifar_densenet: depth must be {each} n + 4, such as 40 or 100, not {depth}"
         )
-    growth = whole("cifar_densenet", "growth", growth, at_least=1)
-    compression = number("cifar_densenet", "compression", compression, above=0, at_most=1)
+    growth = check_int("cifar_densenet", "growth", growth, at_least=1)
+    compression = check_float("cifar_densenet", "compression", compression, above=0, at_most=1)
     image_size(f"densenet{depth}", input_shape, at_least=4)
     filters = 2 * growth if bottleneck else 16
     layers = ((depth - 4) // each,) * 3
@@ -156,7 +156,7 @@ def imagenet_densenet(
     """
     if depth not in LAYERS:
         raise ValueError(f"imagenet_densenet: depth must be one of {tuple(LAYERS)}, not {depth}")
-    growth = whole("imagenet_densenet", "growth", growth, at_least=1)
+    growth = check_int("imagenet_densenet", "growth", growth, at_least=1)
     image_size(f"densenet{depth}", input_shape, at_least=8)
     filters = 2 * growth
     stem: list[Net] = [_conv(filters, 3, name="conv")]

@@ -21,7 +21,7 @@ from pydtnn.layers import (
 from pydtnn.models.auxiliary import Heads
 from pydtnn.models.images import image_size, is_small
 from pydtnn.models.units import unit
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 FILTERS = {
     "3a": (64, 96, 128, 16, 32, 32),
@@ -87,7 +87,7 @@ def googlenet(
     ----------
     Szegedy et al., "Going deeper with convolutions", CVPR 2015, table 1 and section 5.
     """
-    if whole("googlenet", "kernel", kernel, at_least=1) % 2 == 0:
+    if check_int("googlenet", "kernel", kernel, at_least=1) % 2 == 0:
         raise ValueError(f"googlenet: kernel must be odd, such as 3 or 5, got {kernel}")
     image_size("googlenet", input_shape, at_least=8)
     parts: list[Net] = [_small_stem() if is_small(input_shape) else _stem()]

@@ -8,7 +8,7 @@ from math import sqrt
 from pydtnn.layers import Embedding, LayerNorm, PositionalEmbedding, Sequential
 from pydtnn.layers.initializers import Normal
 from pydtnn.models.transformer import block, dropouts
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 DEVIATION = 0.02
 """Standard deviation of initial weights."""
@@ -60,7 +60,7 @@ def gpt(
             f"gpt: expected sequences of tokens, of shape (T,), got {tuple(input_shape)}; use "
             "--dataset text, or another network for images"
         )
-    whole("gpt", "depth", depth, at_least=1)
+    check_int("gpt", "depth", depth, at_least=1)
     usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
     embedding = Embedding(classes, width, initializer=usual, tied=True, name="token")
     return Sequential(

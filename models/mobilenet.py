@@ -17,7 +17,7 @@ from pydtnn.layers import (
 )
 from pydtnn.models.images import image_size, is_small
 from pydtnn.models.units import unit
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 SEPARABLE = (
     *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
@@ -67,7 +67,7 @@ def mobilenet_v1(classes: int, input_shape: tuple[int, ...], *, width: float = 1
     Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
     Applications", 2017, table 1 and section 3.3.
     """
-    width = number("mobilenet_v1", "width", width, above=0)
+    width = check_float("mobilenet_v1", "width", width, above=0)
     image_size("mobilenet_v1", input_shape, at_least=8)
     first, *strides = _strides((2, *(stride for _, stride in SEPARABLE)), input_shape)
     channels = _times(width, 32)
@@ -114,7 +114,7 @@ def mobilenet_v2(
     Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, table 2
     and figure 4.
     """
-    width = number("mobilenet_v2", "width", width, above=0)
+    width = check_float("mobilenet_v2", "width", width, above=0)
     image_size("mobilenet_v2", input_shape, at_least=8)
     first, *strides = _strides((2, *(stride for *_, stride in INVERTED)), input_shape)
     channels = _multiple_of_8(width * 32)

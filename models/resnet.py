@@ -20,7 +20,7 @@ from pydtnn.layers import (
 )
 from pydtnn.models.images import image_size, is_small
 from pydtnn.utils.names import unknown
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 SHORTCUTS = ("projection", "A")
 
@@ -128,8 +128,8 @@ def imagenet_resnet(
     """
     if depth not in BLOCKS:
         raise ValueError(f"imagenet_resnet: depth must be one of {tuple(BLOCKS)}, not {depth}")
-    groups = whole("imagenet_resnet", "groups", groups, at_least=1)
-    group_width = whole("imagenet_resnet", "group_width", group_width, at_least=1)
+    groups = check_int("imagenet_resnet", "groups", groups, at_least=1)
+    group_width = check_int("imagenet_resnet", "group_width", group_width, at_least=1)
     bottlenecks = depth >= BOTTLENECK
     if not bottlenecks and (groups, group_width) != (1, 64):
         raise ValueError(

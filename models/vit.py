@@ -18,7 +18,7 @@ from pydtnn.layers import (
 )
 from pydtnn.models.images import image_size, is_small
 from pydtnn.models.transformer import block, dropouts
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 EPSILON = 1e-6
 """Of layer norms, as in the published code."""
@@ -75,7 +75,7 @@ def vit(
     """
     if patch is None:
         patch = 4 if len(input_shape) == 3 and is_small(input_shape) else 16
-    patch = whole("vit", "patch", patch, at_least=1)
+    patch = check_int("vit", "patch", patch, at_least=1)
     height, columns = image_size("vit", input_shape, at_least=patch)
     if height % patch or columns % patch:
         raise ValueError(

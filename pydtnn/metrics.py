@@ -27,7 +27,7 @@ from pydtnn.losses.targets import (
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames, module_getattr
 from pydtnn.utils.registry import Kind
-from pydtnn.utils.validate import number, truth, whole
+from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
 class Metric(SuggestsNames, StoresArguments, ABC):
@@ -193,7 +193,7 @@ class BinaryAccuracy(_DenseMetric):
     better = "max"
 
     def __init__(self, threshold: float = 0.0) -> None:
-        self.threshold = number("BinaryAccuracy", "threshold", threshold)
+        self.threshold = check_float("BinaryAccuracy", "threshold", threshold)
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means((y > self.threshold) == (dense(xp, y, target) > 0.5))
@@ -231,9 +231,9 @@ class AUC(_DenseMetric):
     def __init__(
         self, thresholds: int = 200, labels: int | None = None, from_logits: bool = True
     ) -> None:
-        self.thresholds = whole("AUC", "thresholds", thresholds, at_least=2, at_most=1 << 20)
-        self.labels = None if labels is None else whole("AUC", "labels", labels, at_least=1)
-        self.from_logits = truth("AUC", "from_logits", from_logits)
+        self.thresholds = check_int("AUC", "thresholds", thresholds, at_least=2, at_most=1 << 20)
+        self.labels = None if labels is None else check_int("AUC", "labels", labels, at_least=1)
+        self.from_logits = check_bool("AUC", "from_logits", from_logits)
         self.size = 2 * (self.thresholds - 1) * (self.labels or 1)
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
@@ -287,7 +287,7 @@ class TopKAccuracy(_ClassMetric):
 
     def __init__(self, k: int = 5, ignore_index: int | None = None) -> None:
         super().__init__(ignore_index)
-        self.k = whole("TopKAccuracy", "k", k, at_least=1)
+        self.k = check_int("TopKAccuracy", "k", k, at_least=1)
         self.name = f"top{k}_accuracy"
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:

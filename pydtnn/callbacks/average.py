@@ -15,7 +15,7 @@ from pydtnn.parallel.exchange import by_name, from_names
 from pydtnn.parallel.sums import average
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.validate import number, truth, whole
+from pydtnn.utils.validate import check_bool, check_float, check_int
 
 AVERAGE, TRAINED = "average", "trained"
 
@@ -68,9 +68,9 @@ class ExponentialMovingAverage(Callback):
 
     def __init__(self, decay: float = 0.999, *, evaluate: bool = True, final: bool = True) -> None:
         who = type(self).__name__
-        self.decay = number(who, "decay", decay, at_least=0, below=1)
-        self.evaluate = truth(who, "evaluate", evaluate)
-        self.final = truth(who, "final", final)
+        self.decay = check_float(who, "decay", decay, at_least=0, below=1)
+        self.evaluate = check_bool(who, "evaluate", evaluate)
+        self.final = check_bool(who, "final", final)
         self.updates = 0
         self._trainer: Training | None = None
         self._buckets: tuple[Bucket, ...] = ()
@@ -150,7 +150,7 @@ class ExponentialMovingAverage(Callback):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`; its arrays are checked when training continues."""
-        whole(type(self).__name__, "updates", state["updates"], at_least=0)
+        check_int(type(self).__name__, "updates", state["updates"], at_least=0)
         self._saved, self._trainer, self._active = state, None, True
 
     def _bind(self, trainer: Training) -> None:

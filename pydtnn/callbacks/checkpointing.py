@@ -10,7 +10,7 @@ from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, save_checkpoint
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class Checkpointer(Callback):
@@ -45,11 +45,11 @@ class Checkpointer(Callback):
             )
         for name, interval in (("every_epochs", every_epochs), ("every_steps", every_steps)):
             if interval is not None:
-                whole("Checkpointer", name, interval, at_least=1)
+                check_int("Checkpointer", name, interval, at_least=1)
         self.directory = Path(directory)
         self.every_epochs = every_epochs
         self.every_steps = every_steps
-        self.keep = whole("Checkpointer", "keep", keep, at_least=1)
+        self.keep = check_int("Checkpointer", "keep", keep, at_least=1)
         self.config = config
         self._saved = (0, 0)  # epoch and step of the last checkpoint, or of the start
 

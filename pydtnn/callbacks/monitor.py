@@ -14,7 +14,7 @@ from pydtnn.training.metric_sums import VALIDATION, missing
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.observer import Kind, Observer
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 _log = logging.getLogger("pydtnn.train")
 
@@ -77,8 +77,8 @@ class SlowRanks(Callback):
     """
 
     def __init__(self, factor: float = 1.5, *, least: float = 1.0) -> None:
-        self.factor = number("SlowRanks", "factor", factor, at_least=1)
-        self.least = number("SlowRanks", "least", least, at_least=0)
+        self.factor = check_float("SlowRanks", "factor", factor, at_least=1)
+        self.least = check_float("SlowRanks", "least", least, at_least=0)
         self.times = PhaseTimes()
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -152,7 +152,7 @@ class Monitor(Callback):
             raise ValueError(f"{type(self).__name__}: mode must be 'min' or 'max', got {mode!r}")
         self.monitor = monitor
         self.mode = mode
-        self.min_delta = number(type(self).__name__, "min_delta", min_delta, at_least=0)
+        self.min_delta = check_float(type(self).__name__, "min_delta", min_delta, at_least=0)
         self.best: float | None = None
         self.waited = 0
 
@@ -216,4 +216,4 @@ class Monitor(Callback):
         who, best = type(self).__name__, state["best"]
         if best is not None and (isinstance(best, bool) or not isinstance(best, int | float)):
             raise TypeError(f"{who}: the saved best value must be a number, got {best!r}")
-        self.best, self.waited = best, whole(who, "waited", state["waited"], at_least=0)
+        self.best, self.waited = best, check_int(who, "waited", state["waited"], at_least=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.training.callback import Training
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 
 class ReduceOnPlateau(Monitor):
@@ -46,10 +46,10 @@ class ReduceOnPlateau(Monitor):
     ) -> None:
         super().__init__(monitor, mode, min_delta)
         who = type(self).__name__
-        self.factor = number(who, "factor", factor, above=0, below=1)
-        self.patience = whole(who, "patience", patience, at_least=0)
-        self.min_factor = number(who, "min_factor", min_factor, at_least=0, at_most=1)
-        self.cooldown = whole(who, "cooldown", cooldown, at_least=0)
+        self.factor = check_float(who, "factor", factor, above=0, below=1)
+        self.patience = check_int(who, "patience", patience, at_least=0)
+        self.min_factor = check_float(who, "min_factor", min_factor, at_least=0, at_most=1)
+        self.cooldown = check_int(who, "cooldown", cooldown, at_least=0)
         self.cooling = 0
 
     def on_value(self, trainer: Training, value: float, improved: bool) -> None:
@@ -70,6 +70,6 @@ class ReduceOnPlateau(Monitor):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`; nothing is changed if it is invalid."""
-        cooling = whole(type(self).__name__, "cooling", state["cooling"], at_least=0)
+        cooling = check_int(type(self).__name__, "cooling", state["cooling"], at_least=0)
         super().load(state)
         self.cooling = cooling

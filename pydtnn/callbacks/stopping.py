@@ -8,7 +8,7 @@ from pydtnn.callbacks.monitor import Monitor
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.saving.weights import write_weights
 from pydtnn.training.callback import Training, evaluated
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 
 class BestWeights(Monitor):
@@ -71,7 +71,7 @@ class EarlyStopping(Monitor):
         mode: str | None = None,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        self.patience = whole("EarlyStopping", "patience", patience, at_least=1)
+        self.patience = check_int("EarlyStopping", "patience", patience, at_least=1)
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Stop immediately if a resumed run was already complete."""
@@ -102,7 +102,7 @@ class StopAtMetric(Monitor):
 
     def __init__(self, monitor: str, value: float, mode: str | None = None) -> None:
         super().__init__(monitor, mode)
-        self.value = number("StopAtMetric", "value", value)
+        self.value = check_float("StopAtMetric", "value", value)
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Stop immediately if a resumed run was already complete."""

@@ -18,7 +18,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.utils import clock
 from pydtnn.utils.files import unwritable
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 # Event files of TensorBoard: curves, histograms, the graph of layers, hyper-parameters.
 #
@@ -208,7 +208,7 @@ class TensorBoard(Callback):
         who = type(self).__name__
         self.directory = Path(directory)
         self.every_steps, self.histograms = (
-            None if value is None else whole(who, name, value, at_least=1)
+            None if value is None else check_int(who, name, value, at_least=1)
             for name, value in (("every_steps", every_steps), ("histograms", histograms))
         )
         self.hyper_parameters = dict(hyper_parameters or {})

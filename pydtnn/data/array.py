@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.batch import each, each_names, parts
 from pydtnn.data.dataset import Dataset
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 Array = NDArray[Any]
 
@@ -71,7 +71,7 @@ class ArrayDataset(Dataset):
         self.name, self.like = name, like
         self._ignored = ignore_index
         if ignore_index is not None:
-            whole(name, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
+            check_int(name, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
         self.x = each(lambda part: self._samples(np.asarray(part), channels_first), _arrays(x))
         self.input_shape = each(lambda part: part.shape[1:], self.x)
         self.pixels = any(part.dtype == np.uint8 for part in parts(self.x))

@@ -16,7 +16,7 @@ from pydtnn.data.download import data_folder
 from pydtnn.data.images import Decoder, EncodedImages, given_statistics
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 Array = NDArray[Any]
 
@@ -188,7 +188,7 @@ def _divide(who: str, root: Path, test_fraction: float | None, seed: int) -> tup
             f"{who}: {root} contains no {TRAIN}; add {TRAIN} and {TEST[0]}, or set test_fraction, "
             "the part of the images to test on, such as 0.1"
         )
-    fraction = number(who, "test_fraction", test_fraction, above=0, below=1)
+    fraction = check_float(who, "test_fraction", test_fraction, above=0, below=1)
     images = _list(who, root, 2)
     rest, held = split(len(images.paths), fraction, seed)
     train, test = images.subset(rest), images.subset(held)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.statistics import Statistics
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 # Decoding of PNG and JPEG images with Pillow, to pixels of one size.
 #
@@ -74,7 +74,7 @@ class Decoder:
 
     def __post_init__(self) -> None:
         for side in self._sides or ():
-            whole(self.who, "image_size", side, at_least=1)
+            check_int(self.who, "image_size", side, at_least=1)
         if self.channels not in MODES:
             raise ValueError(f"{self.who}: channels must be 1, 3 or 4, got {self.channels}")
         self._pillow()
@@ -307,5 +307,5 @@ def given_statistics(
                 f"{who}: mean and std must both be lists of {channels} numbers, one per channel, "
                 f"for pixels from 0 to 1, got {name} {values}"
             )
-        arrays.append(np.array([number(who, name, v, at_most=1, **limits) for v in values]))
+        arrays.append(np.array([check_float(who, name, v, at_most=1, **limits) for v in values]))
     return Statistics(*arrays)

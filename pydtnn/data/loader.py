@@ -29,7 +29,7 @@ from pydtnn.data.order import own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 SAMPLES_PER_READ = 1024
 """Samples that are read at once."""
@@ -453,8 +453,8 @@ def _check(
             f"Loader: augment must be a list of augmentations, got {augment!r}; use "
             "create_augmentations('crop:4,flip')"
         )
-    whole("Loader", "seed", seed, at_least=0)
-    whole("Loader", "the global batch", global_batch_size, at_least=1)
+    check_int("Loader", "seed", seed, at_least=0)
+    check_int("Loader", "the global batch", global_batch_size, at_least=1)
     n = len(dataset)
     if n == 0:
         raise ValueError(f"Loader: expected at least one sample, got none in {dataset.name}")

@@ -22,7 +22,7 @@ from pydtnn.data.batch import is_several
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import below
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 Array = NDArray[Any]
 
@@ -78,7 +78,7 @@ class Mixing(ABC):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        number(type(self).__name__, "alpha", self.alpha, above=0)
+        check_float(type(self).__name__, "alpha", self.alpha, above=0)
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if it is not applicable to samples of this shape."""

@@ -25,7 +25,7 @@ from pydtnn.data.images import Decoder
 from pydtnn.data.order import permutation
 from pydtnn.data.shards import INDEX, TEST, Index, ShardFile, compare_shard, read_index, write_index
 from pydtnn.utils.files import read_file, remove_unfinished, write_file
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 PROGRESS = ".progress.json"
 """The shards of a folder that are complete, for the next run."""
@@ -91,8 +91,8 @@ def pack_shards(
     OSError
         If a file cannot be read or written.
     """
-    whole("pack", "shard_bytes", shard_bytes, at_least=1)
-    whole("pack", "threads", threads, at_least=1)
+    check_int("pack", "shard_bytes", shard_bytes, at_least=1)
+    check_int("pack", "threads", threads, at_least=1)
     train, test = find_images("pack", Path(folder), test_fraction)
     with ThreadPoolExecutor(threads) as pool:
         writer = _Writer(shard_bytes, pool)

@@ -21,7 +21,7 @@ from pydtnn.data.folder import TRAIN
 from pydtnn.data.images import Decoder, EncodedImages, given_statistics
 from pydtnn.data.order import window_permutation
 from pydtnn.utils.files import open_file, parse_object, path_inside, read_file, write_file
-from pydtnn.utils.validate import truth, whole
+from pydtnn.utils.validate import check_bool, check_int
 
 INDEX, VERSION, SUFFIX = "index.json", 1, ".tar"
 
@@ -268,7 +268,7 @@ def load_shards(
     """
     decode = Decoder("shards", image_size, channels)
     statistics = given_statistics("shards", mean, std, channels)
-    whole("shards", "window", window, at_least=1)
+    check_int("shards", "window", window, at_least=1)
     root = data_folder(data_dir)
     train, test = (read_index("shards", root / part) for part in (TRAIN, TEST))
     if test.class_names != train.class_names:
@@ -276,7 +276,7 @@ def load_shards(
             f"shards: {root / TEST / INDEX} must have the classes of {root / TRAIN / INDEX}, got "
             f"{', '.join(test.class_names)!r:.200}; pack both again with python -m pydtnn.data pack"
         )
-    options: dict[str, Any] = {"window": window, "check": truth("shards", "check", check)}
+    options: dict[str, Any] = {"window": window, "check": check_bool("shards", "check", check)}
     own = ShardedImages(decode, root / TRAIN, train, like=None, statistics=statistics, **options)
     return own, ShardedImages(decode, root / TEST, test, like=own, statistics=None, **options)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.utils.files import read_file
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 Array = NDArray[Any]
 
@@ -71,7 +71,7 @@ class TokenDataset(Dataset):
         like: Dataset | None = None,
         name: str = "tokens",
     ) -> None:
-        whole("TokenDataset", "length", length, at_least=1)
+        check_int("TokenDataset", "length", length, at_least=1)
         array = np.asarray(tokens)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise TypeError(

@@ -17,7 +17,7 @@ from pydtnn.interchange.torch_files import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import check_numbers
 from pydtnn.utils.files import read_file
-from pydtnn.utils.validate import truth
+from pydtnn.utils.validate import check_bool
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
@@ -106,7 +106,7 @@ def load_keras_weights(model: Model, path: str | Path, *, strict: bool = True) -
         convolutions, Dense and norms, does not fit the model, or contains values that are not valid
         weights; the model is not changed.
     """
-    truth(WHO, "strict", strict)
+    check_bool(WHO, "strict", strict)
     data = read_file(WHO, path)
     slots = [
         replace(slot, order=None, their_shape=slot.their_shape if slot.filters else slot.shape)

@@ -13,7 +13,7 @@ from pydtnn.interchange.slots import slots_of
 from pydtnn.interchange.torch_files import read_state_dict, series_of, write_state_dict
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
-from pydtnn.utils.validate import truth
+from pydtnn.utils.validate import check_bool
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
@@ -60,7 +60,7 @@ def load_state_dict(
         numbers in the range of the model's dtype; the model is not changed.
     """
     who = "load_state_dict"
-    truth(who, "strict", strict)
+    check_bool(who, "strict", strict)
     arrays = read_state_dict(who, source)
     where = who if isinstance(source, Mapping) else f"{who}: {source}"
     try:

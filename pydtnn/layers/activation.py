@@ -10,7 +10,7 @@ from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.recomputed import Recomputed, Recomputing
 from pydtnn.utils.names import unknown
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 GELU_KERNELS = {"tanh": "gelu", "none": "gelu_exact"}
 """Kernel of each form of GELU."""
@@ -92,7 +92,7 @@ class LeakyReLU(Activation):
 
     def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.alpha = number(type(self).__name__, "alpha", alpha, above=0)
+        self.alpha = check_float(type(self).__name__, "alpha", alpha, above=0)
 
 
 class ELU(Activation):
@@ -109,7 +109,7 @@ class ELU(Activation):
 
     def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.alpha = number(type(self).__name__, "alpha", alpha, above=0)
+        self.alpha = check_float(type(self).__name__, "alpha", alpha, above=0)
 
 
 class Sigmoid(Activation):

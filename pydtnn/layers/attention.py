@@ -16,7 +16,7 @@ from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.node import Node
-from pydtnn.utils.validate import number, truth, whole
+from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
 class DotProductAttention(Layer):
@@ -63,9 +63,9 @@ class DotProductAttention(Layer):
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
-        self.heads = whole(who, "heads", heads, at_least=1)
-        self.causal = truth(who, "causal", causal)
-        self.dropout = number(who, "dropout", dropout, at_least=0, below=1)
+        self.heads = check_int(who, "heads", heads, at_least=1)
+        self.causal = check_bool(who, "causal", causal)
+        self.dropout = check_float(who, "dropout", dropout, at_least=0, below=1)
 
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Refuse lengths of 16 bits: they do not represent all."""
@@ -215,10 +215,10 @@ class MultiHeadAttention(Block):
         super().__init__(name=name)
         who = type(self).__name__
         self.initializer, self.output_initializer = initializer, output_initializer
-        self.heads = whole(who, "heads", heads, at_least=1)
-        self.causal = truth(who, "causal", causal)
-        self.dropout = number(who, "dropout", dropout, at_least=0, below=1)
-        self.bias = truth(who, "bias", bias)
+        self.heads = check_int(who, "heads", heads, at_least=1)
+        self.causal = check_bool(who, "causal", causal)
+        self.dropout = check_float(who, "dropout", dropout, at_least=0, below=1)
+        self.bias = check_bool(who, "bias", bias)
         self._parts: tuple[Layer, ...] = ()
 
     def wire(self, graph: Graph, *inputs: Node) -> Node:

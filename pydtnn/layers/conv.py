@@ -11,7 +11,7 @@ from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.window import Padding, resolve_padding, split_shape
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class _Conv(Layer):
@@ -44,12 +44,12 @@ class _Conv(Layer):
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
-        self.filters = whole(who, "filters", filters, at_least=1)
+        self.filters = check_int(who, "filters", filters, at_least=1)
         self.kernel = as_tuple(kernel_size, self.axes, who, "kernel_size")
         self.stride = as_tuple(stride, self.axes, who, "stride")
         self.dilation = as_tuple(dilation, self.axes, who, "dilation")
         self.padding = padding
-        self.groups = whole(who, "groups", groups, at_least=1)
+        self.groups = check_int(who, "groups", groups, at_least=1)
         self.bias = bias
         self.initializer = initializer
         self.bias_initializer = bias_initializer

@@ -9,7 +9,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost, per_element
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 
 class Dropout(Layer):
@@ -35,7 +35,7 @@ class Dropout(Layer):
 
     def __init__(self, rate: float = 0.5, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.rate = number("Dropout", "rate", rate, at_least=0, below=1)
+        self.rate = check_float("Dropout", "rate", rate, at_least=0, below=1)
 
     def build(self, *shapes: Shape) -> Shape:
         """Derive the key of the masks from the layer's name."""

@@ -13,7 +13,7 @@ from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class Embedding(TakesRecomputed, Layer):
@@ -61,8 +61,8 @@ class Embedding(TakesRecomputed, Layer):
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
-        self.tokens = whole(who, "tokens", tokens, at_least=1, at_most=2**24)
-        self.features = whole(who, "features", features, at_least=1)
+        self.tokens = check_int(who, "tokens", tokens, at_least=1, at_most=2**24)
+        self.features = check_int(who, "features", features, at_least=1)
         self.initializer, self.tied = initializer, tied
 
     @property

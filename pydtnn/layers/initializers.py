@@ -22,7 +22,7 @@ import numpy as np
 from pydtnn.kernels.reference.random import stream
 from pydtnn.utils.names import module_getattr
 from pydtnn.utils.registry import Kind
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 Initializer = Callable[[tuple[int, ...], int, int, np.random.Generator], np.ndarray]
 """``initializer(shape, fan_in, fan_out, rng)`` returns a float64 array, which the caller casts."""
@@ -151,7 +151,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        number("Constant", "value", self.value)
+        check_float("Constant", "value", self.value)
 
     def __call__(
         self, shape: tuple[int, ...], fan_in: int, fan_out: int, rng: np.random.Generator
@@ -174,7 +174,7 @@ class Normal:
     deviation: float
 
     def __post_init__(self) -> None:
-        number("Normal", "deviation", self.deviation, at_least=0)
+        check_float("Normal", "deviation", self.deviation, at_least=0)
 
     def __call__(
         self, shape: tuple[int, ...], fan_in: int, fan_out: int, rng: np.random.Generator

@@ -7,7 +7,7 @@ from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class Linear(TakesRecomputed, Layer):
@@ -39,7 +39,7 @@ class Linear(TakesRecomputed, Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self.features = whole(type(self).__name__, "features", features, at_least=1)
+        self.features = check_int(type(self).__name__, "features", features, at_least=1)
         self.bias = bias
         self.initializer = initializer
         self.bias_initializer = bias_initializer

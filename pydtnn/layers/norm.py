@@ -13,7 +13,7 @@ from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.recomputed import Recomputed, Recomputing
 from pydtnn.layers.repeatable import Repeatable
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 
 class LocalResponseNorm(Layer):
@@ -54,10 +54,10 @@ class LocalResponseNorm(Layer):
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
-        self.size = whole(who, "size", size, at_least=1)
-        self.alpha = number(who, "alpha", alpha, at_least=0)
-        self.beta = number(who, "beta", beta)
-        self.k = number(who, "k", k, above=0)
+        self.size = check_int(who, "size", size, at_least=1)
+        self.alpha = check_float(who, "alpha", alpha, at_least=0)
+        self.beta = check_float(who, "beta", beta)
+        self.k = check_float(who, "k", k, above=0)
 
     def build(self, *shapes: Shape) -> Shape:
         """Check that there are channels."""
@@ -122,8 +122,8 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
-        self.momentum = number(who, "momentum", momentum, above=0, at_most=1)
-        self.epsilon = number(who, "epsilon", epsilon, above=0)
+        self.momentum = check_float(who, "momentum", momentum, above=0, at_most=1)
+        self.epsilon = check_float(who, "epsilon", epsilon, above=0)
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare gamma and beta (C,) and the running statistics."""
@@ -264,8 +264,8 @@ class GroupNorm(Recomputing, Layer):
     def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name=name)
         who = type(self).__name__
-        self.groups = whole(who, "groups", groups, at_least=1)
-        self.epsilon = number(who, "epsilon", epsilon, above=0)
+        self.groups = check_int(who, "groups", groups, at_least=1)
+        self.epsilon = check_float(who, "epsilon", epsilon, above=0)
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare gamma and beta (C,)."""
@@ -344,7 +344,7 @@ class LayerNorm(GroupNorm):
 
     def __init__(self, *, axes: int = 1, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(1, epsilon=epsilon, name=name)
-        self.axes = whole("LayerNorm", "axes", axes, at_least=1)
+        self.axes = check_int("LayerNorm", "axes", axes, at_least=1)
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare gamma and beta, flat over the normalised axes."""

@@ -7,7 +7,7 @@ from math import prod
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import NOTHING, Cost, per_element
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 
 class Rescale(Layer):
@@ -24,7 +24,7 @@ class Rescale(Layer):
 
     def __init__(self, factor: float, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.factor = number(type(self).__name__, "factor", factor)
+        self.factor = check_float(type(self).__name__, "factor", factor)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Multiply."""

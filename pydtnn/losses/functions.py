@@ -26,7 +26,7 @@ from pydtnn.losses.targets import (
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.registry import Kind
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 Given = Sequence[float] | np.ndarray | Mapping[Any, float]
 
@@ -54,8 +54,10 @@ class ClassWeights:
         self.weights: dict[int, float] = {}
         for key, value in pairs:
             index = int(key) if isinstance(key, str) and key.isdecimal() else key
-            index = whole(who, "a class of class_weights", index, at_least=0)
-            self.weights[index] = number(who, f"class_weights of class {key}", value, at_least=0)
+            index = check_int(who, "a class of class_weights", index, at_least=0)
+            self.weights[index] = check_float(
+                who, f"class_weights of class {key}", value, at_least=0
+            )
         self.every = not isinstance(given, Mapping)
         if self.every and not any(self.weights.values()):
             raise ValueError(
@@ -301,7 +303,9 @@ class CategoricalCrossEntropy(_ClassLoss):
     ) -> None:
         who = "CategoricalCrossEntropy"
         self.ignore_index = checked_index(who, ignore_index)
-        self.label_smoothing = number(who, "label_smoothing", label_smoothing, at_least=0, below=1)
+        self.label_smoothing = check_float(
+            who, "label_smoothing", label_smoothing, at_least=0, below=1
+        )
         self.class_weights = None if class_weights is None else ClassWeights(who, class_weights)
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 TOLERANCE = 1e-3
 """Largest error of a sum of probabilities, which may be float16."""
@@ -29,7 +29,7 @@ def checked_index(who: str, ignore_index: Any) -> int | None:
     """
     if ignore_index is None:
         return None
-    return whole(who, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
+    return check_int(who, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
 
 
 def check_classes(

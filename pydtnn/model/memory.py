@@ -30,7 +30,7 @@ from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.stage import Stage
 from pydtnn.utils.observer import Observer
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class Volume(NamedTuple):
@@ -164,7 +164,7 @@ class Predictor(ABC):
         TypeError
             If it does not contain numbers.
         """
-        whole(WHO, "batch_size", batch_size, at_least=1)
+        check_int(WHO, "batch_size", batch_size, at_least=1)
         inputs = tuple(part if hasattr(part, "dtype") else np.asarray(part) for part in parts(x))
         check_inputs(WHO, inputs, self.input_shapes)
         for number, part in enumerate(inputs):

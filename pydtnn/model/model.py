@@ -30,7 +30,7 @@ from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import LoadReport, WholeArrays, checksum
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class FlatParameters:
@@ -302,9 +302,9 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         dtype = name_of(dtype)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         self.dtype = np.dtype(dtype)
-        self.seed = whole("Model", "seed", seed, at_least=0)
+        self.seed = check_int("Model", "seed", seed, at_least=0)
         if bucket_bytes is not None:
-            bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
+            bucket_bytes = check_int("Model", "bucket_bytes", bucket_bytes, at_least=1)
         self._buckets_fixed = bucket_bytes is not None
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)

@@ -21,7 +21,7 @@ from pydtnn.model.recompute import Cuts, Segments, cut, named_cuts
 from pydtnn.model.stage import Stage
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.units import quantity
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 AUTO = "auto"
 
@@ -141,13 +141,13 @@ class Recomputing:
     def _set_recompute(self, recompute: Recompute, memory_limit: int | None) -> None:
         """Store the arguments of the model, and choose segments."""
         if memory_limit is not None:
-            memory_limit = whole("Model", "memory_limit", memory_limit, at_least=1)
+            memory_limit = check_int("Model", "memory_limit", memory_limit, at_least=1)
             if recompute != AUTO:
                 raise ValueError(
                     f'Model: memory_limit requires recompute="auto", got recompute={recompute!r}'
                 )
         if isinstance(recompute, int):
-            self.recompute = whole("Model", "recompute", recompute, at_least=2)
+            self.recompute = check_int("Model", "recompute", recompute, at_least=2)
         else:
             self.recompute = None if recompute is None else _names(recompute)
         self.memory_limit = memory_limit

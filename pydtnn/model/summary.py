@@ -18,7 +18,7 @@ from pydtnn.model.memory import Memory, Network, forecast_memory
 from pydtnn.model.recompute import cut
 from pydtnn.utils.split import even_cut
 from pydtnn.utils.units import align, quantity
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 class Costed(Protocol):
@@ -100,8 +100,8 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
         recomputed, a column contains the part to which a layer belongs, and "output kept" if the
         output is a checkpoint; what enters a part is counted at its first layer.
     """
-    whole("summary", "batch", batch, at_least=1)
-    whole("summary", "slots", slots, at_least=0)
+    check_int("summary", "batch", batch, at_least=1)
+    check_int("summary", "slots", slots, at_least=0)
     cuts = model.find_cuts(batch, slots=slots)
     memory = forecast_memory(model, batch, slots=slots, cuts=cuts)
     again = _Again(model, cuts)

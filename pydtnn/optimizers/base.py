@@ -32,7 +32,7 @@ from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames, some
 from pydtnn.utils.observer import Observer, outside, phase
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 Total = Callable[[Callable[[Array], Number]], Number]
 
@@ -196,7 +196,7 @@ class LearningRate:
     @lr.setter
     def lr(self, value: float) -> None:
         self.schedule = Constant(
-            number(type(self).__name__, "lr (the learning rate)", value, at_least=0)
+            check_float(type(self).__name__, "lr (the learning rate)", value, at_least=0)
         )
         self.lr_factor = 1.0
 
@@ -207,7 +207,7 @@ class LearningRate:
 
     def lr_of(self, step: int) -> float:
         """Return the learning rate of update number `step`, from 0."""
-        lr = number(
+        lr = check_float(
             type(self).__name__,
             f"lr of the schedule at step {step}",
             self.schedule(step),
@@ -435,7 +435,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
 
     def number(self, name: str, value: Any, **limits: float) -> float:
         """Check a numeric argument of the rule, see `pydtnn.utils.validate.number`."""
-        return number(type(self).__name__, name, value, **limits)
+        return check_float(type(self).__name__, name, value, **limits)
 
     def bind(
         self, backend: Backend, buffers: Sequence[ParameterBuffer], share: Share | None = None
@@ -646,8 +646,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         """
         who, places = type(self).__name__, self._places()
         check_saved(who, {name: entry.shape for name, (_, _, entry) in places.items()}, state)
-        iterations = whole(who, "iterations", state["iterations"], at_least=0)
-        lr_factor = number(who, "lr_factor", state["lr_factor"], at_least=0)
+        iterations = check_int(who, "iterations", state["iterations"], at_least=0)
+        lr_factor = check_float(who, "lr_factor", state["lr_factor"], at_least=0)
         for name, (bucket, slot, entry) in places.items():
             own, part = self._own[bucket.index], self._slots[bucket.index][slot]
             start, stop = max(entry.slice.start, own.start), min(entry.slice.stop, own.stop)

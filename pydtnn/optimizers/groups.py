@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydtnn.layers.parameters import Entry
 from pydtnn.utils.names import matches, select, unknown
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 Options = Mapping[str, Mapping[str, float]]
 """For each pattern of names, see `pydtnn.utils.names.select`, the options of its group."""
@@ -71,7 +71,7 @@ class Groups:
                 hint = "; lr_factor multiplies the learning rate" if rate else ""
                 raise ValueError(f"{self.who}: {near}{hint}")
         return {
-            key: number(self.who, f"{key} of the group {pattern!r}", value, at_least=0)
+            key: check_float(self.who, f"{key} of the group {pattern!r}", value, at_least=0)
             for key, value in own.items()
         }
 

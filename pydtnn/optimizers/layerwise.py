@@ -14,7 +14,7 @@ from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
-from pydtnn.utils.validate import truth
+from pydtnn.utils.validate import check_bool
 
 
 class LARS(Optimizer):
@@ -58,7 +58,7 @@ class LARS(Optimizer):
         super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
         self.trust = self.number("trust", trust, above=0)
-        self.always_adapt = truth(type(self).__name__, "always_adapt", always_adapt)
+        self.always_adapt = check_bool(type(self).__name__, "always_adapt", always_adapt)
 
     def update(
         self, w: Array, g: Array, velocity: Array, *, lr: Number, decay: float, step: Number
@@ -122,7 +122,7 @@ class LAMB(Adam):
             clip_norm=clip_norm,
             groups=groups,
         )
-        self.always_adapt = truth(type(self).__name__, "always_adapt", always_adapt)
+        self.always_adapt = check_bool(type(self).__name__, "always_adapt", always_adapt)
 
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number

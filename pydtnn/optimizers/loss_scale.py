@@ -14,7 +14,7 @@ from typing import Any
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 SMALLEST = 2.0**-24
 """The smallest float16: gradients that are infinite with this scale are infinite without it."""
@@ -59,10 +59,10 @@ class LossScale:
     ) -> None:
         who = type(self).__name__
         self.backend = backend
-        self.initial = number(who, "initial", initial, above=0)
-        self.growth = number(who, "growth", growth, above=1)
-        self.backoff = number(who, "backoff", backoff, above=0, below=1)
-        self.interval = whole(who, "interval", interval, at_least=1)
+        self.initial = check_float(who, "initial", initial, above=0)
+        self.growth = check_float(who, "growth", growth, above=1)
+        self.backoff = check_float(who, "backoff", backoff, above=0, below=1)
+        self.interval = check_int(who, "interval", interval, at_least=1)
         self.scale, self.good = (backend.zeros((1,), "float64") for _ in range(2))
         self.go = backend.zeros((1,), "float64") if backend.go is None else backend.go
         self.scale[...] = self.initial

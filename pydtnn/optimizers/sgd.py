@@ -6,7 +6,7 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
-from pydtnn.utils.validate import truth
+from pydtnn.utils.validate import check_bool
 
 
 class SGD(Optimizer):
@@ -44,7 +44,7 @@ class SGD(Optimizer):
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
-        self.nesterov = truth(type(self).__name__, "nesterov", nesterov)
+        self.nesterov = check_bool(type(self).__name__, "nesterov", nesterov)
         if nesterov and not momentum:
             raise ValueError("SGD: nesterov requires a momentum above 0, got 0; use momentum=0.9")
         if momentum:

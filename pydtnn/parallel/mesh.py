@@ -16,7 +16,7 @@ from pydtnn.comm.serial import Serial
 from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
 from pydtnn.layers.parameters import Cut, Part
 from pydtnn.utils.names import SuggestsNames, unknown
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 FIRST_TAG, TAGS = 1 << 10, 1 << 14
 """Tags of the messages of layers: as many can be pending along an axis."""
@@ -65,7 +65,7 @@ class Mesh(SuggestsNames):
     def __init__(self, comm: Communicator, **axes: int) -> None:
         self.shape = {"data": 1} if "data" not in axes else {}
         for name, ranks in axes.items():
-            self.shape[name] = whole("Mesh", name, ranks, at_least=1)
+            self.shape[name] = check_int("Mesh", name, ranks, at_least=1)
         if prod(self.shape.values()) != comm.size:
             given = " x ".join(f"{name}={ranks}" for name, ranks in axes.items()) or "no axes"
             raise ValueError(

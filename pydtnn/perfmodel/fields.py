@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import format_quantity, parse_quantity
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 T = TypeVar("T")
 
@@ -146,12 +146,12 @@ def _value(f: Field[Any], value: object, who: str, key: str) -> Any:
         return tuple(read(told["parts"], one, who, f"{key}[{i}]") for i, one in enumerate(value))
     if "count" in told:
         try:
-            return whole(who, key, value, at_least=told.get("least", 1))
+            return check_int(who, key, value, at_least=told.get("least", 1))
         except TypeError as error:
             raise ValueError(str(error)) from None
     if "number" in told:
         try:
-            return number(who, key, value, above=0)
+            return check_float(who, key, value, above=0)
         except TypeError as error:
             raise ValueError(str(error)) from None
     if not isinstance(value, str):

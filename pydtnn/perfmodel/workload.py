@@ -26,7 +26,7 @@ from pydtnn.parallel.pipeline.check import most_in_flight
 from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 WHO = "Workload"
 
@@ -87,7 +87,7 @@ class Workload:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        whole(WHO, "batch", self.batch, at_least=1)
+        check_int(WHO, "batch", self.batch, at_least=1)
         data = self.axes.get("data", 1)
         if self.batch < data:
             raise ValueError(

@@ -16,7 +16,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.model.whole import LoadReport
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.names import some
-from pydtnn.utils.validate import truth
+from pydtnn.utils.validate import check_bool
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
@@ -144,7 +144,7 @@ def load_weights(
         contains values other than finite floating-point numbers in the range of the model's dtype,
         or if `rename` matches no array or gives two the same name; the model is not changed.
     """
-    truth("load_weights", "strict", strict)
+    check_bool("load_weights", "strict", strict)
     inside = Path(path) / WEIGHTS
     data = read_file("load_weights", inside if inside.is_file() else path)
     try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydtnn.utils.names import SuggestsNames
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 Schedule = Callable[[int], float]
 """``schedule(step)`` returns the learning rate of update number `step`, counted from 0."""
@@ -66,7 +66,7 @@ class WarmUp(SuggestsNames):
     steps: int
 
     def __post_init__(self) -> None:
-        whole("WarmUp", "steps", self.steps, at_least=0)
+        check_int("WarmUp", "steps", self.steps, at_least=0)
 
     def __call__(self, step: int) -> float:
         if step < self.steps:
@@ -93,12 +93,12 @@ class Step(SuggestsNames):
 
     def __post_init__(self) -> None:
         _check_lr(self, self.lr)
-        number("Step", "gamma", self.gamma, above=0)
+        check_float("Step", "gamma", self.gamma, above=0)
         if not isinstance(self.boundaries, Sequence) or isinstance(self.boundaries, str):
-            whole("Step", "boundaries", self.boundaries, at_least=1)
+            check_int("Step", "boundaries", self.boundaries, at_least=1)
             return
         for boundary in self.boundaries:
-            whole("Step", "each of boundaries", boundary, at_least=0)
+            check_int("Step", "each of boundaries", boundary, at_least=0)
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Step: boundaries must increase, got {self.boundaries}; sort them")
 
@@ -137,8 +137,8 @@ class Polynomial(SuggestsNames):
     def __post_init__(self) -> None:
         _check_lr(self, self.lr)
         _check_span(self, self.begin, self.steps)
-        number("Polynomial", "power", self.power, above=0)
-        number("Polynomial", "final", self.final, at_least=0)
+        check_float("Polynomial", "power", self.power, above=0)
+        check_float("Polynomial", "final", self.final, at_least=0)
 
     def __call__(self, step: int) -> float:
         left = 1 - _progress(step, self.begin, self.steps)
@@ -177,7 +177,7 @@ class Cosine(SuggestsNames):
     def __post_init__(self) -> None:
         _check_lr(self, self.lr)
         _check_span(self, self.begin, self.steps)
-        number("Cosine", "final", self.final, at_least=0)
+        check_float("Cosine", "final", self.final, at_least=0)
 
     def __call__(self, step: int) -> float:
         return _between(self.lr, self.final, _progress(step, self.begin, self.steps))
@@ -212,8 +212,8 @@ class Triangular(SuggestsNames):
 
     def __post_init__(self) -> None:
         _check_lr(self, self.lr)
-        whole("Triangular", "steps", self.steps, at_least=1)
-        number("Triangular", "rise", self.rise, at_least=0, below=1)
+        check_int("Triangular", "steps", self.steps, at_least=1)
+        check_float("Triangular", "rise", self.rise, at_least=0, below=1)
 
     def __call__(self, step: int) -> float:
         peak = _peak(self.rise, self.steps)
@@ -255,10 +255,10 @@ class OneCycle(SuggestsNames):
 
     def __post_init__(self) -> None:
         _check_lr(self, self.lr)
-        whole("OneCycle", "steps", self.steps, at_least=1)
-        number("OneCycle", "rise", self.rise, at_least=0, below=1)
-        number("OneCycle", "start", self.start, at_least=1)
-        number("OneCycle", "end", self.end, at_least=1)
+        check_int("OneCycle", "steps", self.steps, at_least=1)
+        check_float("OneCycle", "rise", self.rise, at_least=0, below=1)
+        check_float("OneCycle", "start", self.start, at_least=1)
+        check_float("OneCycle", "end", self.end, at_least=1)
 
     def __call__(self, step: int) -> float:
         peak = self.rise * self.steps - 1
@@ -268,13 +268,13 @@ class OneCycle(SuggestsNames):
 
 
 def _check_lr(schedule: object, lr: float) -> None:
-    number(type(schedule).__name__, "lr (the learning rate)", lr, at_least=0)
+    check_float(type(schedule).__name__, "lr (the learning rate)", lr, at_least=0)
 
 
 def _check_span(schedule: object, begin: int, steps: int) -> None:
     who = type(schedule).__name__
-    whole(who, "begin", begin, at_least=0)
-    whole(who, "steps", steps, at_least=1)
+    check_int(who, "begin", begin, at_least=0)
+    check_int(who, "steps", steps, at_least=1)
     if begin >= steps:
         raise ValueError(f"{who}: begin must be below steps={steps}, got {begin}; train longer")
 

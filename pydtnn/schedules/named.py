@@ -17,7 +17,7 @@ from pydtnn.schedules.curves import (
     WarmUp,
 )
 from pydtnn.utils.registry import Found, Kind
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Run:
     warmup_steps: int
 
     def __post_init__(self) -> None:
-        number("schedule", "lr (the learning rate)", self.lr, at_least=0)
-        whole("schedule", "total_steps", self.steps, at_least=1)
-        whole("schedule", "steps_per_epoch", self.steps_per_epoch, at_least=1)
-        whole("schedule", "warmup_steps", self.warmup_steps, at_least=0)
+        check_float("schedule", "lr (the learning rate)", self.lr, at_least=0)
+        check_int("schedule", "total_steps", self.steps, at_least=1)
+        check_int("schedule", "steps_per_epoch", self.steps_per_epoch, at_least=1)
+        check_int("schedule", "warmup_steps", self.warmup_steps, at_least=0)
         if 0 < self.steps <= self.warmup_steps:
             raise ValueError(
                 f"schedule: warmup_steps must be below the total of {self.steps} steps, got "
@@ -73,7 +73,9 @@ def _epochs(run: Run, epochs: int | None = None, gamma: float = 0.1) -> Schedule
     """Multiply every `epochs` epochs: by default twice, after each third of the training."""
     if epochs is None:
         epochs = max(-(-run.steps // (3 * run.steps_per_epoch)), 1)
-    return Step(run.lr, whole("epochs", "epochs", epochs, at_least=1) * run.steps_per_epoch, gamma)
+    return Step(
+        run.lr, check_int("epochs", "epochs", epochs, at_least=1) * run.steps_per_epoch, gamma
+    )
 
 
 def _polynomial(run: Run, power: float = 1.0, final: float = 0.0) -> Schedule:

@@ -14,7 +14,7 @@ from pydtnn.layers.base import Shape
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.testing.values import DIFFERENCES, ENTRIES, SINGLE, STEP
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 REPEATED = 1e-10
 """Tolerance in float64 of sums in another order."""
@@ -158,7 +158,7 @@ class _Case:
         self.checked = checked
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         self.rng = np.random.default_rng(seed)
-        batch = whole(who, "batch", batch if target is None else len(target), at_least=3)
+        batch = check_int(who, "batch", batch if target is None else len(target), at_least=3)
         self.y = self.backend.asarray(2 * self.rng.normal(size=(batch, *shape)))
         self.target = self._targets() if target is None else self.backend.asarray(target)
         self.given = self.y.copy(), self.target.copy()

@@ -14,7 +14,7 @@ from pydtnn.model import Model
 from pydtnn.model.partition.plan import NAMES, find_plan
 from pydtnn.testing.plan_case import Case, PlanReport, PlanRow
 from pydtnn.testing.plan_rank import AnyPlan, Problem, Rank, factory_of
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 MOST_RANKS = 64
 
@@ -100,14 +100,14 @@ def check_plan(
     >>> report.rows[0].differences["gradient"] < 1e-12
     True
     """
-    number("check_plan", "tolerance", tolerance, above=0)
+    check_float("check_plan", "tolerance", tolerance, above=0)
     problem = Problem(
         factory_of(net),
         input_shape,
         plan,
         backend,
-        whole("check_plan", "batch", batch, at_least=1),
-        whole("check_plan", "seed", seed, at_least=0),
+        check_int("check_plan", "batch", batch, at_least=1),
+        check_int("check_plan", "seed", seed, at_least=0),
         prepare,
     )
     asked = _meshes(plan, None if comm is None else comm.size) if meshes is None else meshes
@@ -142,7 +142,7 @@ def _checked(axes: Mapping[str, int], comm: Communicator | None) -> Mapping[str,
             f"got {axes!r}"
         )
     for name, ranks in axes.items():
-        whole("check_plan", name, ranks, at_least=1)
+        check_int("check_plan", name, ranks, at_least=1)
     ranks = prod(axes.values())
     if ranks > MOST_RANKS or (comm is not None and ranks != comm.size):
         limit = f"at most {MOST_RANKS}" if comm is None else f"the {comm.size} of comm"

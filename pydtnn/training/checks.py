@@ -29,7 +29,7 @@ from pydtnn.training.mesh import check_groups, check_rule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import unknown
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 ELSEWHERE = {
     "validation_data": "pass the data set as `validation`",
@@ -92,8 +92,8 @@ def last_epoch(epoch: int, epochs: int | None, more_epochs: int | None) -> int:
             "more_epochs from the present state"
         )
     if more_epochs is not None:
-        return epoch + whole("Trainer", "more_epochs", more_epochs, at_least=0)
-    last = whole("Trainer", "epochs", 1 if epochs is None else epochs, at_least=0)
+        return epoch + check_int("Trainer", "more_epochs", more_epochs, at_least=0)
+    last = check_int("Trainer", "epochs", 1 if epochs is None else epochs, at_least=0)
     if epoch >= last > 0:
         _log.info("%s", describe_complete(epoch, last))
     return last
@@ -126,9 +126,9 @@ def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None)
     TypeError, ValueError
         If a number is not a positive int, or not the one for this model.
     """
-    accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
+    accumulation = check_int("Trainer", "accumulation", accumulation, at_least=1)
     if micro_batches is not None:
-        micro_batches = whole("Trainer", "micro_batches", micro_batches, at_least=1)
+        micro_batches = check_int("Trainer", "micro_batches", micro_batches, at_least=1)
     stage = setup.model.stage
     if stage is None:
         if micro_batches not in (None, 1):

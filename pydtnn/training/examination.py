@@ -33,7 +33,7 @@ from pydtnn.training.metric_sums import History, Logs, Totals
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import EXPLAINED, AgreedError
 from pydtnn.utils.observer import Observer, phase
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 COMPARED_SAMPLES = 16
 """Samples of a data set that are compared."""
@@ -435,6 +435,8 @@ def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, His
             f"Trainer: metrics must be {', '.join(state['metrics'])}, as in the training to "
             f"continue, got {', '.join(totals.names)}; continue with the same metrics"
         )
-    epoch, step = (whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step"))
+    epoch, step = (
+        check_int("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")
+    )
     totals.load(state["totals"])
     return epoch, step, History(Logs(logs) for logs in state["history"]), totals

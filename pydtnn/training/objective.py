@@ -12,7 +12,7 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses import Loss, get_loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.training.metric_sums import Totals
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 Losses = Loss | str | Sequence[Loss | str]
 Metrics = Sequence[Metric | str] | Sequence[Sequence[Metric | str]]
@@ -76,7 +76,7 @@ class Objective:
         given = (1.0,) * outputs if weights is None else weights
         name = "loss_weights" if auxiliary is None else "auxiliary_weights"
         self.weights = tuple(
-            number("Trainer", f"a weight of {name}", weight, at_least=0)
+            check_float("Trainer", f"a weight of {name}", weight, at_least=0)
             for weight in _one_each(name, given, outputs)
         )
         given_metrics = [None] * main if metrics is None else _metrics(metrics, main)

@@ -12,7 +12,7 @@ from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import terminal_of, width_of
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 WIDEST_BAR, NARROWEST_BAR = 20, 6
 """Limits of the bar's width, in columns."""
@@ -183,7 +183,7 @@ class ProgressBar(Callback):
         if style not in STYLES:
             raise ValueError(f"ProgressBar: {unknown('style', style, STYLES)}")
         self.file = file
-        self.interval = number("ProgressBar", "interval", interval, at_least=0)
+        self.interval = check_float("ProgressBar", "interval", interval, at_least=0)
         self.style = style
         self._display: Display | None = None
         self._terminal: TextIO | None = None  # opened by this object

@@ -21,7 +21,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 SMOOTHING_PARTS = 10
 """The losses are smoothed over a tenth of the steps."""
@@ -147,10 +147,10 @@ def find_learning_rate(
     Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3.
     """
     who = "find_learning_rate"
-    lowest = number(who, "lowest", lowest, above=0)
-    highest = number(who, "highest", highest, above=lowest)
-    steps = whole(who, "steps", steps, at_least=3)
-    search = _Search(steps, number(who, "stop_at", stop_at, above=1))
+    lowest = check_float(who, "lowest", lowest, above=0)
+    highest = check_float(who, "highest", highest, above=lowest)
+    steps = check_int(who, "steps", steps, at_least=3)
+    search = _Search(steps, check_float(who, "stop_at", stop_at, above=1))
     rates = np.geomspace(lowest, highest, steps)
     trainer.rebind()  # as `fit` does
     with _unchanged(trainer):

@@ -41,7 +41,7 @@ from pydtnn.utils.errors import Interrupted
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
 from pydtnn.utils.split import even_cut
-from pydtnn.utils.validate import truth, whole
+from pydtnn.utils.validate import check_bool, check_int
 
 
 class Trainer(SuggestsNames):
@@ -274,7 +274,7 @@ class Trainer(SuggestsNames):
                 augment=augment,
                 mix=mix,
                 steps_per_epoch=steps_per_epoch,
-                drop_last=truth("Trainer", "drop_last", drop_last),
+                drop_last=check_bool("Trainer", "drop_last", drop_last),
             )
 
     def _fit(
@@ -374,8 +374,8 @@ class Trainer(SuggestsNames):
         total = 256 if global_batch_size is None else global_batch_size
         if batch_size is not None and global_batch_size is None:
             ranks = self.exchange.comm.size
-            total = whole("Trainer", "batch_size", batch_size, at_least=1) * ranks
-        whole("Trainer", "global_batch_size", total, at_least=1)
+            total = check_int("Trainer", "batch_size", batch_size, at_least=1) * ranks
+        check_int("Trainer", "global_batch_size", total, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
         self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
         with self.setup.observed(), self.setup.phase("evaluation"), evaluated(self):

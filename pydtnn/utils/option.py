@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydtnn.utils.names import unknown
-from pydtnn.utils.validate import number, truth, whole
+from pydtnn.utils.validate import check_bool, check_float, check_int
 
 EXPECTED = {str: "text", dict: 'names and values, such as {"name": 1}'}
 """Descriptions of types in error messages, for types that are not numbers."""
@@ -87,11 +87,11 @@ class Option:
         if value is None and self.optional:
             return None
         if self.kind is int:
-            return whole(who, self.label, value, **self.limits)
+            return check_int(who, self.label, value, **self.limits)
         if self.kind is float:
-            return number(who, self.label, value, **self.limits)
+            return check_float(who, self.label, value, **self.limits)
         if self.kind is bool:
-            return truth(who, self.label, value)
+            return check_bool(who, self.label, value)
         if not isinstance(value, self.kind):
             expected = EXPECTED.get(self.kind, f"a {self.kind.__name__}")
             raise TypeError(f"{who}: {self.label} must be {expected}, got {value!r}")

@@ -12,7 +12,7 @@ LARGEST = 2**64 - 1
 """Default maximum of whole numbers: the largest seed."""
 
 
-def number(
+def check_float(
     who: str,
     name: str,
     value: Any,
@@ -42,9 +42,9 @@ def number(
 
     Examples
     --------
-    >>> number("SGD", "momentum", 0.9, at_least=0, below=1)
+    >>> check_float("SGD", "momentum", 0.9, at_least=0, below=1)
     0.9
-    >>> number("SGD", "momentum", 1.5, at_least=0, below=1)
+    >>> check_float("SGD", "momentum", 1.5, at_least=0, below=1)
     Traceback (most recent call last):
     ValueError: SGD: momentum must be at least 0 and below 1, got 1.5
     """
@@ -76,7 +76,7 @@ def number(
     return given
 
 
-def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARGEST) -> int:
+def check_int(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARGEST) -> int:
     """Return `value` as an int if it is a whole number from `at_least` to `at_most`.
 
     Raises
@@ -88,7 +88,7 @@ def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARG
 
     Examples
     --------
-    >>> whole("Cosine", "steps", 0, at_least=1)
+    >>> check_int("Cosine", "steps", 0, at_least=1)
     Traceback (most recent call last):
     ValueError: Cosine: steps must be at least 1, got 0
     """
@@ -101,7 +101,7 @@ def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARG
     return int(value)
 
 
-def truth(who: str, name: str, value: Any) -> bool:
+def check_bool(who: str, name: str, value: Any) -> bool:
     """Return `value` if it is true or false.
 
     Raises
@@ -111,7 +111,7 @@ def truth(who: str, name: str, value: Any) -> bool:
 
     Examples
     --------
-    >>> truth("SGD", "nesterov", "no")
+    >>> check_bool("SGD", "nesterov", "no")
     Traceback (most recent call last):
     TypeError: SGD: nesterov must be true or false, got 'no'
     """

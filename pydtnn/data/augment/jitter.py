@@ -13,7 +13,7 @@ from pydtnn.data.augment import colour
 from pydtnn.data.augment.augmentation import between, blocks
 from pydtnn.data.augment.operations import PixelAugmentation
 from pydtnn.data.order import below
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 Array = NDArray[Any]
 
@@ -41,8 +41,8 @@ class ColorJitter(PixelAugmentation):
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            number("ColorJitter", name, getattr(self, name), at_least=0)
-        number("ColorJitter", "hue", self.hue, at_least=0, at_most=0.5)
+            check_float("ColorJitter", name, getattr(self, name), at_least=0)
+        check_float("ColorJitter", "hue", self.hue, at_least=0, at_most=0.5)
 
     @property
     def words(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydtnn.data.augment.augmentation import between, blocks
 from pydtnn.data.augment.operations import NOTHING, NUMBERS, PixelAugmentation, apply_chosen
 from pydtnn.data.order import below
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 CIFAR10 = (
     (("invert", 0.1, 7), ("contrast", 0.2, 6)),
@@ -113,8 +113,8 @@ class RandAugment(PixelAugmentation):
     magnitude: float = 9.0
 
     def __post_init__(self) -> None:
-        whole("RandAugment", "operations", self.operations, at_least=1, at_most=100)
-        number("RandAugment", "magnitude", self.magnitude, at_least=0, at_most=MAX_MAGNITUDE)
+        check_int("RandAugment", "operations", self.operations, at_least=1, at_most=100)
+        check_float("RandAugment", "magnitude", self.magnitude, at_least=0, at_most=MAX_MAGNITUDE)
 
     @property
     def words(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation, between, blocks
 from pydtnn.data.order import below
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 MAX_ATTEMPTS = 10
 """Areas and shapes that are drawn for a box; the first that fits into the image is used."""
@@ -100,9 +100,9 @@ class RandomResizedCrop(Augmentation):
 
     def __post_init__(self) -> None:
         who = "RandomResizedCrop"
-        number(who, "smallest", self.smallest, above=0, at_most=1)
-        number(who, "largest", self.largest, at_least=self.smallest, at_most=1)
-        number(who, "ratio", self.ratio, at_least=1)
+        check_float(who, "smallest", self.smallest, above=0, at_most=1)
+        check_float(who, "largest", self.largest, at_least=self.smallest, at_most=1)
+        check_float(who, "ratio", self.ratio, at_least=1)
 
     @property
     def words(self) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydtnn.data.augment.augmentation import Augmentation, between, blocks
 from pydtnn.data.augment.resized_crop import BOX_WORDS, draw_boxes
 from pydtnn.data.order import below
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class RandomErasing(Augmentation):
 
     def __post_init__(self) -> None:
         who = "RandomErasing"
-        number(who, "probability", self.probability, at_least=0, at_most=1)
-        number(who, "smallest", self.smallest, above=0, at_most=1)
-        number(who, "largest", self.largest, at_least=self.smallest, at_most=1)
-        number(who, "ratio", self.ratio, at_least=1)
+        check_float(who, "probability", self.probability, at_least=0, at_most=1)
+        check_float(who, "smallest", self.smallest, above=0, at_most=1)
+        check_float(who, "largest", self.largest, at_least=self.smallest, at_most=1)
+        check_float(who, "ratio", self.ratio, at_least=1)
 
     @property
     def words(self) -> int:

@@ -28,7 +28,7 @@ from pydtnn.model import Model
 from pydtnn.saving.weights import check_numbers
 from pydtnn.utils.files import read_file
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.validate import truth
+from pydtnn.utils.validate import check_bool
 
 WHO = "import_onnx"
 
@@ -82,7 +82,7 @@ def import_onnx(
         If it is damaged, or contains an operator, or an option of one, that no layer has: the
         message contains node and operator. With `verify`, if outputs differ.
     """
-    truth(WHO, "verify", verify)
+    check_bool(WHO, "verify", verify)
     if verify:
         import_optional(RUNTIME, RUNTIME, f"{WHO}: verify=True")
     data = read_file(WHO, path)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context, Parts
-from pydtnn.utils.validate import number, whole
+from pydtnn.utils.validate import check_float, check_int
 
 
 def pack_bits(codes: np.ndarray, width: int) -> np.ndarray:
@@ -127,7 +127,7 @@ class Format:
             ("exponent", self.exponent, 2, 8),
             ("mantissa", self.mantissa, 1, 22),
         ):
-            if whole("float", name, value, at_least=low) > high:
+            if check_int("float", name, value, at_least=low) > high:
                 raise ValueError(f"float: {name} must be at most {high} bits, got {value}")
 
     @property
@@ -251,7 +251,7 @@ def float16(*, scale: float = 1.0, feedback: bool = False, seed: int = 0) -> Sum
         See `Compressor`. The rounding error of a rank's gradients is fed back; that of the
         additions, at most ``2**-11`` of a partial sum each, is not.
     """
-    scale = number("float16", "scale", scale, at_least=1e-30, at_most=1e30)
+    scale = check_float("float16", "scale", scale, at_least=1e-30, at_most=1e30)
     return partial(_added, Format(5, 10), np.dtype("float16"), scale, feedback, seed)
 
 

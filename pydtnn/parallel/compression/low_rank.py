@@ -19,7 +19,7 @@ from pydtnn.parallel.compression.compressor import (
     forget_if_not_finite,
     is_finite,
 )
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 def power_sgd(*, rank: int = 2, seed: int = 0) -> Callable[[Communicator], PowerSGD]:
@@ -33,7 +33,7 @@ def power_sgd(*, rank: int = 2, seed: int = 0) -> Callable[[Communicator], Power
     seed : int
         Seed of the random matrices of the first step.
     """
-    return partial(PowerSGD, rank=whole("power_sgd", "rank", rank, at_least=1), seed=seed)
+    return partial(PowerSGD, rank=check_int("power_sgd", "rank", rank, at_least=1), seed=seed)
 
 
 class Matrix:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.parallel.compression.compressor import Compressor, Context, Parts
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 LEVELS = 127
 
@@ -49,7 +49,7 @@ def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compress
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
     NeurIPS 2017, section 3.1 (with the largest value as the norm, section 4).
     """
-    block = whole("int8", "block", block, at_least=1)
+    block = check_int("int8", "block", block, at_least=1)
 
     def compress(x: np.ndarray, context: Context) -> Parts:
         starts, lengths = _blocks(context.sizes, block)
@@ -98,7 +98,7 @@ def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compresso
     Distributed Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback
     Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 1.
     """
-    block = whole("sign", "block", block, at_least=1)
+    block = check_int("sign", "block", block, at_least=1)
     bits = np.unpackbits(np.arange(256, dtype="uint8")[:, None], axis=1)
     signs = 2 * bits.astype("int8") - 1  # of each byte, (256, 8)
     tables = {np.dtype(name): signs.astype(name) for name in ("float32", "float64")}

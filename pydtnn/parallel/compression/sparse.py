@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.parallel.compression.compressor import Compressor, Context, Parts
 from pydtnn.parallel.compression.floats import bounded
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 
 def top_k(*, share: float = 0.01, feedback: bool = True, seed: int = 0) -> Compressor:
@@ -30,7 +30,7 @@ def top_k(*, share: float = 0.01, feedback: bool = True, seed: int = 0) -> Compr
     Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018; Lin et al., "Deep Gradient
     Compression", ICLR 2018, section 3.1.
     """
-    share = number("top_k", "share", share, above=0, at_most=1)
+    share = check_float("top_k", "share", share, above=0, at_most=1)
 
     def compress(x: np.ndarray, context: Context) -> Parts:
         rest = x.size - _count(share, x.size)
@@ -62,7 +62,7 @@ def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Com
     ----------
     Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, section 2.
     """
-    share = number("random_k", "share", share, above=0, at_most=1)
+    share = check_float("random_k", "share", share, above=0, at_most=1)
 
     def chosen(size: int, context: Context) -> np.ndarray:
         return context.shared_random.choice(size, _count(share, size), replace=False, shuffle=False)

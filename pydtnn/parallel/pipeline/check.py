@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pydtnn.parallel.pipeline.schedules import Action, Schedule, actions_of
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 Plan = Sequence[Sequence[Action]]
 """The actions of every stage."""
@@ -137,8 +137,8 @@ def plan_of(schedule: str | Schedule | Plan, stages: int, micro_batches: int) ->
     """List the actions of every stage; parameters as for `check`."""
     if not isinstance(schedule, str) and not callable(schedule):
         return schedule
-    whole("check", "stages", stages, at_least=1)
-    whole("check", "micro_batches", micro_batches, at_least=1)
+    check_int("check", "stages", stages, at_least=1)
+    check_int("check", "micro_batches", micro_batches, at_least=1)
     return [actions_of(schedule, stage, stages, micro_batches) for stage in range(stages)]
 
 

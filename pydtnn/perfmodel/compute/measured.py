@@ -24,7 +24,7 @@ from pydtnn.perfmodel.compute.segments import SegmentTimes
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.training.examination import autotune
 from pydtnn.utils.machine import cpu_model
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 WHO = "measure"
 
@@ -58,10 +58,10 @@ def measure(
     steps, warm_up : int
         Steps that are measured, and steps before them.
     """
-    copies = whole(WHO, "copies", copies, at_least=1)
+    copies = check_int(WHO, "copies", copies, at_least=1)
     steps, warm_up = (
-        whole(WHO, "steps", steps, at_least=1),
-        whole(WHO, "warm_up", warm_up, at_least=0),
+        check_int(WHO, "steps", steps, at_least=1),
+        check_int(WHO, "warm_up", warm_up, at_least=0),
     )
     like = alike(workload)
     ranks = sorted(set(like))

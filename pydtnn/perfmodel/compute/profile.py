@@ -14,7 +14,7 @@ from typing import Any
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.utils.files import parse_object, read_file, write_file
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 FORMAT = 2
 """Version of the file."""
@@ -204,7 +204,7 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
                 }
                 for step in own["seconds"]
             ),
-            whole("profile", "samples", own["samples"], at_least=1),
+            check_int("profile", "samples", own["samples"], at_least=1),
         )
     like = tuple(int(rank) for rank in content["like"])
     missing = set(like) - set(ranks)

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from math import inf
 
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SharedCores:
     groups: tuple[Hashable, ...]
 
     def __post_init__(self) -> None:
-        whole("SharedCores", "number", self.number, at_least=1)
+        check_int("SharedCores", "number", self.number, at_least=1)
 
 
 class Cores:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydtnn.perfmodel.paradl.layers import LayerList
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.names import unknown
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 STRATEGIES = (
     "serial",
@@ -86,7 +86,7 @@ class Case:
             choices = [*STRATEGIES, *ALIASES]
             raise ValueError(f"paradl: {unknown('strategy', self.strategy, choices)}")
         for name in ("ranks", "batch", "groups", "segments", "item"):
-            whole("paradl", name, getattr(self, name), at_least=1, at_most=2**40)
+            check_int("paradl", name, getattr(self, name), at_least=1, at_most=2**40)
         if self.ranks % self.groups:
             raise ValueError(
                 f"paradl: groups must divide the ranks, {self.ranks}, got {self.groups}; use "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pydtnn.utils.validate import number
+from pydtnn.utils.validate import check_float
 
 WITHOUT_MEMORY = ("relu", "bnorm")
 """Layers that the published memory sums leave out: frameworks compute them in place."""
@@ -53,7 +53,7 @@ class LayerSize:
                     "write them as 3x224x224"
                 )
         for what in ("forward", "backward", "update"):
-            number("paradl", f"{what} of {self.name}", getattr(self, what), at_least=0)
+            check_float("paradl", f"{what} of {self.name}", getattr(self, what), at_least=0)
 
     @property
     def items_x(self) -> int:

@@ -21,7 +21,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.training.setup import Setup
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import check_int
 
 MAX_TIME_SHARE = 0.004
 """Part of the time of training that hashes after each step may take."""
@@ -411,7 +411,7 @@ class CheckEqual(Callback):
     """
 
     def __init__(self, every: int = DEFAULT_PERIOD) -> None:
-        self.every = whole(type(self).__name__, "every", every, at_least=1)
+        self.every = check_int(type(self).__name__, "every", every, at_least=1)
         self.spread = 0
         self._numbers = np.zeros(2)
         self._watched: list[ComparedArray] = []
@@ -524,7 +524,7 @@ def create_check(every: int | None, setup: Setup) -> list[Callback]:
         If `every` is not a number of steps, or ranks differ by design.
     """
     if every is not None:
-        whole("Trainer", "check_equal", every, at_least=0)
+        check_int("Trainer", "check_equal", every, at_least=0)
     if every and not setup.exchange.equal:
         raise ValueError(
             f"Trainer: check_equal requires the same parameters on all ranks, {_not_equal(setup)}; "

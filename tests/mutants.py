@@ -1,7 +1,7 @@
 """Errors planted into the library, one at a time, that tests must find: ``make mutants``.
 
-Each is a replacement of text in one file and a test that fails with it. The list contains errors
-that all tests have once passed.
+Each is a replacement of text in one file and a test that fails with it. Some are errors that all
+tests have once passed; the others were chosen before the tests were read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
+
+from pydtnn.utils.threads import cores_here
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 300
@@ -153,12 +158,36 @@ MUTANTS = {
 }
 
 
+def check(mutants: Sequence[Mutant]) -> None:
+    """Raise ValueError if the text of a mutant does not occur once, or a test fails without it."""
+    for file, before, *_ in mutants:
+        if (count := (ROOT / file).read_text().count(before)) != 1:
+            raise ValueError(f"{file}: expected a text that occurs once, got {count} of\n{before}")
+    done = run_tests(ROOT, sorted({mutant.test for mutant in mutants}))
+    if done.returncode:
+        raise ValueError(f"expected tests that pass without mutants, got\n{done.stdout}")
+
+
+def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run tests in a checkout until one fails."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        + ["-m", "not long", *tests],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
 def shadow(folder: Path, mutant: Mutant) -> None:
     """Create a checkout of links in a folder, with the mutant in the place of one file."""
-    for entry in ROOT.iterdir():
-        if entry.name != mutant.file.partition("/")[0] and not entry.name.startswith("."):
-            (folder / entry.name).symlink_to(entry)
     package = mutant.file.partition("/")[0]
+    for entry in ROOT.iterdir():
+        if entry.name != package and not entry.name.startswith("."):
+            (folder / entry.name).symlink_to(entry)
     for path in (ROOT / package).rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             link = folder / path.relative_to(ROOT)
@@ -171,38 +200,39 @@ def shadow(folder: Path, mutant: Mutant) -> None:
 
 
 def killed(mutant: Mutant) -> bool:
-    """Return whether the test of a mutant fails."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    """Return whether the test of a mutant, which passes without it, fails, crashes or hangs."""
     with tempfile.TemporaryDirectory() as folder:
         shadow(Path(folder), mutant)
-        done = subprocess.run(
-            [*command, "-m", "not long", mutant.test],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-    if done.returncode not in (0, 1):  # anything but passed and failed tests
-        raise RuntimeError(f"{mutant.test} did not run:\n{done.stdout}")
-    return done.returncode == 1
+        try:
+            done = run_tests(Path(folder), [mutant.test])
+        except subprocess.TimeoutExpired:
+            return True
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise ValueError(f"expected a test that is not long, got {mutant.test}")
+    return done.returncode != 0
+
+
+def report(name: str, mutant: Mutant) -> bool:
+    """Print and return whether a mutant is killed."""
+    begin = time.perf_counter()
+    found = killed(mutant)
+    seconds = time.perf_counter() - begin
+    print(f"{'killed' if found else 'SURVIVED':8} {seconds:5.1f} s  {name}", flush=True)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests of all mutants; return 1 if one survives."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; by default all")
-    names = parser.parse_args(arguments).names or list(MUTANTS)
-    survivors = []
-    for name in names:
-        begin = time.perf_counter()
-        found = killed(MUTANTS[name])
-        seconds = time.perf_counter() - begin
-        print(f"{'killed' if found else 'SURVIVED':8} {seconds:5.1f} s  {name}", flush=True)
-        survivors += [] if found else [name]
-    print(f"{len(names) - len(survivors)} of {len(names)} killed")
-    return int(bool(survivors))
+    parser.add_argument("--jobs", type=int, default=len(cores_here()), help="at a time")
+    options = parser.parse_args(arguments)
+    chosen = {name: MUTANTS[name] for name in options.names or MUTANTS}
+    check([*chosen.values()])
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = sum(pool.map(report, chosen, chosen.values()))
+    print(f"{found} of {len(chosen)} killed")
+    return int(found < len(chosen))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,15 @@ def test_frozen_values_and_statistics_do_not_change(fuse: bool, dtype: str) -> N
     assert changed == {name for name in before if name.startswith(("body.0.body.b", "head"))}
 
 
+@pytest.mark.parametrize("frozen", ["gamma", "beta"])
+def test_statistics_change_while_a_parameter_of_their_norm_is_trained(frozen: str) -> None:
+    model = Model(network(), SHAPE)
+    model.freeze("stem", f"body.0.body.a.bn.{frozen}")
+    before = values(model)
+    train(model)
+    assert values(model)["body.0.body.a.bn.running_mean"] != before["body.0.body.a.bn.running_mean"]
+
+
 def test_freezing_equals_a_learning_rate_of_0(backend: Backend) -> None:
     """Without batch norm, the only difference is the work that is saved."""
     frozen, slow = (Model(network(norm=False), SHAPE, backend=backend) for _ in range(2))

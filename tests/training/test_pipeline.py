@@ -172,18 +172,28 @@ def test_messages_may_be_late() -> None:
     assert_equal(run_threads(3, rank), reference("vgg", 1))
 
 
-def test_a_schedule_of_ones_own_is_a_function() -> None:
-    def one_by_one(stage: int, stages: int, micro_batches: int) -> Any:
-        for m in range(micro_batches):
-            yield from (forward(m), backward(m))
+def one_by_one(stage: int, stages: int, micro_batches: int) -> Any:
+    for m in range(micro_batches):
+        yield from (forward(m), backward(m))
 
+
+def opposite(stage: int, stages: int, micro_batches: int) -> Any:
+    """Neighbouring stages have opposite orders of the micro-batches."""
+    order = range(micro_batches)[:: -1 if stage % 2 else 1]
+    return [*map(forward, order), *map(backward, order)]
+
+
+@pytest.mark.parametrize("schedule", [one_by_one, opposite])
+def test_a_schedule_of_ones_own_is_a_function(schedule: Any) -> None:
     def rank(comm: Communicator) -> Result:
-        mesh = Mesh(comm, pipeline=2)
-        model = Model(vgg_net(), SHAPE, dtype="float64", mesh=mesh)
-        options: Any = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": one_by_one}
+        mesh = Mesh(comm, pipeline=3)
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh)
+        assert model.stage is not None
+        assert len(model.stage.sends) == 2 or model.stage.last
+        options: Any = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": schedule}
         return train(model, AllReduce(mesh.data), **options)
 
-    assert_equal(run_threads(2, rank), reference("vgg", 1))
+    assert_equal(run_threads(3, rank), reference("concat", 1))
 
 
 def test_a_broken_schedule_is_refused_before_the_first_step() -> None:

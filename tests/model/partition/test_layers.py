@@ -77,6 +77,16 @@ class TwoOutputs(Block):
         return graph.add(Linear(3, name="l"), graph.add(GlobalAvgPool2d(), joined)), a
 
 
+class ReadTwice(Block):
+    """A convolution whose output is read by another one and, then, by a layer of its channels."""
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        a = graph.add(Conv2d(6, 3, padding=1, name="a"), *inputs)
+        b = graph.add(Conv2d(6, 3, padding=1, name="b"), a)
+        joined = graph.add(Add(), graph.add(ReLU(), a), b)
+        return graph.add(Linear(3), graph.add(GlobalAvgPool2d(), joined))
+
+
 def first() -> Conv2d:
     return Conv2d(6, 3, padding=1)
 
@@ -213,6 +223,11 @@ def test_every_layer_is_cut(name: str, strategy: str) -> None:
 
 def test_a_transformer_runs_in_stages() -> None:
     check_plan(*NETS["tokens"], "pipeline", meshes=[{"pipeline": 2}], batch=3)
+
+
+def test_a_sum_over_ranks_may_be_read_whole_and_in_parts() -> None:
+    plan = {"a": {"channel": "model"}, "b": {"filter": "model"}}
+    check_plan(ReadTwice(name=""), IMAGE, plan, meshes=[{"model": 2}], batch=3)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

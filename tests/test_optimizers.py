@@ -537,6 +537,7 @@ def test_a_state_holds_parameters_without_padding_for_any_buckets(backend):
     optimizer.bind(backend, [buffer])
     draw_gradients(buffer, np.random.default_rng(0))
     optimizer.step()
+    optimizer.lr_factor = 0.25
     state = optimizer.state()
     assert {name: np.shape(value) for name, value in state.items()} == {
         **{f"{slot}/{name}": shape for slot in "mv" for name, shape in SHAPES.items()},

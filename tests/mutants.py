@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pydtnn.utils.threads import cores_here
+from pydtnn.utils.machine import cores_here
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 300
@@ -35,88 +35,191 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    # prices
-    "a bias whose gradient is free": Mutant(
+    # layers
+    "a bias whose gradient costs nothing": Mutant(
         "pydtnn/layers/linear.py",
         "flops * (dw + self.needs_dx) + outputs * db,",
         "flops * (dw + self.needs_dx),",
         "tests/layers/test_cost.py::"
         "test_the_operations_of_a_linear_layer_are_those_of_its_products",
     ),
-    "a layer's filters that groups do not divide": Mutant(
+    "a convolution layer whose groups do not divide its filters": Mutant(
         "pydtnn/layers/conv.py",
         "channels % self.groups or self.filters % self.groups",
         "channels % self.groups",
         "tests/layers/test_conv.py::test_options_that_do_not_fit_the_input_are_told",
     ),
-    "a geometry's filters that groups do not divide": Mutant(
-        "pydtnn/kernels/geometry.py",
-        "self.channels % self.groups or self.filters % self.groups",
-        "self.channels % self.groups",
-        "tests/kernels/test_conv.py::test_a_geometry_that_kernels_do_not_compute_is_refused",
-    ),
-    "a fan of all groups": Mutant(
+    "initial weights that depend on the inputs of all groups": Mutant(
         "pydtnn/layers/conv.py",
         "fan_in=taps * channels // self.groups,",
         "fan_in=taps * channels,",
         "tests/layers/test_conv.py::test_weights_know_how_many_inputs_and_outputs_each_element_has",
     ),
-    "a fan of all groups of a transposed convolution": Mutant(
+    "initial weights of a transposed convolution that depend on the inputs of all groups": Mutant(
         "pydtnn/layers/conv_transpose.py",
         "fan_in=max(taps * channels // (self.groups * prod(self.stride)), 1),",
         "fan_in=max(taps * channels // prod(self.stride), 1),",
         "tests/layers/test_conv.py::test_weights_know_how_many_inputs_and_outputs_each_element_has",
     ),
-    "a product of momenta that does not go back": Mutant(
-        "pydtnn/optimizers/adaptive.py",
-        "done, product = self._product if self._product[0] <= step else (0, 1.0)",
-        "done, product = self._product",
-        "tests/test_optimizers.py::"
-        "test_the_product_of_nadams_momenta_does_not_depend_on_the_steps_before",
-    ),
-    # predictions
-    "chunks in progress without limit": Mutant(
-        "pydtnn/perfmodel/formulas/placed.py",
-        "max(moving, working, first / active)",
-        "max(moving, working)",
-        "tests/perfmodel/formulas/test_placed.py::"
-        "test_chunks_of_long_arrays_overlap_as_in_the_replay",
-    ),
-    "a rank that copies the messages of its host": Mutant(
-        "pydtnn/perfmodel/formulas/placed.py",
-        "between.sent / group.per_host",
-        "between.sent",
-        "tests/perfmodel/formulas/test_placed.py::"
-        "test_each_rank_copies_its_own_messages_between_hosts",
-    ),
-    "ranks that share cores for nothing": Mutant(
-        "pydtnn/perfmodel/timing.py",
-        "self.slowdown = messages.slowdown",
-        "self.slowdown = 1.0",
-        "tests/perfmodel/test_projection.py::"
-        "test_ranks_that_share_cores_compute_longer_by_the_same_factor",
-    ),
-    "a forecast that reads tokens": Mutant(
+    "a forecast that checks tokens, which have no values": Mutant(
         "pydtnn/layers/embedding.py",
         "if self.backend.has_values and wrong.any():",
         "if wrong.any():",
         "tests/kernels/test_dry.py::test_a_forecast_does_not_depend_on_what_memory_contains",
     ),
-    "a forecast that reads lengths": Mutant(
+    "a forecast that checks lengths, which have no values": Mutant(
         "pydtnn/layers/attention.py",
         "if self.backend.has_values and wrong.any():",
         "if wrong.any():",
         "tests/kernels/test_dry.py::test_a_forecast_does_not_depend_on_what_memory_contains",
     ),
-    # lifetimes of arrays
-    "a sum over the gradient that the caller passes": Mutant(
+    "a mean over a stripe whose gradient is not scaled by the stripe's share": Mutant(
+        "pydtnn/layers/pool.py",
+        "        if self.share != 1:\n            dy = dy * dy.dtype.type(self.share)\n",
+        "",
+        "tests/model/partition/test_layers.py::test_a_part_of_the_network_may_be_frozen",
+    ),
+    "a frozen batch norm that normalises with the statistics of the batch": Mutant(
+        "pydtnn/layers/norm.py",
+        "if self.running.frozen or not context.training:",
+        "if not context.training:",
+        "tests/model/test_freeze.py::test_frozen_values_and_statistics_do_not_change",
+    ),
+    "attention that drops the same weights in every epoch": Mutant(
+        "pydtnn/layers/attention.py",
+        "context.seed, self.stream, int(context.epoch), samples",
+        "context.seed, self.stream, 0, samples",
+        "tests/layers/test_attention.py::test_weights_are_dropped_in_training_only_and_by_sample",
+    ),
+    "an addition that leaves out its fourth input": Mutant(
+        "pydtnn/layers/merge.py",
+        "for x in rest:",
+        "for x in rest[:1]:",
+        "tests/layers/test_merge.py::test_add_keeps_the_contract",
+    ),
+    "an activation that overwrites the input that its backward reads": Mutant(
+        "pydtnn/layers/activation.py",
+        'cls.may_overwrite_input = reads == "output"',
+        "cls.may_overwrite_input = True",
+        "tests/layers/test_activation.py::test_activations_keep_the_contract",
+    ),
+    "dropout of rate 0 that returns dy itself as a new array": Mutant(
+        "pydtnn/layers/dropout.py",
+        "return dy if self.overwrites_dy else dy.copy()",
+        "return dy",
+        "tests/layers/test_dropout.py::test_dropout_keeps_the_contract",
+    ),
+    "an embedding used twice that keeps the gradient of one use": Mutant(
+        "pydtnn/layers/embedding.py",
+        "linear.add_rows(dy, saved, out=w.grad, accumulate=w.accumulate)",
+        "linear.add_rows(dy, saved, out=w.grad)",
+        "tests/layers/test_embedding.py::test_a_tied_layer_adds_the_gradients_of_both_uses",
+    ),
+    "a convolution before a frozen batch norm whose bias has a gradient of 0": Mutant(
+        "pydtnn/layers/fused_norm.py",
+        "dx.sums = a * sums[:1] if norm.rows is inf else self._nothing",
+        "dx.sums = self._nothing",
+        "tests/model/test_fusion.py::test_outputs_and_gradients_are_those_of_the_plain_network",
+    ),
+    "a convolution's ReLU that overwrites a gradient that another layer still reads": Mutant(
+        "pydtnn/layers/fused_conv.py",
+        "dz = dy if deferred else self.gradient_like(dy)",
+        "dz = dy",
+        "tests/model/test_model.py::"
+        "test_gradients_of_a_whole_model_are_those_of_central_differences",
+    ),
+    "an all-reduce in place of an array that another layer still reads": Mutant(
+        "pydtnn/layers/exchange.py",
+        "AllReduce(x if may_overwrite else x.copy(), self.axis)",
+        "AllReduce(x, self.axis)",
+        "tests/model/partition/test_layers.py::"
+        "test_a_sum_over_ranks_may_be_read_whole_and_in_parts",
+    ),
+    # kernels
+    "a geometry whose groups do not divide its filters": Mutant(
+        "pydtnn/kernels/geometry.py",
+        "self.channels % self.groups or self.filters % self.groups",
+        "self.channels % self.groups",
+        "tests/kernels/test_conv.py::test_a_geometry_that_kernels_do_not_compute_is_refused",
+    ),
+    "a reference convolution that does not add the gradient of other readers": Mutant(
+        "pydtnn/kernels/reference/conv.py",
+        "out[...] = dx if add is None else dx + wide(add)",
+        "out[...] = dx",
+        "tests/kernels/test_conv_fused.py::test_backward_of_data_does_what_it_is_told_to",
+    ),
+    "a ReLU whose backward replaces gradients at NaN by 0": Mutant(
+        "pydtnn/kernels/reference/fused.py",
+        "total = self.xp.where(self.values(value) <= 0, 0, total)",
+        "total = self.xp.where(self.values(value) > 0, total, 0)",
+        "tests/kernels/test_fused.py::"
+        "test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan",
+    ),
+    "a hinge loss whose gradient counts the target class": Mutant(
+        "pydtnn/kernels/reference/loss.py",
+        "dx = xp.where(margin > 0, scale, 0)",
+        "dx = xp.where(margin >= 0, scale, 0)",
+        "tests/kernels/test_loss.py::test_reference_hinge_sums_the_margins_that_are_violated",
+    ),
+    "a running variance without Bessel's correction": Mutant(
+        "pydtnn/kernels/reference/norm.py",
+        "        variance = variance * n / xp.maximum(n - 1, 1)\n",
+        "",
+        "tests/layers/test_norm.py::"
+        "test_running_statistics_move_by_momentum_to_the_unbiased_moments",
+    ),
+    "an adaptive mean that leaves out the last row of a bin": Mutant(
+        "pydtnn/kernels/reference/pool.py",
+        "-(-(i + 1) * n // o))",
+        "(i + 1) * n // o)",
+        "tests/kernels/test_pool.py::test_reference_adaptive_mean_cuts_the_input_in_bins",
+    ),
+    "equal random numbers for samples that differ by 2**32": Mutant(
+        "pydtnn/kernels/reference/random.py",
+        "counter[..., 2] = (samples >> 32)[:, None]",
+        "counter[..., 2] = 0",
+        "tests/kernels/test_random.py::test_bits_of_a_sample_depend_on_nothing_but_their_keys",
+    ),
+    "LARS that ignores weight decay in the rate of a layer": Mutant(
+        "pydtnn/kernels/reference/update.py",
+        "return lr * (factor * norm_w / (norm_u + decay * norm_w))",
+        "return lr * (factor * norm_w / norm_u)",
+        "tests/test_optimizers.py::test_five_steps_equal_the_formulas",
+    ),
+    "attention that computes outputs after the end of a sequence": Mutant(
+        "pydtnn/kernels/reference/attention.py",
+        "pairs = exist[:, None, :, None] & exist[:, None, None, :]",
+        "pairs = exist[:, None, None, :]",
+        "tests/kernels/test_attention.py::test_kernels_agree_with_the_reference",
+    ),
+    "a measurement of algorithms that overwrites the gradient so far": Mutant(
+        "pydtnn/kernels/cpu/conv.py",
+        "np.empty_like(out) if accumulate else out,",
+        "out,",
+        "tests/kernels/test_autotuner.py::"
+        "test_measuring_leaves_no_trace_in_what_a_convolution_computes",
+    ),
+    "a depthwise convolution of volumes that rounds its first plane down": Mutant(
+        "pydtnn/kernels/cpu/volumes.py",
+        "first = max(start, -(offset // stride))",
+        "first = max(start, -offset // stride)",
+        "tests/kernels/test_volumes.py::test_all_directions_agree_with_the_reference",
+    ),
+    "a convolution of volumes that overwrites its input before it has been read": Mutant(
+        "pydtnn/kernels/cpu/volumes.py",
+        "not native(dw, dx) or np.may_share_memory(dx, x):",
+        "not native(dw, dx):",
+        "tests/kernels/test_volumes.py::test_gradients_may_overwrite_the_input",
+    ),
+    # the model and its partition
+    "gradients added into the array that the caller of backward passes": Mutant(
         "pydtnn/model/execution.py",
         "sums.add(node, _in_model_dtype(graph, g), new=False)",
         "sums.add(node, _in_model_dtype(graph, g), new=True)",
         "tests/model/test_graph.py::"
         "test_gradients_of_outputs_that_other_layers_read_are_not_overwritten",
     ),
-    "a new array's sum over the gradient that the caller passes": Mutant(
+    "a new gradient added into an array of another layer": Mutant(
         "pydtnn/model/execution.py",
         "out = so_far if own else dx if new else",
         "out = so_far if own or new else",
@@ -143,17 +246,227 @@ MUTANTS = {
     ),
     "saved arrays of layers that are not trained": Mutant(
         "pydtnn/model/recompute.py",
-        "            if index in self._trained:\n                self.residuals[index] = saved\n"
+        "            if index in self._trained:\n"
+        "                self.residuals[index] = saved\n"
         "            return\n",
         "            self.residuals[index] = saved\n            return\n",
         "tests/model/test_freeze.py::test_layers_that_run_no_backward_keep_nothing",
     ),
-    "dropped values that are kept within a segment": Mutant(
+    "recomputed values that are kept after their last reader": Mutant(
         "pydtnn/model/recompute.py",
         "                values.pop(i, None)\n",
         "                pass\n",
         "tests/model/test_recompute.py::"
         "test_values_within_a_segment_are_freed_after_their_last_reader_again",
+    ),
+    "a layer in place of an output that a recomputed segment begins with": Mutant(
+        "pydtnn/model/graph.py",
+        "                and source.index not in checkpoints\n",
+        "",
+        "tests/model/test_recompute.py::test_every_way_to_recompute_gives_the_same_bytes",
+    ),
+    "an addition that gives up a gradient that a convolution still reads": Mutant(
+        "pydtnn/model/fusion.py",
+        "return touched < normed[0].index",
+        "return touched <= normed[0].index",
+        "tests/model/test_mixed_precision.py::test_every_backend_trains",
+    ),
+    "running statistics frozen with the last parameter of their norm": Mutant(
+        "pydtnn/model/placement.py",
+        "frozen[layer] = frozen.get(layer, True) and p.frozen",
+        "frozen[layer] = p.frozen",
+        "tests/model/test_freeze.py::"
+        "test_statistics_change_while_a_parameter_of_their_norm_is_trained",
+    ),
+    "a rank's part cut out of an array that is a part already": Mutant(
+        "pydtnn/model/whole.py",
+        "part is not None and self.mesh is not None and np.shape(value) == part.shape:",
+        "part is not None and self.mesh is not None:",
+        "tests/training/checkpoint/test_mesh.py::"
+        "test_factors_of_parts_are_resumed_on_the_same_mesh_only",
+    ),
+    "a pipeline cut before the last use of a shared layer": Mutant(
+        "pydtnn/model/partition/rules.py",
+        "range(first[part] + 1, last[part] + 1)",
+        "range(first[part] + 1, last[part])",
+        "tests/model/partition/test_stages.py::test_plans_that_cannot_be_are_refused",
+    ),
+    "messages of different micro-batches with the same tag": Mutant(
+        "pydtnn/model/stage.py",
+        "(micro_batch * values + value) % TAGS",
+        "(micro_batch + value) % TAGS",
+        "tests/training/test_pipeline.py::test_a_schedule_of_ones_own_is_a_function",
+    ),
+    # optimizers, schedules, losses and metrics
+    "Nadam's product of momenta after an earlier step is loaded": Mutant(
+        "pydtnn/optimizers/adaptive.py",
+        "done, product = self._product if self._product[0] <= step else (0, 1.0)",
+        "done, product = self._product",
+        "tests/test_optimizers.py::"
+        "test_the_product_of_nadams_momenta_does_not_depend_on_the_steps_before",
+    ),
+    "a factor on the learning rate that is saved and not loaded": Mutant(
+        "pydtnn/optimizers/base.py",
+        "self.iterations, self.lr_factor = iterations, lr_factor",
+        "self.iterations = iterations",
+        "tests/test_optimizers.py::test_a_state_holds_parameters_without_padding_for_any_buckets",
+    ),
+    "LARS whose weight decay is not multiplied by the learning rate": Mutant(
+        "pydtnn/optimizers/layerwise.py",
+        "w, g, velocity, lr=1.0, decay=lr * decay,",
+        "w, g, velocity, lr=1.0, decay=decay,",
+        "tests/test_optimizers.py::test_five_steps_equal_the_formulas",
+    ),
+    "a group of parameters that loses weight decay with its own learning rate": Mutant(
+        "pydtnn/optimizers/groups.py",
+        'own.get("weight_decay", weight_decay)',
+        'own.get("weight_decay", 0.0)',
+        "tests/test_optimizers.py::test_a_group_is_updated_like_a_rule_of_its_own_rate_and_decay",
+    ),
+    "a loss scale whose count of good steps is saved and not loaded": Mutant(
+        "pydtnn/optimizers/loss_scale.py",
+        'self.scale[...], self.good[...] = state["scale"], state["good"]',
+        'self.scale[...] = state["scale"]',
+        "tests/training/test_loss_scale.py::test_state_continues_where_another_left_off",
+    ),
+    "a step schedule that divides one step after each boundary": Mutant(
+        "pydtnn/schedules/curves.py",
+        "passed = bisect_right(self.boundaries, step)",
+        "passed = bisect_right(self.boundaries, step - 1)",
+        "tests/test_schedules.py::test_a_step_applies_gamma_from_each_boundary_on",
+    ),
+    "a cross-entropy that is NaN where a probability of 0 has a logit of -infinity": Mutant(
+        "pydtnn/losses/functions.py",
+        "    log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere\n",
+        "",
+        "tests/test_losses.py::test_a_logit_of_minus_infinity_excludes_a_class_of_probability_0",
+    ),
+    "top-k accuracy that counts classes of equal outputs as right": Mutant(
+        "pydtnn/metrics.py",
+        "ahead = (~(y < own)).sum(axis=1)  # itself included",
+        "ahead = (y > own).sum(axis=1) + 1",
+        "tests/test_metrics.py::test_equal_scores_and_nan_are_never_among_the_largest_by_chance",
+    ),
+    # communication
+    "a chunk received into elements that are still being sent": Mutant(
+        "pydtnn/comm/schedules/steps.py",
+        "for other in touched) > 1:",
+        "for other in touched) > 2:",
+        "tests/comm/schedules/test_chunks.py::"
+        "test_copies_go_straight_to_their_place_where_nothing_else_happens_there",
+    ),
+    "a group of threads with the hosts of other ranks": Mutant(
+        "pydtnn/comm/thread.py",
+        "hosts = [self.hosts[self.members.index(rank)] for rank in members]",
+        "hosts = list(self.hosts[: len(members)])",
+        "tests/comm/test_thread.py::test_ranks_may_pretend_to_be_on_different_hosts",
+    ),
+    "bytes of an all-gather that are counted for one rank only": Mutant(
+        "pydtnn/comm/metered.py",
+        '"allgather": self.size - 1,',
+        '"allgather": others,',
+        "tests/comm/test_metered.py::test_every_way_counts_the_bytes_that_a_rank_must_send",
+    ),
+    # parallel training
+    "samples that are not counted again after an evaluation of averaged parameters": Mutant(
+        "pydtnn/parallel/exchange.py",
+        "self.samples, self._aside = samples, None",
+        "self._aside = None",
+        "tests/parallel/schemes/test_gossip.py::"
+        "test_it_is_steps_followed_by_averages_with_neighbours",
+    ),
+    "exact sums that expect parts of shards without samples": Mutant(
+        "pydtnn/parallel/reproducible.py",
+        "self.present = min(samples, self.shards or 1)",
+        "self.present = self.shards or 1",
+        "tests/parallel/test_reproducible.py::"
+        "test_shards_that_never_have_a_sample_cost_and_change_nothing",
+    ),
+    "elastic averaging that moves the centre once for each rank": Mutant(
+        "pydtnn/parallel/schemes/elastic.py",
+        "pull = self.beta / self.comm.size * (bucket.values - centre)",
+        "pull = self.beta * (bucket.values - centre)",
+        "tests/parallel/schemes/test_elastic.py::test_it_is_the_symmetric_synchronous_variant",
+    ),
+    "post-local SGD that begins one step late": Mutant(
+        "pydtnn/parallel/schemes/local_sgd.py",
+        "if optimizer.iterations < self.after:",
+        "if optimizer.iterations <= self.after:",
+        "tests/parallel/schemes/test_local_sgd.py::test_a_rank_without_samples_makes_no_update",
+    ),
+    "a step of a parameter server that ends before parameters have arrived": Mutant(
+        "pydtnn/parallel/schemes/parameter_server.py",
+        "            self.pull(bucket)\n        self.drain()\n",
+        "            self.pull(bucket)\n",
+        "tests/parallel/schemes/test_fits.py::test_four_fits_of_an_epoch_are_one_of_four",
+    ),
+    "decompressed gradients added to those of the step before": Mutant(
+        "pydtnn/parallel/compression/compressor.py",
+        "        kept.total.fill(0)\n        for rank, (message, sizes)",
+        "        for rank, (message, sizes)",
+        "tests/parallel/compression/test_documentation.py::test_it_sums_as_the_one_of_the_library",
+    ),
+    "random-k compression that does not scale what it keeps": Mutant(
+        "pydtnn/parallel/compression/sparse.py",
+        "factor = 1 if feedback else out.size / _count(share, out.size)",
+        "factor = 1",
+        "tests/parallel/compression/test_compressors.py::"
+        "test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it",
+    ),
+    "a pipeline stage that runs one micro-batch too many ahead": Mutant(
+        "pydtnn/parallel/pipeline/schedules.py",
+        "return _alternating(stages - stage - 1, micro_batches)",
+        "return _alternating(stages - stage, micro_batches)",
+        "tests/parallel/pipeline/test_draw.py::test_the_command_shows_and_proves",
+    ),
+    # training and checkpoints
+    # data and files
+    "a random crop that is never shifted by the largest offset": Mutant(
+        "pydtnn/data/augment/simple.py",
+        "top = below(words[:, 0], 2 * p + 1)",
+        "top = below(words[:, 0], 2 * p)",
+        "tests/data/augment/test_simple.py::test_a_crop_is_a_window_of_the_padded_image",
+    ),
+    # predictions
+    "predicted messages with any number of chunks in progress": Mutant(
+        "pydtnn/perfmodel/formulas/placed.py",
+        "max(moving, working, first / active)",
+        "max(moving, working)",
+        "tests/perfmodel/formulas/test_placed.py::"
+        "test_chunks_of_long_arrays_overlap_as_in_the_replay",
+    ),
+    "a predicted rank that copies the messages of all ranks of its host": Mutant(
+        "pydtnn/perfmodel/formulas/placed.py",
+        "between.sent / group.per_host",
+        "between.sent",
+        "tests/perfmodel/formulas/test_placed.py::"
+        "test_each_rank_copies_its_own_messages_between_hosts",
+    ),
+    "predicted ranks that share cores and compute as fast as alone": Mutant(
+        "pydtnn/perfmodel/timing.py",
+        "self.slowdown = messages.slowdown",
+        "self.slowdown = 1.0",
+        "tests/perfmodel/test_projection.py::"
+        "test_ranks_that_share_cores_compute_longer_by_the_same_factor",
+    ),
+    "few ranks on many cores that compute faster than alone": Mutant(
+        "pydtnn/perfmodel/engine/cores.py",
+        "return min(1.0, self._number / len(self._targets[group]))",
+        "return self._number / len(self._targets[group])",
+        "tests/perfmodel/engine/test_cores.py::test_ranks_with_a_core_each_do_not_delay_each_other",
+    ),
+    "a simulated clock that goes back when a rank waits": Mutant(
+        "pydtnn/perfmodel/engine/engine.py",
+        "one.clock = max(one.clock, what.at)",
+        "one.clock = what.at",
+        "tests/perfmodel/engine/test_engine.py::"
+        "test_a_wait_advances_to_the_completion_and_never_back",
+    ),
+    "strategies without those that cut an axis among all ranks": Mutant(
+        "pydtnn/perfmodel/oracle/strategies.py",
+        "for part in range(2, min(ranks, largest) + 1):",
+        "for part in range(2, min(ranks, largest)):",
+        "tests/perfmodel/oracle/test_strategies.py::test_all_factorisations_occur_once",
     ),
 }
 

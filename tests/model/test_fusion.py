@@ -134,6 +134,9 @@ NETS: dict[str, Callable[[], Net]] = {
         conv(4, bias=False), ReLU(), Residual(BatchNorm(), BatchNorm()), ReLU()
     ),
     "ReLU first": lambda: Sequential(ReLU(), conv(2), ReLU()),
+    "residual of one convolution": lambda: Sequential(
+        *unit(4), Residual(Sequential(conv(4), BatchNorm())), ReLU(), conv(2)
+    ),
     "sum of three": lambda: Branches(conv(2), Sequential(*unit(2)), conv(2), merge=Add()),
     "a sum with itself": lambda: Sequential(conv(4), Branches(Identity(), Identity(), merge=Add())),
     "strides and groups": lambda: Sequential(

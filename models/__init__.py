@@ -59,7 +59,7 @@ from pydtnn.models.vgg import (
 )
 from pydtnn.models.vit import vit, vit_b16, vit_small, vit_tiny
 from pydtnn.utils.names import module_getattr
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 MODELS: dict[str, Callable[..., Block]] = {
     "mlp": mlp,
@@ -106,7 +106,7 @@ MODELS: dict[str, Callable[..., Block]] = {
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
-MODEL: Kind[Net] = Kind(
+MODEL: Registry[Net] = Registry(
     "model", MODELS, Layer | Block, "a layer, a block or a function of (classes, input_shape)"
 )
 

@@ -26,7 +26,7 @@ from pydtnn.losses.targets import (
 )
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames, module_getattr
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
@@ -448,7 +448,7 @@ ALIASES = {
 }
 """Other names of the metrics."""
 
-METRIC = Kind(
+METRIC = Registry(
     "metric", METRICS, Metric, "a Metric, or a class or function that returns one", ALIASES
 )
 

@@ -51,7 +51,7 @@ from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
-from pydtnn.utils.registry import Found
+from pydtnn.utils.registry import Factory
 from pydtnn.utils.units import parse_size
 
 BALANCED = "balanced"
@@ -359,7 +359,7 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
     return found.make(options, lr=lr, **optimizer_numbers(config, found))
 
 
-def optimizer_numbers(config: TrainConfig, found: Found[Optimizer]) -> dict[str, Any]:
+def optimizer_numbers(config: TrainConfig, found: Factory[Optimizer]) -> dict[str, Any]:
     """Return the arguments of an update rule that have options of their own, besides the rate."""
     numbers: dict[str, Any] = {}
     for name, ours in USUAL.items():

@@ -21,7 +21,7 @@ from pydtnn.cli.options import (
 )
 from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.utils.machine import MOST_THREADS
+from pydtnn.utils.machine import MAX_THREADS
 from pydtnn.utils.names import key_of
 
 
@@ -400,7 +400,7 @@ class TrainConfig:
         int,
         "threads per rank; by default OMP_NUM_THREADS, otherwise cores / ranks of the host",
         at_least=1,
-        at_most=MOST_THREADS,
+        at_most=MAX_THREADS,
     )
     tuning: str | None = option(
         DEVICE,

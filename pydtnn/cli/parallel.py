@@ -47,7 +47,7 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
     """
     found, options = find(config, "scheme")
     if found.ready:  # an instance has its own communicator
-        raise TypeError(f"scheme {found.name}: expected {found.kind.expected}, got an instance")
+        raise TypeError(f"scheme {found.name}: expected {found.registry.expected}, got an instance")
     sums = create_sums_of(config)
     if not config.overlap:
         require_parameter(found, "overlap", "--no-overlap")

@@ -141,7 +141,7 @@ def _refusal(flag: str, answer: str, value: str) -> str:
         if f"{{{part}s}}" in answer:
             from pydtnn.cli.parts import PARTS
 
-            answer = answer.replace(f"{{{part}s}}", ", ".join(PARTS[part].registry))
+            answer = answer.replace(f"{{{part}s}}", ", ".join(PARTS[part].entries))
     answer = re.sub(r"\{(.*?)\}", lambda example: value or example[1], answer)
     return f"train: there is no option {flag}; {answer}"
 
@@ -280,7 +280,7 @@ def _names() -> str:
     widest = max(map(len, PARTS))
     lines = [
         textwrap.fill(
-            ", ".join(kind.registry),
+            ", ".join(kind.entries),
             _columns(),
             initial_indent=f"  {option:<{widest}}  ",
             subsequent_indent=" " * (widest + 4),

@@ -16,9 +16,9 @@ from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.schedules.named import SCHEDULE
 from pydtnn.utils.names import some
-from pydtnn.utils.registry import Found, Kind
+from pydtnn.utils.registry import Factory, Registry
 
-PARTS: dict[str, Kind[Any]] = {
+PARTS: dict[str, Registry[Any]] = {
     "model": MODEL,
     "dataset": DATASET,
     "augment": AUGMENTATION,
@@ -54,7 +54,7 @@ ELSEWHERE = {
 """Options that set the arguments which are not accepted in ``--...-options``."""
 
 
-def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
+def find(config: TrainConfig, part: str) -> tuple[Factory[Any], dict[str, Any]]:
     """Return the object or factory that an option names, and the arguments to construct it.
 
     Parameters
@@ -78,10 +78,10 @@ def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
         raise type(error)(f"train: {error}") from error
 
 
-def require_parameter(found: Found[Any], name: str, flag: str) -> None:
+def require_parameter(found: Factory[Any], name: str, flag: str) -> None:
     """Raise ValueError if a flag has no effect because `found` has no such parameter."""
     if name not in found.takes:
-        others = [key for key in found.kind.registry if name in found.kind.find(key).takes]
+        others = [key for key in found.registry.entries if name in found.registry.find(key).takes]
         raise ValueError(
             f"train: {flag}: {found.name} has no parameter `{name}`; omit it or use "
             f"{some(others, 3)}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STEPS = 4
 """Steps that `--timing-only` executes, unless --steps-per-epoch is given."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Virtual ranks that can be threads of a process."""
 
 
@@ -70,9 +70,9 @@ def run_on_virtual_ranks(
         timing = time_steps(workload, platform, costs, steps=steps, disturbances=disturbances)
         print("\n".join(align(_timing_rows(timing, platform.name), 2)), flush=True)
         return
-    if config.virtual_ranks > MOST_THREADS:
+    if config.virtual_ranks > MAX_THREADS:
         raise ValueError(
-            f"train: --virtual-ranks must be at most {MOST_THREADS}, got {config.virtual_ranks}; "
+            f"train: --virtual-ranks must be at most {MAX_THREADS}, got {config.virtual_ranks}; "
             "add --timing-only"
         )
     run_virtual(

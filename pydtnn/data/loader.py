@@ -28,7 +28,7 @@ from pydtnn.data.mixing import (
 from pydtnn.data.order import own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.names import SuggestsNames
-from pydtnn.utils.observer import NOTHING, Activity, Kind, Observer
+from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
 from pydtnn.utils.validate import check_int
 
 SAMPLES_PER_READ = 1024
@@ -290,7 +290,7 @@ class Loader(SuggestsNames):
                 future.cancel()
 
     def _load(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
-        with NOTHING if self._lanes is None else self._lanes.loading():
+        with NO_ACTIVITY if self._lanes is None else self._lanes.loading():
             return self._make(order, epoch, step)
 
     def _make(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:

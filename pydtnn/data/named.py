@@ -13,7 +13,7 @@ from pydtnn.data.mnist import load_mnist
 from pydtnn.data.shards import load_shards
 from pydtnn.data.synthetic import load_digits, load_synthetic
 from pydtnn.data.text import load_text
-from pydtnn.utils.registry import Found, Kind
+from pydtnn.utils.registry import Factory, Registry
 
 DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
     "cifar10": load_cifar10,
@@ -27,13 +27,13 @@ DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
 }
 """Data sets by name: functions of keyword arguments that return training and test set."""
 
-DATASET: Kind[tuple[Dataset, Dataset]] = Kind(
+DATASET: Registry[tuple[Dataset, Dataset]] = Registry(
     "data set", DATASETS, tuple, "a pair of data sets, to train with and to test with"
 )
 
 
 def load_dataset(
-    name: str | Callable[..., tuple[Dataset, Dataset]] | Found[tuple[Dataset, Dataset]],
+    name: str | Callable[..., tuple[Dataset, Dataset]] | Factory[tuple[Dataset, Dataset]],
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = False,
     seed: int = 0,

@@ -13,7 +13,7 @@ import numpy as np
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner, create_autotuner
 from pydtnn.kernels.reference.family import Array
-from pydtnn.utils.machine import MOST_THREADS, default_threads
+from pydtnn.utils.machine import MAX_THREADS, default_threads
 from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import check_int
 
@@ -159,7 +159,7 @@ def create_backend(
     if name not in BACKENDS:
         raise ValueError(unknown("backend", name, BACKENDS))
     threads = default_threads() if threads is None else threads
-    check_int("create_backend", "threads", threads, at_least=1, at_most=MOST_THREADS)
+    check_int("create_backend", "threads", threads, at_least=1, at_most=MAX_THREADS)
     if name == "cpu":
         from pydtnn.kernels.cpu import MemoryPool, create_families, select_isa
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from pydtnn.kernels.reference.random import stream
 from pydtnn.utils.names import module_getattr
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 from pydtnn.utils.validate import check_float
 
 Initializer = Callable[[tuple[int, ...], int, int, np.random.Generator], np.ndarray]
@@ -205,7 +205,7 @@ ALIASES = {
 }
 """Other names of the initializers."""
 
-INITIALIZER: Kind[Initializer] = Kind(
+INITIALIZER: Registry[Initializer] = Registry(
     "initializer",
     INITIALIZERS,
     Callable,

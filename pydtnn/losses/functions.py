@@ -25,7 +25,7 @@ from pydtnn.losses.targets import (
 )
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import SuggestsNames
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 from pydtnn.utils.validate import check_float, check_int
 
 Given = Sequence[float] | np.ndarray | Mapping[Any, float]
@@ -449,7 +449,7 @@ ALIASES = {
 }
 """Other names of the losses."""
 
-LOSS = Kind("loss", LOSSES, Loss, "a Loss, or a class or function that returns one", ALIASES)
+LOSS = Registry("loss", LOSSES, Loss, "a Loss, or a class or function that returns one", ALIASES)
 
 
 def get_loss(loss: str | Loss | Callable[..., Loss], **options: Any) -> Loss:

@@ -10,7 +10,7 @@ from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
 from pydtnn.utils.names import module_getattr
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 __all__ = [
     "LAMB",
@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 """Optimizers by name."""
 
-OPTIMIZER = Kind(
+OPTIMIZER = Registry(
     "optimizer", OPTIMIZERS, Optimizer, "an Optimizer, or a class or function that returns one"
 )
 

@@ -16,7 +16,7 @@ from pydtnn.schedules.curves import (
     Triangular,
     WarmUp,
 )
-from pydtnn.utils.registry import Found, Kind
+from pydtnn.utils.registry import Factory, Registry
 from pydtnn.utils.validate import check_float, check_int
 
 
@@ -116,11 +116,13 @@ ALIASES = {
 }
 """Other names of the schedules."""
 
-SCHEDULE: Kind[Schedule] = Kind("schedule", SCHEDULES, Callable, "a function of the step", ALIASES)
+SCHEDULE: Registry[Schedule] = Registry(
+    "schedule", SCHEDULES, Callable, "a function of the step", ALIASES
+)
 
 
 def get_schedule(
-    schedule: str | Schedule | Found[Schedule],
+    schedule: str | Schedule | Factory[Schedule],
     lr: float,
     total_steps: int,
     steps_per_epoch: int,

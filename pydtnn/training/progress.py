@@ -14,7 +14,7 @@ from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import terminal_of, width_of
 from pydtnn.utils.validate import check_float
 
-WIDEST_BAR, NARROWEST_BAR = 20, 6
+MAX_BAR_WIDTH, MIN_BAR_WIDTH = 20, 6
 """Limits of the bar's width, in columns."""
 
 REFRESH_S = 0.1
@@ -114,7 +114,7 @@ class Bar:
 
         self.file = file
         self.steps = steps
-        self.bar = BarColumn(bar_width=WIDEST_BAR)
+        self.bar = BarColumn(bar_width=MAX_BAR_WIDTH)
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             self.bar,
@@ -136,8 +136,8 @@ class Bar:
         """Show the pieces for which there is room besides the bar."""
         width = self._measure()
         count = Piece(-1, f"{step}/{self.steps}")
-        text = fit_pieces([count, *pieces], width - len(title) - NARROWEST_BAR - 2)
-        self.bar.bar_width = min(width - len(title) - len(text) - 2, WIDEST_BAR)
+        text = fit_pieces([count, *pieces], width - len(title) - MIN_BAR_WIDTH - 2)
+        self.bar.bar_width = min(width - len(title) - len(text) - 2, MAX_BAR_WIDTH)
         self.progress.update(self.task, description=title, completed=step, text=text, refresh=True)
 
     def line(self, pieces: Sequence[Piece]) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from pydtnn.utils.names import InitSignature
 
-WIDTH = 80
+MAX_WIDTH = 80
 """Characters of a representation in one line; a longer one has one line per argument."""
 
-MOST, LONGEST = 8, 200
+MAX_ELEMENTS, MAX_CHARACTERS = 8, 200
 """Elements of an array, and characters of a value, that are not abbreviated."""
 
 
@@ -37,7 +37,7 @@ def represent(value: Any) -> str:
     array(shape=(3, 224, 224), dtype=float64) [0.5, len]
     """
     if isinstance(value, np.ndarray):
-        if value.size > MOST:
+        if value.size > MAX_ELEMENTS:
             return f"array(shape={value.shape}, dtype={value.dtype})"
         return f"array({value.tolist()})"
     if isinstance(value, np.generic):
@@ -51,8 +51,8 @@ def represent(value: Any) -> str:
     if isinstance(value, type) or hasattr(value, "__qualname__"):
         return str(value.__qualname__)
     text = repr(value)
-    if len(text) > LONGEST and "\n" not in text:
-        return f"{text[:LONGEST]}..."
+    if len(text) > MAX_CHARACTERS and "\n" not in text:
+        return f"{text[:MAX_CHARACTERS]}..."
     return text
 
 
@@ -66,7 +66,7 @@ def enclose(start: str, parts: Sequence[str], end: str) -> str:
     )
     """
     line = f"{start}{', '.join(parts)}{end}"
-    if len(line) <= WIDTH and "\n" not in line:
+    if len(line) <= MAX_WIDTH and "\n" not in line:
         return line
     lines = indent(",\n".join([*parts, ""]), "    ")
     return f"{start}\n{lines}{end.lstrip(',')}"

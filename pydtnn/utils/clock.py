@@ -31,48 +31,48 @@ class Clock:
         return time.perf_counter_ns()
 
 
-_OWN: ContextVar[Clock | None] = ContextVar("clock of a virtual rank", default=None)
+_VIRTUAL: ContextVar[Clock | None] = ContextVar("clock of a virtual rank", default=None)
 """Set by `use` in the threads of virtual ranks only."""
 
 
 def use(clock: Clock) -> None:
     """Let the calling thread read a clock from now on."""
-    _OWN.set(clock)
+    _VIRTUAL.set(clock)
 
 
 @contextmanager
 def used(clock: Clock) -> Iterator[None]:
     """Context in which the calling thread reads a clock."""
-    token = _OWN.set(clock)
+    token = _VIRTUAL.set(clock)
     try:
         yield
     finally:
-        _OWN.reset(token)
+        _VIRTUAL.reset(token)
 
 
 def current() -> Clock:
     """Return the clock of the calling thread."""
-    return _OWN.get() or Clock()
+    return _VIRTUAL.get() or Clock()
 
 
 def virtual() -> Clock | None:
     """Return the clock of the calling thread if it is that of a virtual rank."""
-    return _OWN.get()
+    return _VIRTUAL.get()
 
 
 def virtual_time() -> dict[str, float]:
     """Return the time of a virtual rank as an entry of logs, in s; empty for other ranks."""
-    own = _OWN.get()
-    return {} if own is None else {VIRTUAL_SECONDS: own.now_ns() * 1e-9}
+    clock = _VIRTUAL.get()
+    return {} if clock is None else {VIRTUAL_SECONDS: clock.now_ns() * 1e-9}
 
 
 def now_ns() -> int:
     """Return the time of the calling thread's clock, in ns."""
-    own = _OWN.get()
-    return time.perf_counter_ns() if own is None else own.now_ns()
+    clock = _VIRTUAL.get()
+    return time.perf_counter_ns() if clock is None else clock.now_ns()
 
 
 def now() -> float:
     """Return the time of the calling thread's clock, in s."""
-    own = _OWN.get()
-    return time.perf_counter() if own is None else own.now_ns() * 1e-9
+    clock = _VIRTUAL.get()
+    return time.perf_counter() if clock is None else clock.now_ns() * 1e-9

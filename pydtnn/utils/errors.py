@@ -92,8 +92,8 @@ def describe(error: BaseException) -> str:
     Returns
     -------
     str
-        One line without line break. Characters that are not printable, such as terminal control
-    terminal, are written as escapes: a text may come from a file or from another machine.
+        One line without line break. Characters that are not printable, such as control
+        characters, are written as escapes: a text may come from a file or from another machine.
 
     Examples
     --------

@@ -273,7 +273,7 @@ def parse_object(data: bytes, name: str, version: int) -> dict[str, Any]:
         raise ValueError(f"{name} cannot be parsed ({reason})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} must contain an object")
-    found = content.get("format")
-    if type(found) is not int or found != version:
-        raise ValueError(f"its format must be {version} for this version of pydtnn, got {found}")
+    given = content.get("format")
+    if type(given) is not int or given != version:
+        raise ValueError(f"its format must be {version} for this version of pydtnn, got {given}")
     return content

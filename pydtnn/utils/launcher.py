@@ -71,9 +71,9 @@ def _tasks_here() -> int | None:
     tasks, node = os.environ.get("SLURM_STEP_TASKS_PER_NODE"), os.environ.get("SLURM_NODEID")
     if not tasks or not node:
         return None
-    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", one.strip()) for one in tasks.split(",")]
-    counts = [int(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
-    if None in found or not node.isdecimal() or int(node) >= len(counts) or 0 in counts:
+    matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", one.strip()) for one in tasks.split(",")]
+    counts = [int(one[1]) for one in matches if one for _ in range(int(one[2] or 1))]
+    if None in matches or not node.isdecimal() or int(node) >= len(counts) or 0 in counts:
         return None
     return counts[int(node)]
 

@@ -18,10 +18,10 @@ from pydtnn.utils.launcher import ranks_here
 if TYPE_CHECKING:
     from threadpoolctl import threadpool_limits
 
-NUMBERS = ("cpu family", "model", "CPU implementer", "CPU part")
+CPU_FIELDS = ("cpu family", "model", "CPU implementer", "CPU part")
 """Fields that identify a CPU besides its name: hypervisors shorten names, ARM CPUs have none."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Maximum threads of a rank: above the cores of any host, below the limits of a process."""
 
 _earlier = [0]
@@ -36,7 +36,7 @@ def cpu_name() -> str:
 def cpu_model() -> str:
     """Return the name of the CPU with the numbers that identify its generation."""
     cpu = _cpu()
-    return ", ".join([cpu_name(), *(f"{name} {cpu[name]}" for name in NUMBERS if name in cpu)])
+    return ", ".join([cpu_name(), *(f"{name} {cpu[name]}" for name in CPU_FIELDS if name in cpu)])
 
 
 def peak_memory() -> int:
@@ -90,9 +90,9 @@ def cpu_quotas(
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        own = Path(path.lstrip("/"))
+        group = Path(path.lstrip("/"))
         roots = ("cpu", "cpu,cpuacct", "cpuacct,cpu") if controllers else ("", "unified")
-        for folder in (mounted / root / group for root in roots for group in (own, *own.parents)):
+        for folder in (mounted / root / one for root in roots for one in (group, *group.parents)):
             quota, period = _quota(folder)
             if quota > 0 and period > 0:
                 quotas[str(folder.resolve())] = Fraction(quota, period)
@@ -183,9 +183,9 @@ def requested_threads() -> int | None:
     if not text:
         return None
     first = text.split(",")[0].strip()
-    if not first.isdecimal() or not 1 <= int(first) <= MOST_THREADS:
+    if not first.isdecimal() or not 1 <= int(first) <= MAX_THREADS:
         raise ValueError(
-            f"OMP_NUM_THREADS: expected a number from 1 to {MOST_THREADS}, got {text!r}; unset it "
+            f"OMP_NUM_THREADS: expected a number from 1 to {MAX_THREADS}, got {text!r}; unset it "
             "or use 1"
         )
     return int(first)

@@ -228,15 +228,15 @@ class Interruption(AbstractContextManager[None]):
         self._observer.begin(Kind.PHASE, self._name)
 
 
-NOTHING: AbstractContextManager[None] = nullcontext()
+NO_ACTIVITY: AbstractContextManager[None] = nullcontext()
 """The context of an activity without observer."""
 
 
 def phase(observer: Observer | None, name: str, bucket: int = -1) -> AbstractContextManager[None]:
     """Return the context of a phase of training, which an observer receives, if there is one."""
-    return NOTHING if observer is None else Activity(observer, Kind.PHASE, name, bucket)
+    return NO_ACTIVITY if observer is None else Activity(observer, Kind.PHASE, name, bucket)
 
 
 def outside(observer: Observer | None, name: str) -> AbstractContextManager[None]:
     """Return the context of what does not belong to the phase in which it is called."""
-    return NOTHING if observer is None else Interruption(observer, name)
+    return NO_ACTIVITY if observer is None else Interruption(observer, name)

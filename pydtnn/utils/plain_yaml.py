@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-DEEPEST = 50
+MAX_DEPTH = 50
 """Maximum nesting depth of lists and mappings."""
 
 _CONSTANTS: dict[str, bool | None] = {
@@ -25,7 +25,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _ZEROS = re.compile(r"[-+]?0[0-9]+")
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
-_LONGEST = 300
+_MAX_NUMBER = 300
 """Maximum length of a number, in characters; longer words are text."""
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -40,8 +40,8 @@ class _Loader(yaml.BaseLoader):
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise _refused("aliases are not supported; repeat the value", event)
-        if self.depth > DEEPEST:
-            raise _refused(f"nesting is deeper than {DEEPEST} levels", event)
+        if self.depth > MAX_DEPTH:
+            raise _refused(f"nesting is deeper than {MAX_DEPTH} levels", event)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -74,7 +74,7 @@ def scalar(text: str) -> Any:
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_NUMBER:
         if _INT.fullmatch(text):
             return int(text, 0)
         if _FLOAT.fullmatch(text) and not _ZEROS.fullmatch(text):
@@ -115,15 +115,15 @@ def _value(node: yaml.Node) -> Any:
         return scalar(node.value) if node.style is None else node.value
     if isinstance(node, yaml.SequenceNode):
         return [_value(item) for item in node.value]
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for name, item in node.value:
         key = _value(name)
         if not isinstance(key, str):
             raise _refused("a key must be text; quote it", name)
-        if key in found:
+        if key in mapping:
             raise _refused(f"key {key!r} occurs twice; remove one of them", name)
-        found[key] = _value(item)
-    return found
+        mapping[key] = _value(item)
+    return mapping
 
 
 def _refused(why: str, place: Any) -> ValueError:

@@ -19,25 +19,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class Registry(Generic[T]):
     """A kind of object that can be specified by name, and the requirements on custom ones.
 
     Attributes
     ----------
     name : str
         Name of the kind in error messages, such as "optimizer".
-    registry : mapping of str to callable
+    entries : mapping of str to callable
         Factories of the library's objects by name: lower case, words joined by "_".
     base : type
         Base class of instances.
     expected : str
         Description of accepted arguments other than names, for error messages.
     aliases : mapping of str to str, optional
-        Alternative names of the registry's entries.
+        Alternative names of the entries.
 
     Examples
     --------
-    >>> shape = Kind("shape", {"box": lambda width=1: [width]}, list, "a list")
+    >>> shape = Registry("shape", {"box": lambda width=1: [width]}, list, "a list")
     >>> shape.find("Box").make({"width": 2})
     [2]
     >>> shape.find("box").make({"widht": 2})
@@ -46,17 +46,17 @@ class Kind(Generic[T]):
     """
 
     name: str
-    registry: Mapping[str, Callable[..., T]]
+    entries: Mapping[str, Callable[..., T]]
     base: Any
     expected: str
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def find(self, given: Any) -> Found[T]:
+    def find(self, given: Any) -> Factory[T]:
         """Find an object or factory by name, or wrap the given one.
 
         Parameters
         ----------
-        given : str, object, callable or Found
+        given : str, object, callable or Factory
             Name, instance or factory. Names are case-insensitive; spaces, hyphens and underscores
             are equivalent.
 
@@ -68,7 +68,7 @@ class Kind(Generic[T]):
             If the name is unknown (the message contains the nearest names), or a file cannot be
             imported.
         """
-        if isinstance(given, Found):
+        if isinstance(given, Factory):
             return given
         target, name = given, getattr(given, "__name__", type(given).__name__)
         who, expected = self.name, f"a name, {self.expected}"
@@ -78,33 +78,33 @@ class Kind(Generic[T]):
         elif isinstance(given, str):
             key = key_of(given)
             name = self.aliases.get(key, key)
-            if name not in self.registry:
-                raise ValueError(unknown(self.name, given, self.registry, self.aliases))
-            return Found(self, name, self.registry[name], parameters(self.registry[name]))
+            if name not in self.entries:
+                raise ValueError(unknown(self.name, given, self.entries, self.aliases))
+            return Factory(self, name, self.entries[name], parameters(self.entries[name]))
         if isinstance(target, self.base):
-            return Found(self, name, target, {}, ready=True)
+            return Factory(self, name, target, {}, ready=True)
         kind = target if isinstance(target, type) else type(target)
         other = isinstance(target, type) and not issubclass(target, self.base)
         hint = self._hint(key_of(kind.__name__)) if other or kind is not target else ""
         if other or hint or not callable(target):
             raise TypeError(f"{who}: expected {expected}, got {target!r}{hint}")
-        return Found(self, name, target, parameters(target))
+        return Factory(self, name, target, parameters(target))
 
     def _hint(self, key: str) -> str:
         """Return what to use instead of an object of another library, if it is known."""
-        if self.aliases.get(key, key) in self.registry:
+        if self.aliases.get(key, key) in self.entries:
             return f"; use {self.aliases.get(key, key)!r}"
         return foreign_value(self.name, key)
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
-    """Result of `Kind.find`: an instance, or a factory of instances.
+class Factory(Generic[T]):
+    """Result of `Registry.find`: makes an object with options, or is one that exists.
 
     Attributes
     ----------
-    kind : Kind
-        The kind of object.
+    registry : Registry
+        Where it was found.
     name : str
         Name in error messages.
     target : object or callable
@@ -115,7 +115,7 @@ class Found(Generic[T]):
         Whether `target` is an instance.
     """
 
-    kind: Kind[T]
+    registry: Registry[T]
     name: str
     target: Any
     takes: Mapping[str, inspect.Parameter]
@@ -148,11 +148,11 @@ class Found(Generic[T]):
                 raise ValueError(unknown(f"option of {self.name}", option, choices))
         if self.ready:
             return self.target
-        who, expected = f"{self.kind.name} {self.name}", f"expected {self.kind.expected}"
+        who, expected = f"{self.registry.name} {self.name}", f"expected {self.registry.expected}"
         try:
             inspect.signature(self.target).bind(*leading, **shared, **options)
         except TypeError as error:  # "missing a required argument: 'value'"
-            own = self.name not in self.kind.registry
+            own = self.name not in self.registry.entries
             raise ValueError(f"{who}: {error}{f'; {expected}' * own}") from None
         try:
             made = self.target(*leading, **shared, **options)
@@ -161,7 +161,7 @@ class Found(Generic[T]):
                 raise
             given = json.dumps(dict(options), default=str)
             raise TypeError(f"{who} {given}: {error}") from error
-        if not isinstance(made, self.kind.base):
+        if not isinstance(made, self.registry.base):
             raise TypeError(f"{who}: {expected}, got {made!r}")
         return made
 

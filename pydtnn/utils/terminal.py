@@ -14,7 +14,7 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 PROXIES = ("hydra_pmi_proxy", "prted", "orted")
 """Processes of launchers that start the ranks of a host."""
 
-CHANGED = ("prepend", "outfile", "output", "tag-output", "timestamp", "xterm")
+REDIRECTING = ("prepend", "outfile", "output", "tag-output", "timestamp", "xterm")
 """Options of launchers that label the lines of ranks or write them elsewhere, without hyphens."""
 
 DEFAULT_WIDTH = 80
@@ -52,7 +52,7 @@ def terminal_of(stream: TextIO) -> TextIO | None:
             return None
         number = launcher_of(number)
         process = _read(number)
-        if process is None or _is_changed(number):
+        if process is None or _redirects(number):
             return None
         path = Path(f"/proc/{number}/fd/1")
         status = path.stat()
@@ -119,7 +119,7 @@ def _read(number: int) -> _Process | None:
     )
 
 
-def _is_changed(number: int) -> bool:
+def _redirects(number: int) -> bool:
     """Return whether a launcher's options change the output of ranks."""
     arguments = Path(f"/proc/{number}/cmdline").read_text().split("\0")[1:]
     program = Path(sys.executable).name
@@ -127,7 +127,7 @@ def _is_changed(number: int) -> bool:
         if Path(argument).name in (program, "python", "python3"):
             return False
         if argument == "-l" or (
-            argument.startswith("-") and argument.lstrip("-").startswith(CHANGED)
+            argument.startswith("-") and argument.lstrip("-").startswith(REDIRECTING)
         ):
             return True
     return False

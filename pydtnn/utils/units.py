@@ -29,11 +29,11 @@ def parse_size(who: str, text: str) -> int:
     >>> parse_size("limit", "1.5 KiB"), parse_size("limit", "2kB"), parse_size("limit", "3M")
     (1536, 2000, 3145728)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?b)?", text.strip().lower())
     size = 0
-    if found is not None and (found[2] or found[3] != "ib"):
-        base = 1000 if found[3] == "b" else 1024
-        size = round(float(found[1]) * base ** _POWERS[found[2]])
+    if match is not None and (match[2] or match[3] != "ib"):
+        base = 1000 if match[3] == "b" else 1024
+        size = round(float(match[1]) * base ** _POWERS[match[2]])
     if not size:
         raise ValueError(f"{who}: expected a size such as 500MiB or 2GiB, got {text!r}")
     return size
@@ -105,18 +105,18 @@ def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) 
     ValueError: latency: expected a number with a unit (ns, us, ms, s, min), got 50; write 50 us
     """
     known = UNITS[unit]
-    found = (
+    match = (
         _QUANTITY.fullmatch(text.strip().replace("\N{MICRO SIGN}", "u"))
         if isinstance(text, str)
         else None
     )
-    if found is None or found[2] not in known:
-        number = found[1] if found else text if isinstance(text, int | float) else 50
+    if match is None or match[2] not in known:
+        number = match[1] if match else text if isinstance(text, int | float) else 50
         raise ValueError(
             f"{who}: expected a number with a unit ({', '.join(_named(unit))}), got "
             f"{_shown(text)}; write {_shown(number)} {_example(unit)}"
         )
-    value = float(f"{float(found[1]) * known[found[2]]:.15g}")  # 50 us is 5e-05
+    value = float(f"{float(match[1]) * known[match[2]]:.15g}")  # 50 us is 5e-05
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
         limit = "above" if positive else "of at least"
         raise ValueError(f"{who}: expected a finite quantity {limit} 0, got {text}; correct it")

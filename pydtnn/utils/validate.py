@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-LARGEST = 2**64 - 1
-"""Default maximum of whole numbers: the largest seed."""
+MAX_SEED = 2**64 - 1
+"""Default maximum of whole numbers."""
 
 
 def check_float(
@@ -76,7 +76,7 @@ def check_float(
     return given
 
 
-def check_int(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARGEST) -> int:
+def check_int(who: str, name: str, value: Any, *, at_least: int, at_most: int = MAX_SEED) -> int:
     """Return `value` as an int if it is a whole number from `at_least` to `at_most`.
 
     Raises

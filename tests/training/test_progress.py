@@ -15,7 +15,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training import Trainer
-from pydtnn.training.progress import NARROWEST_BAR, Bar, Lines, Piece, fit_pieces
+from pydtnn.training.progress import MIN_BAR_WIDTH, Bar, Lines, Piece, fit_pieces
 from tests.small_training import (
     STEPS,
     small_data,
@@ -214,7 +214,7 @@ def test_a_bar_fits_its_terminal(width: int, title: str, monkeypatch: pytest.Mon
     lines = drawn(file.getvalue())
     assert max(map(len, lines)) <= width
     last = next(line for line in reversed(lines) if "1563/1563" in line)
-    assert last.count("━") >= NARROWEST_BAR
+    assert last.count("━") >= MIN_BAR_WIDTH
     assert ("loss 0.5123" in last) == (len(title) + len("1563/1563  loss 0.5123") + 8 <= width)
     assert ("last loss" in last) == (width == 200)
     result = next(line for line in lines if line.startswith(title) and "━" not in line)

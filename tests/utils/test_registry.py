@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 
 class Shape:
@@ -27,9 +27,9 @@ class Lid(Box):
         self.hinge = hinge
 
 
-def shapes(base: Any = Shape, **registry: Callable[..., Any]) -> Kind[Any]:
+def shapes(base: Any = Shape, **registry: Callable[..., Any]) -> Registry[Any]:
     aliases = {"carton": "big_box"}
-    return Kind("shape", {"big_box": Box} | registry, base, "a Shape or a factory", aliases)
+    return Registry("shape", {"big_box": Box} | registry, base, "a Shape or a factory", aliases)
 
 
 @pytest.mark.parametrize("name", ["big_box", "Big-Box", " big box ", "carton", Box])

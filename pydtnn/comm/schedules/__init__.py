@@ -22,7 +22,7 @@ from pydtnn.comm.schedules.algorithms import (
     torus,
 )
 from pydtnn.comm.schedules.steps import Algorithm, Group, Part, Round, Rounds, Step
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 __all__ = [
     "SCHEDULES",
@@ -49,7 +49,7 @@ SCHEDULES: dict[str, Algorithm] = {
 }
 """All algorithms by their names on the command line."""
 
-ALGORITHM: Kind[Any] = Kind(
+ALGORITHM: Registry[Any] = Registry(
     "allreduce schedule", SCHEDULES, Callable, "a function that yields rounds for a group"
 )
 

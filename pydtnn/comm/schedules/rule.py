@@ -39,7 +39,7 @@ from pydtnn.comm.request import Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.utils import clock
-from pydtnn.utils.registry import Found, Kind
+from pydtnn.utils.registry import Factory, Registry
 
 VENDOR = "vendor"
 """Name of the allreduce that the communicator itself provides."""
@@ -309,12 +309,12 @@ ALLREDUCES: dict[str, Callable[[Communicator], Communicator]] = {
 }
 """All ways to sum by their names on the command line."""
 
-ALLREDUCE: Kind[Any] = Kind(
+ALLREDUCE: Registry[Any] = Registry(
     "allreduce", ALLREDUCES, Callable, "a function that yields rounds for a group"
 )
 
 
-def create_allreduce(algorithm: str | Algorithm | Found[Any], comm: Communicator) -> Communicator:
+def create_allreduce(algorithm: str | Algorithm | Factory[Any], comm: Communicator) -> Communicator:
     """Return a communicator that sums by another algorithm. Collective: all ranks call it.
 
     Parameters

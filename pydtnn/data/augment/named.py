@@ -10,7 +10,7 @@ from pydtnn.data.augment.jitter import ColorJitter
 from pydtnn.data.augment.randaugment import AutoAugment, RandAugment
 from pydtnn.data.augment.resized_crop import RandomResizedCrop
 from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop, RandomErasing
-from pydtnn.utils.registry import Found, Kind
+from pydtnn.utils.registry import Factory, Registry
 
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
     "crop": RandomCrop,
@@ -24,7 +24,7 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
 }
 """Augmentations by their name on the command line, in the usual order."""
 
-AUGMENTATION: Kind[Augmentation] = Kind(
+AUGMENTATION: Registry[Augmentation] = Registry(
     "augmentation",
     AUGMENTATIONS,
     Augmentation,
@@ -51,7 +51,7 @@ def create_augmentations(text: str) -> tuple[Augmentation, ...]:
     return tuple(built)
 
 
-def _read(item: str, texts: list[str], found: Found[Augmentation]) -> list[int | float]:
+def _read(item: str, texts: list[str], found: Factory[Augmentation]) -> list[int | float]:
     """Read the numbers of an item; those of whole parameters must be whole."""
     whole, real = r"[0-9]{1,18}", r"[0-9]*\.?[0-9]+"
     takes = [*found.takes.values()]

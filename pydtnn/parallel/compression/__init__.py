@@ -17,7 +17,7 @@ from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
 from pydtnn.parallel.compression.quantised import int8, sign
 from pydtnn.parallel.compression.sparse import random_k, top_k
 from pydtnn.parallel.sums import Sums
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 __all__ = ["COMPRESSORS", "CompressedSums", "Compressor", "Context", "PowerSGD", "create_sums"]
 
@@ -35,7 +35,7 @@ COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
 
 ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
 
-COMPRESSOR: Kind[Callable[[Communicator], Sums]] = Kind(
+COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     "compressor",
     COMPRESSORS,
     Compressor | partial,

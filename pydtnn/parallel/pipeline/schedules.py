@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 
 class Action(NamedTuple):
@@ -111,7 +111,7 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
 }
 """Schedules by their names on the command line."""
 
-SCHEDULE: Kind[Any] = Kind(
+SCHEDULE: Registry[Any] = Registry(
     "pipeline schedule",
     PIPELINE_SCHEDULES,
     Callable,

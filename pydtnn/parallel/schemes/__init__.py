@@ -14,7 +14,7 @@ from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
 from pydtnn.parallel.schemes.parameter_server import ParameterServer
 from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
 from pydtnn.parallel.schemes.stale import StaleGradients
-from pydtnn.utils.registry import Kind
+from pydtnn.utils.registry import Registry
 
 __all__ = [
     "GRAPHS",
@@ -46,7 +46,7 @@ SCHEMES: dict[str, type[GradientExchange]] = {
 }
 """Schemes by name on the command line."""
 
-SCHEME: Kind[GradientExchange] = Kind(
+SCHEME: Registry[GradientExchange] = Registry(
     "scheme", SCHEMES, GradientExchange, "a subclass of GradientExchange"
 )
 

@@ -92,7 +92,7 @@ WHOLE = ("evaluate", "gate_1", "gate_2", "normalize", "backward_normalize", "add
 # gradients in the caches, and gate_sums_2 mostly has a fourth array.
 ENOUGH = {"dropout": 24, "max_backward_uint8": 16, "average_backward": 36, "gate_sums_2": 36}
 LATENCY = 40  # KB that an SM of an H200 moves while a load is under way: 4.8 TB/s, 1 us, 132 SMs
-REGISTERS, MOST_THREADS, STEP = 65536, 2048, 8  # of an SM; they are given out in eights
+REGISTERS, MAX_THREADS, STEP = 65536, 2048, 8  # of an SM; they are given out in eights
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_fast_kernels_have_enough_bytes_under_way(
     made = kernels[name, "sm_90"].result()
     for kernel, full, loads, _ in hot(name):
         given = -(-made[full].registers // STEP) * STEP
-        threads = min(REGISTERS // given // THREADS, MOST_THREADS // THREADS) * THREADS
+        threads = min(REGISTERS // given // THREADS, MAX_THREADS // THREADS) * THREADS
         moved = loads * 16 * threads / 1000
         assert moved >= ENOUGH.get(kernel, LATENCY), f"{full}: {moved} KB, {given} registers"
 

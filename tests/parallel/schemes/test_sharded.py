@@ -68,7 +68,7 @@ def test_rules_that_need_whole_parameters_get_them(comm: Communicator) -> None:
     trainer = trainer_of(ShardedOptimizer(comm), LAMB(), bucket_bytes=400)
     loads = np.zeros(comm.size, int)
     for bucket in buckets(trainer):
-        own = trainer.exchange.stretch(bucket)
+        own = trainer.exchange.local_slice(bucket)
         for entry in bucket.parameters:
             inside = own.start <= entry.slice.start and entry.slice.stop <= own.stop
             assert sum(comm.gather_object(inside)) == 1

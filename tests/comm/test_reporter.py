@@ -227,7 +227,7 @@ def is_monitor(path):
     with contextlib.suppress(OSError, ValueError, IndexError):
         named = b"watchdog.py" in (path / "cmdline").read_bytes()
         return named and parent(parent(path.name)) == os.getppid()
-OWNER, NAME = {"MPI": (mpi, "_initialise"), "slots": (reporter, "_share")}[os.environ["STAGE"]]
+OWNER, NAME = {"MPI": (mpi, "_initialise"), "slots": (failure, "_share")}[os.environ["STAGE"]]
 original = getattr(OWNER, NAME)
 def struck(*args):
     if os.environ["PMI_RANK"] == "1":

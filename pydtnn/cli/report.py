@@ -228,7 +228,7 @@ def _gpu(job: Job) -> list[tuple[str, str]]:
 
 def _communication(job: Job) -> list[tuple[str, str]]:
     """Return the lines that describe scheme and allreduce, where they are not the defaults."""
-    config, inner = job.config, job.trainer.comm.inner
+    config, inner = job.config, job.trainer.comm
     inner = inner.inner if isinstance(inner, Staged) else inner  # schedules sum in host memory
     words = [
         _with_options(config.scheme, config.scheme_options),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from pydtnn.comm.agree import agree, require_equal
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.thread import communicator_of_thread, run_threads
 from pydtnn.utils.launcher import launched
 from pydtnn.utils.names import module_getattr, unknown
+from pydtnn.utils.request import Completed, Request
 
 __all__ = [
     "Communicator",

@@ -7,7 +7,6 @@ is an ordinary group.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -25,11 +24,12 @@ from pydtnn.comm.checks import (
     check_tag,
     overlap,
 )
-from pydtnn.comm.request import Request, Together
 from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.traffic import Call, CountedRequest, Traffic
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import SuggestsNames
-from pydtnn.utils.observer import Observer
+from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.request import Request, Together
 
 Message = tuple[np.ndarray, int]
 """An array, and the rank that it is sent to or received from."""
@@ -79,13 +79,18 @@ class Communicator(SuggestsNames, ABC):
         device, and the host does not wait for them.
     freed : bool
         Whether `free` has been called.
+    traffic : Traffic
+        Counts the calls of this communicator, of groups that are split off from it, and of
+        communicators that wrap it.
     """
 
     capturable = False
     freed = False
     name = "all"
 
-    def __init__(self, rank: int, hosts: Sequence[Hashable]) -> None:
+    def __init__(
+        self, rank: int, hosts: Sequence[Hashable], traffic: Traffic | None = None
+    ) -> None:
         first: dict[Hashable, int] = {}
         self.rank = rank
         self.size = len(hosts)
@@ -93,15 +98,12 @@ class Communicator(SuggestsNames, ABC):
         self.local_rank = self.hosts[:rank].count(self.hosts[rank])
         self.local_size = self.hosts.count(self.hosts[rank])
         self.members: Sequence[int] = range(self.size)
+        self.traffic = traffic or Traffic()
+        self._others = (self.size - 1) / self.size
 
     @property
     def supervision(self) -> Supervision | None:
         """What this rank shares with the monitor process of its host; None without one."""
-        return None
-
-    @property
-    def own_observer(self) -> Observer | None:
-        """An observer that this communicator needs, such as the clock of a virtual rank."""
         return None
 
     def __repr__(self) -> str:
@@ -121,7 +123,8 @@ class Communicator(SuggestsNames, ABC):
         """
         check_array("allreduce", array)
         check_reduction("allreduce", array, op)
-        self._allreduce(array, op)
+        with self._metered("allreduce", 2 * self._others * array.nbytes):
+            self._allreduce(array, op)
 
     def iallreduce(self, array: np.ndarray, op: str = "sum") -> Request:
         """Start `allreduce` and return immediately. Collective: all ranks call it.
@@ -131,12 +134,16 @@ class Communicator(SuggestsNames, ABC):
         """
         check_array("iallreduce", array)
         check_reduction("iallreduce", array, op)
-        return self._iallreduce(array, op)
+        with self._metered("iallreduce", 2 * self._others * array.nbytes):
+            request = self._iallreduce(array, op)
+        return CountedRequest(request, self.traffic, "iallreduce", self.name)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """Copy the array of rank `root` to all ranks, in place. Collective: all ranks call it."""
         check_array("broadcast", array)
-        self._broadcast(array, check_rank("broadcast", root, self.size))
+        root = check_rank("broadcast", root, self.size)
+        with self._metered("broadcast", self._others * array.nbytes):
+            self._broadcast(array, root)
 
     def reduce_scatter(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
         """Sum arrays over the ranks and scatter the parts. Collective: all ranks call it.
@@ -158,7 +165,8 @@ class Communicator(SuggestsNames, ABC):
             raise ValueError(
                 "reduce_scatter: out must not overlap array; allocate separate memory for out."
             )
-        self._reduce_scatter(array, counts, out)
+        with self._metered("reduce_scatter", self._others * array.nbytes):
+            self._reduce_scatter(array, counts, out)
 
     def allgather(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
         """Concatenate the parts of all ranks, on all ranks. Collective: all ranks call it.
@@ -182,18 +190,21 @@ class Communicator(SuggestsNames, ABC):
                 "allgather: array must be exactly "
                 f"out[{begin}:{begin + counts[self.rank]}] or not overlap out; pass one of these."
             )
-        self._allgather(array, counts, out)
+        with self._metered("allgather", (self.size - 1) * array.nbytes):
+            self._allgather(array, counts, out)
 
-    @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has called it. Collective: all ranks call it."""
+        with self._metered("barrier"):
+            self._barrier()
 
-    @abstractmethod
     def gather_object(self, value: Any) -> list[Any]:
         """Return the values of all ranks, on all ranks. Collective: all ranks call it.
 
         In the order of the ranks. For small Python objects: they are pickled.
         """
+        with self._metered("gather_object"):
+            return self._gather_object(value)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -216,7 +227,10 @@ class Communicator(SuggestsNames, ABC):
     def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
         """Start `send`; the array must not be written before the request is complete."""
         check_array("send", array, writes=False)
-        return self._isend(array, check_rank("send", to, self.size), check_tag("send", tag))
+        to, tag = check_rank("send", to, self.size), check_tag("send", tag)
+        with self._metered("isend", array.nbytes):
+            request = self._isend(array, to, tag)
+        return CountedRequest(request, self.traffic, "isend", self.name)
 
     def irecv(self, array: np.ndarray, source: int | None, tag: int = 0) -> Request:
         """Start `recv`; the array must not be accessed before the request is complete.
@@ -234,7 +248,10 @@ class Communicator(SuggestsNames, ABC):
         check_array("recv", array)
         if source is not None:
             source = check_rank("recv", source, self.size)
-        return self._irecv(array, source, check_tag("recv", tag))
+        tag = check_tag("recv", tag)
+        with self._metered("irecv"):
+            request = self._irecv(array, source, tag)
+        return CountedRequest(request, self.traffic, "irecv", self.name)
 
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message], tag: int = 0
@@ -261,7 +278,16 @@ class Communicator(SuggestsNames, ABC):
         for array, source in receives:
             check_array("exchange", array)
             check_other("exchange", source, self.rank, self.size)
-        return self._exchange(sends, receives, check_tag("exchange", tag))
+        tag = check_tag("exchange", tag)
+        nbytes = sum(self.traffic.count(array.nbytes) for array, _ in sends)
+        with Call(self.traffic, Kind.CALL, "exchange", self.name, nbytes):
+            request = self._exchange(sends, receives, tag)
+        return CountedRequest(request, self.traffic, "exchange", self.name)
+
+    def _metered(self, name: str, sent: float | None = None) -> Call:
+        """Return the context of a call, which is counted if it sends arrays, of `sent` bytes."""
+        nbytes = 0 if sent is None else self.traffic.count(sent)
+        return Call(self.traffic, Kind.CALL, name, self.name, nbytes)
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -277,7 +303,8 @@ class Communicator(SuggestsNames, ABC):
         """
         if color < 0:
             raise ValueError(f"split: color must be at least 0, got {color}; number groups from 0.")
-        group = self._split(color, key)
+        with self._metered("split"):
+            group = self._split(color, key)
         group._take_ownership()
         return group
 
@@ -311,11 +338,12 @@ class Communicator(SuggestsNames, ABC):
             self.free()
 
     def observe(self, observer: Observer | None) -> None:
-        """Report every message between this rank and another one to an observer, None to end it.
+        """Report calls and messages of this rank to an observer, None to end it.
 
-        Of this group and of all groups with a common origin, also the messages of schedules. The
-        other rank is numbered as in this group. Communicators without such messages do nothing.
+        Of this group and of all groups with the same `traffic`, also the messages of schedules. The
+        other rank of a message is numbered as in this group.
         """
+        self.traffic.observe(observer, self.members)
 
     def share(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, one object for all ranks that are threads of a process.
@@ -323,36 +351,6 @@ class Communicator(SuggestsNames, ABC):
         Collective: all ranks call it. An error of `make` is raised on all ranks.
         """
         return make()
-
-    def follow(
-        self, algorithm: Any, array: np.ndarray, chunk_bytes: int, active: int
-    ) -> Request | None:
-        """Start a sum by a schedule, if this communicator knows its time without messages.
-
-        Parameters
-        ----------
-        algorithm : str or Algorithm
-            See `pydtnn.comm.schedules`.
-        array : ndarray (n,)
-        chunk_bytes, active : int
-            See `pydtnn.comm.schedules.executor.Scheduled`.
-
-        Returns
-        -------
-        Request or None
-            None: the schedule is to be executed.
-        """
-        return None
-
-    def pause(self) -> None:
-        """Let others run, in a loop that tests requests until one of them is complete."""
-        time.sleep(0)  # ranks may be threads of one process
-
-    def adds(self, nbytes: int) -> None:
-        """Called when received values are added outside of the communicator, in B.
-
-        A communicator with a virtual clock advances it.
-        """
 
     @abstractmethod
     def abort(self, code: int) -> None:
@@ -362,6 +360,12 @@ class Communicator(SuggestsNames, ABC):
 
     def _allreduce(self, array: np.ndarray, op: str) -> None:
         self._iallreduce(array, op).wait()
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _gather_object(self, value: Any) -> list[Any]: ...
 
     @abstractmethod
     def _iallreduce(self, array: np.ndarray, op: str) -> Request: ...
@@ -393,6 +397,21 @@ class Communicator(SuggestsNames, ABC):
 
     def _take_ownership(self) -> None:
         """Take ownership of the resources of this group, which was created by `split`."""
+
+    def _report_message(
+        self, request: Request, kind: Kind, start: int, peer: int | None, tag: int, nbytes: int
+    ) -> Request:
+        """Return a request that reports its message; see `Traffic.report_message`."""
+        return self.traffic.report_message(
+            request,
+            kind,
+            self.name,
+            start=start,
+            peer=peer,
+            members=self.members,
+            tag=tag,
+            nbytes=nbytes,
+        )
 
 
 def _refuse(call: str, *args: object, **keywords: object) -> None:

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.metered import Messages
-from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import OWN, Supervision
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.comm.traffic import Traffic
+from pydtnn.utils.request import Request
 
 # Detection of ranks that wait for a rank that has already exited, which would be a deadlock.
 #
@@ -209,15 +208,14 @@ class MeetingCommunicator(Communicator):
     group : object
         What the ranks of the group share: `name`, `hosts` and `members`.
     rank : int
-    messages : Messages, optional
-        Reports of messages; shared with the group from which this one was split off.
+    traffic : Traffic, optional
+        That of the group from which this one was split off.
     """
 
-    def __init__(self, group: Any, rank: int, messages: Messages | None = None) -> None:
-        super().__init__(rank, group.hosts)
+    def __init__(self, group: Any, rank: int, traffic: Traffic | None = None) -> None:
+        super().__init__(rank, group.hosts, traffic)
         self.members, self.name = group.members, group.name
         self._group = group
-        self._messages = messages or Messages()
         self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet
 
     @abstractmethod
@@ -239,24 +237,6 @@ class MeetingCommunicator(Communicator):
     @abstractmethod
     def _create_member(self, group: Any, rank: int) -> Communicator:
         """Return this rank's communicator of a new group."""
-
-    def observe(self, observer: Observer | None) -> None:
-        self._messages.observe(observer, self.members)
-
-    def _reported(
-        self, request: Request, kind: Kind, start: int, peer: int | None, tag: int, nbytes: int
-    ) -> Request:
-        """Return a request that reports its message once it is complete."""
-        return self._messages.reported(
-            request,
-            kind,
-            self._group.name,
-            start=start,
-            peer=peer,
-            members=self.members,
-            tag=tag,
-            size=nbytes,
-        )
 
     def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Bring `value`, wait for all ranks, and return what `combine` made of their values."""
@@ -284,10 +264,10 @@ class MeetingCommunicator(Communicator):
         group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
         return self._create_member(group, place)
 
-    def barrier(self) -> None:
+    def _barrier(self) -> None:
         self._meet(Call("barrier", "barrier"), None, lambda values: None)
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def _gather_object(self, value: Any) -> list[Any]:
         # Through pickle, as between processes: ranks must not share what they seem to have copied.
         own = pickle.dumps(value)
         call = Call("gather_object", "gather_object", len(own))

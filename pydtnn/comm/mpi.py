@@ -23,13 +23,13 @@ from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import Started, end_all_ranks_on_error, start_early, watched
 from pydtnn.comm.meeting import Attendance, Wait
-from pydtnn.comm.metered import Messages
-from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import Supervision, call_asleep, sleep_until, sleeps
 from pydtnn.comm.thread import wrong_length
+from pydtnn.comm.traffic import Traffic
 from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import Kind
+from pydtnn.utils.request import Request
 
 SHARED_MEMORY = "/dev/shm"
 """Folder in memory in which MPICH has the messages between the ranks of a host."""
@@ -65,7 +65,9 @@ def create_mpi() -> MpiCommunicator:
                     _mismatch(mpi, f"started {ranks} processes, each of which is alone")
                 )
         root = _create_root(mpi, started)
-    return root._split(0, 0)
+    comm = root._split(0, 0)
+    comm.traffic = Traffic()
+    return comm
 
 
 def _create_root(mpi: Any, started: Started | None) -> MpiCommunicator:
@@ -187,24 +189,23 @@ class MpiCommunicator(Communicator):
     def __init__(
         self, mpi: Any, comm: Any, hosts: list[int], parent: MpiCommunicator | None = None
     ) -> None:
-        super().__init__(comm.rank, hosts)
+        super().__init__(comm.rank, hosts, None if parent is None else parent.traffic)
         self._mpi = mpi
         self._comm = comm
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._sleeps: bool = sleeps() if parent is None else parent._sleeps
         self._parent = parent  # kept alive: it knows the groups that were split off
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
-        self._messages: Messages = Messages() if parent is None else parent._messages
         self._group = _Group(comm, members=self.members)
 
     @property
     def supervision(self) -> Supervision | None:
         return self.attendance.supervision
 
-    def barrier(self) -> None:
+    def _barrier(self) -> None:
         self._call("barrier", self._comm.Barrier)
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def _gather_object(self, value: Any) -> list[Any]:
         gathered: list[Any] = self._call("gather_object", self._comm.allgather, value)
         return gathered
 
@@ -221,9 +222,6 @@ class MpiCommunicator(Communicator):
             return call_asleep(self._comm, call, args) if self._sleeps else call(*args)
         finally:
             self.attendance.exit()
-
-    def observe(self, observer: Observer | None) -> None:
-        self._messages.observe(observer, self.members)
 
     def _free(self) -> None:
         self._comm.Free()
@@ -276,36 +274,14 @@ class MpiCommunicator(Communicator):
         start = clock.now_ns()
         request = self._comm.Isend(self._bytes(array), to, tag)
         sent = _MpiRequest(self, request, self._message("send", to))
-        return self._reported(sent, Kind.SENT, start, array, to, tag)
+        return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = clock.now_ns()
         sender = self._mpi.ANY_SOURCE if source is None else source
         request = self._comm.Irecv(self._bytes(array), sender, tag)
         received = _MpiReceive(self, request, self._message("recv", source), array.nbytes)
-        return self._reported(received, Kind.RECEIVED, start, array, source, tag)
-
-    def _reported(
-        self,
-        request: Request,
-        kind: Kind,
-        start: int,
-        array: np.ndarray,
-        peer: int | None,
-        tag: int,
-    ) -> Request:
-        if self._messages.observer is None:
-            return request
-        return self._messages.reported(
-            request,
-            kind,
-            self._group.name,
-            start=start,
-            peer=peer,
-            members=self.members,
-            tag=tag,
-            size=array.nbytes,
-        )
+        return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _message(self, what: str, peer: int | None) -> Wait:
         return Wait(self._group.name, self._group.members, what, 0, -1 if peer is None else peer)

@@ -26,10 +26,10 @@ from pydtnn.comm.agree import agree
 from pydtnn.comm.checks import address, on_host
 from pydtnn.comm.communicator import Communicator, Message
 from pydtnn.comm.cores import shared_gpu
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.staged import Staged
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.device import Device, DeviceArray, Event
+from pydtnn.utils.request import Completed, Request
 
 Array = np.ndarray | DeviceArray
 
@@ -153,7 +153,7 @@ class NcclCommunicator(Wrapper):
         """
         if self._group is None:
             unique = self._nccl.get_unique_id() if self.rank == 0 else None
-            unique = self.gather_object(unique)[0]
+            unique = self._gather_object(unique)[0]
             self._group = self._nccl.NcclCommunicator(self.size, unique, self.rank)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.supervision import Supervision
 from pydtnn.comm.thread import Mailbox, Message
+from pydtnn.comm.traffic import Traffic
+from pydtnn.utils.request import Completed, Request
 
 
 class Serial(Communicator):
@@ -20,8 +21,8 @@ class Serial(Communicator):
 
     capturable = True
 
-    def __init__(self) -> None:
-        super().__init__(0, [0])
+    def __init__(self, traffic: Traffic | None = None) -> None:
+        super().__init__(0, [0], traffic)
         self._mailbox = Mailbox()
         self._supervision: Supervision | None = None
 
@@ -33,10 +34,10 @@ class Serial(Communicator):
         """Set what this rank shares with other processes."""
         self._supervision = supervision
 
-    def barrier(self) -> None:
+    def _barrier(self) -> None:
         return None
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def _gather_object(self, value: Any) -> list[Any]:
         # Pickled as in other communicators: returns a copy, and raises if pickling is impossible.
         return [pickle.loads(pickle.dumps(value))]
 
@@ -64,7 +65,7 @@ class Serial(Communicator):
         return _ToOneself(self._mailbox.receive(source, 0, tag, array))
 
     def _split(self, color: int, key: int) -> Serial:
-        return Serial()
+        return Serial(self.traffic)
 
 
 class _ToOneself(Request):

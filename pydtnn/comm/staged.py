@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.chain import Chain, Queue
 from pydtnn.comm.checks import on_host
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.device import Device, DeviceArray, Event
+from pydtnn.utils.request import Chain, Completed, Queue, Request
 
 Array = np.ndarray | DeviceArray
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
-from pydtnn.comm.metered import Messages
-from pydtnn.comm.request import Request
+from pydtnn.comm.traffic import Traffic
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, RankError, describe
 from pydtnn.utils.observer import Kind
+from pydtnn.utils.request import Request
 
 Side = TypeVar("Side")
 
@@ -401,8 +401,8 @@ class _Group:
 class ThreadCommunicator(MeetingCommunicator):
     """One rank of a group of threads; created by `run_threads` and `split`."""
 
-    def __init__(self, group: _Group, rank: int, messages: Messages | None = None) -> None:
-        super().__init__(group, rank, messages)
+    def __init__(self, group: _Group, rank: int, traffic: Traffic | None = None) -> None:
+        super().__init__(group, rank, traffic)
         self._world = group.world
 
     def abort(self, code: int) -> NoReturn:
@@ -416,7 +416,7 @@ class ThreadCommunicator(MeetingCommunicator):
             if message.met is not None:
                 self._world.wake(message.met)
         sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", message)
-        return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
+        return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = clock.now_ns()
@@ -425,14 +425,14 @@ class ThreadCommunicator(MeetingCommunicator):
             if message.met is not None:
                 self._world.wake(message.met)
         received = _Transfer(self, lambda: f"recv from {name_source(source)} (tag {tag})", message)
-        return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
+        return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _create_group(self, name: str, members: list[int]) -> _Group:
         hosts = [self.hosts[self.members.index(rank)] for rank in members]
         return _Group(self._world, hosts, name, members)
 
     def _create_member(self, group: _Group, rank: int) -> ThreadCommunicator:
-        return ThreadCommunicator(group, rank, self._messages)
+        return ThreadCommunicator(group, rank, self.traffic)
 
     def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Meeting:
         """Bring `value` to this rank's next meeting."""

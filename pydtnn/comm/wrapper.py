@@ -1,4 +1,4 @@
-"""Base class of communicators that wrap another one to count, delay or check its calls."""
+"""Base class of communicators that wrap another one to delay, check or schedule its calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import Supervision
+from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.observer import Observer
+from pydtnn.utils.request import Request
 
 
 class Wrapper(Communicator):
@@ -30,7 +30,7 @@ class Wrapper(Communicator):
     """
 
     def __init__(self, inner: Communicator) -> None:
-        super().__init__(inner.rank, inner.hosts)
+        super().__init__(inner.rank, inner.hosts, inner.traffic)
         self.inner = inner
         self.members, self.name = inner.members, inner.name
         self.capturable = inner.capturable
@@ -39,10 +39,6 @@ class Wrapper(Communicator):
     @property
     def supervision(self) -> Supervision | None:
         return self.inner.supervision
-
-    @property
-    def own_observer(self) -> Observer | None:
-        return self.inner.own_observer
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking call."""
@@ -65,28 +61,14 @@ class Wrapper(Communicator):
         if self._frees_inner:
             self.inner.free()
 
-    def barrier(self) -> None:
-        self.called("barrier", self.inner.barrier)
+    def _barrier(self) -> None:
+        self.called("barrier", self.inner._barrier)
 
-    def gather_object(self, value: Any) -> list[Any]:
-        return list(self.called("gather_object", self.inner.gather_object, value))
-
-    def observe(self, observer: Observer | None) -> None:
-        self.inner.observe(observer)
+    def _gather_object(self, value: Any) -> list[Any]:
+        return list(self.called("gather_object", self.inner._gather_object, value))
 
     def share(self, make: Callable[[], Any]) -> Any:
         return self.inner.share(make)
-
-    def follow(
-        self, algorithm: Any, array: np.ndarray, chunk_bytes: int, active: int
-    ) -> Request | None:
-        return self.inner.follow(algorithm, array, chunk_bytes, active)
-
-    def pause(self) -> None:
-        self.inner.pause()
-
-    def adds(self, nbytes: int) -> None:
-        self.inner.adds(nbytes)
 
     def abort(self, code: int) -> None:
         self.inner.abort(code)
@@ -169,7 +151,7 @@ class Delayed(Wrapper):
         """Wrap a group that was split off, with different delays."""
         return Delayed(group, self._random.getrandbits(32), self.longest)
 
-    def pause(self) -> None:
+    def delay(self) -> None:
         """Sleep for a random time, or only let other threads run."""
         time.sleep(max(0.0, self._random.uniform(-self.longest, self.longest)))
 
@@ -178,10 +160,10 @@ class Delayed(Wrapper):
         return self._random.random() < 0.5
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call with a pause before and after it."""
-        self.pause()
+        """Make a call with a delay before and after it."""
+        self.delay()
         result = call(*args)
-        self.pause()
+        self.delay()
         return result
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
@@ -205,7 +187,7 @@ class _DelayedRequest(Request):
 
     def test(self) -> bool:
         if not self._done:
-            self._comm.pause()
+            self._comm.delay()
             self._done = not self._comm.delays_completion() and self._inner.test()
         return self._done
 
@@ -281,7 +263,7 @@ class Checked(Wrapper):
         """Start calls that all ranks have made until a request is complete or no call is left."""
         while self._busy and not request.test():
             self.start_ready()
-            self._carrier.pause()
+            clock.current().pause()
 
     @property
     def is_alone(self) -> bool:
@@ -316,7 +298,7 @@ class _Pending(Request):
         own = np.frombuffer(digest, np.int32)
         # Maximum and, negated, minimum over all ranks; in 64 bits no negation overflows.
         self._numbers = np.concatenate([own, -own.astype("int64")])
-        self._compared = comm._carrier.iallreduce(self._numbers, "max")
+        self._compared = comm._carrier._iallreduce(self._numbers, "max")
         self._started = False
 
     def is_compared(self) -> bool:
@@ -328,7 +310,7 @@ class _Pending(Request):
         self._started = True
         greatest, least = np.split(self._numbers, 2)
         if (greatest != -least).any():
-            raise AgreedError(_difference(self._comm._explains.gather_object(self._sentence)))
+            raise AgreedError(_difference(self._comm._explains._gather_object(self._sentence)))
         self._request = self._start()
 
     def start_in_turn(self) -> None:
@@ -338,7 +320,7 @@ class _Pending(Request):
                 self._comm.start_oldest()
             else:
                 self._comm.start_ready()
-                self._comm._carrier.pause()
+                clock.current().pause()
 
     def wait(self) -> None:
         self.start_in_turn()

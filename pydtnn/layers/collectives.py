@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
+from pydtnn.utils.request import Request
 
 BATCH = "batch"
 """Name, beside those of the mesh's axes, of all shards of a batch: of one rank and of all ranks of
@@ -33,23 +34,16 @@ PIPELINE = "pipeline"
 """Name of the axis of the mesh along which a network is cut into stages."""
 
 
-class Waitable(Protocol):
-    """A started operation of a communicator."""
-
-    def wait(self) -> None:
-        """Wait until it is complete."""
-
-
 class Group(Protocol):
     """The ranks along an axis: a communicator."""
 
     rank: int
     size: int
 
-    def iallreduce(self, array: Any) -> Waitable:
+    def iallreduce(self, array: Any) -> Request:
         """Start to sum flat arrays, in place."""
 
-    def exchange(self, sends: Any, receives: Any, tag: int) -> Waitable:
+    def exchange(self, sends: Any, receives: Any, tag: int) -> Request:
         """Start messages: pairs of a flat array and a rank."""
 
 
@@ -58,12 +52,12 @@ class Pending:
 
     Parameters
     ----------
-    request : Waitable or None
+    request : Request or None
     finish : callable
         Returns the result once the request is complete.
     """
 
-    def __init__(self, request: Waitable | None, finish: Callable[[], Any]) -> None:
+    def __init__(self, request: Request | None, finish: Callable[[], Any]) -> None:
         self._request = request
         self._finish: Callable[[], Any] | None = finish
         self._result: Any = None

@@ -30,11 +30,12 @@ from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.stage import Stage
 from pydtnn.utils.observer import Observer
+from pydtnn.utils.request import Completed, Request
 from pydtnn.utils.validate import check_int
 
 
 class Volume(NamedTuple):
-    """Messages and bytes that a rank sends, counted as by `pydtnn.comm.metered`."""
+    """Messages and bytes that a rank sends, counted as by `pydtnn.comm.traffic`."""
 
     messages: int
     nbytes: int
@@ -56,22 +57,19 @@ class DryGroup:
         self.rank, self.size = rank, size
         self.sent = Volume(0, 0)
 
-    def iallreduce(self, array: Any) -> DryGroup:
+    def iallreduce(self, array: Any) -> Request:
         """Count the minimum of algorithms for an allreduce."""
         if self.size > 1:
             self._count(1, round(2 * (self.size - 1) / self.size * array.nbytes))
-        return self
+        return Completed()
 
-    def exchange(self, sends: Any, receives: Any, tag: int) -> DryGroup:
+    def exchange(self, sends: Any, receives: Any, tag: int) -> Request:
         """Count messages."""
         self._count(len(sends), sum(array.nbytes for array, _ in sends))
-        return self
+        return Completed()
 
     def _count(self, messages: int, nbytes: int) -> None:
         self.sent = Volume(self.sent.messages + messages, self.sent.nbytes + nbytes)
-
-    def wait(self) -> None:
-        """Do nothing: the groups are requests, too."""
 
 
 class DryMesh:

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.comm.chain import Queue
 from pydtnn.comm.checks import fill, to_host
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.metered import Metered
-from pydtnn.comm.request import Request
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.option import option, set_options, signature_of
+from pydtnn.utils.request import Queue, Request
 
 if TYPE_CHECKING:
     from pydtnn.optimizers import Optimizer
@@ -44,8 +42,8 @@ class GradientExchange(StoresArguments):
 
     Attributes
     ----------
-    comm : Metered
-        The communicator; it counts its messages and bytes in ``comm.traffic``.
+    comm : Communicator
+        It counts its messages and bytes in ``comm.traffic``.
     sums : Sums
         Sums of gradients.
     buckets : tuple of Bucket
@@ -107,7 +105,7 @@ class GradientExchange(StoresArguments):
         self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any
     ) -> None:
         set_options(self, options)
-        self.comm = Metered(comm)
+        self.comm = comm
         self.sums = sums(self.comm)
         if type(self.sums) is not Sums and not self.sums_gradients:
             raise ValueError(

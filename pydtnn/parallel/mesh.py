@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.metered import Metered, Traffic
 from pydtnn.comm.serial import Serial
+from pydtnn.comm.traffic import Traffic
 from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
 from pydtnn.layers.parameters import Cut, Part
 from pydtnn.utils.names import SuggestsNames, unknown
@@ -41,7 +41,7 @@ class Mesh(SuggestsNames):
 
     Attributes
     ----------
-    comm : Metered
+    comm : Communicator
         All ranks.
     shape : dict of str to int
         Ranks along each axis.
@@ -72,7 +72,7 @@ class Mesh(SuggestsNames):
                 f"Mesh: axes must multiply to the number of ranks, {comm.size}, got {given} = "
                 f"{prod(self.shape.values())}"
             )
-        self.comm = comm if isinstance(comm, Metered) else Metered(comm)
+        self.comm = comm
         order = sorted(range(comm.size), key=lambda rank: (comm.hosts[rank], rank))
         self._place, self._in_order = order.index(comm.rank), order == [*range(comm.size)]
         self.position: dict[str, int] = {}

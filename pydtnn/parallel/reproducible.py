@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.chain import Chain
 from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums
+from pydtnn.utils.request import Chain, Completed, Request
 from pydtnn.utils.split import even_cuts
 
 

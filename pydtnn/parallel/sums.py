@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
 from pydtnn.layers.parameters import Bucket
+from pydtnn.utils.request import Request
 
 
 def sum_in_order(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pydtnn.comm.metered import Traffic
+from pydtnn.comm.traffic import Traffic
 from pydtnn.perfmodel.compute.segments import COMMUNICATION, NAMES
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 

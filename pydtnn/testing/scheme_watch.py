@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
 from pydtnn.comm.wrapper import Wrapper
+from pydtnn.utils.request import Request
 
 
 class Injected(RuntimeError):

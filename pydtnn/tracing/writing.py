@@ -19,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 
 from pydtnn.comm import Communicator, Request, agree
-from pydtnn.comm.metered import Metered
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import file_of, write_trace
 from pydtnn.utils import clock
@@ -197,11 +196,11 @@ class Trace:
 
     def __enter__(self) -> Trace:
         check_folder(self.folder, self.comm)
-        self._start = read_clock(_uncounted(self.comm))
+        with self.comm.traffic.apart():
+            self._start = read_clock(self.comm)
         self.recorder.watch(self._memory)
-        if isinstance(self.comm, Metered):
-            traffic = self.comm.traffic
-            self.recorder.count(lambda: traffic.bytes)
+        traffic = self.comm.traffic
+        self.recorder.count(lambda: traffic.bytes)
         if self.comm.supervision is not None:
             self._context.enter_context(self.comm.supervision.finishing(self._finish))
         return self
@@ -219,7 +218,8 @@ class Trace:
             with contextlib.suppress(OSError):  # the error that has ended the context is raised
                 self._write(None)
             return
-        stop, problem = read_clock(_uncounted(self.comm)), None
+        with self.comm.traffic.apart():
+            stop, problem = read_clock(self.comm), None
         try:
             records, error_of_clock = self._write(stop)
         except OSError as failed:
@@ -288,10 +288,3 @@ def check_folder(folder: str | Path, comm: Communicator, who: str = "trace") -> 
     except OSError as error:
         problem = unwritable(who, folder, error)
     agree(comm, problem)
-
-
-def _uncounted(comm: Communicator) -> Communicator:
-    """Return the communicator whose calls are neither counted nor recorded."""
-    while isinstance(comm, Metered):
-        comm = comm.inner
-    return comm

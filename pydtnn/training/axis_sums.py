@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from pydtnn.comm import Request
-from pydtnn.comm.request import Together
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.utils.request import Together
 
 
 def further_axes(group: str) -> tuple[str, ...]:

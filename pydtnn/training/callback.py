@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from pydtnn.comm.metered import Metered
+from pydtnn.comm import Communicator
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
@@ -25,7 +25,7 @@ class Training(Protocol):
     model: Model
     optimizer: Optimizer
     exchange: GradientExchange
-    comm: Metered
+    comm: Communicator
     objective: Objective
     loss_scale: LossScale | None
     setup: Setup

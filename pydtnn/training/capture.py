@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pydtnn.comm.metered import Traffic
+from pydtnn.comm.traffic import Traffic
 from pydtnn.data import Batch
 from pydtnn.kernels.cuda.graph import Feed, Graphs, Late
 from pydtnn.kernels.reference.family import Array, Number

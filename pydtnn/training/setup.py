@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.metered import Metered
+from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
@@ -22,6 +22,7 @@ from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
+from pydtnn.utils import clock
 from pydtnn.utils.arguments import enclose, represent
 from pydtnn.utils.observer import Observer, combine, phase
 
@@ -60,12 +61,12 @@ class Setup:
     observer: Observer | None = None
 
     @property
-    def comm(self) -> Metered:
+    def comm(self) -> Communicator:
         """All ranks."""
         return self.exchange.comm if self.mesh is None else self.mesh.comm
 
     @property
-    def data(self) -> Metered:
+    def data(self) -> Communicator:
         """The ranks that have other samples than this one: the communicator of the exchange."""
         return self.exchange.comm
 
@@ -100,7 +101,7 @@ class Setup:
     @contextmanager
     def observed(self) -> Iterator[None]:
         """Context in which model, optimizer and communicators report to the observer."""
-        parts = (self.model, self.optimizer, self.comm.traffic)
+        parts = (self.model, self.optimizer)
         if self.observer is None or self.model.observer is self.observer:  # or in this context
             yield
             return
@@ -192,9 +193,9 @@ def create_setup(
     supervision = (exchange.comm if mesh is None else mesh.comm).supervision
     if supervision is not None and exchange.comm.size > 1:
         observer = combine([*filter(None, [observer]), supervision.activity])
-    own = (exchange.comm if mesh is None else mesh.comm).own_observer
-    if own is not None:  # first, since others may read a clock that it advances
-        observer = combine([own, *filter(None, [observer])])
+    virtual = clock.virtual()
+    if isinstance(virtual, Observer):  # first, since others may read a clock that it advances
+        observer = combine([virtual, *filter(None, [observer])])
     return Setup(
         model,
         optimizer,

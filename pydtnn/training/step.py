@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from pydtnn.comm import Request
-from pydtnn.comm.request import Completed
 from pydtnn.data import Batch
 from pydtnn.data.order import Shard
 from pydtnn.kernels.reference.family import Array, Number
@@ -25,6 +24,7 @@ from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.nonfinite import check_stored
 from pydtnn.training.setup import Setup
+from pydtnn.utils.request import Completed
 
 Contribution = tuple[int | None, Array]
 """Contribution of a shard to a sum over all shards; None without a shard."""

@@ -30,6 +30,16 @@ class Clock:
         """Return the time since an arbitrary origin, in ns."""
         return time.perf_counter_ns()
 
+    def pause(self) -> None:
+        """Let others run, in a loop that tests requests until one of them is complete."""
+        time.sleep(0)  # ranks may be threads of one process
+
+    def add(self, nbytes: int) -> None:
+        """Called when received values are added outside of a communicator, in B."""
+
+
+MACHINE = Clock()
+"""The clock of all threads but those of virtual ranks."""
 
 _VIRTUAL: ContextVar[Clock | None] = ContextVar("clock of a virtual rank", default=None)
 """Set by `use` in the threads of virtual ranks only."""
@@ -52,7 +62,7 @@ def used(clock: Clock) -> Iterator[None]:
 
 def current() -> Clock:
     """Return the clock of the calling thread."""
-    return _VIRTUAL.get() or Clock()
+    return _VIRTUAL.get() or MACHINE
 
 
 def virtual() -> Clock | None:

@@ -29,7 +29,7 @@ def test_ranks_meet_in_many_orders() -> None:
     def arrivals(comm: Communicator, clock: Any) -> list[int]:
         times = []
         for _ in range(8):
-            Delayed.pause(comm)
+            Delayed.delay(comm)
             times.append(next(clock))
             comm.inner.barrier()
         return times

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.metered import Metered
 from pydtnn.utils.observer import Kind, Observer
 
 
@@ -97,15 +96,15 @@ def test_a_message_to_a_rank_outside_of_the_observed_group_has_no_number(
 def test_calls_are_reported_with_the_bytes_that_are_counted_and_waits_without(
     comm: Communicator,
 ) -> None:
-    log, counted, other = Log(), Metered(comm), 1 - comm.rank
-    counted.traffic.observer = log
-    counted.iallreduce(np.zeros(4)).wait()
-    counted.exchange([(np.zeros(2), other)] * 2, [(np.empty(2), other)] * 2).wait()
-    receive = counted.irecv(np.empty(1), other)
-    counted.isend(np.zeros(1), other).wait()
+    log, other = Log(), 1 - comm.rank
+    comm.traffic.observer = log
+    comm.iallreduce(np.zeros(4)).wait()
+    comm.exchange([(np.zeros(2), other)] * 2, [(np.empty(2), other)] * 2).wait()
+    receive = comm.irecv(np.empty(1), other)
+    comm.isend(np.zeros(1), other).wait()
     receive.wait()
-    counted.barrier()
-    with counted.split(0) as group:
+    comm.barrier()
+    with comm.split(0) as group:
         group.broadcast(np.zeros(2))
     assert log.activities == [
         (Kind.CALL, "iallreduce", 32),
@@ -120,11 +119,11 @@ def test_calls_are_reported_with_the_bytes_that_are_counted_and_waits_without(
         (Kind.CALL, "split", 0),
         (Kind.CALL, "broadcast", 8),
     ]
-    assert sum(nbytes for _, _, nbytes in log.activities) == counted.traffic.bytes
+    assert sum(nbytes for _, _, nbytes in log.activities) == comm.traffic.bytes
 
 
 def test_what_is_counted_apart_is_reported_when_it_is_repeated() -> None:
-    log, counted = Log(), Metered(Serial())
+    log, counted = Log(), Serial()
     counted.traffic.observer = log
     with counted.traffic.apart() as part:
         counted.traffic.count(24)

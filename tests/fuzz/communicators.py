@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Request, create_communicator
-from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import Auto, by_rule
@@ -45,7 +44,6 @@ def _on_device(comm: Communicator) -> Communicator:
 
 WRAPPERS: dict[str, Wrap] = {
     "checked": Checked,
-    "metered": Metered,
     "delayed": lambda comm: Delayed(comm, longest=1e-4),
     "staged": lambda comm: Staged(comm, SimulatedCupy(Fabric())),
     "on device": _on_device,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import create_communicator, run_threads
-from pydtnn.comm.request import Request
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Hierarchical, ParameterServer
 from pydtnn.parallel.sums import Sums
+from pydtnn.utils.request import Request
 from tests.parallel.schemes.course import fit, trainer_of
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules.rule import create_allreduce
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Flatten, Linear, ReLU, Sequential
@@ -134,9 +133,9 @@ def test_ranks_wait_for_those_of_their_group(others: int, tmp_path: Path) -> Non
         slept[rank] += time.perf_counter() - start
 
     def run(comm: Communicator) -> None:
-        metered, recorder = Metered(comm), Recorder()
-        metered.traffic.observer = recorder
-        with Trace(tmp_path, recorder, metered), metered.split(comm.rank % 2) as group:
+        recorder = Recorder()
+        comm.traffic.observer = recorder
+        with Trace(tmp_path, recorder, comm), comm.split(comm.rank % 2) as group:
             for step in range(4):
                 recorder.step(0, step)
                 with phase(recorder, "step"):

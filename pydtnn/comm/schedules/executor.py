@@ -18,6 +18,7 @@ leads to a deadlock:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ import numpy as np
 
 from pydtnn.comm.checks import MAX_TAG
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.steps import (
     CHUNK_BYTES,
@@ -38,6 +38,8 @@ from pydtnn.comm.schedules.steps import (
     work_out,
 )
 from pydtnn.comm.wrapper import Driving, Wrapper
+from pydtnn.utils import clock
+from pydtnn.utils.request import Completed, Request
 
 try:
     import pydtnn.comm._sum as _sum
@@ -104,18 +106,26 @@ class Family:
             request.advance(alone and index == 0)
         self._pending = [request for request in pending if not request.done]
         if wait and not alone:
-            pending[0].comm.carrier.pause()
+            clock.current().pause()
 
     def drive(self, request: Request) -> None:
         """Advance all sums until the request, or all of them, are complete."""
         while self._pending and not request.test():
             self.advance()
             if self._pending:
-                self._pending[0].comm.carrier.pause()
+                clock.current().pause()
 
     def pending(self, comm: Scheduled) -> bool:
         """Whether sums of a group are in progress."""
         return any(request.comm is comm for request in self._pending)
+
+
+class Simulated(Communicator):
+    """A communicator that knows the time of a sum by a schedule without its messages."""
+
+    @abstractmethod
+    def follow(self, algorithm: str | Algorithm, array: np.ndarray) -> Request:
+        """Start a sum by a schedule, which is not executed."""
 
 
 class Scheduled(Wrapper):
@@ -201,9 +211,8 @@ class Scheduled(Wrapper):
 
     def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:
         """Start the sum of an array by an algorithm. Collective: all ranks call it."""
-        followed = self.carrier.follow(algorithm, array, self.chunk_bytes, self.active)
-        if followed is not None:
-            return followed
+        if isinstance(self.carrier, Simulated):
+            return self.carrier.follow(algorithm, array)
         plan = self._plan(algorithm, array.size, array.dtype)
         # A tag for each chunk, also for ranks that do not take part in it: equal on all ranks, as
         # they start sums in the same order. When tags repeat, their earlier sums are complete.
@@ -352,4 +361,4 @@ class _Journey:
             elif lands is not None:
                 self._array[where] = self._scratch[lands]
         if added:
-            self._comm.carrier.adds(added * self._array.itemsize)
+            clock.current().add(added * self._array.itemsize)

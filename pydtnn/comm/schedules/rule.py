@@ -35,11 +35,11 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.utils import clock
 from pydtnn.utils.registry import Factory, Registry
+from pydtnn.utils.request import Request
 
 VENDOR = "vendor"
 """Name of the allreduce that the communicator itself provides."""
@@ -270,7 +270,7 @@ class Auto(Scheduled):
             seconds = [self._seconds(call, name, array) for name in names]
             # The maxima over the ranks are equal on all ranks, and so are the decisions below.
             slowest = np.array([*seconds, clock.now() - begin])
-            self.inner.allreduce(slowest, "max")
+            self.inner._allreduce(slowest, "max")
             *seconds, elapsed = slowest.tolist()
             for name, one in zip(names, seconds, strict=True):
                 times[name].append(one)
@@ -283,7 +283,7 @@ class Auto(Scheduled):
     def _seconds(self, call: str, name: str, array: np.ndarray) -> float:
         """Return the time of one sum, in s."""
         array.fill(0)  # as after computing it: in the cache of this core only
-        self.inner.barrier()
+        self.inner._barrier()
         start = clock.now()
         self._carry_out(call, name, array)
         return clock.now() - start

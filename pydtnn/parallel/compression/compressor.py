@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.chain import Chain
 from pydtnn.comm.checks import fill, on_host, to_host
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums
+from pydtnn.utils.request import Chain, Completed, Request
 
 STEPS = "compression_steps"
 

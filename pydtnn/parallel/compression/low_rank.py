@@ -8,9 +8,7 @@ from math import prod
 
 import numpy as np
 
-from pydtnn.comm.chain import Chain, Queue
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.parameters import Bucket, Entry
 from pydtnn.parallel.compression.compressor import (
@@ -19,6 +17,7 @@ from pydtnn.parallel.compression.compressor import (
     forget_if_not_finite,
     is_finite,
 )
+from pydtnn.utils.request import Chain, Queue, Request
 from pydtnn.utils.validate import check_int
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import AllReduce
+from pydtnn.utils.request import Completed, Request
 
 
 class Hierarchical(AllReduce):

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange, by_name, from_names
 from pydtnn.parallel.option import option
+from pydtnn.utils.request import Completed, Request
 
 
 class Late:

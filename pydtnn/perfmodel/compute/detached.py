@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.wrapper import Wrapper
+from pydtnn.utils.request import Completed, Request
 
 SPREAD = 0.1
 """Standard deviation of received floats."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pydtnn.comm.metered import Traffic
+from pydtnn.comm.traffic import Traffic
 from pydtnn.perfmodel.compute.base import Label
 from pydtnn.utils.observer import Kind, Observer
 

@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
 from pydtnn.comm.schedules.network import Network
+from pydtnn.utils.request import Request
 
 LENGTH = 1 << 18
 """Bytes of the messages whose copies are measured."""

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.request import Request
+from pydtnn.comm.schedules.executor import Simulated
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
+from pydtnn.comm.traffic import Traffic
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.rows import Replay
@@ -25,7 +26,7 @@ from pydtnn.perfmodel.virtual.clock import SegmentClock
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.perfmodel.virtual.library import volume
 from pydtnn.utils import clock
-from pydtnn.utils.observer import Observer
+from pydtnn.utils.request import Request
 
 
 class DifferentError(ValueError):
@@ -71,7 +72,7 @@ class Clocks(SegmentClock):
             self._disturbances.check_failure(one.rank, self.times[one.rank])
 
 
-class Alike(Communicator):
+class Alike(Simulated):
     """One of ranks that do the same.
 
     Parameters
@@ -83,6 +84,8 @@ class Alike(Communicator):
     processor : Processor
     replays : dict
         Schedules that are known, by algorithm.
+    traffic : Traffic, optional
+        That of the group from which this one was split off.
 
     Raises
     ------
@@ -97,29 +100,26 @@ class Alike(Communicator):
         clocks: Clocks,
         processor: Processor,
         replays: dict[Any, Replay],
+        traffic: Traffic | None = None,
     ) -> None:
-        super().__init__(rank, network.hosts)
+        super().__init__(rank, network.hosts, traffic)
         self._network, self._clocks, self._processor = network, clocks, processor
         self._replays = replays
         names = list(dict.fromkeys(network.hosts))
         ends = (names[0], names[1] if len(names) > 1 else names[0])
         self._route = network.routes[ends]
 
-    @property
-    def own_observer(self) -> Observer:
-        return self._clocks
-
-    def barrier(self) -> None:
+    def _barrier(self) -> None:
         self._library("barrier", 0).wait()
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def _gather_object(self, value: Any) -> list[Any]:
         self._clocks.calls.append(("gather_object", 0))
         return [value] * self.size
 
     def abort(self, code: int) -> None:
         raise RuntimeError(f"Alike: aborted with status {code}")
 
-    def follow(self, algorithm: Any, array: np.ndarray, chunk_bytes: int, active: int) -> Request:
+    def follow(self, algorithm: Any, array: np.ndarray) -> Request:
         replay = self._replays.get(algorithm)
         if replay is None:
             replay = self._replays[algorithm] = Replay(algorithm, self._network)
@@ -161,7 +161,8 @@ class Alike(Communicator):
 
     def _split(self, color: int, key: int) -> Communicator:
         self._clocks.calls.append(("split", color))
-        return Alike(self.rank, self._network, self._clocks, self._processor, self._replays)
+        shared = self._network, self._clocks, self._processor, self._replays, self.traffic
+        return Alike(self.rank, *shared)
 
 
 class _Ending(Request):

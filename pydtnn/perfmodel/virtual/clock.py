@@ -123,3 +123,9 @@ class RankClock(SegmentClock):
             seconds *= float(disturbances.factors(times, self.steps, self._ranks)[0])
             disturbances.check_failure(self._rank, now + seconds)
         self.engine.spend(self._rank, seconds)
+
+    def pause(self) -> None:
+        self.engine.pause(self._rank)
+
+    def add(self, nbytes: int) -> None:
+        self.engine.spend(self._rank, nbytes * self.engine.network.add)

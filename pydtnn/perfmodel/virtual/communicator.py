@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
-from pydtnn.comm.metered import Messages
-from pydtnn.comm.request import Request
 from pydtnn.comm.thread import Ended, name_source
+from pydtnn.comm.traffic import Traffic
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.post import PostOffice
@@ -20,7 +19,8 @@ from pydtnn.perfmodel.engine.state import Completion
 from pydtnn.perfmodel.virtual.library import library_times
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import Kind
+from pydtnn.utils.request import Request
 
 
 class Group:
@@ -93,31 +93,19 @@ class VirtualCommunicator(MeetingCommunicator):
         self,
         group: Group,
         rank: int,
-        observer: Observer,
-        messages: Messages | None = None,
+        traffic: Traffic | None = None,
         buffers: Buffers | None = None,
         copies: Copies | None = None,
     ) -> None:
-        super().__init__(group, rank, messages)
+        super().__init__(group, rank, traffic)
         self.buffers = buffers or Buffers()
         self.copies = copies or Copies()
-        self._observer = observer
         self._engine = group.engine
         self._own = group.members[rank]
-
-    @property
-    def own_observer(self) -> Observer:
-        return self._observer
 
     def abort(self, code: int) -> NoReturn:
         self._engine.end(RankError(self.rank, f"aborted with status {code}"))
         raise Ended(f"rank {self.rank}: aborted with status {code}")
-
-    def pause(self) -> None:
-        self._engine.pause(self._own)
-
-    def adds(self, nbytes: int) -> None:
-        self._engine.spend(self._own, nbytes * self._engine.network.add)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
         if self.size > 1:
@@ -134,7 +122,7 @@ class VirtualCommunicator(MeetingCommunicator):
         start = now_ns()
         done = self._group.office.send(self.rank, to, tag, array)
         sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes)
-        return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
+        return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = now_ns()
@@ -142,13 +130,13 @@ class VirtualCommunicator(MeetingCommunicator):
         received = _Transfer(
             self, lambda: f"recv from {name_source(source)} (tag {tag})", done, source, array.nbytes
         )
-        return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
+        return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _create_group(self, name: str, members: list[int]) -> Group:
         return Group(self._engine, self._group.processor, name, members)
 
     def _create_member(self, group: Group, rank: int) -> VirtualCommunicator:
-        shared = self._observer, self._messages, self.buffers, self.copies
+        shared = self.traffic, self.buffers, self.copies
         return VirtualCommunicator(group, rank, *shared)
 
     def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> _Times:

@@ -92,7 +92,7 @@ def run_virtual(
         clock = RankClock(engine, rank, own, disturbances)
         use(clock)
         try:
-            comm = by_rule(VirtualCommunicator(everyone, rank, clock))
+            comm = by_rule(VirtualCommunicator(everyone, rank))
             be_rank(comm)
             results[rank] = function(comm, *args)
         except BaseException as error:  # whatever it is, the other ranks must not wait for it

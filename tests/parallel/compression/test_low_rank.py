@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.metered import Metered
 from pydtnn.parallel.compression import PowerSGD
 from pydtnn.parallel.compression.low_rank import Matrix, power_sgd
 from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
@@ -149,14 +148,13 @@ def test_a_gradient_of_zero_or_of_any_size_is_no_problem():
 
 @pytest.mark.threads(1, 2, 3)
 def test_the_bytes_on_the_wire_are_those_of_two_thin_matrices(comm):
-    metered = Metered(comm)
     buckets = buckets_of(MATRICES)
-    sums = new_sums(metered, buckets, 2)
-    before = metered.traffic.bytes
-    exchanged(metered, sums, buckets, 0)
+    sums = new_sums(comm, buckets, 2)
+    before = comm.traffic.bytes
+    exchanged(comm, sums, buckets, 0)
     numbers = 2 * (12 + 18 + 9 + 13 + 17 + 8) + 7 + 31
     share = 2 * (comm.size - 1) / comm.size  # of an allreduce
-    assert abs(metered.traffic.bytes - before - share * 4 * numbers) <= 1  # two calls are rounded
+    assert abs(comm.traffic.bytes - before - share * 4 * numbers) <= 1  # two calls are rounded
 
 
 @pytest.mark.long

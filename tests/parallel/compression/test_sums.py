@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
@@ -205,15 +204,15 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind(comm, case):
 @pytest.mark.threads(3)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_halves_are_added_by_the_schedule_that_was_chosen_and_else_by_a_ring(comm, name):
-    messages = []
+    schedules = []
     for chosen in (Scheduled(comm, "binomial_tree"), comm):
-        metered = Metered(chosen)
         (bucket,) = buckets_of()
-        sums = create_sums(name)(metered)
+        sums = create_sums(name)(chosen)
         sums.prepare((bucket,))
-        exchanged(metered, sums, (bucket,), 0)
-        messages.append(metered.traffic.messages)
-    assert messages == [1, 4]  # one sum; two rounds around the ring, twice
+        exchanged(chosen, sums, (bucket,), 0)
+        (adder,) = sums._adders.values()
+        schedules.append(adder.algorithm)
+    assert schedules == ["binomial_tree", "ring"]
 
 
 def above(limit: float, **options: Any) -> Compressor:
@@ -352,13 +351,12 @@ def test_the_bytes_on_the_wire_are_those_of_the_parts(comm):
         (("random_k", {"share": 0.1}), share * 4 * -(-n // 10)),
         (("float16", {}), share * 2 * n),
     ):
-        metered = Metered(comm)
         buckets = buckets_of()
-        sums = new_sums(metered, case)
+        sums = new_sums(comm, case)
         sums.prepare(buckets)
-        exchanged(metered, sums, buckets, 0)  # once to find out what the communicator can add
-        before = metered.traffic.bytes
-        exchanged(metered, sums, buckets, 1)
+        exchanged(comm, sums, buckets, 0)  # once to find out what the communicator can add
+        before = comm.traffic.bytes
+        exchanged(comm, sums, buckets, 1)
         # Arrays in a message begin at a multiple of their element size, and rings cut by elements:
         # at most 8 B in each message.
-        assert abs(metered.traffic.bytes - before - wanted) <= 8 * others
+        assert abs(comm.traffic.bytes - before - wanted) <= 8 * others

@@ -56,7 +56,7 @@ class Watch(Callback):
         self.times.append(clock.now())
         self.messages.append(comm.traffic.messages)
         if comm.rank == self.sleeper and trainer.step - 1 in self.steps:
-            comm.own_observer.engine.spend(comm.rank, SLEEP)
+            clock.virtual().engine.spend(comm.rank, SLEEP)
 
 
 def run(scheme: Scheme, sleeper: int, steps: range = range(STEPS)) -> list[Watch]:

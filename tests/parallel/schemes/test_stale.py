@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.request import Request
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear
@@ -21,6 +20,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.request import Request
 from tests.parallel.schemes.course import (
     BATCH,
     RULES,

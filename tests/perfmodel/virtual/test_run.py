@@ -81,7 +81,7 @@ def test_a_test_is_answered_for_the_time_of_the_rank():
 
 def spend(comm: Communicator, seconds: float) -> None:
     """Advance the clock of a rank, as a layer with this compute time does."""
-    observer = comm.own_observer
+    observer = clock.virtual()
     observer.engine.spend(comm.rank, seconds)  # type: ignore[union-attr]
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pydtnn.comm.chain import Chain, Queue
-from pydtnn.comm.request import Request
+from pydtnn.utils.request import Chain, Queue, Request
 
 
 class Step(Request):

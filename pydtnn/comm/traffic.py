@@ -1,0 +1,215 @@
+"""The communication volume of a rank: every call is counted, timed and reported here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+from pydtnn.utils import clock
+from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.request import Request
+
+
+@dataclass
+class Traffic:
+    """Communication volume of a rank, and the time that it was blocked.
+
+    A communicator counts the calls of its public methods, in the same object as the groups that are
+    split off from it and as communicators that wrap it: a call is counted once, however many
+    communicators forward it.
+
+    Attributes
+    ----------
+    messages : int
+        Number of collective calls with arrays, and of messages sent.
+    bytes : int
+        Bytes that this rank must send for them, in B: of a collective, the minimum of algorithms.
+    seconds : float
+        Time spent inside communication calls, in s, hence not overlapped with computation.
+    observer : Observer or None
+        Receives every call, with the bytes that are counted for it, every wait, and every message
+        between this rank and another one, those of schedules included. Set by `observe`.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    observer: Observer | None = None
+    _places: dict[int, int] = field(default_factory=dict)
+
+    def observe(self, observer: Observer | None, members: Sequence[int]) -> None:
+        """Report to an observer, or to none.
+
+        Parameters
+        ----------
+        observer : Observer or None
+        members : sequence of int
+            The ranks of the run (`Communicator.members`); messages with others have the peer -1.
+        """
+        self._places = {rank: place for place, rank in enumerate(members)}
+        self.observer = observer
+
+    def count(self, sent: float) -> int:
+        """Count one call that sends `sent` bytes, and return them as an integer."""
+        nbytes = round(sent)
+        self.messages += 1
+        self.bytes += nbytes
+        return nbytes
+
+    @contextmanager
+    def apart(self) -> Iterator[Traffic]:
+        """Count the messages of the ``with`` block separately; time is counted as usual.
+
+        Yields the separate counters. The messages of a step that is captured in a CUDA graph are
+        counted this way, and added by `repeat` for each replay, which makes no calls. The observer
+        receives the replays only.
+        """
+        before, part = (self.messages, self.bytes, self.observer), Traffic()
+        self.observer = None
+        try:
+            yield part
+        finally:
+            part.messages, part.bytes = self.messages - before[0], self.bytes - before[1]
+            self.messages, self.bytes, self.observer = before
+
+    @contextmanager
+    def counted(self, also: Traffic) -> Iterator[None]:
+        """Count the messages of the ``with`` block in `also`, too."""
+        messages, nbytes = self.messages, self.bytes
+        try:
+            yield
+        finally:
+            also.messages += self.messages - messages
+            also.bytes += self.bytes - nbytes
+
+    def repeat(self, part: Traffic) -> None:
+        """Add the messages of `part`, which were counted separately, once more."""
+        self.messages += part.messages
+        self.bytes += part.bytes
+        if self.observer is not None:
+            self.observer.begin(Kind.CALL, "replay", nbytes=part.bytes)
+            self.observer.end()
+
+    def report_message(
+        self,
+        request: Request,
+        kind: Kind,
+        group: str,
+        *,
+        start: int,
+        peer: int | None,
+        members: Sequence[int],
+        tag: int,
+        nbytes: int,
+    ) -> Request:
+        """Return a request that reports its message once it is complete.
+
+        Parameters
+        ----------
+        request : Request
+        kind, group, tag, nbytes
+            See `Observer.message`.
+        start : int
+            Time at which the message was started, in ns.
+        peer : int or None
+            The other rank in the group; None: the one that the request has received from.
+        members : sequence of int
+            The ranks of the group, by their numbers among all.
+        """
+        observer = self.observer
+        if observer is None:
+            return request
+
+        def report(stop: int) -> None:
+            other = request.source if peer is None else peer
+            place = self._places.get(members[other], -1)
+            observer.message(kind, group, start, stop, peer=place, tag=tag, nbytes=nbytes)
+
+        return _ReportedMessage(request, report)
+
+
+class Call(AbstractContextManager[None]):
+    """Context of a call of a communicator, whose duration is counted and which is reported.
+
+    A context instead of a function that makes the call, so that the call's stack is not deeper.
+
+    Parameters
+    ----------
+    traffic : Traffic
+    kind, name, nbytes
+        See `Observer.begin`.
+    group : str
+        Name of the group of ranks.
+    """
+
+    __slots__ = ("_observer", "_start", "_traffic")
+
+    def __init__(self, traffic: Traffic, kind: Kind, name: str, group: str, nbytes: int) -> None:
+        self._traffic, self._observer = traffic, traffic.observer
+        if self._observer is not None:
+            self._observer.group(group)
+            self._observer.begin(kind, name, nbytes=nbytes)
+
+    def __enter__(self) -> None:
+        self._start = clock.now()
+
+    def __exit__(self, *error: object) -> None:
+        self._traffic.seconds += clock.now() - self._start
+        if self._observer is not None:
+            self._observer.end()
+
+
+class CountedRequest(Request):
+    """A request whose waits and tests are counted and reported.
+
+    Parameters
+    ----------
+    inner : Request
+    traffic : Traffic
+    name, group : str
+        See `Call`.
+    """
+
+    def __init__(self, inner: Request, traffic: Traffic, name: str, group: str) -> None:
+        self.inner = inner
+        self._traffic, self._name, self._group = traffic, name, group
+
+    @property
+    def source(self) -> int:
+        return self.inner.source
+
+    def wait(self) -> None:
+        with Call(self._traffic, Kind.WAIT, self._name, self._group, 0):
+            self.inner.wait()
+
+    def test(self) -> bool:
+        with Call(self._traffic, Kind.CALL, "test", self._group, 0):
+            return self.inner.test()
+
+
+class _ReportedMessage(Request):
+    """A request that reports when it was first known to be complete."""
+
+    def __init__(self, inner: Request, report: Callable[[int], None]) -> None:
+        self._inner = inner
+        self._report: Callable[[int], None] | None = report
+
+    @property
+    def source(self) -> int:
+        return self._inner.source
+
+    def wait(self) -> None:
+        self._inner.wait()
+        self._complete()
+
+    def test(self) -> bool:
+        done = self._inner.test()
+        if done:
+            self._complete()
+        return done
+
+    def _complete(self) -> None:
+        if self._report is not None:
+            report, self._report = self._report, None
+            report(clock.now_ns())

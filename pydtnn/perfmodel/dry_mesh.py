@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.layers.collectives import AllGather, Collective, Pending, ReduceScatter
+from pydtnn.utils.request import Completed, Request
 
 
 class Position:
@@ -69,18 +70,15 @@ class DryGroup:
         self.rank, self.size = rank, size
         self.asked: list[tuple[str, list[int]]] = []
 
-    def iallreduce(self, array: Any) -> DryGroup:
+    def iallreduce(self, array: Any) -> Request:
         """Record a sum."""
         self.asked.append(("allreduce", [array.nbytes]))
-        return self
+        return Completed()
 
-    def exchange(self, sends: Any, receives: Any, tag: int) -> DryGroup:
+    def exchange(self, sends: Any, receives: Any, tag: int) -> Request:
         """Record messages."""
         self.asked.append(("messages", [array.nbytes for array, _ in sends]))
-        return self
-
-    def wait(self) -> None:
-        """Do nothing: the group is the request, too."""
+        return Completed()
 
 
 def start_dry(collective: Collective, group: DryGroup) -> Pending:
@@ -97,7 +95,7 @@ def start_dry(collective: Collective, group: DryGroup) -> Pending:
         # parts of the first axis are received in place
         received = [np.empty(whole.nbytes - own.nbytes, np.uint8)] if dim else []
         group.asked.append(("messages", [own.nbytes] * (group.size - 1)))
-        return Pending(group, lambda: _release(received, whole))
+        return Pending(None, lambda: _release(received, whole))
     if type(collective) is ReduceScatter:
         array, dim, bounds = collective.array, collective.dim, collective.bounds
         row = array.nbytes // max(array.shape[dim], 1)
@@ -107,7 +105,7 @@ def start_dry(collective: Collective, group: DryGroup) -> Pending:
         others = [np.empty((group.size - 1) * total.nbytes, np.uint8)]
         sizes = [row * (b - a) for a, b in pairwise(bounds)]
         group.asked.append(("messages", sizes[: group.rank] + sizes[group.rank + 1 :]))
-        return Pending(group, lambda: _release(others, total))
+        return Pending(None, lambda: _release(others, total))
     return collective.start(group, 0)
 
 

@@ -269,7 +269,7 @@ MUTANTS = {
         "pydtnn/model/fusion.py",
         "return touched < normed[0].index",
         "return touched <= normed[0].index",
-        "tests/model/test_mixed_precision.py::test_every_backend_trains",
+        "tests/model/test_fusion.py::test_outputs_and_gradients_are_those_of_the_plain_network",
     ),
     "running statistics frozen with the last parameter of their norm": Mutant(
         "pydtnn/model/placement.py",
@@ -296,6 +296,13 @@ MUTANTS = {
         "(micro_batch * values + value) % TAGS",
         "(micro_batch + value) % TAGS",
         "tests/training/test_pipeline.py::test_a_schedule_of_ones_own_is_a_function",
+    ),
+    "a mean over stripes of two axes that is scaled by the share of the last": Mutant(
+        "pydtnn/model/partition/rules.py",
+        "pool.share *= draft.own(cut)",
+        "pool.share = draft.own(cut)",
+        "tests/model/partition/test_layers.py::"
+        "test_the_mean_of_a_map_that_is_cut_along_both_axes_is_that_of_all_parts",
     ),
     # optimizers, schedules, losses and metrics
     "Nadam's product of momenta after an earlier step is loaded": Mutant(
@@ -348,6 +355,13 @@ MUTANTS = {
         "tests/test_metrics.py::test_equal_scores_and_nan_are_never_among_the_largest_by_chance",
     ),
     # communication
+    "one tag for each sum where each chunk needs one": Mutant(
+        "pydtnn/comm/schedules/executor.py",
+        "tag, self._tags = self._tags, self._tags + plan.pieces",
+        "tag, self._tags = self._tags, self._tags + 1",
+        "tests/comm/schedules/test_executor.py::"
+        "TestScheduled::test_several_reductions_may_be_under_way_and_end_in_any_order",
+    ),
     "a chunk received into elements that are still being sent": Mutant(
         "pydtnn/comm/schedules/steps.py",
         "for other in touched) > 1:",
@@ -420,12 +434,84 @@ MUTANTS = {
         "tests/parallel/pipeline/test_draw.py::test_the_command_shows_and_proves",
     ),
     # training and checkpoints
+    "statistics of a shard that the next one overwrites": Mutant(
+        "pydtnn/training/step.py",
+        "statistics.sums.copy()",
+        "statistics.sums",
+        "tests/parallel/test_reproducible.py::"
+        "test_a_step_is_that_of_accumulation_except_for_rounding",
+    ),
+    "a loaded training whose ranks continue with the parameters of rank 0": Mutant(
+        "pydtnn/training/trainer.py",
+        'self._plan, self._loaded = dict(state["plan"]), True',
+        'self._plan = dict(state["plan"])',
+        "tests/parallel/schemes/test_schemes.py::test_a_run_that_is_resumed_ends_in_the_same_bytes",
+    ),
+    "two callbacks of one type that share their state in a checkpoint": Mutant(
+        "pydtnn/training/checkpoint/content.py",
+        'number = 1 + sum(name.rpartition(".")[0] == kind for name in parts)',
+        "number = 1",
+        "tests/training/checkpoint/test_content.py::"
+        "test_two_callbacks_of_one_kind_keep_their_own_states",
+    ),
+    "one checkpoint more than `keep`": Mutant(
+        "pydtnn/training/checkpoint/content.py",
+        "older[: max(len(older) + 1 - keep, 0)]",
+        "older[: max(len(older) - keep, 0)]",
+        "tests/training/checkpoint/test_folder.py::test_only_the_last_checkpoints_are_kept",
+    ),
+    "losses of a pipeline that are read before they are summed over ranks": Mutant(
+        "pydtnn/training/pipeline.py",
+        "            if self._summed is not None:\n                self._summed.wait()\n",
+        "",
+        "tests/training/test_pipeline.py::"
+        "test_checkpoints_of_stages_continue_on_another_mesh_and_serially",
+    ),
+    "metrics of a running epoch without their last operation": Mutant(
+        "pydtnn/training/metric_sums.py",
+        "total = Totals(self.names, finish=self._finish, sizes=self._sizes)",
+        "total = Totals(self.names, sizes=self._sizes)",
+        "tests/training/test_metric_sums.py::"
+        "test_a_sum_of_totals_has_their_sizes_and_last_operations",
+    ),
     # data and files
+    "samples in the same order in every epoch": Mutant(
+        "pydtnn/data/loader.py",
+        "order = self.dataset.shuffled(self.seed, epoch)",
+        "order = self.dataset.shuffled(self.seed, 0)",
+        "tests/data/test_loader.py::"
+        "test_ranks_share_the_permutation_of_the_epoch_and_the_last_batch_has_the_rest",
+    ),
+    "windows of shards that are not shuffled": Mutant(
+        "pydtnn/data/order.py",
+        "places[shards] // window))",
+        "shards // window))",
+        "tests/data/test_order.py::test_samples_are_shuffled_within_windows_of_shuffled_shards",
+    ),
     "a random crop that is never shifted by the largest offset": Mutant(
         "pydtnn/data/augment/simple.py",
         "top = below(words[:, 0], 2 * p + 1)",
         "top = below(words[:, 0], 2 * p)",
         "tests/data/augment/test_simple.py::test_a_crop_is_a_window_of_the_padded_image",
+    ),
+    "a packed shard that is kept although its images have changed": Mutant(
+        "pydtnn/data/packing.py",
+        "if not known or known[0] != plan.digest or not path.is_file():",
+        "if not known or not path.is_file():",
+        "tests/data/test_shards.py::test_what_has_changed_is_packed_again",
+    ),
+    "a prefix of `rename` that matches the beginning of a longer name": Mutant(
+        "pydtnn/saving/weights.py",
+        'name.startswith(prefix + ".")',
+        "name.startswith(prefix)",
+        "tests/test_weights.py::"
+        "test_a_prefix_is_added_and_names_of_several_digits_are_not_confused",
+    ),
+    "features exported by the inverse permutation": Mutant(
+        "pydtnn/interchange/slots.py",
+        "array = array[..., np.argsort(self.order)]",
+        "array = array[..., self.order]",
+        "tests/interchange/test_state_dicts.py::test_arrays_come_back_bit_for_bit",
     ),
     # predictions
     "predicted messages with any number of chunks in progress": Mutant(

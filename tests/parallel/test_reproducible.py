@@ -143,6 +143,20 @@ def expected_of(case: str, serial: dict[str, Fingerprint]) -> Fingerprint:
     return serial.setdefault(case, result)
 
 
+def test_a_step_is_that_of_accumulation_except_for_rounding() -> None:
+    states = []
+    for options, sums in (
+        ({"accumulation": SHARDS}, {}),
+        ({}, {"sums": partial(ExactSums, shards=SHARDS)}),
+    ):
+        model = Model(small_net(), SHAPE)
+        trainer = Trainer(model, SGD(0.1), exchange=AllReduce(Serial(), **sums), **options)
+        trainer.fit(data(), epochs=1, global_batch_size=BATCH, steps_per_epoch=1)
+        states.append(model.state())
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_any_number_of_threads_gives_the_same_bytes() -> None:
     one, two = (
         fit(trainer_of(Serial(), SGD(0.1, momentum=0.9), threads=threads)) for threads in (1, 2)

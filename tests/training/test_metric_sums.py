@@ -31,6 +31,15 @@ def test_parts_of_a_batch_add_up_like_an_allreduce_of_the_values():
     assert summed.values.dtype == np.float64
 
 
+def test_a_sum_of_totals_has_their_sizes_and_last_operations():
+    options = {"finish": {"spread": lambda mean: mean[1] - mean[0]}, "sizes": {"spread": 2}}
+    first, second = (Totals(["spread", "loss"], **options) for _ in range(2))
+    first.add(1, [1.0, 2.0], 3.0)
+    second.add(3, [3.0, 6.0], 1.0)
+    assert (first + second).means() == {"spread": 1.0, "loss": 1.0}
+    assert first.means() == {"spread": 1.0, "loss": 3.0}
+
+
 def test_no_sample_has_no_mean():
     assert math.isnan(Totals(["loss"]).means()["loss"])
 

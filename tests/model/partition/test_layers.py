@@ -230,6 +230,11 @@ def test_a_sum_over_ranks_may_be_read_whole_and_in_parts() -> None:
     check_plan(ReadTwice(name=""), IMAGE, plan, meshes=[{"model": 2}], batch=3)
 
 
+def test_the_mean_of_a_map_that_is_cut_along_both_axes_is_that_of_all_parts() -> None:
+    net = [first(), ReLU(), GlobalAvgPool2d(), Linear(3)]
+    check_plan(net, IMAGE, meshes=[{"spatial": 2, "width": 2}], batch=3)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_batch_may_be_smaller_than_the_ranks(batch: int) -> None:
     net = [first(), BatchNorm(), ReLU(), GlobalAvgPool2d(), Linear(3)]

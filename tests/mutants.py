@@ -23,6 +23,7 @@ from pydtnn.utils.machine import cores_here
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 300
+"""Time after which the test of a mutant is one that hangs."""
 
 
 class Mutant(NamedTuple):
@@ -567,7 +568,9 @@ def check(mutants: Sequence[Mutant]) -> None:
         raise ValueError(f"expected tests that pass without mutants, got\n{done.stdout}")
 
 
-def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_tests(
+    folder: Path, tests: Sequence[str], timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run tests in a checkout until one fails."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
@@ -577,7 +580,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout,
     )
 
 
@@ -603,7 +606,7 @@ def killed(mutant: Mutant) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         shadow(Path(folder), mutant)
         try:
-            done = run_tests(Path(folder), [mutant.test])
+            done = run_tests(Path(folder), [mutant.test], TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return True
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:

@@ -34,7 +34,7 @@ SHARED = {  # templates besides a family's own
     "conv": ["fused", "gemm"],
     "linear": ["gemm"],
 }
-PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
+PLAIN = ["recycle"]  # sources without variants, linked into every family and _memory
 PYTHON_H = "#include <Python.h>\n"
 STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
 """Families with variants for arrays of bfloat16."""

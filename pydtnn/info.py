@@ -161,13 +161,16 @@ def _cpu() -> dict[str, Any]:
 
 def _tuning() -> str:
     """Return how algorithms are chosen, and the measurements on this machine so far."""
-    from pydtnn.kernels.autotuner import create_autotuner
+    from pydtnn.kernels.autotuner import AutotunerFile, create_autotuner
 
-    autotuner = create_autotuner(None, "")
+    mode = create_autotuner(None).mode
     try:
-        return f"{autotuner.mode}; {autotuner.file.count()} choices in {autotuner.file.path}"
+        from pydtnn.kernels.cpu import this_machine
+
+        file = AutotunerFile(this_machine())
+        return f"{mode}; {file.count()} choices in {file.path}"
     except (ImportError, RuntimeError) as error:  # kernels not built, or no home
-        return f"{autotuner.mode}; no choices are stored ({error})"
+        return f"{mode}; no choices are stored ({error})"
 
 
 def _blas() -> list[str]:

@@ -6,6 +6,7 @@ import ast
 import graphlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,9 @@ CONFINED = {
     "tensorboardX": ["callbacks.tensorboard"],
 }
 
+OUTSIDE = ("benchmarks", "tests")
+"""Folders of this repository that are not part of the library."""
+
 INSTALLED_ALWAYS = {
     "ml_dtypes",
     "numpy",
@@ -126,19 +130,25 @@ INSTALLED_ALWAYS = {
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement's target, without the leading "pydtnn." where it is ours."""
+    """One import statement's target, without the leading "pydtnn." where it has one.
+
+    `name` is what it takes from the target, "" if that is the module itself; `ours` says whether it
+    is in this repository.
+    """
 
     target: str
+    name: str
     ours: bool
     line: int
     in_function: bool
 
 
 @cache
-def sources() -> dict[str, Path]:
+def repository() -> dict[str, Path]:
     """Path of every module by its name without "pydtnn."; the package itself is ""."""
     found = {}
-    for folder, prefix in (("pydtnn", ""), ("models", "models.")):
+    for folder in ("pydtnn", "models", "benchmarks", "tests"):
+        prefix = "" if folder == "pydtnn" else f"{folder}."
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             name = prefix + ".".join(part for part in parts if part != "__init__")
@@ -147,34 +157,37 @@ def sources() -> dict[str, Path]:
 
 
 @cache
+def sources() -> dict[str, Path]:
+    """Those of the library."""
+    return {name: path for name, path in repository().items() if name.split(".")[0] not in OUTSIDE}
+
+
+@cache
 def imports(module: str, *, annotations: bool = False) -> tuple[Import, ...]:
     """Every import that can run, and with `annotations` those under TYPE_CHECKING, too."""
-    path = sources()[module]
-    package = ["pydtnn", *filter(None, module.split("."))]
-    if path.name != "__init__.py":
-        package.pop()
+    path = repository()[module]
 
     def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             children = [*(node.body if annotations else ()), *node.orelse]
-        names = []
+        names: list[tuple[str, str]] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            start = ".".join([*base, *filter(None, [node.module])])
+            start = node.module or ""  # ruff forbids relative imports
             # "from package import name" imports package.name where that is a module
             names = [
-                f"{start}.{alias.name}" if is_module(f"{start}.{alias.name}") else start
+                (f"{start}.{alias.name}", "")
+                if without_prefix(f"{start}.{alias.name}") in repository()
+                else (start, alias.name)
                 for alias in node.names
             ]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_optional":
-            names = [ast.unparse(node.args[0]).strip("f'\"")]
-        for name in dict.fromkeys(names):
-            ours = name.split(".")[0] == "pydtnn"
-            target = name.removeprefix("pydtnn").removeprefix(".") if ours else name
-            yield Import(target, ours, node.lineno, in_function)
+            names = [(ast.unparse(node.args[0]).strip("f'\""), "")]
+        for target, name in names:
+            ours = target.split(".")[0] in {"pydtnn", *OUTSIDE}
+            yield Import(without_prefix(target), name, ours, node.lineno, in_function)
         inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in children:
             yield from visit(child, inside)
@@ -182,8 +195,8 @@ def imports(module: str, *, annotations: bool = False) -> tuple[Import, ...]:
     return tuple(visit(ast.parse(path.read_text()), in_function=False))
 
 
-def is_module(name: str) -> bool:
-    return name.startswith("pydtnn.") and name.removeprefix("pydtnn.") in sources()
+def without_prefix(name: str) -> str:
+    return name.removeprefix("pydtnn").removeprefix(".")
 
 
 def belongs(module: str, package: str) -> bool:
@@ -212,13 +225,38 @@ def test_a_module_imports_only_what_lies_below_it(module):
     assert not wrong, f"{here} may import only {sorted(ALLOWED[here])}: " + "; ".join(wrong)
 
 
-def test_no_circle_between_files() -> None:
-    """Imports for annotations count, and those within functions; what a package offers does not."""
-    arrows = {
-        module: {found.target for found in imports(module, annotations=True) if found.ours}
-        for module, path in sources().items()
-        if path.name != "__init__.py"
-    }
+def is_package(module: str) -> bool:
+    return repository()[module].name == "__init__.py"
+
+
+def definitions(module: str, name: str) -> Iterator[str]:
+    """The modules that a name comes from, if `module` is a package that offers it."""
+    if module in repository() and is_package(module):
+        for found in imports(module, annotations=True):
+            if found.target != module and name == (found.name or found.target.rpartition(".")[2]):
+                yield found.target
+                if found.name:
+                    yield from definitions(found.target, name)
+
+
+def executed(module: str) -> set[str]:
+    """The modules that can run because this one is imported or called.
+
+    They are the targets of its imports, those within functions and, in the library, for annotations
+    included; with the name of a package, the module that defines it; and the packages of all these,
+    because Python runs their ``__init__`` first. The packages in which the module itself lies run
+    before it. What a package imports for type checkers is loaded when a name is used.
+    """
+    annotations = not is_package(module) and module.split(".")[0] != "tests"
+    found = [f for f in imports(module, annotations=annotations) if f.ours]
+    targets = {f.target for f in found}
+    targets.update(*(definitions(f.target, f.name) for f in found if f.name))
+    packages = {p for t in targets for p in itertools.accumulate(t.split("."), "{}.{}".format)}
+    return {t for t in targets | packages if t in targets or not belongs(module, t)} - {module}
+
+
+def test_no_circle_between_modules() -> None:
+    arrows = {module: executed(module) for module in repository()}
     try:
         graphlib.TopologicalSorter(arrows).prepare()
     except graphlib.CycleError as error:
@@ -301,6 +339,34 @@ def test_no_module_is_imported_while_it_is_importing_others() -> None:
     """So each can be imported alone: no order of imports meets one that is incomplete."""
     names = [*itertools.chain(*modules_in_order()), *names_of_tests()]
     assert python(IN_ONE_PROCESS, given=json.dumps(names)) == ""
+
+
+EACH_IN_A_PROCESS = """
+import importlib, json, os, sys, traceback, numpy, pytest
+
+for name in json.loads(sys.stdin.read()):
+    if name.startswith("tests."):
+        import tests.conftest  # loaded before every test file
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(name)
+        except pytest.skip.Exception:
+            pass
+        except BaseException:
+            print(name, traceback.format_exc(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_each_module_can_be_imported_and_each_test_file_collected_alone() -> None:
+    """A sample: each takes half a second, and the test above sees what they import meanwhile."""
+    names = [*itertools.chain(*modules_in_order()), *names_of_tests()]
+    sample = [name for name in names if "__main__" not in name][::16]
+    assert python(EACH_IN_A_PROCESS, cwd=ROOT, given=json.dumps(sample)) == ""
 
 
 def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:

@@ -21,13 +21,11 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.utils.files import read_file, user_cache, write_file
-from pydtnn.utils.machine import cpu_model
 from pydtnn.utils.names import unknown
 
 CACHE_VARIABLE = "PYDTNN_CACHE"
@@ -65,11 +63,11 @@ class AutotunerFile:
 
     Parameters
     ----------
-    machine : str, optional
-        Key of the measurements; by default CPU, version and kernels of this process.
+    machine : str or callable
+        Key of the measurements, or a function that returns it when the file is used.
     """
 
-    def __init__(self, machine: str | None = None) -> None:
+    def __init__(self, machine: str | Callable[[], str]) -> None:
         self._machine = machine
         self._settings: dict[str, Table] | None = None
         self._warned = False
@@ -78,7 +76,7 @@ class AutotunerFile:
     @property
     def machine(self) -> str:
         """Key of the measurements."""
-        return self._machine or this_machine()
+        return self._machine if isinstance(self._machine, str) else self._machine()
 
     @property
     def path(self) -> Path:
@@ -171,16 +169,6 @@ def _seconds(times: Mapping[str, Any]) -> dict[str, float]:
         return {str(name): float(time) for name, time in times.items()}  # NaN: unknown
     except OverflowError as error:  # of a whole number above all floats
         raise ValueError(str(error)) from error
-
-
-@cache
-def this_machine() -> str:
-    """Return the CPU, the version, and a digest of the compiled kernels as a key."""
-    from pydtnn import __version__
-    from pydtnn.kernels.cpu import _conv
-
-    kernels = hashlib.sha256(Path(_conv.__file__).read_bytes()).hexdigest()[:12]
-    return f"{cpu_model()}, pydtnn {__version__}, kernels {kernels}"
 
 
 def _open_now(path: str, flags: int) -> int:
@@ -292,7 +280,7 @@ class Autotuner:
     setting : str
         Instruction set and threads of the backend, in words.
     file : AutotunerFile, optional
-        File of measured choices; by default in the user's cache.
+        File of measured choices, in the user's cache; by default that of no particular machine.
     clock, disturbances : callable
         Arguments of `shortest_times`.
 
@@ -316,7 +304,7 @@ class Autotuner:
     ) -> None:
         self.mode = mode
         self.setting = setting
-        self.file = file or AutotunerFile()
+        self.file = file or AutotunerFile("any machine")
         self.clock, self.disturbances = clock, disturbances
         self.resolved: dict[Key, str] = {}
         self.frozen = False
@@ -456,7 +444,7 @@ class Autotuner:
 
 
 def create_autotuner(
-    mode: str | None, setting: str, file: AutotunerFile | None = None
+    mode: str | None, setting: str = "", file: AutotunerFile | None = None
 ) -> Autotuner:
     """Create the autotuner of a backend.
 

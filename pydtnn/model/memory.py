@@ -17,7 +17,7 @@ import numpy as np
 
 from pydtnn.data.batch import each, parts
 from pydtnn.data.inputs import Inputs
-from pydtnn.kernels.backend import Backend, create_backend
+from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array

@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry, Deferred, PoolGeometry, Term, create_backend
-from pydtnn.kernels.backend import report
+from pydtnn.kernels import (
+    Backend,
+    ConvGeometry,
+    Deferred,
+    PoolGeometry,
+    Term,
+    create_backend,
+    report,
+)
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import FAMILIES
 from pydtnn.kernels.reference.attention import Dropped

@@ -484,9 +484,10 @@ def test_a_machine_is_its_cpu_the_version_and_the_build() -> None:
     import pydtnn
     from pydtnn.utils.machine import cpu_model
 
-    pytest.importorskip("pydtnn.kernels.cpu._conv")
-    name = AutotunerFile().machine
+    cpu = pytest.importorskip("pydtnn.kernels.cpu")
+    name = AutotunerFile(cpu.this_machine).machine
     assert name.startswith(f"{cpu_model()}, pydtnn {pydtnn.__version__}, kernels ")
+    assert create_backend("cpu").autotuner.file.machine == name
 
 
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_long(
@@ -512,5 +513,5 @@ def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_lo
 
 def test_a_kept_choice_that_is_no_candidate_is_not_taken(cache: Path) -> None:
     seconds = {"direct": 1.0, "other": 2.0}
-    AutotunerFile().add("setting", "operation", 8, Winner("neither", seconds))
-    assert AutotunerFile().find("setting", "operation", 8, ["direct", "other"]) is None
+    AutotunerFile("a CPU").add("setting", "operation", 8, Winner("neither", seconds))
+    assert AutotunerFile("a CPU").find("setting", "operation", 8, ["direct", "other"]) is None

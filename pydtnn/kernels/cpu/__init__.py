@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import pydtnn.kernels.cpu._conv as _conv
 import pydtnn.kernels.cpu.openmp  # noqa: F401  # before modules that link its runtime
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner
@@ -21,6 +25,7 @@ from pydtnn.kernels.cpu.norm import Norm
 from pydtnn.kernels.cpu.pool import Pool
 from pydtnn.kernels.cpu.random import Random
 from pydtnn.kernels.cpu.update import Update
+from pydtnn.utils.machine import cpu_model
 
 COMPILED = {
     "attention": Attention,
@@ -35,7 +40,7 @@ COMPILED = {
     "update": Update,
 }
 
-__all__ = ["MemoryPool", "available", "create_families", "select_isa"]
+__all__ = ["MemoryPool", "available", "create_families", "select_isa", "this_machine"]
 
 
 def create_families(threads: int, isa: str, autotuner: Autotuner) -> dict[str, Any]:
@@ -49,3 +54,12 @@ def create_families(threads: int, isa: str, autotuner: Autotuner) -> dict[str, A
     }
     families["conv"].autotuner = autotuner
     return families
+
+
+@cache
+def this_machine() -> str:
+    """Return the CPU, the version, and a digest of the compiled kernels: what times depend on."""
+    from pydtnn import __version__
+
+    kernels = hashlib.sha256(Path(_conv.__file__).read_bytes()).hexdigest()[:12]
+    return f"{cpu_model()}, pydtnn {__version__}, kernels {kernels}"

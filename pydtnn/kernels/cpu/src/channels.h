@@ -20,6 +20,7 @@
 
 #include "lanes.h"
 #include "parts.h"
+#include "stored.h"
 
 enum { FORWARD, BACKWARD };
 enum { GROUP = 8, BLOCK_LINES = 128, FOLD_BELOW = 4 * LANES, FOLD_TO = 8 * LANES };

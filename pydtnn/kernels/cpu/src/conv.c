@@ -5,7 +5,7 @@
  * separate blocks (conv_winograd.c). Volumes are convolved as planes (conv_depth.c). */
 #include "conv_depth.h"
 #include "conv_parts.h"
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 
 /* The output tile of Winograd's algorithms, which support no groups and no dilation, and filters of
  * 3x3 with a stride of 1, or of 3x3, 5x5 and 7x7 with a stride of 2 (`POLYPHASE`). */

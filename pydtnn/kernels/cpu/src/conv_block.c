@@ -16,6 +16,7 @@
 
 #include "conv_block.h"
 #include "gemm.h"
+#include "stored.h"
 
 /* Outputs y of forward read x at y stride - padding + t dilation. */
 static void axis_forward(struct axis *axis, const struct conv_shape *s, int d) {

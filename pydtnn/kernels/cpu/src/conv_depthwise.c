@@ -22,6 +22,7 @@
 #include "conv_depthwise.h"
 #include "conv_parts.h"
 #include "gemm.h"
+#include "stored.h"
 
 enum {
     BLOCK_BYTES = 1 << 20, /* of outputs, at most; but a row at least */

@@ -26,6 +26,7 @@
 #include "conv_parts.h"
 #include "conv_views.h"
 #include "gemm.h"
+#include "stored.h"
 
 enum { PIXELS = 256, BYTES = 512 * 1024, PIECES = 16, UNIT_FILTERS = 64, REDUCE = 4096 };
 #define SUMS_BYTES ((ptrdiff_t)8 << 20) /* of all parts, if there are several */

@@ -28,6 +28,7 @@
 #include "conv_parts.h"
 #include "conv_views.h"
 #include "gemm.h"
+#include "stored.h"
 
 enum { PIXELS = 512, BYTES = 256 * 1024, PIECES = 16, PACKED_ROWS = 32 };
 

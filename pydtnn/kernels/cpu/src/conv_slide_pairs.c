@@ -1,5 +1,6 @@
 /* The gather of conv_slide.c for pairs of bfloat16. */
 #include "conv_parts.h"
+#include "stored.h"
 
 #if HAS_DOTS
 #define PAIRS

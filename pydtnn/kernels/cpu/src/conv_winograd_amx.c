@@ -1,7 +1,7 @@
 /* The products of Winograd's convolution for pairs of bfloat16, by tile registers: those of
  * gemm_amx.c, on matrices whose rows are equally far apart. */
 #include "amx.h"
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 
 #if HAS_AMX
 void NAME(winograd_multiply_pairs)(const struct product *t, const real *a, const real *u,

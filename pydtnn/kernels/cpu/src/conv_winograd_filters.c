@@ -4,8 +4,9 @@
  * of outputs is transposed tap by tap, as for the direct convolution, and transformed with outputs
  * in the lanes. Gradients come with the input channels in the lanes, as dw has them.
  */
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 #include "conv_winograd_points.h"
+#include "stored.h"
 
 /* Taps at a time, of a vector of inputs: gemm_pack turns squares, and they stay in L1. */
 enum { PACK_TAPS = 9 };

@@ -15,7 +15,7 @@
  *
  * conv_winograd_pairs.c compiles this file again for products of pairs of bfloat16.
  */
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 #include "products.h"
 
 /* Steps of the sum without a branch. Blocks of one vector serve 16 outputs, often of 16 inputs, and

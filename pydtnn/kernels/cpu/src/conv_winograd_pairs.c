@@ -1,7 +1,8 @@
 /* The products of Winograd's convolution for factors that are pairs of bfloat16: the same blocks,
  * with an instruction that multiplies pairs, twice as many products in the same time. */
 #include "amx.h"
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
+#include "stored.h"
 
 #if HAS_AMX
 typedef int they_are_in_conv_winograd_amx; /* an empty source is no C */

@@ -16,7 +16,7 @@
 #ifndef PYDTNN_CONV_WINOGRAD_PHASES_H
 #define PYDTNN_CONV_WINOGRAD_PHASES_H
 
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 
 enum { MOST_IN_ALL = MOST_PHASES * MOST_PHASES };
 

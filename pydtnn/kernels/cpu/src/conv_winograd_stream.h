@@ -5,7 +5,8 @@
 #ifndef PYDTNN_CONV_WINOGRAD_STREAM_H
 #define PYDTNN_CONV_WINOGRAD_STREAM_H
 
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
+#include "stored.h"
 
 enum { LINE_BYTES = 64, MOST_STREAMS = 8 };
 

@@ -6,7 +6,7 @@
  * rows above and below them are cleared per block. Blocks depend only on the shape, never on the
  * number of threads.
  */
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 
 enum { SETTLE_ROWS = 1024 };
 

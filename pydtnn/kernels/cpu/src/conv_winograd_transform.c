@@ -15,8 +15,9 @@
  */
 #include <assert.h>
 
-#include "conv_winograd.h"
+#include "conv_winograd_parts.h"
 #include "conv_winograd_points.h"
+#include "stored.h"
 
 /* Where a tile lies in its block, and the row of tiles of its kind that it is in. */
 struct place {

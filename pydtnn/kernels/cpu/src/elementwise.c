@@ -9,6 +9,7 @@
 #include "functions.h"
 #include "parts.h"
 #include "rows.h"
+#include "stored.h"
 
 /* every activation takes alpha, most have no use for it */
 #pragma GCC diagnostic ignored "-Wunused-parameter"

@@ -5,6 +5,7 @@
 
 #include "fused_rows.h"
 #include "lanes.h"
+#include "stored.h"
 
 enum { MOST_TERMS = 2, MOST_VECTORS = 4 };
 

@@ -17,6 +17,7 @@
  * sums. Expected: as fast as memory; from L1 2 to 4 cycles a vector.
  */
 #include "fused_map.h"
+#include "stored.h"
 
 enum gating { OPEN, BY_VALUE, BY_KEPT };
 enum { FLIGHT = VECTOR_BYTES == 64 ? 4 : 2, WIDE = 2, PIVOT_ROWS = 4 };

@@ -12,6 +12,7 @@
  * written to it directly, or if its elements are not reals by way of a piece in L1.
  */
 #include "fused_map.h"
+#include "stored.h"
 
 enum { WIDE = VECTOR_BYTES == 64 ? 4 : 2 };
 

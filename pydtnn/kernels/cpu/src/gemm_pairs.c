@@ -1,6 +1,7 @@
 /* The matrix kernels of gemm.c for pairs of bfloat16: sums over half as many steps. See
  * gemm_amx.c, too. */
 #include "amx.h"
+#include "stored.h"
 
 #if HAS_AMX
 typedef int they_are_in_gemm_amx; /* an empty source is no C */

@@ -3,6 +3,7 @@
 #define PYDTNN_LANES_H
 
 #include "simd.h"
+#include "stored.h"
 
 /* `lanes` elements; with a constant LANES, as in the loops over whole vectors, there is no mask. */
 INLINE vec load(const real *p, ptrdiff_t lanes) {

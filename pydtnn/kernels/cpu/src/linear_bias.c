@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "linear_parts.h"
+#include "stored.h"
 
 enum { PART_ROWS = 1024, BLOCK = 4 };
 

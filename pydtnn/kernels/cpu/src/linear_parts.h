@@ -4,6 +4,7 @@
 
 #include "linear.h"
 #include "simd.h"
+#include "stored.h"
 
 /* Products of matrices with real elements. */
 int NAME(linear_forward)(const struct linear_shape *s, const void *x, const void *w, const void *b,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "linear_parts.h"
+#include "stored.h"
 
 enum { COLUMNS = 64 / sizeof(real) };
 

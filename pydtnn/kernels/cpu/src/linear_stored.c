@@ -11,6 +11,7 @@
 #include "lanes.h"
 #include "linear_parts.h"
 #include "parts.h"
+#include "stored.h"
 
 #if STORED_BF16
 static void widen_all(const stored *x, ptrdiff_t n, real *out, int threads) {

@@ -13,6 +13,7 @@
 #include "norm.h"
 #include "norm_group.h"
 #include "norm_response.h"
+#include "stored.h"
 
 enum { MAX_PARTS = 32 };
 

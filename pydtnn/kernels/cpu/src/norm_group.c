@@ -12,6 +12,7 @@
 
 #include "norm_group.h"
 #include "norm_row.h"
+#include "stored.h"
 
 enum { WAVE = 16, MAX_SAMPLES = 128 };
 

@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "channels.h"
+#include "stored.h"
 
 enum { CHAINS = 4 }; /* independent sums, which hide the latency of an addition */
 

@@ -13,6 +13,7 @@
 #include "lanes.h"
 #include "parts.h"
 #include "pool.h"
+#include "stored.h"
 
 /* The inputs of one window along one axis. */
 struct window {

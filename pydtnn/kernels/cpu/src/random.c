@@ -4,6 +4,7 @@
 #include "parts.h"
 #include "philox.h"
 #include "random.h"
+#include "stored.h"
 
 enum { WORDS = 1024 };
 

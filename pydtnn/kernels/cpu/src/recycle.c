@@ -389,3 +389,37 @@ void recycler_trim(struct recycler *r) {
     }
     pthread_mutex_unlock(&r->lock);
 }
+
+/* Scratch memory of the kernels of this extension; see scratch.h. */
+
+#ifdef PLAIN_MEMORY
+
+void *scratch_take(size_t size) {
+    void *memory;
+    return posix_memalign(&memory, 64, size ? size : 1) ? NULL : memory;
+}
+
+void scratch_give_back(void *memory) { free(memory); }
+
+#else
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct recycler *scratch;
+
+static void create_scratch(void) { scratch = recycler_new(1, 1); }
+
+void *scratch_take(size_t size) {
+    pthread_once(&once, create_scratch);
+    return scratch ? recycler_take(scratch, size ? size : 1) : NULL;
+}
+
+void scratch_give_back(void *memory) {
+    pthread_once(&once, create_scratch);
+    if (scratch) {
+        recycler_give_back(scratch, memory);
+    } else {
+        free(memory);
+    }
+}
+
+#endif

@@ -27,4 +27,8 @@ struct recycler_counts recycler_count(struct recycler *r);
 void recycler_reset_peak(struct recycler *r); /* peaks start again from what is in use now */
 void recycler_trim(struct recycler *r);       /* return the memory behind the last block in use */
 
+/* Scratch memory of the kernels, from a recycler of its own in each extension; see scratch.h. */
+void *scratch_take(size_t size); /* aligned to 64 bytes, or NULL */
+void scratch_give_back(void *memory);
+
 #endif

@@ -14,8 +14,7 @@
 
 #include <stdlib.h>
 
-void *scratch_take(size_t size); /* aligned to 64 bytes, or NULL */
-void scratch_give_back(void *memory);
+#include "recycle.h"
 
 #define aligned_alloc(alignment, size) scratch_take(size)
 #define free(memory) scratch_give_back(memory)

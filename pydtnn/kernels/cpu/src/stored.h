@@ -1,4 +1,4 @@
-/* Elements of arrays of activations, as they are stored: included only by simd.h.
+/* Elements of arrays of activations, as they are stored.
  *
  * They are real, except in the variant for bfloat16, which computes with floats and stores their
  * upper halves: they are widened when they are loaded and rounded to nearest even when they are
@@ -19,6 +19,8 @@
  */
 #ifndef PYDTNN_STORED_H
 #define PYDTNN_STORED_H
+
+#include "simd.h"
 
 #if STORED_BF16 && defined(__AVX512BF16__)
 #define HAS_DOTS 1

@@ -1,11 +1,12 @@
 /* The parts of Winograd's convolution; see conv_winograd.c. */
-#ifndef PYDTNN_CONV_WINOGRAD_H
-#define PYDTNN_CONV_WINOGRAD_H
+#ifndef PYDTNN_CONV_WINOGRAD_PARTS_H
+#define PYDTNN_CONV_WINOGRAD_PARTS_H
 
 #include "conv_block.h"
 #include "conv_walk.h"
 #include "fused_rows.h"
 #include "gemm.h"
+#include "stored.h"
 
 /* Blocks of the small products: rows with two vectors, and with one. Groups are multiples. */
 #if VECTOR_BYTES == 64

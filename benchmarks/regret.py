@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -28,15 +29,12 @@ from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.kernels import create_backend
-from pydtnn.models import create_net
 from pydtnn.perfmodel.choice import label, milliseconds
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.quick import platform_of
 from pydtnn.perfmodel.search import search
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import clock
@@ -49,7 +47,7 @@ class Case(NamedTuple):
     """A strategy with its predicted time, in s."""
 
     name: str
-    strategy: Strategy
+    work: Workload
     predicted: float
 
 
@@ -78,18 +76,17 @@ def main() -> None:
 
 def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
     """Return the strategies of the job, the fastest first. Collective: all ranks call it."""
-    shape = parse_shape("--shape", args.shape)
+    work = Workload(args.model, parse_shape("--shape", args.shape), args.classes, args.batch)
     threads = threads_per_rank(comm)
     platform = args.platform and Platform.load(args.platform)
     if platform is None:
-        net, each = create_net(args.model, args.classes, shape), -(-args.batch // comm.size)
-        platform = platform_of(comm, create_backend("cpu", threads=threads), net, shape, each)
+        backend, each = create_backend("cpu", threads=threads), -(-args.batch // comm.size)
+        platform = platform_of(comm, backend, work.create_net(), work.input_shape, each)
 
-    def find() -> list[tuple[str, Strategy, float]]:
-        task = Task(create_net(args.model, args.classes, shape), shape, global_batch=args.batch)
-        projector = Projector(task, platform, AnalyticCosts(platform))
+    def find() -> list[tuple[str, Workload, float]]:
+        projector = Projector(work, platform, AnalyticCosts.of(work, platform))
         found = search(projector, comm.size)
-        return [(label(one), one.strategy, one.seconds) for one in found.tried[: args.most]]
+        return [(label(one), one.work, one.seconds) for one in found.tried[: args.most]]
 
     return [Case(*one) for one in comm.gather_object(on_rank_0(comm, find))[0]]
 
@@ -101,27 +98,16 @@ def measure_all(
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(args.turns):
         for case, own in zip(cases, times, strict=True):
-            own.append(measure(comm, case.strategy, args))
+            own.append(measure(comm, case.work, args))
     return [Outcome(case, median(own)) for case, own in zip(cases, times, strict=True)]
 
 
-def measure(comm: Communicator, strategy: Strategy, args: argparse.Namespace) -> float:
+def measure(comm: Communicator, work: Workload, args: argparse.Namespace) -> float:
     """Return the time of a step of the slowest rank, in s. Collective: all ranks call it."""
-    trainer_options = {}
-    if strategy.stages > 1:
-        parts = min(DEFAULT_PER_STAGE * strategy.stages, args.batch // strategy.data)
-        trainer_options["micro_batches"] = parts
-    work = Workload(
-        args.model,
-        parse_shape("--shape", args.shape),
-        args.classes,
-        args.batch,
-        strategy.axes,
-        strategy.plan,
-        options={"recompute": strategy.recompute} if strategy.recompute else {},
-        trainer_options=trainer_options,
-        threads=threads_per_rank(comm),
-    )
+    work = replace(work, threads=threads_per_rank(comm))
+    if work.stages > 1:
+        parts = min(DEFAULT_PER_STAGE * work.stages, work.batch // work.data)
+        work = replace(work, micro_batches=parts)
     rank, error = None, None
     try:
         rank = Rank(work, comm)

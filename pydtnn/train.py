@@ -186,14 +186,14 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     for line in (first_line(config, comm.size), *notes):  # before imports that take time
         _say(config, comm, line)
     begin = clock.now()
-    from pydtnn.cli.auto import add_prediction, choose_parallel
     from pydtnn.cli.build import create_job
-    from pydtnn.cli.data import fetch_data, share_data
     from pydtnn.cli.mesh import AUTO, create_mesh
     from pydtnn.cli.parallel import check_messages, choose_allreduce
+    from pydtnn.cli.predicted import choose_parallel, predict_run
     from pydtnn.cli.report import log_details
     from pydtnn.cli.run_directory import run_directory
     from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
+    from pydtnn.cli.workload import fetch_data, share_data
     from pydtnn.comm.cores import shared_gpu, threads_per_rank
     from pydtnn.tracing.writing import check_folder
     from pydtnn.training.examination import examine
@@ -241,7 +241,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         for line in align(describe_job(job), 2):
             _say(config, comm, line)
         log_details(job)
-        _together(comm, add_prediction, job, threads)
+        job.predicted = _together(comm, predict_run, config, job.work, comm, threads)
         _carry_out(job)
 
 
@@ -262,7 +262,7 @@ def _carry_out(job: Job) -> None:
     trace = None
     if config.evaluate_only:
         with traced(job) as trace:
-            results = trainer.evaluate(job.validation, global_batch_size=job.global_batch_size)
+            results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
     elif complete:
         _say(
             config,
@@ -277,7 +277,7 @@ def _carry_out(job: Job) -> None:
                 job.train,
                 job.validation,
                 epochs=config.epochs,
-                global_batch_size=job.global_batch_size,
+                global_batch_size=job.work.batch,
                 augment=job.augment,
                 mix=config.mixings(),
                 steps_per_epoch=config.steps_per_epoch,

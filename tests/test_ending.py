@@ -37,10 +37,11 @@ def patch(owner, name, phase):
 
 patch(train, "create_communicator", "communicator")
 patch(train, "Arguments", "parse")
-import pydtnn.cli.build, pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.comm.cores
+import pydtnn.cli.build, pydtnn.perfmodel.workload
+import pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.comm.cores
 patch(pydtnn.comm.cores, "threads_per_rank", "threads")
-patch(pydtnn.cli.data, "create_data", "data")
-patch(pydtnn.cli.build, "create_network", "network")
+patch(pydtnn.cli.workload, "create_data", "data")
+patch(pydtnn.perfmodel.workload.Workload, "create_net", "network")
 patch(Trainer, "_begin", "step")
 patch(Trainer, "evaluate", "evaluation")
 patch(HistoryWriter, "on_epoch_end", "callback")

@@ -28,7 +28,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "spatial-2": {"axes": {"spatial": 2}},
     "filter-2": {"axes": {"filter": 2}},
     "pipeline-2": {"axes": {"pipeline": 2}},
-    "recompute": {"options": {"recompute": 4}},
+    "recompute": {"recompute": 4},
     "data-4": {"axes": {"data": 4}},
     "hierarchical-4": {"axes": {"data": 4}, "scheme": "hierarchical"},
     "sharded-4": {"axes": {"data": 4}, "scheme": "sharded"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -24,25 +24,21 @@ from pydtnn.callbacks import (
     TensorBoard,
 )
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.data import share_data
-from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMemory
 from pydtnn.cli.run_directory import RunFolder
+from pydtnn.cli.workload import describe_data, describe_run, names_in, optimizer_numbers, share_data
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.data.inputs import inputs_of
-from pydtnn.data.loader import samples_of_step
-from pydtnn.kernels import create_backend
-from pydtnn.layers import Net
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
-from pydtnn.model.recomputing import AUTO
 from pydtnn.model.whole import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
@@ -51,8 +47,6 @@ from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
-from pydtnn.utils.registry import Factory
-from pydtnn.utils.units import parse_size
 
 BALANCED = "balanced"
 """Value of `class_weights` in `--loss-options` for weights of the training set."""
@@ -73,7 +67,7 @@ def create_metrics(config: TrainConfig, loss: Loss) -> list[Metric]:
     """Create the metrics that `--metrics` lists, by default those of the loss."""
     if config.metrics is None:
         return metrics_of(loss, None)
-    return metrics_of(loss, [name.strip() for name in config.metrics.split(",") if name.strip()])
+    return metrics_of(loss, names_in(config.metrics))
 
 
 def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
@@ -142,9 +136,6 @@ def _positions(data: Dataset) -> tuple[int, ...]:
 
 _log = logging.getLogger("pydtnn.train")
 
-USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
-"""Defaults of options that the user omits and for which the update rule has no default."""
-
 LOAD_OPTIONS = ("strict", "rename")
 """Arguments of `load_weights` that `--load-options` accepts."""
 
@@ -156,10 +147,10 @@ class Job:
     Attributes
     ----------
     config : TrainConfig
+    work : Workload
+        What the run trains, and how its ranks share it.
     trainer : Trainer
     train, validation : Dataset
-    global_batch_size : int
-        Samples of all ranks per step.
     steps_per_epoch : int
     augment : tuple of Augmentation
     directory : Path
@@ -175,10 +166,10 @@ class Job:
     """
 
     config: TrainConfig
+    work: Workload
     trainer: Trainer
     train: Dataset
     validation: Dataset
-    global_batch_size: int
     steps_per_epoch: int
     augment: tuple[Augmentation, ...]
     directory: Path
@@ -210,12 +201,13 @@ def create_job(
     """
     group = comm if mesh is None else mesh.data
     train, validation = data or share_data(config, comm)
-    global_batch = samples_of_step(train, group.size, config.batch_size, config.global_batch_size)
+    axes = {"data": comm.size} if mesh is None else mesh.shape
+    work = describe_run(config, axes, describe_data(config, train, group.size))
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
             train,
-            global_batch_size=global_batch,
+            global_batch_size=work.batch,
             rank=group.rank,
             size=group.size,
             augment=augment,
@@ -229,23 +221,14 @@ def create_job(
     metrics = create_metrics(config, loss)
     auxiliary = read_auxiliary_weights(config.auxiliary_weights)
     monitor = choose_monitor(config, metrics)
-    tuning = config.tuning or ("fixed" if config.exact or config.virtual_ranks else None)
+    if config.virtual_ranks and work.tuning is None:
+        work = replace(work, tuning="fixed")  # the same results in every repetition
     begin, grown = clock.now(), StepMemory()
-    model = Model(
-        create_network(config, train),
-        train.input_shape,
-        backend=create_backend(config.device, threads=threads, tuning=tuning, tf32=config.tf32),
-        dtype=config.dtype,
-        seed=config.seed,
-        bucket_bytes=config.bucket_bytes,
-        fuse=config.fusion,
-        plan=config.plan,
-        mesh=mesh,
-        **recomputation(config),
-    )
+    backend = work.create_backend(threads=threads, tf32=config.tf32)
+    model = work.create_model(work.create_net(), backend, mesh)
     _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
     check_model(model, train, loss, metrics, auxiliary, mixed=bool(config.mixings()))
-    freeze(config, model)
+    freeze(config, work, model)
     if config.save and not config.saves_weights:
         check_saveable(model)
         model.inputs = inputs_of(train)  # also if it is only evaluated
@@ -253,17 +236,14 @@ def create_job(
     recorder = None if config.trace is None else Recorder(config.traced_steps(), clock.virtual())
     trainer = Trainer(
         model,
-        create_optimizer(config, global_batch, steps),
+        create_optimizer(config, work.batch, steps),
         loss=loss,
         metrics=metrics,
         auxiliary_weights=auxiliary,
-        exchange=create_exchange(config, group),
+        exchange=work.create_exchange(group),
         callbacks=[grown, *slow, *create_callbacks(config, directory, monitor, grown)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
-        accumulation=config.accumulation,
-        micro_batches=config.micro_batches,
-        pipeline_schedule=config.pipeline_schedule,
-        sync_batch_norm=config.sync_batch_norm,
+        **work.trainer_options(),
         graph=config.graph,
         check_equal=config.check_equal,
         progress="none" if config.quiet else config.progress,
@@ -273,10 +253,10 @@ def create_job(
         _log.debug("%s from %s", loaded, config.load)
     return Job(
         config,
+        work,
         trainer,
         train,
         validation,
-        global_batch,
         steps,
         augment,
         directory,
@@ -284,22 +264,6 @@ def create_job(
         recorder,
         grown,
     )
-
-
-def create_network(config: TrainConfig, data: Dataset) -> Net:
-    """Create the network that `--model` names, for the classes and shape of a data set."""
-    if data.classes is None:
-        raise ValueError(
-            f"train: --dataset: expected a data set with classes, got {data.name} without; train "
-            "on it from Python, with a custom model"
-        )
-    return create_network_for(config, data.classes, data.input_shape)
-
-
-def create_network_for(config: TrainConfig, classes: int, input_shape: tuple[int, ...]) -> Net:
-    """Create the network that `--model` names."""
-    found, options = find(config, "model")
-    return found.make(options, classes, input_shape)
 
 
 def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:
@@ -312,7 +276,7 @@ def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None
     return load_weights(model, config.load, **config.load_options)
 
 
-def freeze(config: TrainConfig, model: Model) -> None:
+def freeze(config: TrainConfig, work: Workload, model: Model) -> None:
     """Freeze the layers that `--freeze` lists.
 
     Raises
@@ -320,31 +284,16 @@ def freeze(config: TrainConfig, model: Model) -> None:
     ValueError
         If a name matches no layer, or nothing remains to be trained.
     """
-    patterns = [name.strip() for name in config.freeze.split(",") if name.strip()]
-    if not patterns:
+    if not work.freeze:
         return
     try:
-        model.freeze(*patterns)
+        model.freeze(*work.freeze)
     except ValueError as error:
         raise ValueError(f"train: --freeze: {str(error).partition(': ')[2]}") from error
     if not model.buckets and not config.evaluate_only:
         raise ValueError(
             f"train: --freeze: {config.freeze} leaves no parameters to train; freeze fewer"
         )
-
-
-def recomputation(config: TrainConfig) -> dict[str, Any]:
-    """Return the arguments of `Model` that `--recompute` and `--memory-limit` give."""
-    given = config.recompute
-    if given is None:
-        return {}
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    chosen = int(given) if given.isdecimal() else given if given == AUTO else names
-    size = config.memory_limit
-    return {
-        "recompute": chosen,
-        "memory_limit": None if size is None else parse_size("train: --memory-limit", size),
-    }
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
@@ -357,19 +306,6 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
         )
     lr = create_schedule(config, usual["lr"], global_batch, steps)
     return found.make(options, lr=lr, **optimizer_numbers(config, found))
-
-
-def optimizer_numbers(config: TrainConfig, found: Factory[Optimizer]) -> dict[str, Any]:
-    """Return the arguments of an update rule that have options of their own, besides the rate."""
-    numbers: dict[str, Any] = {}
-    for name, ours in USUAL.items():
-        given, usual = getattr(config, name), found.takes.get(name)
-        if given is not None:
-            require_parameter(found, name, "--" + name.replace("_", "-"))
-        if usual is not None:
-            own = None if usual.default is usual.empty else usual.default
-            numbers[name] = given if given is not None else own or ours
-    return numbers
 
 
 def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: int) -> Schedule:

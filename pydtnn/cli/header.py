@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.mesh import describe_mesh
-from pydtnn.cli.options import flags
-from pydtnn.utils import plain_yaml
+from pydtnn.cli.options import flags, typed
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
@@ -39,7 +37,7 @@ def describe_job(job: Job) -> list[tuple[str, str]]:
     backend = model.backend
     parameters, ranks = model.whole.size, trainer.setup.data.size
     shape = " x ".join(map(str, job.train.input_shape))
-    total, hosts = job.global_batch_size, len(set(comm.hosts))
+    total, hosts = job.work.batch, len(set(comm.hosts))
     samples = f"{len(job.train):,} training and {len(job.validation):,} validation samples"
     device = f"{backend.name} ({backend.isa})" if backend.isa else backend.name
     threads = "" if backend.name == "cuda" else f" x {_count(backend.threads, 'thread')}"
@@ -69,17 +67,9 @@ def not_default(config: TrainConfig) -> str:
     >>> not_default(TrainConfig(epochs=8, augment="crop:4,flip", overlap=False))
     '--epochs 8 --augment crop:4,flip --no-overlap'
     """
-    words = []
-    for name, own in flags(TrainConfig).items():
-        value = getattr(config, name)
-        if name in SHOWN or value == own.default:
-            continue
-        if own.kind is bool:
-            words.append(own.label if value else f"--no-{own.label[2:]}")
-        else:
-            text = value if isinstance(value, str) else plain_yaml.dump(value)
-            words.append(f"{own.label} {shlex.quote(text)}")
-    return " ".join(words)
+    usual = flags(TrainConfig).items()
+    names = [name for name, own in usual if getattr(config, name) != own.default]
+    return " ".join(typed(config, name) for name in names if name not in SHOWN)
 
 
 def _count(number: int, word: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.option import Option, options_of
 
 MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT, OBSERVATION, VIRTUAL = GROUPS = (
@@ -86,6 +88,15 @@ def option(
 def flags(config: type) -> dict[str, Flag]:
     """Return the options of a configuration by name, in the order in which it declares them."""
     return {name: own for name, own in options_of(config).items() if isinstance(own, Flag)}
+
+
+def typed(config: Any, name: str) -> str:
+    """Return an option of a configuration as it is typed: ``--epochs 8`` or ``--no-overlap``."""
+    own, value = flags(type(config))[name], getattr(config, name)
+    if own.kind is bool:
+        return own.label if value else f"--no-{own.label[2:]}"
+    text = value if isinstance(value, str) else plain_yaml.dump(value)
+    return f"{own.label} {shlex.quote(text)}"
 
 
 def _can_be_a_name(text: str) -> bool:

@@ -1,20 +1,35 @@
-"""The time per step of a run as the performance model predicts it, beside the measured one."""
+"""The performance model for a run: the choice of ``--parallel auto``, and its prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any
 
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import typed
+from pydtnn.cli.workload import create_data, describe_data, describe_run
+from pydtnn.comm import Communicator
+from pydtnn.comm.agree import on_rank_0
+from pydtnn.layers.collectives import PIPELINE
+from pydtnn.model.recomputing import AUTO
+from pydtnn.perfmodel.choice import explain, plan_lines, ranked
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector
-from pydtnn.perfmodel.strategy import SCHEMES, Strategy
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.projection import Projection, Projector, without_formula
+from pydtnn.perfmodel.quick import platform_of
+from pydtnn.perfmodel.search import search
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.checks import DEFAULT_PER_STAGE
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.machine import recent_peak_memory, resident_memory, restart_peak
 from pydtnn.utils.units import parse_size
+
+MIN_GAIN = 1.05
+"""Time of the best uniform plan over that of one that cuts layers differently, to use the latter:
+the error of the model."""
 
 
 @dataclass(frozen=True)
@@ -120,83 +135,138 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
 """Options without effect on the predicted time and memory of a step, and why."""
 
 
-def no_formula(config: TrainConfig) -> str:
+def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = None) -> str:
     """Return which option of a run the closed formulas do not describe; empty if there is none.
 
     Other options change the prediction, or are in `NO_EFFECT`.
     """
-    checks = {
-        f"--device {config.device}": config.device != "cpu",
-        f"--scheme {config.scheme}": config.scheme not in SCHEMES,
-        f"--allreduce {config.allreduce}": config.allreduce != "rule",
-        f"--dtype {config.dtype}": config.dtype not in ("float32", "float64"),
-        "--exact": config.exact,
-        "--accumulation": config.accumulation > 1,
-        "--freeze": bool(config.freeze),
-        "--no-overlap": not config.overlap,
-        "--scheme-options": config.scheme_options not in ({}, {"overlap": True}),
-        "--check-messages": config.check_messages,
-        "--no-fusion": not config.fusion,
-        "--sync-batch-norm": config.sync_batch_norm,
-        "--virtual-ranks": config.virtual_ranks is not None,
+    if config.virtual_ranks is not None:
+        return "--virtual-ranks"
+    name = without_formula(work, platform)
+    if name == "threads" and platform is not None:
+        return f"--threads {work.threads} where --platform has {platform.compute.threads}"
+    return typed(config, name) if name else ""
+
+
+def find_platform(
+    config: TrainConfig, comm: Communicator, threads: int, work: Workload
+) -> Platform | None:
+    """Return the platform of a run. Collective: all ranks call it.
+
+    That of `--platform`, otherwise the one of this job: measured, or from the user's cache; None
+    for devices that are not measured.
+    """
+    if config.platform is not None:
+        return Platform.load(config.platform)
+    if work.device != "cpu":
+        return None
+    batch = ceil(work.batch / comm.size)
+    backend = work.create_backend(threads=threads)
+    return platform_of(comm, backend, work.create_net(), work.input_shape, batch)
+
+
+def choose_parallel(
+    config: TrainConfig, comm: Communicator, threads: int
+) -> tuple[TrainConfig, list[str]]:
+    """Return the configuration with the chosen strategy, and lines that explain the choice.
+
+    Collective: all ranks call it. The choice is made on rank 0.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if the model has no formula for the options, or nothing fits into memory.
+    """
+
+    def describe() -> dict[str, Any]:
+        return describe_data(config, create_data(config)[0], comm.size)
+
+    work = describe_run(config, {}, comm.gather_object(on_rank_0(comm, describe))[0])
+    if option := no_formula(config, work):
+        raise ValueError(
+            f"train: --parallel auto has no formula for {option}; name the axes, such as "
+            "--parallel data=2"
+        )
+    platform = find_platform(config, comm, threads, work)
+    work = replace(work, threads=None)  # the choice is one for ranks like those of the platform
+    found = on_rank_0(comm, _choose, config, comm.size, platform, work)
+    chosen, lines = comm.gather_object(found)[0]
+    return replace(config, **chosen), lines
+
+
+def _choose(
+    config: TrainConfig, ranks: int, platform: Platform, work: Workload
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of the fastest strategy, and why it was chosen."""
+    limit = platform.cluster.memory_per_rank
+    if config.memory_limit is not None:
+        limit = min(limit, parse_size("train: --memory-limit", config.memory_limit))
+    whole = work.create_optimizer().per_parameter  # requires whole parameters
+
+    def possible(work: Workload) -> bool:
+        if whole and any(axis not in ("spatial", PIPELINE) for axis in work.cut):
+            return False
+        return work.stages <= work.batch // work.data
+
+    found = search(
+        Projector(work, platform, AnalyticCosts.of(work, platform)),
+        ranks,
+        memory_limit=limit,
+        recompute=(None, AUTO) if config.recompute is None else (work.recompute,),
+        allowed=possible,
+    ).prefer_uniform(MIN_GAIN)
+    details = [*ranked(found), *plan_lines(found.best)]
+    lines = [f"parallel: {explain(found, limit)}", *(f"  {line}" for line in details)]
+    return _options(config, found.best.work, limit), lines
+
+
+def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any]:
+    """Return the options of the command line for the best strategy."""
+    chosen: dict[str, Any] = {
+        "parallel": best.parallel if best.cut else None,
+        "plan": None if best.plan is None else plain_yaml.dump(best.plan),
+        "global_batch_size": best.batch,
     }
-    return next((name for name, unknown in checks.items() if unknown), "")
+    if best.stages > 1 and config.micro_batches is None:
+        chosen["micro_batches"] = min(DEFAULT_PER_STAGE * best.stages, best.batch // best.data)
+    if config.recompute is None and best.recompute is not None:
+        chosen["recompute"] = AUTO
+        chosen["memory_limit"] = config.memory_limit or f"{int(limit)}B"
+    elif config.recompute != AUTO:
+        chosen["memory_limit"] = None  # a limit of recomputation
+    return chosen
 
 
-def strategy_of(config: TrainConfig, axes: Mapping[str, int], plan: Any) -> Strategy:
-    """Return the strategy of a run on a mesh.
+def predict_run(
+    config: TrainConfig, work: Workload, comm: Communicator, threads: int
+) -> Predicted | None:
+    """Predict a run on rank 0. Collective: all ranks call it.
 
-    Raises
-    ------
-    ValueError
-        If the model of a step has no formula for it.
+    Runs that report nothing, and virtual ones, are not predicted; neither are those that measure
+    nothing, unless `--platform` names the platform. What cannot be predicted is not an error: the
+    result has the reason.
     """
-    recompute: str | int | tuple[str, ...] | None = config.recompute
-    if config.recompute is not None and config.recompute != "auto":
-        names = [name.strip() for name in config.recompute.split(",") if name.strip()]
-        recompute = int(config.recompute) if config.recompute.isdecimal() else tuple(names)
-    return Strategy(
-        axes,
-        plan=plan,
-        recompute=recompute,
-        scheme=config.scheme,
-        compress=config.compress,
-        compress_options=config.compress_options,
-        micro_batches=config.micro_batches or 0,
-        schedule=config.pipeline_schedule,
-    )
+    if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
+        return None
+    platform, option = None, no_formula(config, work)
+    if not option:
+        if config.platform is None and config.tuning not in (None, "measure"):
+            reason = f"--tuning {config.tuning} measures nothing; name a --platform"
+            return Predicted(reason=reason)
+        platform = find_platform(config, comm, threads, work)
+    return predict(config, work, platform) if comm.rank == 0 else None
 
 
-def predict(
-    config: TrainConfig, task: Task, axes: Mapping[str, int], platform: Platform | None
-) -> Predicted:
-    """Predict a run on a mesh; the result has the reason if there is no formula.
-
-    Raises
-    ------
-    ValueError
-        If the strategy is not possible.
-    """
-    option = no_formula(config)
-    if config.tuning == "direct":
-        option = option or "--tuning direct"
-    if config.platform is not None and platform is not None:
-        own, given = platform.compute.threads, config.threads or platform.compute.threads
-        option = option or (f"--threads {given} where --platform has {own}" * (given != own))
+def predict(config: TrainConfig, work: Workload, platform: Platform | None) -> Predicted:
+    """Predict a run on a platform; the result has the reason if that is not possible."""
+    option = no_formula(config, work, platform)
     if option or platform is None:
         return Predicted(reason=f"the model of a step has no formula for {option}")
-    projector, strategy = create_projector(task, platform), strategy_of(config, axes, config.plan)
-    found = projector.project(strategy)
-    if config.memory_limit is not None:  # as little is computed again as fits
-        limit = parse_size("--memory-limit", config.memory_limit)
-        whole = projector.project(replace(strategy, recompute=None))
-        found = whole if whole.memory.total <= limit else found
-    return Predicted.of(found, platform)
-
-
-def create_projector(task: Task, platform: Platform) -> Projector:
-    """Return the projector of a run."""
-    return Projector(task, platform, AnalyticCosts(platform, task.dtype))
+    try:
+        projector = Projector(work, platform, AnalyticCosts.of(work, platform))
+        return Predicted.of(projector.project(work), platform)
+    except Exception as error:  # a prediction must never end training
+        return Predicted(reason=f"{type(error).__name__}: {error}")
 
 
 def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -60,7 +60,7 @@ def write_run_file(job: Job) -> None:
         "tuning": backend.autotuner.mode,
         "parameters": trainer.model.whole.size,
         "samples": {"train": len(job.train), "validation": len(job.validation)},
-        "global_batch_size": job.global_batch_size,
+        "global_batch_size": job.work.batch,
         "steps_per_epoch": job.steps_per_epoch,
         "schedule": repr(optimizer.schedule),
         "weight_decay": optimizer.weight_decay,
@@ -127,7 +127,7 @@ def describe_gpu(job: Job) -> dict[str, Any]:
 def _images(job: Job) -> str:
     """Describe where images are augmented and normalised, and why if not on the GPU."""
     shards = job.trainer.exchange.sums.shards or job.trainer.setup.data.size
-    total = job.global_batch_size
+    total = job.work.batch
     loader = job.trainer.setup.loader(
         job.train, total, shards, augment=job.augment, mix=job.config.mixings()
     )
@@ -161,7 +161,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
     compared = _predicted(job, steps, communication, data, max(r["grown"] for r in ranks))
     return [
-        ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} samples"),
+        ("epochs", f"{trainer.epoch}, in steps of {job.work.batch} samples"),
         *_best(job),
         *sorted(results, key=lambda row: not row[0].startswith("validation")),
         ("samples/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was executed"),

@@ -33,7 +33,7 @@ def traced(job: Job) -> Iterator[Trace | None]:
         return dict(trainer.comm.share(lambda: measure_limits(backend)))
 
     machine = _facts(trainer) | limits()
-    samples = -(-job.global_batch_size // trainer.setup.data.size)
+    samples = -(-job.work.batch // trainer.setup.data.size)
     trace = Trace(
         Path(str(config.trace)),
         recorder,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.mesh import read_axes
-from pydtnn.cli.parts import find
+from pydtnn.cli.options import typed
 from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.machine import cores_here
@@ -65,7 +65,7 @@ def run_on_virtual_ranks(
     if config.timing_only:
         from pydtnn.perfmodel.virtual.timing import time_steps
 
-        workload = describe_workload(config)
+        workload = describe_virtual_run(config)
         steps = config.steps_per_epoch or STEPS
         timing = time_steps(workload, platform, costs, steps=steps, disturbances=disturbances)
         print("\n".join(align(_timing_rows(timing, platform.name), 2)), flush=True)
@@ -112,9 +112,9 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
         slots = len(create_optimizer(config, 1, 1).slots)
         clips = config.clip_norm is not None
         return AnalyticCosts(platform, config.dtype, slots=slots, clips=clips)
-    workload, path = describe_workload(config), Path(config.compute)
+    workload, path = describe_virtual_run(config), Path(config.compute)
     profiles = load_profiles(path) if path.exists() else []
-    cores = max(len(cores_here()) // workload.threads, 1)
+    cores = max(len(cores_here()) // (workload.threads or 1), 1)
     copies = min(workload.ranks, platform.cluster.ranks_per_host, cores)
     profile = find_profile(profiles, profile_key(workload, copies))
     if profile is None:
@@ -123,18 +123,16 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
     return [MeasuredCosts(profile.of(rank)) for rank in range(workload.ranks)]
 
 
-def describe_workload(config: TrainConfig) -> Workload:
-    """Return the network and its distribution over the virtual ranks.
+def describe_virtual_run(config: TrainConfig) -> Workload:
+    """Return the description of a run on the virtual ranks, of which steps are timed.
 
     Raises
     ------
     ValueError
         If the axes do not multiply to the number of ranks, or steps with an option are not timed.
     """
-    from pydtnn.cli.build import optimizer_numbers, recomputation
-    from pydtnn.cli.data import create_data
-    from pydtnn.data.loader import samples_of_step
-    from pydtnn.perfmodel.workload import Workload
+    from pydtnn.cli.workload import create_data, describe_data, describe_run
+    from pydtnn.perfmodel.workload import TIMED, first_unknown
 
     ranks = config.virtual_ranks or 1
     axes = read_axes(config.parallel) or {"data": ranks}
@@ -142,57 +140,12 @@ def describe_workload(config: TrainConfig) -> Workload:
         raise ValueError(
             f"train: --parallel must multiply to the {ranks} virtual ranks, got {config.parallel}"
         )
-    if option := not_timed(config):
+    data = describe_data(config, create_data(config)[0], axes.get("data", 1))
+    work = describe_run(config, axes, data)
+    if name := first_unknown(work, TIMED):
+        option = typed(config, name)
         raise ValueError(f"train: --timing-only has no times of {option}; omit one of them")
-    train = create_data(config)[0]
-    rule, options = find(config, "optimizer")
-    data = axes.get("data", 1)
-    pipeline = {"pipeline_schedule": config.pipeline_schedule} if "pipeline" in axes else {}
-    return Workload(
-        find(config, "model")[0].target if ":" in config.model else config.model,
-        train.input_shape,
-        train.classes or 1,
-        samples_of_step(train, data, config.batch_size, config.global_batch_size),
-        axes,
-        plan=config.plan,
-        model_options=config.model_options,
-        options={
-            "dtype": config.dtype,
-            "fuse": config.fusion,
-            "bucket_bytes": config.bucket_bytes,
-            **recomputation(config),
-        },
-        scheme=config.scheme,
-        scheme_options=config.scheme_options | ({} if config.overlap else {"overlap": False}),
-        compress=config.compress,
-        compress_options=config.compress_options,
-        allreduce=config.allreduce,
-        optimizer=config.optimizer,
-        optimizer_options={"lr": 0.01, **optimizer_numbers(config, rule), **options},
-        trainer_options={
-            "accumulation": config.accumulation,
-            "micro_batches": config.micro_batches,
-            "sync_batch_norm": config.sync_batch_norm,
-            **pipeline,
-        },
-        threads=config.threads or 1,
-    )
-
-
-def not_timed(config: TrainConfig) -> str:
-    """Return which option of a run steps without numerics do not have; empty if there is none.
-
-    Other options change the time, or are in `pydtnn.cli.predicted.NO_EFFECT`; a loader and an
-    average of the parameters are not part of steps.
-    """
-    checks = {
-        "--exact": config.exact,
-        "--freeze": bool(config.freeze),
-        "--check-messages": config.check_messages,
-        f"--device {config.device}": config.device != "cpu",
-        "--tuning direct": config.tuning == "direct",
-    }
-    return next((name for name, given in checks.items() if given), "")
+    return work
 
 
 def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:

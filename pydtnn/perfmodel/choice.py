@@ -28,7 +28,7 @@ def ranked(found: Found, most: int = FEW) -> list[str]:
 
 def label(one: Projection) -> str:
     """Return a strategy's name, with a note if its plan was found layer by layer."""
-    return one.strategy.name + (", layer by layer" if isinstance(one.strategy.plan, dict) else "")
+    return one.work.strategy + (", layer by layer" if isinstance(one.work.plan, dict) else "")
 
 
 def cells(one: Projection) -> list[str]:
@@ -51,7 +51,7 @@ def milliseconds(seconds: float) -> str:
 
 def plan_lines(one: Projection) -> list[str]:
     """Return the layers with a strategy of their own, in words; none for uniform plans."""
-    plan = one.strategy.plan
+    plan = one.work.plan
     return [f"plan: {line}" for line in describe(plan, plan)] if isinstance(plan, dict) else []
 
 
@@ -65,12 +65,12 @@ def explain(found: Found, limit: float) -> str:
         Memory of a rank, in B.
     """
     best = found.best
-    others = (one for one in found.tried if one.strategy.axes != best.strategy.axes)
+    others = (one for one in found.tried if one.work.axes != best.work.axes)
     slower = (one for one in others if one.seconds >= best.seconds)
     than = next((one for one in slower if one.memory.total <= limit), None)
     faster = ""
     if than is not None:
-        faster = f", {than.seconds / best.seconds:.2f} times as fast as {than.strategy.name}"
+        faster = f", {than.seconds / best.seconds:.2f} times as fast as {than.work.strategy}"
     dropped = sum(one.memory.total > limit for one in found.tried)
     memory = f"{quantity(best.memory.total, 1024, 'B')} of {quantity(limit, 1024, 'B')} per rank"
     without = f"; {dropped} others do not fit into memory" if dropped else ""
@@ -91,11 +91,11 @@ def search_lines(projector: Projector, ranks: int) -> tuple[Found, list[str]]:
     found = search(projector, ranks)
     limit, best = projector.platform.cluster.memory_per_rank, found.best
     lines = [f"{ranks} ranks: {explain(found, limit)}", *ranked(found), *plan_lines(best)]
-    if best.strategy.plan is not None:
+    if best.work.plan is not None:
         lines.append(f"gain over the best uniform plan: {found.gain:.2f}")
-    options = [f"--parallel {best.strategy.parallel}"] if best.strategy.cut else []
-    if best.strategy.plan is not None:
-        options.append(f"--plan '{plain_yaml.dump(best.strategy.plan)}'")
-    if best.strategy.recompute is not None:
-        options.append(f"--recompute {best.strategy.recompute}")
+    options = [f"--parallel {best.work.parallel}"] if best.work.cut else []
+    if best.work.plan is not None:
+        options.append(f"--plan '{plain_yaml.dump(best.work.plan)}'")
+    if best.work.recompute is not None:
+        options.append(f"--recompute {best.work.recompute}")
     return found, [*lines, f"train with: {' '.join(options) or 'no options'}"]

@@ -24,7 +24,7 @@ from pydtnn.perfmodel.formulas import (
 from pydtnn.perfmodel.outline import BucketOutline, Start
 from pydtnn.perfmodel.overlap import Round
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 
 SHORT = 2048
 """Length in B up to which MPICH sums whole arrays by recursive doubling; it halves longer ones."""
@@ -49,25 +49,25 @@ def links_of(platform: Platform, ranks: int) -> Links:
 
 
 class MessageCosts:
-    """Rounds of the operations of a strategy's ranks.
+    """Rounds of the operations of a run's ranks.
 
     Parameters
     ----------
     platform : Platform
-    strategy : Strategy
+    work : Workload
     compression : Compression or None
     """
 
     def __init__(
-        self, platform: Platform, strategy: Strategy, compression: Compression | None = None
+        self, platform: Platform, work: Workload, compression: Compression | None = None
     ) -> None:
-        self.platform, self.strategy, self.compression = platform, strategy, compression
-        self.links = links_of(platform, strategy.ranks)
-        self.slowdown = platform.slowdown(strategy.ranks)
+        self.platform, self.work, self.compression = platform, work, compression
+        self.links = links_of(platform, work.ranks)
+        self.slowdown = platform.slowdown(work.ranks)
         per_host = platform.cluster.ranks_per_host
         self.groups = {
-            axis: Placement.along(n, strategy.stride(axis), per_host, strategy.ranks)
-            for axis, n in strategy.axes.items()
+            axis: Placement.along(n, work.stride(axis), per_host, work.ranks)
+            for axis, n in work.axes.items()
         }
         self._sum = lru_cache(maxsize=None)(self._sum_rounds)
 
@@ -135,9 +135,9 @@ class MessageCosts:
             return ()
         if self.compression is not None:
             return self._compressed(bucket, group, self.compression)
-        if self.strategy.scheme == "sharded":
+        if self.work.scheme == "sharded":
             return ()  # exchanged by the update
-        if self.strategy.scheme == "hierarchical":
+        if self.work.scheme == "hierarchical":
             return self._rounds(allreduce_terms("leaders", group), bucket.nbytes, group)
         return self.allreduce("data", bucket.nbytes)
 
@@ -157,7 +157,7 @@ class MessageCosts:
     def update(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds of the update: those of a sharded optimizer."""
         group = self.groups.get("data")
-        if group is None or group.ranks == 1 or self.strategy.scheme != "sharded":
+        if group is None or group.ranks == 1 or self.work.scheme != "sharded":
             return ()
         found: list[Round] = []
         for operation in ("reduce_scatter", "allgather"):
@@ -219,6 +219,6 @@ def duration(rounds: Sequence[Round]) -> float:
     return sum(map(sum, rounds))
 
 
-def ranks_of(strategy: Strategy) -> int:
+def ranks_of(work: Workload) -> int:
     """Return the ranks along the axes besides "data"."""
-    return prod(strategy.cut.values())
+    return prod(work.cut.values())

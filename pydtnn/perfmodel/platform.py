@@ -166,6 +166,27 @@ class Storage:
     loader: float | None = quantity("B/s", default=None)
     write: float | None = quantity("B/s", default=None)
 
+    def delay(self, samples: int, nbytes: int, threads: int, step: float) -> float:
+        """Return the time by which the loader makes a step longer, in s.
+
+        Parameters
+        ----------
+        samples : int
+            Of a rank in a step.
+        nbytes : int
+            Of a sample as float32.
+        threads : int
+            That prepare batches while a step runs; with 0, a step waits for its batch.
+        step : float
+            Time of the step without the loader, in s.
+        """
+        loading = samples * (self.sample + (nbytes / self.loader if self.loader else 0.0))
+        return max(loading / threads - step, 0.0) if threads else loading
+
+    def checkpoint(self, nbytes: float) -> float:
+        """Return the time to write a checkpoint in s; 0 without a rate."""
+        return nbytes / self.write if self.write else 0.0
+
 
 @dataclass(frozen=True)
 class Platform:

@@ -11,10 +11,8 @@ from typing import Any
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
-from pydtnn.optimizers import get_optimizer
 from pydtnn.perfmodel.breakdown import Breakdown, Times
 from pydtnn.perfmodel.compression import temporary_memory
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
@@ -23,7 +21,7 @@ from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.perfmodel.virtual.communicator import VirtualCommunicator
-from pydtnn.perfmodel.workload import Rank, Workload, period
+from pydtnn.perfmodel.workload import Rank, Workload, check_timed, period
 from pydtnn.utils import clock
 from pydtnn.utils.units import align, quantity
 
@@ -178,8 +176,6 @@ def predict(
     workload: Workload | str | Callable[..., Net],
     platform: Platform | str | Path,
     costs: ComputeCosts | Sequence[ComputeCosts] | None = None,
-    *,
-    loader_threads: int = 1,
     **options: Any,
 ) -> Prediction:
     """Predict the time and memory of a step: virtual ranks execute it with empty kernels.
@@ -192,8 +188,6 @@ def predict(
         A platform, its name or its file.
     costs : ComputeCosts or sequence of ComputeCosts, optional
         Time of compute, or that of each rank; by default from the rates of the platform.
-    loader_threads : int
-        Threads that prepare batches on each rank; with 0, the loader is not part of the prediction.
     **options
         Of a model: the other parameters of `Workload`, such as `input_shape`, `batch` and `axes`.
 
@@ -217,40 +211,30 @@ def predict(
         raise ValueError(
             f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
         )
+    check_timed(workload)
     network, processor = platform.network(workload.ranks), Processor.of(platform)
-    if costs is None:
-        optimizer = get_optimizer(workload.optimizer, **workload.optimizer_options)
-        costs = AnalyticCosts(
-            platform,
-            str(workload.options.get("dtype", "float32")),
-            slots=len(optimizer.slots),
-        )
+    costs = AnalyticCosts.of(workload, platform) if costs is None else costs
     ranks = simulate(workload, network, costs, processor, shared_cores(workload, platform))
-    data = workload.axes.get("data", 1)
     step = max(rank.times.step for rank in ranks)
-    storage, loading = platform.storage, 0.0
-    if loader_threads:
-        sample = prod(workload.input_shape) * ITEM
-        each = storage.sample + (sample / storage.loader if storage.loader else 0.0)
-        loading = -(-workload.batch // data) * each / loader_threads
+    sample, storage = prod(workload.input_shape) * ITEM, platform.storage
     saved = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
     return Prediction(
         workload.name,
         platform.name,
         workload.batch,
         tuple(ranks),
-        loader=max(loading - step, 0.0),
-        checkpoint=saved / storage.write if storage.write else 0.0,
+        loader=storage.delay(workload.samples_per_rank, sample, workload.loader_threads, step),
+        checkpoint=storage.checkpoint(saved),
     )
 
 
 def shared_cores(workload: Workload, platform: Platform) -> SharedCores | None:
     """Return the cores that the ranks of a host share; None if there are enough for all."""
     cluster = platform.cluster
-    wanted = min(cluster.ranks_per_host, workload.ranks) * workload.threads
+    wanted = min(cluster.ranks_per_host, workload.ranks) * (workload.threads or 1)
     if wanted <= cluster.cores_per_host:
         return None
-    number = max(cluster.cores_per_host // workload.threads, 1)
+    number = max(cluster.cores_per_host // (workload.threads or 1), 1)
     return SharedCores(number, platform.hosts(workload.ranks))
 
 
@@ -292,10 +276,8 @@ def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times],
 
     def run(comm: Communicator) -> tuple[list[Times], RankMemory]:
         breakdown = Breakdown(clock.current().now_ns)
-        backend = create_backend("cpu", threads=workload.threads)
-        rank = Rank(
-            workload, comm, backend=dry_backend(backend, threshold=1), observers=[breakdown]
-        )
+        backend = dry_backend(workload.create_backend(), threshold=1)
+        rank = Rank(workload, comm, backend=backend, observers=[breakdown])
         rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
         breakdown.traffic = rank.trainer.comm.traffic
         for _ in range(length * -(-WARM_UP // length)):

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any
 
+from pydtnn.comm.schedules.rule import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS_BYTES
@@ -19,8 +20,6 @@ from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.pipeline import StageTime, carry_out
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.timing import (
     StepTime,
     Tables,
@@ -29,11 +28,37 @@ from pydtnn.perfmodel.timing import (
     step_time,
     update_seconds,
 )
+from pydtnn.perfmodel.workload import Workload, first_unknown
 from pydtnn.training.checks import DEFAULT_PER_STAGE
 
 SCRATCH = 0.75
 """Memory of a schedule for parts of arrays that are received and added, relative to the gradients,
 while all buckets are in progress."""
+
+
+KNOWN: dict[str, tuple[Any, ...]] = {
+    "device": ("cpu",),
+    "tuning": (None, "measure", "fixed"),
+    "scheme": ("allreduce", "hierarchical", "sharded"),
+    "scheme_options": ({},),
+    "allreduce": (RULE,),
+    "overlap": (True,),
+    "exact": (False,),
+    "check_messages": (False,),
+    "dtype": ("float32", "float64"),
+    "fusion": (True,),
+    "sync_batch_norm": (False,),
+    "accumulation": (1,),
+    "freeze": ((),),
+}
+"""Values that have formulas, of fields of a `Workload` that are limited."""
+
+
+def without_formula(work: Workload, platform: Platform | None = None) -> str:
+    """Return the first field whose value has no formula; empty if there is none."""
+    if platform is not None and work.threads not in (None, platform.compute.threads):
+        return "threads"
+    return first_unknown(work, KNOWN)
 
 
 @dataclass(frozen=True)
@@ -63,12 +88,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Projection:
-    """Predicted training with a strategy.
+    """Predicted training.
 
     Attributes
     ----------
-    task : Task
-    strategy : Strategy
+    work : Workload
     samples : int
         Samples of a rank in a step.
     step : StepTime
@@ -82,8 +106,7 @@ class Projection:
         The stage with the most memory.
     """
 
-    task: Task
-    strategy: Strategy
+    work: Workload
     samples: int
     step: StepTime
     loader: float
@@ -99,20 +122,21 @@ class Projection:
     @cached_property
     def epoch(self) -> float:
         """Time of an epoch with a checkpoint, in s."""
-        return self.task.steps * self.seconds + self.checkpoint
+        return self.work.steps * self.seconds + self.checkpoint
 
     @property
     def rate(self) -> float:
         """Samples per second."""
-        return self.task.global_batch / self.seconds
+        return self.work.batch / self.seconds
 
 
 class Projector:
-    """Projections of strategies for one task and platform.
+    """Projections of the training of one network on one platform.
 
     Parameters
     ----------
-    task : Task
+    work : Workload
+        Those that are projected differ from it in batch, optimizer, and how ranks share it.
     platform : Platform
     costs : ComputeCosts
     backend : Backend, optional
@@ -121,12 +145,13 @@ class Projector:
 
     def __init__(
         self,
-        task: Task,
+        work: Workload,
         platform: Platform,
         costs: ComputeCosts,
         backend: Backend | None = None,
     ) -> None:
-        self.task, self.platform, self.costs = task, platform, costs
+        self.work, self.platform, self.costs = work, platform, costs
+        self._net = work.create_net()
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
         self._steps: dict[Any, DryStep] = {}
         self._tables: dict[Any, Tables | ValueError] = {}
@@ -136,25 +161,19 @@ class Projector:
 
     def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
         """Return a projector for another platform, with the same outlines."""
-        other = Projector(self.task, platform, costs, self.backend)
+        other = Projector(self.work, platform, costs, self.backend)
         other._steps = self._steps
         for key, found in self._tables.items():
             known = found if isinstance(found, ValueError) else Tables(found.outline, costs)
             other._tables[key] = known
         return other
 
-    def with_task(self, task: Task) -> Projector:
-        """Return a projector for another batch of the same network, with the same outlines."""
-        other = Projector(task, self.platform, self.costs, self.backend)
-        other._steps, other._tables = self._steps, self._tables
-        return other
-
-    def tables(self, strategy: Strategy, stage: int = 0) -> Tables:
+    def tables(self, work: Workload, stage: int = 0) -> Tables:
         """Return the outline of a rank, with its costs; computed once.
 
         Parameters
         ----------
-        strategy : Strategy
+        work : Workload
         stage : int
             Of a pipeline.
 
@@ -163,12 +182,12 @@ class Projector:
         ValueError
             If the plan does not fit the network.
         """
-        place = (*strategy.cut.items(), repr(strategy.plan), stage)
-        key = (*place, strategy.recompute, self._between(strategy))
+        place = (*work.cut.items(), repr(work.plan), work.bucket_bytes, stage)
+        key = (*place, work.recompute, self._between(work))
         if key not in self._tables:
             try:
-                step = self._dry_step(strategy, place, stage)
-                found: Tables | ValueError = Tables(step.outline(strategy.recompute), self.costs)
+                step = self._dry_step(work, place, stage)
+                found: Tables | ValueError = Tables(step.outline(work.recompute), self.costs)
             except ValueError as error:
                 found = error
             alike = not isinstance(found, Tables) or step.same_buckets
@@ -179,118 +198,120 @@ class Projector:
             raise found
         return found
 
-    def _dry_step(self, strategy: Strategy, place: tuple[Any, ...], stage: int) -> DryStep:
+    def _dry_step(self, work: Workload, place: tuple[Any, ...], stage: int) -> DryStep:
         """Return the network of a rank, which is built once for all kinds of recomputation."""
-        between = self._between(strategy)
+        between = self._between(work)
         step = self._steps.get((place, between))
         if step is None:
-            cut = strategy.cut
+            cut = work.cut
             step = DryStep(
-                self.task.net,
-                self.task.input_shape,
+                self._net,
+                self.work.input_shape,
                 self.backend,
                 cut,
                 position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
-                plan=strategy.plan if cut else None,
-                dtype=self.task.dtype,
+                plan=work.plan if cut else None,
+                dtype=self.work.dtype,
                 between_hosts=between,
-                own_bytes=self.task.bucket_bytes,
+                own_bytes=work.bucket_bytes,
             )
             for own in (False, True) if step.same_buckets else (between,):
                 self._steps[place, own] = step
         return step
 
-    def _between(self, strategy: Strategy) -> bool:
+    def _between(self, work: Workload) -> bool:
         """Return whether the ranks along "data" are on several hosts."""
-        own, per_host = strategy.data, self.platform.cluster.ranks_per_host
+        own, per_host = work.data, self.platform.cluster.ranks_per_host
         if own == 1:
             return False
-        return Placement.along(own, strategy.stride("data"), per_host, strategy.ranks).hosts > 1
+        return Placement.along(own, work.stride("data"), per_host, work.ranks).hosts > 1
 
-    def project(self, strategy: Strategy) -> Projection:
-        """Predict training with a strategy.
+    def check(self, work: Workload) -> None:
+        """Raise ValueError if there is no formula for a value of a field."""
+        if name := without_formula(work, self.platform):
+            raise ValueError(
+                f"{work.strategy}: there is no formula for {name} {getattr(work, name)!r} on "
+                f"{self.platform.name}; omit it, or use virtual ranks"
+            )
+
+    def project(self, work: Workload) -> Projection:
+        """Predict training.
 
         Raises
         ------
         ValueError
-            If the strategy is not possible: fewer samples than ranks, or a plan that does not fit.
+            If there is no formula for a value of a field, or training is not possible: fewer
+            samples than ranks, or a plan that does not fit.
         """
-        batch = self.task.global_batch
-        if strategy.data > batch:
-            raise ValueError(
-                f"{strategy.name}: expected at least one sample for each of {strategy.data} ranks, "
-                f"got a global batch of {batch}; use fewer ranks or a larger batch"
-            )
-        samples = ceil(batch / strategy.data)
+        self.check(work)
+        samples = work.samples_per_rank
+        if work.memory_limit is not None:  # as little is computed again as fits
+            full = self.project(replace(work, recompute=None, memory_limit=None))
+            if full.memory.total <= work.memory_limit:
+                return full
         compression = None
-        if strategy.compress and strategy.data > 1:
-            options = tuple(sorted(strategy.compress_options.items()))
-            compression = self._compression(strategy.compress, options)
-        messages = MessageCosts(self.platform, strategy, compression)
-        if strategy.stages > 1:
-            return self._project_stages(strategy, messages, samples)
-        tables = self.tables(strategy)
-        step = step_time(tables, messages, samples, slots=self.task.slots, clips=self.task.clips)
-        memory = self._memory(strategy, tables.outline, samples, 1)
-        return self._complete(strategy, samples, step, memory, [tables.outline])
+        if work.compress and work.data > 1:
+            options = tuple(sorted(work.compress_options.items()))
+            compression = self._compression(work.compress, options)
+        messages = MessageCosts(self.platform, work, compression)
+        if work.stages > 1:
+            return self._project_stages(work, messages, samples)
+        tables = self.tables(work)
+        step = step_time(tables, messages, samples, slots=work.slots, clips=work.clips)
+        memory = self._memory(work, tables.outline, samples, 1)
+        return self._complete(work, samples, step, memory, [tables.outline])
 
     def _complete(
         self,
-        strategy: Strategy,
+        work: Workload,
         samples: int,
         step: StepTime,
         memory: Memory,
         outlines: list[Outline],
         stage: int = 0,
     ) -> Projection:
-        storage, outline, threads = self.platform.storage, outlines[0], self.task.loader_threads
-        loading = samples * storage.sample
-        if storage.loader:
-            loading += samples * outline.input_bytes / storage.loader
-        state = sum(one.memory.values + self.task.slots * one.memory.trained for one in outlines)
+        storage, nbytes = self.platform.storage, outlines[0].input_bytes
+        state = sum(one.memory.values + work.slots * one.memory.trained for one in outlines)
         return Projection(
-            task=self.task,
-            strategy=strategy,
+            work=work,
             samples=samples,
             step=step,
-            loader=max(loading / threads - step.seconds, 0.0) if threads else loading,
-            checkpoint=state / storage.write if storage.write else 0.0,
+            loader=storage.delay(samples, nbytes, work.loader_threads, step.seconds),
+            checkpoint=storage.checkpoint(state),
             memory=memory,
             stage=stage,
         )
 
-    def _memory(self, strategy: Strategy, outline: Outline, samples: int, in_flight: int) -> Memory:
+    def _memory(self, work: Workload, outline: Outline, samples: int, in_flight: int) -> Memory:
         own = outline.memory
-        sharded = strategy.scheme == "sharded"
+        sharded = work.scheme == "sharded"
         flat = own.values + own.gradients + own.copies
         kept = (in_flight - 1) * own.kept(samples)
-        buffers = 2.0 * own.trained if strategy.compress else 0.0
+        buffers = 2.0 * own.trained if work.compress else 0.0
         if sharded:
             largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
-            buffers += (2 + 1 / strategy.data) * largest  # as `virtual.communicator.Buffers`
-        elif self._between(strategy) and not strategy.compress:
+            buffers += (2 + 1 / work.data) * largest  # as `virtual.communicator.Buffers`
+        elif self._between(work) and not work.compress:
             buffers += SCRATCH * own.trained
-        if self.task.averages:  # and an array as long as the largest bucket
+        if work.ema is not None:  # and an array as long as the largest bucket
             largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
             buffers += own.trained + largest
         return Memory(
             parameters=own.values + own.copies,
             gradients=own.gradients,
-            slots=self.task.slots * own.trained / (strategy.data if sharded else 1),
+            slots=work.slots * own.trained / (work.data if sharded else 1),
             activations=max(own.peak.at(samples) - flat, 0.0) + kept,
             other=own.scratch + buffers + PROCESS_BYTES,
         )
 
     # -- pipelines --------------------------------------------------------------------------------
 
-    def _project_stages(
-        self, strategy: Strategy, messages: MessageCosts, samples: int
-    ) -> Projection:
-        stages = strategy.stages
-        parts = min(strategy.micro_batches or DEFAULT_PER_STAGE * stages, samples)
+    def _project_stages(self, work: Workload, messages: MessageCosts, samples: int) -> Projection:
+        stages = work.stages
+        parts = min(work.micro_batches or DEFAULT_PER_STAGE * stages, samples)
         own = ceil(samples / parts)
-        plan = plan_of(strategy.schedule, stages, parts)
-        tables = [self.tables(strategy, stage) for stage in range(stages)]
+        plan = plan_of(work.pipeline_schedule, stages, parts)
+        tables = [self.tables(work, stage) for stage in range(stages)]
         passes = [pass_time(one, messages, own) for one in tables]
         times = [
             StageTime(
@@ -304,8 +325,8 @@ class Projector:
         ends = carry_out(plan, times)
         slowest = max(range(stages), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
-        shards = strategy.data if strategy.scheme == "sharded" else 1
-        slots, clips = self.task.slots, self.task.clips
+        shards = work.data if work.scheme == "sharded" else 1
+        slots, clips = work.slots, work.clips
         updates = [
             messages.slowdown * update_seconds(one.outline, self.platform, slots, shards, clips)
             for one in tables
@@ -340,9 +361,9 @@ class Projector:
             layers=layers,
         )
         memories = [
-            self._memory(strategy, one.outline, own, most_in_flight(actions))
+            self._memory(work, one.outline, own, most_in_flight(actions))
             for one, actions in zip(tables, plan, strict=True)
         ]
         largest = max(range(stages), key=lambda k: memories[k].total)
         outlines = [one.outline for one in tables]
-        return self._complete(strategy, samples, step, memories[largest], outlines, largest)
+        return self._complete(work, samples, step, memories[largest], outlines, largest)

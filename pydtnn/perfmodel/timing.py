@@ -216,7 +216,7 @@ def step_time(
     clock.run(outline.forward)
     clock.run(outline.backward, outline.buckets)
     clock.finish()
-    shards = messages.strategy.data if messages.strategy.scheme == "sharded" else 1
+    shards = messages.work.data if messages.work.scheme == "sharded" else 1
     layers = clock.layers()
     return StepTime(
         forward=sum(layer.forward for layer in layers),

@@ -1,10 +1,12 @@
-"""A training run whose time is predicted or measured: network, batch and how ranks share them."""
+"""The description of a run, and a rank of it that executes steps without data."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,20 @@ from pydtnn.comm.schedules.rule import RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.data.order import own_shards
 from pydtnn.kernels import Backend, create_backend
-from pydtnn.layers import Net
+from pydtnn.layers import Block, Layer, Net
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model import Model
 from pydtnn.model.model import example_input
 from pydtnn.models import create_net
-from pydtnn.optimizers import get_optimizer
+from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import actions_of
 from pydtnn.parallel.pipeline.check import most_in_flight
-from pydtnn.parallel.schemes import create_scheme
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import SCHEME
+from pydtnn.parallel.sums import Sums
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
@@ -33,67 +39,117 @@ WHO = "Workload"
 
 @dataclass(frozen=True)
 class Workload:
-    """A network and how its training is distributed.
+    """The description of a run: what is trained, and how ranks share it.
+
+    The command line creates one from its options, and trainers, virtual ranks and predictions are
+    created from it; a search or an oracle varies it with `dataclasses.replace`. It has no field for
+    what does not matter to a step: loss, learning rate, augmentation, and what happens between
+    steps.
 
     Parameters
     ----------
-    model : str or callable
-        Name of a model, or a function of classes and input shape that returns a net.
+    model : str, callable or Net
+        Name of a model, a function of classes and input shape that returns a net, or a net that is
+        not part of a model.
     input_shape : tuple of int
         Of one sample.
     classes : int
     batch : int
         Samples of all ranks per step.
     axes : mapping of str to int
-        Ranks along each axis of the mesh; one rank if empty.
+        Ranks along each axis of the mesh, in its order; one rank if empty.
     plan : Plan, mapping or str, optional
-        How the network is cut along the axes besides "data"; see `Plan`.
-    model_options, options : mapping
-        Arguments of the model's function, and of `Model`: `recompute`, `fuse`, `dtype`, ...
+        How the network is cut along the axes besides "data"; by default as their names say.
+    model_options : mapping
+        Further arguments of the model's function.
+    samples : int
+        Of an epoch.
+    seed : int
+        Of the initial weights.
+    dtype : str
+    fusion : bool
+        Whether batch norm, additions and ReLU are fused into convolutions.
+    bucket_bytes : int, optional
+        Size of the messages with gradients, in B; by default that of `Model`.
+    recompute : int, str, sequence of str or None
+        See `Model`; for closed formulas, "auto" is about the square root of the possible parts.
+    memory_limit : int, optional
+        With "auto": recompute as little as possible within this memory of a rank, in B.
+    freeze : sequence of str
+        Layers whose parameters are not trained.
     scheme, compress, allreduce : str or callable
         Parallel scheme, compression of gradients and algorithm of sums, as on the command line.
     scheme_options, compress_options : mapping
-    optimizer : str
+    overlap : bool
+        Whether gradients are exchanged while backward runs.
+    exact : bool
+        Whether results do not depend on the numbers of ranks and threads.
+    shards : int
+        Of a batch, if exact.
+    check_messages : bool
+        Whether the arguments of all calls are compared across ranks.
+    optimizer : str or callable
     optimizer_options : mapping
-    trainer_options : mapping
-        Further arguments of `Trainer`, such as `micro_batches` and `accumulation`.
-    threads : int
-        Of each rank.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer samples than ranks along "data".
+    ema : float, optional
+        Decay of an average of the parameters.
+    accumulation : int
+        Micro-batches of each rank per step, without a pipeline.
+    micro_batches : int, optional
+        Of each rank in a pipeline; by default four per stage, or as many as there are samples.
+    pipeline_schedule : str or callable
+    sync_batch_norm : bool
+        Whether batch norm normalises over the batch of all ranks.
+    loader_threads : int
+        Threads of a rank that prepare batches while a step runs; with 0, steps wait for each batch.
+    threads : int, optional
+        Of each rank; by default those of the platform in closed formulas, and otherwise 1.
+    device : str
+    tuning : str, optional
+        How algorithms of convolutions are chosen.
     """
 
-    model: str | Callable[..., Net]
+    model: str | Callable[..., Net] | Net
     input_shape: tuple[int, ...]
     classes: int = 10
     batch: int = 64
     axes: Mapping[str, int] = field(default_factory=dict)
     plan: Any = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = 1_280_000
+    seed: int = 0
+    dtype: str = "float32"
+    fusion: bool = True
+    bucket_bytes: int | None = None
+    recompute: Any = None
+    memory_limit: int | None = None
+    freeze: Sequence[str] = ()
     scheme: str | Callable[..., Any] = "allreduce"
     scheme_options: Mapping[str, Any] = field(default_factory=dict)
     compress: str | Callable[..., Any] | None = None
     compress_options: Mapping[str, Any] = field(default_factory=dict)
     allreduce: str | Callable[..., Any] = RULE
-    optimizer: str = "sgd"
+    overlap: bool = True
+    exact: bool = False
+    shards: int = 8
+    check_messages: bool = False
+    optimizer: str | Callable[..., Optimizer] = "sgd"
     optimizer_options: Mapping[str, Any] = field(
         default_factory=lambda: {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
     )
-    trainer_options: Mapping[str, Any] = field(default_factory=dict)
-    threads: int = 1
+    ema: float | None = None
+    accumulation: int = 1
+    micro_batches: int | None = None
+    pipeline_schedule: str | Callable[..., Any] = "1f1b"
+    sync_batch_norm: bool = False
+    loader_threads: int = 1
+    threads: int | None = None
+    device: str = "cpu"
+    tuning: str | None = None
 
     def __post_init__(self) -> None:
         check_int(WHO, "batch", self.batch, at_least=1)
-        data = self.axes.get("data", 1)
-        if self.batch < data:
-            raise ValueError(
-                f"{WHO}: batch must be at least the {data} ranks along data, got {self.batch}; use "
-                "fewer ranks or more samples"
-            )
+
+    # -- the ranks --------------------------------------------------------------------------------
 
     @property
     def ranks(self) -> int:
@@ -101,36 +157,195 @@ class Workload:
         return prod(self.axes.values())
 
     @property
-    def name(self) -> str:
-        """Network and plan in words: "resnet20, data 2 x filter 2"."""
-        net = self.model if isinstance(self.model, str) else self.model.__name__
-        words = [" x ".join(f"{axis} {n}" for axis, n in self.axes.items()) or "1 rank"]
-        if self.scheme != "allreduce":
-            words.append(str(getattr(self.scheme, "__name__", self.scheme)))
-        if self.compress:
-            words.append(str(getattr(self.compress, "__name__", self.compress)))
-        words += [f"{name} {value}" for name, value in self.options.items()]
-        return ", ".join([net, *words])
+    def data(self) -> int:
+        """Ranks along the axis "data"."""
+        return self.axes.get("data", 1)
 
-    def key(self) -> dict[str, Any]:
-        """Return all that determines the time of compute besides the machine, as JSON values."""
-        function = None if isinstance(self.model, str) else self.model
-        net = self.model if function is None else f"{function.__module__}:{function.__qualname__}"
-        return {
-            "model": net,
-            "input_shape": list(self.input_shape),
-            "classes": self.classes,
-            "batch": self.batch,
-            "axes": dict(self.axes),
-            "threads": self.threads,
-            **{
-                name: repr(getattr(self, name))
-                for name in (
-                    *("plan", "model_options", "options", "scheme", "scheme_options", "compress"),
-                    *("compress_options", "optimizer", "optimizer_options", "trainer_options"),
-                )
-            },
-        }
+    @property
+    def cut(self) -> dict[str, int]:
+        """Axes with several ranks along which the network is cut."""
+        return {axis: n for axis, n in self.axes.items() if axis != "data" and n > 1}
+
+    @property
+    def stages(self) -> int:
+        """Stages of a pipeline."""
+        return self.axes.get(PIPELINE, 1)
+
+    @property
+    def parallel(self) -> str:
+        """The axes as the argument of `--parallel`."""
+        return ",".join(f"{axis}={n}" for axis, n in self.axes.items() if n > 1)
+
+    def stride(self, axis: str) -> int:
+        """Return the distance of neighbours along an axis."""
+        names = list(self.axes)
+        return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
+
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples of a step on the rank that has the most.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer samples than ranks along "data".
+        """
+        if self.data > self.batch:
+            raise ValueError(
+                f"{self.strategy}: expected at least one sample for each of {self.data} ranks "
+                f"along data, got a global batch of {self.batch}; use fewer ranks or a larger batch"
+            )
+        return ceil(self.batch / self.data)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return ceil(self.samples / self.batch)
+
+    # -- words ------------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> str:
+        """How training is distributed, in words.
+
+        >>> Workload("mlp", (4,), axes={"data": 4, "spatial": 2}, recompute="auto").strategy
+        'data 4 x spatial 2, recompute'
+        """
+        axes = " x ".join(f"{axis} {n}" for axis, n in self.axes.items() if n > 1) or "serial"
+        words = [axes]
+        if self.recompute is not None:
+            words.append("recompute" if self.recompute == "auto" else f"recompute {self.recompute}")
+        if self.scheme != "allreduce":
+            words.append(_name_of(self.scheme))
+        if self.compress:
+            words.append(_name_of(self.compress))
+        return ", ".join(words)
+
+    @property
+    def kind(self) -> str:
+        """The strategy without numbers of ranks: "data x spatial"."""
+        kinds = [axis for axis, n in self.axes.items() if n > 1]
+        rest = self.strategy.partition(",")[2]
+        return " x ".join(kinds or ["serial"]) + ("," + rest if rest else "")
+
+    @property
+    def network(self) -> str:
+        """Name of the model."""
+        return "network" if isinstance(self.model, Layer | Block) else _name_of(self.model)
+
+    @property
+    def name(self) -> str:
+        """Network and strategy in words: "resnet20, data 2 x filter 2"."""
+        return f"{self.network}, {self.strategy}"
+
+    def key(self) -> dict[str, str]:
+        """Return all that determines the time of compute besides the machine."""
+        model = self.model
+        if callable(model):
+            model = f"{model.__module__}:{model.__qualname__}"
+        values = {name: getattr(self, name) for name in names_of_fields() if name not in UNTIMED}
+        return {name: repr(value) for name, value in values.items()} | {"model": str(model)}
+
+    # -- what is built from it --------------------------------------------------------------------
+
+    def create_net(self) -> Net:
+        """Create the network, or a copy of the given one."""
+        net = create_net(self.model, self.classes, self.input_shape, **self.model_options)
+        if net is self.model:
+            net = copy.deepcopy(net)
+        return net
+
+    def create_backend(self, **options: Any) -> Backend:
+        """Create the backend; see `pydtnn.kernels.create_backend` for further options."""
+        own = {"threads": self.threads or 1, "tuning": self.tuning}
+        return create_backend(self.device, **own | options)
+
+    def create_model(self, net: Net, backend: Backend, mesh: Mesh | None) -> Model:
+        """Create this rank's part of the model."""
+        return Model(
+            net,
+            self.input_shape,
+            backend=backend,
+            dtype=self.dtype,
+            seed=self.seed,
+            bucket_bytes=self.bucket_bytes,
+            fuse=self.fusion,
+            plan=self.plan,
+            mesh=mesh,
+            recompute=self.recompute,
+            memory_limit=self.memory_limit,
+        )
+
+    def create_exchange(self, comm: Communicator) -> GradientExchange:
+        """Create the scheme by which ranks exchange gradients."""
+        sums: Any = Sums
+        if self.exact:
+            sums = partial(ExactSums, shards=self.shards)
+        elif self.compress is not None:
+            sums = create_sums(self.compress, **self.compress_options)
+        scheme = SCHEME.find(self.scheme)
+        return scheme.make(self.scheme_options, comm, overlap=self.overlap, sums=sums)
+
+    def create_optimizer(self) -> Optimizer:
+        """Create the optimizer, with its constant or default learning rate."""
+        return get_optimizer(self.optimizer, **self.optimizer_options)
+
+    @cached_property
+    def slots(self) -> int:
+        """Values that the optimizer stores for each parameter: 1 for momentum, 2 for Adam."""
+        return len(self.create_optimizer().slots)
+
+    @cached_property
+    def clips(self) -> bool:
+        """Whether the optimizer clips gradients."""
+        return self.create_optimizer().clip_norm is not None
+
+    def trainer_options(self) -> dict[str, Any]:
+        """Return the arguments of `Trainer` about the passes of a step."""
+        names = ("accumulation", "micro_batches", "pipeline_schedule", "sync_batch_norm")
+        return {name: getattr(self, name) for name in names}
+
+
+UNTIMED = {
+    "samples": "of an epoch",
+    "seed": "kernels take as long for other numbers",
+    "ema": "an average is updated between steps",
+    "loader_threads": "work while a step runs; predictions add the time that a step waits for them",
+}
+"""Fields without effect on the steps of `Rank`, and why."""
+
+TIMED: dict[str, tuple[Any, ...]] = {
+    "exact": (False,),
+    "freeze": ((),),
+    "check_messages": (False,),
+    "device": ("cpu",),
+    "tuning": (None, "measure", "fixed"),
+}
+"""Values that steps of `Rank` have, of fields that are limited."""
+
+
+def first_unknown(work: Workload, known: Mapping[str, tuple[Any, ...]]) -> str:
+    """Return the first field whose value is not one of the known ones; empty if there is none."""
+    return next((name for name, values in known.items() if getattr(work, name) not in values), "")
+
+
+def check_timed(work: Workload) -> None:
+    """Raise ValueError if `Rank` has no steps with a value, or there are too few samples."""
+    if name := first_unknown(work, TIMED):
+        raise ValueError(
+            f"{WHO}: {name} must be {' or '.join(map(repr, TIMED[name]))} for steps that are timed "
+            f"or measured, got {getattr(work, name)!r}; omit it"
+        )
+    work.samples_per_rank  # noqa: B018  raises ValueError
+
+
+def names_of_fields() -> tuple[str, ...]:
+    """Return the names of all fields of a `Workload`."""
+    return tuple(one.name for one in fields(Workload))
+
+
+def _name_of(part: Any) -> str:
+    return str(getattr(part, "__name__", part))
 
 
 class Rank:
@@ -167,32 +382,22 @@ class Rank:
                 f"{WHO}: expected {workload.ranks} ranks for {workload.name}, got {comm.size}; use "
                 "other axes"
             )
+        check_timed(workload)
         comm = create_allreduce(workload.allreduce, comm)
         mesh = Mesh(comm, **workload.axes) if workload.axes else None
         data = comm if mesh is None else mesh.data
-        net = create_net(
-            workload.model, workload.classes, workload.input_shape, **workload.model_options
-        )
-        model = Model(
-            net,
-            workload.input_shape,
-            backend=backend or create_backend("cpu", threads=workload.threads),
-            plan=workload.plan,
-            mesh=mesh,
-            **workload.options,
-        )
-        compression = {}
-        if workload.compress:
-            compression["sums"] = create_sums(workload.compress, **workload.compress_options)
+        backend = backend or workload.create_backend()
+        model = workload.create_model(workload.create_net(), backend, mesh)
         self.trainer = Trainer(
             model,
-            get_optimizer(workload.optimizer, **workload.optimizer_options),
+            workload.create_optimizer(),
             metrics=(),
-            exchange=create_scheme(workload.scheme, data, **workload.scheme_options, **compression),
+            exchange=workload.create_exchange(data),
             progress=False,
             observers=observers,
             check_equal=0,
-            **_auxiliary(len(model.output_shapes)) | dict(workload.trainer_options),
+            **_auxiliary(len(model.output_shapes)),
+            **workload.trainer_options(),
         )
         self.trainer.exchange.start(model.buckets)
         self.batch = self._create_batch(workload, data)
@@ -237,7 +442,7 @@ class Rank:
 
 
 def _auxiliary(outputs: int) -> dict[str, Any]:
-    """Return the arguments of `Trainer` for a model of several outputs, if none are given."""
+    """Return the arguments of `Trainer` for a model of several outputs."""
     return {"auxiliary_weights": [1.0] * (outputs - 1)} if outputs > 1 else {}
 
 
@@ -247,5 +452,4 @@ def period(workload: Workload) -> int:
     >>> period(Workload("mlp", (4, 4, 1), scheme="local_sgd", scheme_options={"period": 4}))
     4
     """
-    scheme = create_scheme(workload.scheme, Serial(), **workload.scheme_options)
-    return int(getattr(scheme, "period", 1))
+    return int(getattr(workload.create_exchange(Serial()), "period", 1))

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from benchmarks.regret import Case, Outcome, table
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 from tests.benchmarks.test_benchmarks import lines
+
+WORK = Workload("mlp", (12, 12, 1))
 
 
 def test_the_regret_is_that_of_the_strategy_predicted_to_be_the_fastest():
     outcomes = [
-        Outcome(Case("data 2", Strategy({"data": 2}), 0.010), 0.012),
-        Outcome(Case("filter 2", Strategy({"filter": 2}), 0.011), 0.0100),
-        Outcome(Case("spatial 2", Strategy({"spatial": 2}), 0.020), 0.030),
+        Outcome(Case("data 2", WORK, 0.010), 0.012),
+        Outcome(Case("filter 2", WORK, 0.011), 0.0100),
+        Outcome(Case("spatial 2", WORK, 0.020), 0.030),
     ]
     *rows, chosen, last = table(outcomes)
     assert [row.split()[-1] for row in rows[1:]] == ["83%", "90%", "67%"]

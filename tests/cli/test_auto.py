@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from pydtnn.cli.auto import _describe_data, create_task
-from pydtnn.cli.build import create_network_for, create_optimizer
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.options import flags
 from pydtnn.cli.predicted import NO_EFFECT, Predicted, StepMemory, no_formula, predict, rows
+from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.perfmodel.platform import FOLDER, Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.train import main
@@ -143,13 +142,15 @@ def test_auto_refuses_what_it_has_no_formula_for(
         ({}, ""),
         ({"scheme": "local_sgd"}, "--scheme local_sgd"),
         ({"exact": True, "global_batch_size": 8}, "--exact"),
-        ({"accumulation": 2}, "--accumulation"),
+        ({"accumulation": 2}, "--accumulation 2"),
         ({"overlap": False}, "--no-overlap"),
-        ({"freeze": "stem"}, "--freeze"),
+        ({"freeze": "stem"}, "--freeze stem"),
     ],
 )
 def test_options_without_a_formula_are_named(options: dict, found: str) -> None:
-    assert no_formula(TrainConfig(**options)) == found
+    config = TrainConfig(**options)
+    data = {"input_shape": (8, 8, 1), "classes": 4, "samples": 64, "batch": 8}
+    assert no_formula(config, describe_run(config, {}, data)) == found
 
 
 def test_a_limit_of_memory_is_that_of_the_choice(
@@ -273,11 +274,9 @@ DECLARED = {name for names in NO_EFFECT.values() for name in names}
 def prediction(config: TrainConfig) -> Predicted:
     """Predict a run of four ranks, as the end of its report does."""
     axes = read_axes(config.parallel) or {"data": 4}
-    samples, classes, shape, batch = _describe_data(config, axes["data"])
-    slots = len(create_optimizer(config, batch, 1).slots)
-    net = create_network_for(config, classes, shape)
-    task = create_task(config, net, shape, batch, samples, slots)
-    found = predict(config, task, axes, Platform.load(str(config.platform)))
+    data = describe_data(config, create_data(config)[0], axes["data"])
+    work = describe_run(config, axes, data)
+    found = predict(config, work, Platform.load(str(config.platform)))
     return replace(found, platform="")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.parallel import create_exchange
+from pydtnn.cli.workload import describe_run
 from pydtnn.comm import Serial
 from pydtnn.parallel.compression import COMPRESSORS, CompressedSums, PowerSGD
 from pydtnn.parallel.reproducible import ExactSums
@@ -20,7 +20,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"float": {"exponent": 5, "mantissa": 2}}
 
 
 def exchange(**options: Any) -> Any:
-    return create_exchange(TrainConfig(**options), Serial())
+    data = {"input_shape": (8, 8, 1), "classes": 4, "samples": 64, "batch": 64}
+    return describe_run(TrainConfig(**options), {}, data).create_exchange(Serial())
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -13,7 +13,7 @@ import pytest
 
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.options import flags
-from pydtnn.cli.virtual import create_costs, describe_workload
+from pydtnn.cli.virtual import create_costs, describe_virtual_run
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.timing import time_steps
 from pydtnn.tracing.records import RECORD, read_traces
@@ -167,7 +167,7 @@ OTHERS = VALUES | {"model": "cnn", "threads": 2}
 def timing(config: TrainConfig) -> float:
     platform = Platform.load(str(config.platform))
     costs = create_costs(config, platform)
-    return time_steps(describe_workload(config), platform, costs, steps=1).seconds
+    return time_steps(describe_virtual_run(config), platform, costs, steps=1).seconds
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def test_an_option_changes_the_time_of_steps_or_is_refused(name: str) -> None:
     if refused:
         assert NEEDS.get(name, own.label) in refused
     elif name in EQUAL:
-        one, other = (describe_workload(TrainConfig(**options)) for options in (others, changed))
+        one, other = (describe_virtual_run(TrainConfig(**options)) for options in (others, changed))
         assert one != other
     else:
         assert found != base_timing(name if name in MORE else "")

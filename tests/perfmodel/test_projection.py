@@ -3,11 +3,9 @@ from typing import Any
 
 import pytest
 
-from pydtnn.models import create_net
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projection, Projector
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.costs import PerFlop
 
 INPUT = (16, 16, 3)
@@ -15,12 +13,12 @@ INPUT = (16, 16, 3)
 
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    task = Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
-    return Projector(task, Platform.load("cpu-10gbit"), PerFlop())
+    work = Workload("resnet20", INPUT, batch=64, samples=1000)
+    return Projector(work, Platform.load("cpu-10gbit"), PerFlop())
 
 
 def project(projector: Projector, axes: dict[str, int] | None = None, **options: Any) -> Projection:
-    return projector.project(Strategy(axes or {}, **options))
+    return projector.project(replace(projector.work, axes=axes or {}, **options))
 
 
 def test_one_rank_does_not_communicate(projector: Projector) -> None:
@@ -116,6 +114,6 @@ def test_more_ranks_than_samples_are_refused(projector: Projector) -> None:
         project(projector, {"data": 128})
 
 
-def test_schemes_without_a_formula_are_refused() -> None:
-    with pytest.raises(ValueError, match="gossip"):
-        Strategy({"data": 2}, scheme="gossip")
+def test_schemes_without_a_formula_are_refused(projector: Projector) -> None:
+    with pytest.raises(ValueError, match="no formula for scheme 'gossip' on cpu-10gbit"):
+        project(projector, {"data": 2}, scheme="gossip")

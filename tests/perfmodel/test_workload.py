@@ -1,6 +1,7 @@
 import pytest
 
 from pydtnn.comm import Serial, run_threads
+from pydtnn.perfmodel.prediction import predict
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from tests.perfmodel.small import small_work
 
@@ -16,8 +17,8 @@ def test_a_rank_trains_on_its_part_of_the_batch():
 
 
 def test_a_workload_needs_a_sample_for_each_rank():
-    with pytest.raises(ValueError, match="batch must be at least the 4 ranks along data, got 3"):
-        small_work(3, axes={"data": 4})
+    with pytest.raises(ValueError, match="one sample for each of 4 ranks along data, got a global"):
+        predict(small_work(3, axes={"data": 4}), "cpu-1gbit")
 
 
 def test_a_workload_is_for_a_number_of_ranks():
@@ -28,7 +29,7 @@ def test_a_workload_is_for_a_number_of_ranks():
 def test_the_name_lists_what_differs_from_the_default():
     work = Workload("resnet20", (32, 32, 3), axes={"data": 2, "filter": 2}, compress="top_k")
     assert work.name == "resnet20, data 2 x filter 2, top_k"
-    assert Workload("mlp", (4, 4, 1), options={"recompute": 2}).name == "mlp, 1 rank, recompute 2"
+    assert Workload("mlp", (4, 4, 1), recompute=2).name == "mlp, serial, recompute 2"
 
 
 def test_the_period_is_that_of_the_scheme():

@@ -17,6 +17,7 @@ from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.entries import DIRECTIONS
 from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.workload import Workload
 
 CLIPPING = 3
 """Numbers that clipping reads and writes for each parameter: the norm reads the gradients, which
@@ -96,6 +97,23 @@ class AnalyticCosts(ComputeCosts):
         self._update = (3 + 2 * slots + CLIPPING * clips) / own  # s for each byte of parameters
         self._trained = threading.local()  # `bytes`, of the layers that ran backward on this rank
         self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, work: Workload, platform: Platform) -> AnalyticCosts:
+        """Return the costs of a run: its type, and the update by its optimizer.
+
+        Raises
+        ------
+        ValueError
+            If ranks have another number of threads than those of the platform.
+        """
+        threads = platform.compute.threads
+        if work.threads not in (None, threads):
+            raise ValueError(
+                f"platform {platform.name}: expected ranks of {threads} threads, which its rates "
+                f"are for, got threads {work.threads}; omit it, or measure times"
+            )
+        return cls(platform, work.dtype, slots=work.slots, clips=work.clips)
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.

@@ -16,7 +16,6 @@ from typing import Any
 
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.data.order import own_shards
-from pydtnn.kernels import create_backend
 from pydtnn.perfmodel.compute.base import Label
 from pydtnn.perfmodel.compute.detached import Detachable
 from pydtnn.perfmodel.compute.profile import Profile, RankProfile
@@ -109,7 +108,7 @@ def profile_key(workload: Workload, copies: int = 1) -> dict[str, Any]:
 
     That is the workload, the ranks that are measured at the same time, and this machine.
     """
-    isa = create_backend("cpu", threads=workload.threads).isa
+    isa = workload.create_backend().isa
     return workload.key() | {"copies": copies, "machine": cpu_model(), "isa": isa}
 
 
@@ -121,7 +120,7 @@ def alike(workload: Workload) -> tuple[int, ...]:
     """
     first: dict[Any, int] = {}
     found = []
-    data = workload.axes.get("data", 1)
+    data = workload.data
     for rank in range(workload.ranks):
         position: dict[str, int] = {}
         rest = rank

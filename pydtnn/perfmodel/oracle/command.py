@@ -6,17 +6,18 @@ import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
 from pydtnn.perfmodel.oracle.files import write_csv, write_json
 from pydtnn.perfmodel.oracle.limits import find_limits
 from pydtnn.perfmodel.oracle.options import (
+    axes_of,
     create_parser,
     names_of,
-    strategy_of,
-    task_of,
     variants_of,
+    workload_of,
 )
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
@@ -27,7 +28,7 @@ from pydtnn.perfmodel.paradl.command import main as paradl
 from pydtnn.perfmodel.paradl.command import parse_ranks
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
@@ -58,20 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     ranks = parse_ranks(options.ranks)
     platform = Platform.load(options.platform)
-    task = task_of(options)
+    work = workload_of(options)
 
     def make_costs(changed: Platform) -> ComputeCosts:
-        return AnalyticCosts(changed, task.dtype, peaks_only=options.peaks_only)
+        return AnalyticCosts(changed, work.dtype, peaks_only=options.peaks_only)
 
-    projector = Projector(task, platform, make_costs(platform))
+    projector = Projector(work, platform, make_costs(platform))
     oracle = Oracle(projector, options.batch_size)
     kinds, variants = names_of(options.strategies), variants_of(options)
-    print(title(task, platform.name, options.batch_size))
+    print(title(work, platform.name, options.batch_size))
     if options.sweep:
         plain = Variants(recompute=False, sharded=False, compress=variants.compress)
 
-        def found_for(number: int) -> list[Strategy]:
-            found = [*strategies(number, kinds, plain, most=options.axes)]
+        def found_for(number: int) -> list[Workload]:
+            found = [*strategies(work, number, kinds, plain, most=options.axes)]
             return found if options.sweep == "ranks" else _different(oracle, found)
 
         _print_sweep(sweep(options.sweep, projector, make_costs, found_for, ranks), options)
@@ -80,7 +81,7 @@ def _run(options: argparse.Namespace) -> None:
         _print_search(projector, ranks, options.search)
         return
     if options.explain:
-        _print_explanation(oracle.entry(strategy_of(options.explain)))
+        _print_explanation(oracle.entry(replace(work, axes=axes_of(options.explain))))
         return
     swept = oracle.sweep(ranks, kinds, variants, most=options.axes)
     if options.explain is not None:
@@ -89,13 +90,13 @@ def _run(options: argparse.Namespace) -> None:
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    limits = find_limits(task, projector.backend)
+    limits = find_limits(work, projector.backend)
     if options.batch_size:
         limits = [limit for limit in limits if limit.kind != "data"]
     print("\n".join(of_limits(limits)))
-    _write(swept, options, {"model": task.name, "platform": platform.name})
+    _write(swept, options, {"model": work.network, "platform": platform.name})
     if options.plots:
-        for path in plot_all(options.plots, swept, title(task, platform.name, None)):
+        for path in plot_all(options.plots, swept, title(work, platform.name, None)):
             print(f"plot: {path}")
 
 
@@ -105,7 +106,7 @@ def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None
     plan: Any = None
     for number in sorted(ranks):
         found, lines = search_lines(projector, number)
-        plan = found.best.strategy.plan
+        plan = found.best.work.plan
         print("\n".join([*lines, ""]))
     if path and plan is None:
         print(f"{path} was not written: a uniform plan is the best one")
@@ -127,7 +128,7 @@ def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) ->
             fastest = min(
                 chosen, key=lambda entry: entry.projection.epoch if entry.projection else 0
             )
-            print(f"\nfastest: {fastest.strategy.name}, {fastest.ranks} ranks")
+            print(f"\nfastest: {fastest.work.strategy}, {fastest.work.ranks} ranks")
         return
     top = max(options.top, 10) if len(swept) == 1 and options.top == 1 else options.top
     for ranks, entries in swept.items():
@@ -138,7 +139,7 @@ def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) ->
         if others:
             print(f"{ranks} ranks: {len(others)} more are not possible, such as:")
             for entry in others[: 3 if possible else top]:
-                print(f"  {entry.strategy.name}: {entry.reason}"[: max(width, 80)])
+                print(f"  {entry.work.strategy}: {entry.reason}"[: max(width, 80)])
 
 
 def _print_explanation(entry: Entry) -> None:
@@ -150,12 +151,12 @@ def _print_explanation(entry: Entry) -> None:
     print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
 
 
-def _different(oracle: Oracle, found: Sequence[Strategy]) -> list[Strategy]:
+def _different(oracle: Oracle, found: Sequence[Workload]) -> list[Workload]:
     """Return the fastest strategy of each kind."""
-    chosen: dict[str, Strategy] = {}
+    chosen: dict[str, Workload] = {}
     for entry in oracle.rank(found):
         if entry.projection is not None:
-            chosen.setdefault(entry.strategy.kind, entry.strategy)
+            chosen.setdefault(entry.work.kind, entry.work)
     return [*chosen.values()]
 
 

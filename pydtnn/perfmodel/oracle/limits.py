@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Limit:
     reason: str
 
 
-def find_limits(task: Task, backend: Backend) -> list[Limit]:
+def find_limits(work: Workload, backend: Backend) -> list[Limit]:
     """Return the limit of each strategy for a network.
 
     References
@@ -42,10 +41,10 @@ def find_limits(task: Task, backend: Backend) -> list[Limit]:
     Kahira et al., "An oracle for guiding large-scale model/hybrid parallel training of
     convolutional neural networks", HPDC 2021, table 3, last column.
     """
-    graph = Graph(shapes_of(task.input_shape), backend=dry_backend(backend, 1), dtype=task.dtype)
-    graph.add(copy.deepcopy(task.net), *graph.inputs)
+    graph = Graph(shapes_of(work.input_shape), backend=dry_backend(backend, 1), dtype=work.dtype)
+    graph.add(work.create_net(), *graph.inputs)
     layers = [node.layer for node in graph.nodes if node.inputs]
-    batch = task.global_batch
+    batch = work.batch
     limits = [Limit("data", batch, f"{batch} samples in a step")]
     for kind, items in (("spatial", _rows), ("filter", _filters), ("channel", _channels)):
         found = sorted(items(layers), key=lambda item: item[0])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.command import Parser
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import parse_shape
@@ -118,8 +116,8 @@ def create_parser() -> Parser:
     return parser
 
 
-def task_of(options: argparse.Namespace) -> Task:
-    """Return the network and the batch that the options describe.
+def workload_of(options: argparse.Namespace) -> Workload:
+    """Return the run on one rank that the options describe.
 
     Raises
     ------
@@ -133,28 +131,19 @@ def task_of(options: argparse.Namespace) -> Task:
     if options.global_batch_size and options.batch_size:
         raise ValueError("--global-batch-size and --batch-size exclude each other; omit one")
     shape = parse_shape("--shape", options.shape)
-    net = create_net(options.model, options.classes, shape)
-    batch = options.global_batch_size or options.batch_size or 256
-    return Task(
-        net=net,
-        input_shape=shape,
-        name=str(options.model),
-        global_batch=batch,
+    momentum = "momentum" in OPTIMIZER.find(options.optimizer).takes
+    work = Workload(
+        options.model,
+        shape,
+        options.classes,
+        options.global_batch_size or options.batch_size or 256,
         samples=options.samples,
-        slots=slots_of(options.optimizer),
         dtype=options.dtype,
+        optimizer=options.optimizer,
+        optimizer_options={"momentum": 0.9} if momentum else {},
     )
-
-
-def slots_of(name: str) -> int:
-    """Return the slots of an optimizer, with momentum if it has this option, as in training.
-
-    >>> slots_of("sgd"), slots_of("adam")
-    (1, 2)
-    """
-    found = OPTIMIZER.find(name)
-    options = {"momentum": 0.9} if "momentum" in found.takes else {}
-    return len(found.make(options).slots)
+    work.create_net()  # raises for an unknown model
+    return work
 
 
 def names_of(text: str) -> list[str]:
@@ -179,14 +168,14 @@ def variants_of(options: argparse.Namespace) -> Variants:
     )
 
 
-def strategy_of(text: str) -> Strategy:
-    """Return the strategy for axes with their ranks.
+def axes_of(text: str) -> dict[str, int]:
+    """Return the axes of a mesh with their ranks.
 
-    >>> strategy_of("data=4,spatial=2").name
-    'data 4 x spatial 2'
+    >>> axes_of("spatial=2")
+    {'data': 1, 'spatial': 2}
     """
     axes = parse_axes("--explain", text)
     for name in axes:
         if name not in KINDS:
             raise ValueError(f"--explain: {unknown('axis', name, KINDS)}")
-    return Strategy({"data": 1, **axes})
+    return {"data": 1, **axes}

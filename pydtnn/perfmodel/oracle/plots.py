@@ -103,7 +103,7 @@ def fastest_of_kinds(found: Mapping[int, Sequence[Entry]]) -> dict[str, dict[int
     kinds: dict[str, dict[int, Entry]] = {}
     for ranks, entries in found.items():
         for entry in entries:  # the fastest ones first
-            kind = entry.strategy.kind.partition(",")[0]
+            kind = entry.work.kind.partition(",")[0]
             if entry.possible and kind != "serial":
                 kinds.setdefault(kind, {}).setdefault(ranks, entry)
     return kinds
@@ -170,7 +170,7 @@ def _breakdown(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
         if any(shares):
             axes.bar(places, shares, bottom=base, color=color, label=part, width=0.8)
         base = [a + b for a, b in zip(base, shares, strict=True)]
-    words = [f"{entry.ranks}: {entry.strategy.name}" for entry in chosen]
+    words = [f"{entry.work.ranks}: {entry.work.strategy}" for entry in chosen]
     axes.set_xticks(places, words, rotation=30, ha="right", fontsize=7)
     axes.set_ylabel("share of a step (%)")
     axes.set_ylim(0, 100)

@@ -10,17 +10,16 @@ from typing import Any
 from pydtnn.perfmodel.oracle.diagnosis import bottleneck, largest_tensor
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
 from pydtnn.perfmodel.projection import Projection, Projector
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy for a number of ranks.
+    """A strategy and its prediction.
 
     Attributes
     ----------
-    strategy : Strategy
-    ranks : int
+    work : Workload
     projection : Projection or None
         None if the strategy is not possible.
     reason : str
@@ -32,8 +31,7 @@ class Entry:
     bottleneck : str
     """
 
-    strategy: Strategy
-    ranks: int
+    work: Workload
     projection: Projection | None
     reason: str = ""
     efficiency: float = 0.0
@@ -48,9 +46,9 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """Return numbers in SI units and words, as one row of a table."""
         row: dict[str, Any] = {
-            "ranks": self.ranks,
-            "strategy": self.strategy.name,
-            "parallel": self.strategy.parallel,
+            "ranks": self.work.ranks,
+            "strategy": self.work.strategy,
+            "parallel": self.work.parallel,
             "possible": self.possible,
             "reason": self.reason,
         }
@@ -60,7 +58,7 @@ class Entry:
         step = one.step
         return row | {
             "samples_per_rank": one.samples,
-            "global_batch": one.task.global_batch,
+            "global_batch": one.work.batch,
             "seconds_per_step": one.seconds,
             "seconds_per_epoch": one.epoch,
             "samples_per_second": one.rate,
@@ -88,58 +86,55 @@ class Entry:
 
 
 class Oracle:
-    """Ranks strategies for a task on a platform.
+    """Ranks the strategies of a run on a platform.
 
     Parameters
     ----------
     projector : Projector
     per_rank : int, optional
         Samples of each rank: weak scaling, with a global batch of that many times the ranks. By
-        default the global batch of the task: strong scaling.
+        default the global batch of the run: strong scaling.
     """
 
     def __init__(self, projector: Projector, per_rank: int | None = None) -> None:
         self.projector, self.per_rank = projector, per_rank
-        self._serial: float | None = None
+        self._serial: dict[int, float] = {}
 
-    def serial_rate(self) -> float:
+    def serial_rate(self, batch: int) -> float:
         """Return the samples per second of one rank, whatever memory it needs."""
-        if self._serial is None:
-            self._serial = self._for(1).project(Strategy()).rate
-        return self._serial
+        if batch not in self._serial:
+            work = replace(self.projector.work, axes={}, batch=batch)
+            self._serial[batch] = self.projector.project(work).rate
+        return self._serial[batch]
 
-    def _for(self, ranks: int) -> Projector:
-        if self.per_rank is None:
-            return self.projector
-        task = replace(self.projector.task, global_batch=self.per_rank * ranks)
-        return self.projector.with_task(task)
+    def _scaled(self, work: Workload) -> Workload:
+        return work if self.per_rank is None else replace(work, batch=self.per_rank * work.ranks)
 
-    def entry(self, strategy: Strategy) -> Entry:
-        """Predict training with a strategy; the reason says why it is not possible, if so."""
-        ranks, platform = strategy.ranks, self.projector.platform
+    def entry(self, work: Workload) -> Entry:
+        """Predict training; the reason says why it is not possible, if so."""
+        work, platform = self._scaled(work), self.projector.platform
         try:
-            one = self._for(ranks).project(strategy)
+            one = self.projector.project(work)
         except ValueError as error:
-            return Entry(strategy, ranks, None, str(error))
+            return Entry(work, None, str(error))
         reason = ""
         if one.memory.total > platform.cluster.memory_per_rank:
             reason = (
                 f"{largest_tensor(one)}: a rank needs {one.memory.total / 1e9:.3g} GB of "
                 f"{platform.cluster.memory_per_rank / 1e9:.3g} GB"
             )
-        hosts = ceil(ranks / platform.cluster.ranks_per_host)
+        hosts = ceil(work.ranks / platform.cluster.ranks_per_host)
         return Entry(
-            strategy,
-            ranks,
+            work,
             one,
             reason,
-            efficiency=one.rate / ranks / self.serial_rate(),
+            efficiency=one.rate / work.ranks / self.serial_rate(self.per_rank or work.batch),
             node_hours=hosts * one.epoch / 3600,
             bottleneck=bottleneck(one),
         )
 
-    def rank(self, found: Iterable[Strategy]) -> list[Entry]:
-        """Predict strategies; possible ones first, in the order of the time of an epoch."""
+    def rank(self, found: Iterable[Workload]) -> list[Entry]:
+        """Predict runs; possible ones first, in the order of the time of an epoch."""
         return sort_entries(map(self.entry, found))
 
     def sweep(
@@ -151,7 +146,8 @@ class Oracle:
         most: int = 1,
     ) -> dict[int, list[Entry]]:
         """Rank all strategies for each of several numbers of ranks; see `strategies`."""
-        return {n: self.rank(strategies(n, kinds, variants, most=most)) for n in ranks}
+        work = self.projector.work
+        return {n: self.rank(strategies(work, n, kinds, variants, most=most)) for n in ranks}
 
 
 def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
@@ -161,11 +157,11 @@ def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
     """
 
     def key(entry: Entry) -> tuple[bool, bool, float, bool, float]:
-        one, strategy = entry.projection, entry.strategy
+        one, work = entry.projection, entry.work
         if one is None:
             return not entry.possible, True, 0.0, False, 0.0
-        variant = strategy.recompute is not None or strategy.scheme != "allreduce"
-        times = round(100 * log(one.epoch)), variant or bool(strategy.compress), one.epoch
+        variant = work.recompute is not None or work.scheme != "allreduce"
+        times = round(100 * log(one.epoch)), variant or bool(work.compress), one.epoch
         return not entry.possible, False, *times
 
     return sorted(entries, key=key)

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import prod
 
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
 
 AXES = ("spatial", "filter", "channel", PIPELINE)
@@ -41,29 +41,31 @@ class Variants:
     sharded: bool = True
     compress: Sequence[str] = ()
 
-    def of(self, strategy: Strategy) -> Iterator[Strategy]:
-        """Yield a strategy and its variants."""
-        yield strategy
+    def of(self, work: Workload) -> Iterator[Workload]:
+        """Yield a run and its variants."""
+        yield work
         if self.recompute:
-            yield replace(strategy, recompute="auto")
-        if strategy.data > 1:
+            yield replace(work, recompute="auto")
+        if work.data > 1:
             if self.sharded:
-                yield replace(strategy, scheme="sharded")
+                yield replace(work, scheme="sharded")
             for name in self.compress:
-                yield replace(strategy, compress=name)
+                yield replace(work, compress=name)
 
 
 def strategies(
+    work: Workload,
     ranks: int,
     kinds: Sequence[str] = KINDS,
     variants: Variants | None = None,
     *,
     most: int = 1,
-) -> Iterator[Strategy]:
-    """Yield all strategies for a number of ranks: "data", other axes, and hybrids of both.
+) -> Iterator[Workload]:
+    """Yield a run with all strategies for a number of ranks: "data", other axes, and hybrids.
 
     Parameters
     ----------
+    work : Workload
     ranks : int
     kinds : sequence of str
         Of `KINDS`; hybrids of "data" with another axis are included if both are.
@@ -78,7 +80,8 @@ def strategies(
 
     Examples
     --------
-    >>> [s.name for s in strategies(4, ("data", "filter"), Variants(False, False))]
+    >>> found = strategies(Workload("mlp", (4,)), 4, ("data", "filter"), Variants(False, False))
+    >>> [work.strategy for work in found]
     ['data 4', 'data 2 x filter 2', 'filter 4']
     """
     for kind in kinds:
@@ -86,10 +89,10 @@ def strategies(
             raise ValueError(f"oracle: {unknown('strategy', kind, KINDS)}")
     variants = variants or Variants()
     if ranks == 1:
-        yield from variants.of(Strategy())
+        yield from variants.of(replace(work, axes={}))
         return
     if "data" in kinds:
-        yield from variants.of(Strategy({"data": ranks}))
+        yield from variants.of(replace(work, axes={"data": ranks}))
     others = [axis for axis in kinds if axis in AXES]
     for number in range(1, most + 1):
         for axes in combinations(others, number):
@@ -97,7 +100,7 @@ def strategies(
                 data = ranks // prod(parts)
                 if data == 1 or "data" in kinds:
                     mesh = dict(zip(axes, parts, strict=True))
-                    yield from variants.of(Strategy({"data": data, **mesh}))
+                    yield from variants.of(replace(work, axes={"data": data, **mesh}))
 
 
 def _factorisations(ranks: int, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydtnn.perfmodel.oracle.limits import Limit
 from pydtnn.perfmodel.oracle.ranking import Entry, best
 from pydtnn.perfmodel.projection import Projection
-from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.timing import LayerTime
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.units import align
 
 HEADER = (
@@ -46,14 +46,14 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %"
 
 
-def title(task: Task, platform: str, per_rank: int | None) -> str:
+def title(work: Workload, platform: str, per_rank: int | None) -> str:
     """Return the first line of a report."""
-    shape = "x".join(map(str, task.input_shape))
+    shape = "x".join(map(str, work.input_shape))
     if per_rank is not None:
         batch = f"{per_rank} samples per rank"
     else:
-        batch = f"global batch {task.global_batch}"
-    return f"{task.name}, {shape}, {batch}, {task.samples:,} samples per epoch, on {platform}"
+        batch = f"global batch {work.batch}"
+    return f"{work.network}, {shape}, {batch}, {work.samples:,} samples per epoch, on {platform}"
 
 
 def cells(entry: Entry) -> list[str]:
@@ -63,8 +63,8 @@ def cells(entry: Entry) -> list[str]:
     step, whole = one.step, one.seconds
     waits = step.exposed + step.idle
     return [
-        str(entry.ranks),
-        entry.strategy.name,
+        str(entry.work.ranks),
+        entry.work.strategy,
         duration(whole),
         duration(one.epoch),
         percent(step.compute - step.update, whole),
@@ -127,9 +127,9 @@ def explain(projection: Projection) -> list[str]:
     ]
     rows = [[name, duration(value), percent(value, one.seconds)] for name, value in terms if value]
     rows.append(["step", duration(one.seconds), "100 %"])
-    lines = [f"{one.strategy.name}: {one.samples} samples per rank", *align(rows, 1), ""]
+    lines = [f"{one.work.strategy}: {one.samples} samples per rank", *align(rows, 1), ""]
     lines += [
-        f"epoch: {one.task.steps} steps of {duration(one.seconds)}, checkpoint "
+        f"epoch: {one.work.steps} steps of {duration(one.seconds)}, checkpoint "
         f"{duration(one.checkpoint)}: {duration(one.epoch)}",
         f"links are busy for {duration(step.busy)} of a step",
         "",

@@ -16,7 +16,7 @@ from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
 
 SWEEPS = ("batch", "flops", "memory", "bandwidth", "ranks")
@@ -63,7 +63,7 @@ def sweep(
     axis: str,
     projector: Projector,
     make_costs: MakeCosts,
-    strategies: Callable[[int], Sequence[Strategy]],
+    strategies: Callable[[int], Sequence[Workload]],
     ranks: Sequence[int],
 ) -> Sweep:
     """Predict strategies while one property varies and all others stay.
@@ -92,16 +92,22 @@ def sweep(
     chosen = strategies(max(ranks))
     points, columns = [], []
     for factor in FACTORS:
-        point, changed = _changed(axis, factor, projector, make_costs)
+        if axis == "batch":
+            batch = max(round(factor * projector.work.batch), 1)
+            point, oracle = Point(batch, str(batch)), Oracle(projector)
+            works = [replace(work, batch=batch) for work in chosen]
+        else:
+            platform, point = _platform(axis, factor, projector.platform)
+            oracle = Oracle(projector.with_platform(platform, make_costs(platform)))
+            works = [*chosen]
         points.append(point)
-        oracle = Oracle(changed)
-        columns.append([oracle.entry(strategy) for strategy in chosen])
+        columns.append([oracle.entry(work) for work in works])
     rows = zip(chosen, zip(*columns, strict=True), strict=True)
-    return Sweep(axis, tuple(points), {strategy.name: entries for strategy, entries in rows})
+    return Sweep(axis, tuple(points), {work.strategy: entries for work, entries in rows})
 
 
 def _over_ranks(
-    projector: Projector, strategies: Callable[[int], Sequence[Strategy]], ranks: Sequence[int]
+    projector: Projector, strategies: Callable[[int], Sequence[Workload]], ranks: Sequence[int]
 ) -> Sweep:
     """Return the fastest entry of each kind for each number of ranks."""
     oracle = Oracle(projector)
@@ -109,13 +115,14 @@ def _over_ranks(
     for number in ranks:
         column: dict[str, Entry] = {}
         for entry in oracle.rank(strategies(number)):
-            column.setdefault(entry.strategy.kind, entry)
+            column.setdefault(entry.work.kind, entry)
         columns.append(column)
     kinds = dict.fromkeys(kind for column in columns for kind in column if kind != "serial")
     points = tuple(Point(number, str(number)) for number in ranks)
 
     def entry_of(kind: str, number: int, column: Mapping[str, Entry]) -> Entry:
-        missing = Entry(Strategy({"data": number}), number, None, f"{kind} is not possible")
+        work = replace(projector.work, axes={"data": number})
+        missing = Entry(work, None, f"{kind} is not possible")
         return column.get(kind, column.get("serial", missing))
 
     return Sweep(
@@ -129,18 +136,6 @@ def _over_ranks(
             for kind in kinds or ["serial"]
         },
     )
-
-
-def _changed(
-    axis: str, factor: float, projector: Projector, make_costs: MakeCosts
-) -> tuple[Point, Projector]:
-    """Return a value of an axis, and the projector for it."""
-    if axis == "batch":
-        batch = max(round(factor * projector.task.global_batch), 1)
-        task = replace(projector.task, global_batch=batch)
-        return Point(batch, str(batch)), projector.with_task(task)
-    platform, point = _platform(axis, factor, projector.platform)
-    return point, projector.with_platform(platform, make_costs(platform))
 
 
 def _platform(axis: str, factor: float, platform: Platform) -> tuple[Platform, Point]:

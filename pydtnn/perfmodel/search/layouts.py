@@ -7,7 +7,6 @@ layer requires, the exchange in between has a time, forward and backward.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
@@ -66,7 +65,7 @@ class LayerOptions:
     projector : Projector
         Network, batch, platform and costs of compute.
     messages : MessageCosts
-        Of a strategy with the axes "data" and `AXIS`.
+        Of a run with the axes "data" and `AXIS`.
 
     Attributes
     ----------
@@ -82,21 +81,21 @@ class LayerOptions:
     """
 
     def __init__(self, projector: Projector, messages: MessageCosts) -> None:
-        work = projector.task
+        work = projector.work
         backend = dry_backend(projector.backend, EVERYTHING)
         self.graph = Graph(shapes_of(work.input_shape), backend=backend, dtype=work.dtype)
-        outputs = nodes(self.graph.add(copy.deepcopy(work.net), *self.graph.inputs))
+        outputs = nodes(self.graph.add(work.create_net(), *self.graph.inputs))
         shared = next((n.name for n in self.graph.nodes if n.layer.source is not None), None)
         if shared is not None:
             raise ValueError(
                 f"search: expected layers that are used once, got {shared}, which shares its "
                 "parameters; use one strategy for all layers"
             )
-        self.ranks = messages.strategy.axes[AXIS]
+        self.ranks = messages.work.axes[AXIS]
         shape = {AXIS: self.ranks}
         self.mesh = Position(shape, inner_position(shape))
         self.costs, self.messages, self.slots = projector.costs, messages, work.slots
-        self.samples = -(-work.global_batch // messages.strategy.data)
+        self.samples = messages.work.samples_per_rank
         self.exposed = 1.0
         self.itemsize = self.graph.dtype.itemsize
         self.nodes = [*self.graph.nodes]
@@ -207,7 +206,7 @@ class LayerOptions:
 
     def _gradients(self, draft: Draft, parameters: float) -> float:
         """Return the time of the sums of a layer's gradients, as a part of a long message."""
-        axes = [*draft.summed, *(["data"] if self.messages.strategy.data > 1 else [])]
+        axes = [*draft.summed, *(["data"] if self.messages.work.data > 1 else [])]
         times = (duration(self.messages.allreduce(axis, LONG)) for axis in dict.fromkeys(axes))
         return parameters / LONG * sum(times)
 

@@ -11,7 +11,7 @@ from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.projection import Projection, Projector
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.solver import Solution, solve
-from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Workload
 
 EXPOSED = (0.0, 0.5, 1.0)
 """Shares of the sums of gradients that count in a search: backward hides some of them."""
@@ -58,8 +58,7 @@ def search(
     *,
     memory_limit: float | None = None,
     recompute: Sequence[Any] = (None, "auto"),
-    base: Strategy | None = None,
-    allowed: Callable[[Strategy], bool] = lambda strategy: True,
+    allowed: Callable[[Workload], bool] = lambda work: True,
 ) -> Found:
     """Return the fastest way to distribute a network, with plans for each layer among them.
 
@@ -76,29 +75,26 @@ def search(
         Of a rank, in B; by default that of the platform.
     recompute : sequence
         Values of `Model`'s argument that are tried, until the memory is within the limit.
-    base : Strategy, optional
-        Scheme, compression, micro-batches and schedule of all strategies.
     allowed : callable, optional
         Whether a strategy is possible in training.
 
     Raises
     ------
     ValueError
-        If no strategy is possible within the limit.
+        If no strategy is possible within the limit, or there is no formula for the run.
     """
     limit = projector.platform.cluster.memory_per_rank if memory_limit is None else memory_limit
-    batch = projector.task.global_batch
-    base = base or Strategy()
-    candidates = [*uniform(ranks, batch)]
+    projector.check(projector.work)
+    batch = projector.work.batch
+    candidates: list[tuple[dict[str, int], Any]] = [(axes, None) for axes in uniform(ranks, batch)]
     for mesh in meshes(ranks, batch):
-        plans = plans_for(projector, mesh, limit)
-        candidates += [Strategy(mesh, plan=rules) for rules in plans]
+        candidates += [(mesh, rules) for rules in plans_for(projector, mesh, limit)]
     tried: list[Projection] = []
-    for own in filter(allowed, candidates):
-        for again in recompute:
-            strategy = replace(base, axes=own.axes, plan=own.plan, recompute=again)
+    for axes, plan in candidates:
+        work = replace(projector.work, axes=axes, plan=plan, memory_limit=None)
+        for again in recompute if allowed(work) else ():
             try:
-                tried.append(projector.project(strategy))
+                tried.append(projector.project(replace(work, recompute=again)))
             except ValueError:  # the network has too few filters, rows or layers
                 break
             if tried[-1].memory.total <= limit:
@@ -109,14 +105,14 @@ def search(
         if not tried:
             raise ValueError(
                 f"search: expected a network that can be cut over {ranks} ranks, got "
-                f"{projector.task.name} with a global batch of {batch}; use fewer ranks"
+                f"{projector.work.network} with a global batch of {batch}; use fewer ranks"
             )
         least = min(one.memory.total for one in tried)
         raise ValueError(
             f"search: expected a memory limit of at least {least / 1e9:.3g} GB per rank, got "
             f"{limit / 1e9:.3g} GB; use more ranks or a smaller batch"
         )
-    plain = next((one for one in possible if one.strategy.plan is None), None)
+    plain = next((one for one in possible if one.work.plan is None), None)
     return Found(possible[0], plain, tuple(tried))
 
 
@@ -127,13 +123,13 @@ def meshes(ranks: int, batch: int) -> Iterator[dict[str, int]]:
             yield {"data": groups, AXIS: ranks // groups}
 
 
-def uniform(ranks: int, batch: int) -> Iterator[Strategy]:
-    """Yield strategies that cut all layers in one way, with samples along the axis "data"."""
+def uniform(ranks: int, batch: int) -> Iterator[dict[str, int]]:
+    """Yield axes that cut all layers in one way, with samples along the axis "data"."""
     if ranks <= batch:
-        yield Strategy({"data": ranks})
+        yield {"data": ranks}
     for mesh in meshes(ranks, batch):
         for name in (*UNIFORM, "pipeline"):
-            yield Strategy({"data": mesh["data"], name: mesh[AXIS]})
+            yield {"data": mesh["data"], name: mesh[AXIS]}
 
 
 def plans_for(projector: Projector, mesh: Mapping[str, int], limit: float = inf) -> list[Rules]:
@@ -142,7 +138,8 @@ def plans_for(projector: Projector, mesh: Mapping[str, int], limit: float = inf)
     Networks that use a layer several times have none.
     """
     try:
-        options = LayerOptions(projector, MessageCosts(projector.platform, Strategy(mesh)))
+        work = replace(projector.work, axes=mesh)
+        options = LayerOptions(projector, MessageCosts(projector.platform, work))
     except ValueError:
         return []
     found: list[Rules] = []

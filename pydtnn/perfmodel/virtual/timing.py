@@ -10,7 +10,6 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.network import Network
-from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.engine.processor import Processor
@@ -18,7 +17,7 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.alike import DifferentError, run_alike
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.perfmodel.virtual.run import run_virtual
-from pydtnn.perfmodel.workload import Rank, Workload, period
+from pydtnn.perfmodel.workload import Rank, Workload, check_timed, period
 from pydtnn.utils import clock
 
 MOST_DIFFERENT = 64
@@ -89,6 +88,7 @@ def time_steps(
     ValueError
         If the ranks differ and are too many, or the workload is not possible.
     """
+    check_timed(workload)
     network = platform.network(workload.ranks)
     disturbances.check(network)
     length = period(workload)
@@ -96,7 +96,7 @@ def time_steps(
     processor, alike = Processor.of(platform), True
     cut = [*workload.axes] not in ([], ["data"])
     first = costs if isinstance(costs, ComputeCosts) else costs[0]
-    uneven = workload.batch % workload.axes.get("data", 1)
+    uneven = workload.batch % workload.data
     try:
         if uneven or cut:
             raise DifferentError("parts of the network or of the batch that differ between ranks")
@@ -131,7 +131,7 @@ def _program(workload: Workload, warm_up: int, steps: int) -> Callable[[Communic
     """Return a function that runs steps, and returns the time before the first and after each."""
 
     def run(comm: Communicator) -> list[float]:
-        backend = dry_backend(create_backend("cpu", threads=workload.threads), threshold=1)
+        backend = dry_backend(workload.create_backend(), threshold=1)
         rank = Rank(workload, comm, backend=backend)
         rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
         for _ in range(warm_up):
@@ -147,7 +147,7 @@ def _program(workload: Workload, warm_up: int, steps: int) -> Callable[[Communic
 
 def _alone(workload: Workload, costs: ComputeCosts) -> float:
     """Return the time of a sample on one rank, in s."""
-    batch = max(1, workload.batch // workload.axes.get("data", 1))
+    batch = max(1, workload.batch // workload.data)
     plain: dict[str, Any] = {"scheme": "allreduce", "scheme_options": {}, "compress": None}
     one = replace(workload, axes={}, batch=batch, **plain)
     network = Network.create([0], latency=0.0, bandwidth=1.0)

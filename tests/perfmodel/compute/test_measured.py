@@ -16,8 +16,8 @@ from tests.perfmodel.small import small_work
         {"axes": {"data": 2}, "scheme": "sharded"},
         {"axes": {"spatial": 2}},
         {"axes": {"filter": 2}},
-        {"axes": {"pipeline": 2}, "trainer_options": {"micro_batches": 2}},
-        {"options": {"recompute": 2}},
+        {"axes": {"pipeline": 2}, "micro_batches": 2},
+        {"recompute": 2},
     ],
 )
 def test_every_kind_of_plan_is_measured(options):
@@ -41,7 +41,7 @@ def test_every_layer_is_measured_with_the_segments_around_its_messages():
 
 
 def test_a_recomputed_pass_has_labels_of_its_own():
-    labels = measure(small_work(options={"recompute": 2}), steps=1).of(0).median()
+    labels = measure(small_work(recompute=2), steps=1).of(0).median()
     assert any(label.name.endswith(" (recomputed)") for label in labels)
 
 

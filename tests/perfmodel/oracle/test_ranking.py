@@ -2,23 +2,25 @@ from dataclasses import replace
 
 import pytest
 
-from pydtnn.models import create_net
 from pydtnn.perfmodel.oracle import Oracle, best, find_limits
 from pydtnn.perfmodel.oracle.strategies import Variants
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.costs import PerFlop
 
 INPUT = (16, 16, 3)
+WORK = Workload("resnet20", INPUT, batch=64, samples=1000)
 PLAIN = Variants(recompute=False, sharded=False)
 
 
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    task = Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
-    return Projector(task, Platform.load("cpu-1gbit"), PerFlop())
+    return Projector(WORK, Platform.load("cpu-1gbit"), PerFlop())
+
+
+def on(**axes: int) -> Workload:
+    return replace(WORK, axes=axes)
 
 
 def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector: Projector) -> None:
@@ -31,32 +33,32 @@ def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector: Pr
 
 
 def test_one_rank_is_fully_efficient(projector: Projector) -> None:
-    assert Oracle(projector).entry(Strategy()).efficiency == pytest.approx(1)
+    assert Oracle(projector).entry(on()).efficiency == pytest.approx(1)
 
 
 def test_a_rank_with_too_little_memory_is_named(projector: Projector) -> None:
     cluster = replace(projector.platform.cluster, memory_per_rank=1e7)
     small = projector.with_platform(replace(projector.platform, cluster=cluster), projector.costs)
-    entry = Oracle(small).entry(Strategy({"data": 2}))
+    entry = Oracle(small).entry(on(data=2))
     assert not entry.possible
     assert "a rank needs" in entry.reason
     assert best([entry]) is None
 
 
 def test_a_strategy_that_does_not_fit_says_why(projector: Projector) -> None:
-    entry = Oracle(projector).entry(Strategy({"data": 1, "spatial": 64}))
+    entry = Oracle(projector).entry(on(data=1, spatial=64))
     assert entry.projection is None
     assert "spatial=64" in entry.reason
 
 
 def test_weak_scaling_keeps_the_samples_of_a_rank(projector: Projector) -> None:
     oracle = Oracle(projector, per_rank=4)
-    found = [oracle.entry(Strategy({"data": ranks})).projection for ranks in (1, 2, 8)]
+    found = [oracle.entry(on(data=ranks)).projection for ranks in (1, 2, 8)]
     assert [one.samples for one in found if one] == [4, 4, 4]
 
 
 def test_node_hours_count_hosts(projector: Projector) -> None:
-    entry = Oracle(projector).entry(Strategy({"data": 4}))
+    entry = Oracle(projector).entry(on(data=4))
     assert entry.projection is not None
     assert entry.node_hours == pytest.approx(4 * entry.projection.epoch / 3600)
 
@@ -66,12 +68,12 @@ def test_slow_links_make_messages_the_bottleneck(projector: Projector) -> None:
     between = replace(platform.messages.between, bandwidth=1e5)
     slow = replace(platform, messages=replace(platform.messages, between=between))
     oracle = Oracle(projector.with_platform(slow, projector.costs))
-    assert oracle.entry(Strategy({"data": 2})).bottleneck == "sums of gradients"
-    assert oracle.entry(Strategy({"data": 1, "filter": 2})).bottleneck.startswith("exchanges (")
+    assert oracle.entry(on(data=2)).bottleneck == "sums of gradients"
+    assert oracle.entry(on(data=1, filter=2)).bottleneck.startswith("exchanges (")
 
 
 def test_limits_name_the_layer(projector: Projector) -> None:
-    limits = {x.kind: x for x in find_limits(projector.task, projector.backend)}
+    limits = {x.kind: x for x in find_limits(WORK, projector.backend)}
     assert limits["data"].ranks == 64
     assert (limits["filter"].ranks, limits["filter"].reason) == (10, "head.fc has 10 features")
     assert limits["channel"].ranks == 16
@@ -79,7 +81,7 @@ def test_limits_name_the_layer(projector: Projector) -> None:
 
 
 def test_rows_of_the_output_have_all_terms(projector: Projector) -> None:
-    row = Oracle(projector).entry(Strategy({"data": 2})).to_json()
+    row = Oracle(projector).entry(on(data=2)).to_json()
     parts = ("forward", "backward", "recomputed", "other", "update", "layers_exposed")
     waits = ("gradients_exposed", "idle", "loader")
     assert sum(row[name] for name in (*parts, *waits)) == pytest.approx(row["seconds_per_step"])

@@ -1,20 +1,19 @@
+from dataclasses import replace
+
 import pytest
 
-from pydtnn.models import create_net
 from pydtnn.perfmodel.oracle import SWEEPS, sweep
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.costs import PerFlop
 
-INPUT = (8, 8, 3)
+WORK = Workload("resnet20", (8, 8, 3), batch=64, samples=1000)
 
 
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    task = Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
-    return Projector(task, Platform.load("cpu-1gbit"), PerFlop())
+    return Projector(WORK, Platform.load("cpu-1gbit"), PerFlop())
 
 
 def costs_of(platform: Platform) -> PerFlop:
@@ -22,7 +21,7 @@ def costs_of(platform: Platform) -> PerFlop:
 
 
 def times(projector: Projector, axis: str) -> list[float]:
-    found = sweep(axis, projector, costs_of, lambda n: [Strategy({"data": n})], [4])
+    found = sweep(axis, projector, costs_of, lambda n: [replace(WORK, axes={"data": n})], [4])
     (entries,) = found.entries.values()
     assert len(entries) == len(found.points)
     return [entry.projection.seconds for entry in entries if entry.projection]
@@ -41,9 +40,9 @@ def test_larger_batches_take_longer_steps(projector: Projector) -> None:
 
 
 def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector: Projector) -> None:
-    def found(ranks: int) -> list[Strategy]:
-        own = [Strategy({"data": ranks}), Strategy({"data": 1, "filter": ranks})]
-        return own if ranks > 1 else [Strategy()]
+    def found(ranks: int) -> list[Workload]:
+        meshes: list[dict[str, int]] = [{"data": ranks}, {"data": 1, "filter": ranks}]
+        return [replace(WORK, axes=axes) for axes in (meshes if ranks > 1 else [{}])]
 
     result = sweep("ranks", projector, costs_of, found, [1, 2, 4])
     assert [point.value for point in result.points] == [1, 2, 4]

@@ -29,8 +29,7 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import search, solve
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.plans import describe, meshes, plans_for, rules_of, uniform
-from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.costs import PerFlop
 
 
@@ -49,8 +48,13 @@ def small() -> Sequential:
 
 
 def projector(net, shape, batch, platform="cpu-1gbit", **more) -> Projector:
-    work = Task(net, shape, global_batch=batch, **more)
+    work = Workload(net, shape, batch=batch, **more)
     return Projector(work, Platform.load(platform), PerFlop())
+
+
+def messages_of(projector: Projector, ranks: int) -> MessageCosts:
+    work = replace(projector.work, axes={"data": 1, AXIS: ranks})
+    return MessageCosts(projector.platform, work)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def found():
 
 def test_layers_with_many_weights_are_cut_and_those_with_maps_are_not(found):
     """On a slow network, gradients of the linear layer take longer than its activations."""
-    rules = found.best.strategy.plan
+    rules = found.best.work.plan
     assert rules is not None
     assert found.gain > 1.1
     assert "filter" in rules["fc1"] or "channel" in rules["fc1"]
@@ -73,13 +77,13 @@ def test_a_small_gain_is_not_worth_a_plan_of_its_own(found):
 
 
 def test_the_plan_that_was_found_trains_like_one_rank(found):
-    strategy = found.best.strategy
+    work = found.best.work
     x = np.random.default_rng(0).standard_normal((8, 16, 16, 3))
     data_set = ArrayDataset(x, np.arange(8) % 10)
 
     def train(comm=None) -> np.ndarray:
-        mesh = None if comm is None else Mesh(comm, **strategy.axes)
-        plan = None if comm is None else strategy.plan
+        mesh = None if comm is None else Mesh(comm, **work.axes)
+        plan = None if comm is None else work.plan
         model = Model(small(), (16, 16, 3), dtype="float64", mesh=mesh, plan=plan)
         trainer = Trainer(model, "sgd", metrics=(), progress=False)
         data = 1 if mesh is None else mesh.shape["data"]
@@ -117,15 +121,15 @@ def test_by_the_model_the_result_is_never_slower_than_a_uniform_plan(name, platf
     net, shape, batch = NETS[name]
     own = projector(net, shape, batch, platform)
     best = search(own, 2).best
-    for strategy in uniform(2, batch):
+    for axes in uniform(2, batch):
         with contextlib.suppress(ValueError):  # cannot be cut in this way
-            assert best.seconds <= own.project(strategy).seconds
+            assert best.seconds <= own.project(replace(own.work, axes=axes)).seconds
 
 
 def test_the_search_contains_uniform_plans():
     """By its own sums of times it is never slower than one strategy wherever layers have it."""
     own = projector(small(), (16, 16, 3), 32)
-    options = LayerOptions(own, MessageCosts(own.platform, Strategy({"data": 1, AXIS: 2})))
+    options = LayerOptions(own, messages_of(own, 2))
     (best,) = solve(options.units, options)
     for wanted in ("", "filter", "channel", "spatial", "data"):
 
@@ -161,7 +165,7 @@ def test_networks_that_use_a_layer_twice_have_uniform_plans_only():
     net = Sequential(shared, ReLU(), shared, Flatten(), Linear(10))
     own = projector(net, (8, 8, 3), 8)
     assert plans_for(own, {"data": 1, AXIS: 2}) == []
-    assert search(own, 2).best.strategy.plan is None
+    assert search(own, 2).best.work.plan is None
 
 
 def test_meshes_are_all_factorisations_with_samples_for_each_group():
@@ -175,7 +179,7 @@ def test_meshes_are_all_factorisations_with_samples_for_each_group():
 
 def test_rules_name_the_layers_that_do_not_follow_their_inputs(found):
     own = projector(small(), (16, 16, 3), 32)
-    options = LayerOptions(own, MessageCosts(own.platform, Strategy({"data": 1, AXIS: 4})))
+    options = LayerOptions(own, messages_of(own, 4))
     (solution,) = solve(options.units, options)
     rules = rules_of(options, solution)
     names = [unit.name for unit in options.units]
@@ -189,4 +193,4 @@ def test_the_least_memory_decides_where_time_does_not(found):
     own = projector(small(), (16, 16, 3), 32)
     large = replace(own.platform.cluster, memory_per_rank=1e15)
     other = own.with_platform(replace(own.platform, cluster=large), own.costs)
-    assert search(other, 4).best.strategy == found.best.strategy
+    assert search(other, 4).best.work.plan == found.best.work.plan

@@ -377,10 +377,10 @@ MUTANTS = {
         "tests/comm/test_thread.py::test_ranks_may_pretend_to_be_on_different_hosts",
     ),
     "bytes of an all-gather that are counted for one rank only": Mutant(
-        "pydtnn/comm/metered.py",
-        '"allgather": self.size - 1,',
-        '"allgather": others,',
-        "tests/comm/test_metered.py::test_every_way_counts_the_bytes_that_a_rank_must_send",
+        "pydtnn/comm/communicator.py",
+        'with self._metered("allgather", (self.size - 1) * array.nbytes):',
+        'with self._metered("allgather", array.nbytes):',
+        "tests/comm/test_traffic.py::test_every_way_counts_the_bytes_that_a_rank_must_send",
     ),
     # parallel training
     "samples that are not counted again after an evaluation of averaged parameters": Mutant(

@@ -25,7 +25,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _ZEROS = re.compile(r"[-+]?0[0-9]+")
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
-_MAX_NUMBER = 300
+_MAX_NUMBER_LENGTH = 300
 """Maximum length of a number, in characters; longer words are text."""
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -74,7 +74,7 @@ def scalar(text: str) -> Any:
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if len(text) <= _MAX_NUMBER:
+    if len(text) <= _MAX_NUMBER_LENGTH:
         if _INT.fullmatch(text):
             return int(text, 0)
         if _FLOAT.fullmatch(text) and not _ZEROS.fullmatch(text):

@@ -27,7 +27,7 @@ _LOCAL_SIZES = (
 
 def launched_ranks() -> int | None:
     """Return the number of processes according to the launcher, or None if it is not set."""
-    return next(filter(None, map(number, _SIZE_VARIABLES)), None)
+    return next(filter(None, map(_number, _SIZE_VARIABLES)), None)
 
 
 def is_first_on_host() -> bool:
@@ -39,7 +39,7 @@ def is_first_on_host() -> bool:
     return next(filter(None, ranks), "0") == "0"
 
 
-def number(name: str) -> int | None:
+def _number(name: str) -> int | None:
     """Return a positive number from an environment variable; None if it is not set.
 
     Raises
@@ -62,7 +62,7 @@ def ranks_here() -> int:
 
     If only the total number of ranks is known, as with srun, returns the total.
     """
-    known = next(filter(None, map(number, _LOCAL_SIZES)), None)
+    known = next(filter(None, map(_number, _LOCAL_SIZES)), None)
     return known or _tasks_here() or launched_ranks() or 1
 
 
@@ -97,7 +97,7 @@ def launched() -> bool:
     """
     if any(name in os.environ for name in _RANK_VARIABLES):
         return True
-    tasks = number("SLURM_STEP_NUM_TASKS") or 1
+    tasks = _number("SLURM_STEP_NUM_TASKS") or 1
     if tasks > 1:
         raise ValueError(
             f"srun: expected tasks with MPI, got {tasks} independent tasks; "

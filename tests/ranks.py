@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tests.launch import Program
 
+MONITOR = b"monitor/process.py"
+"""Part of the command of the monitor process."""
+
 VARIABLES = ("PMI_RANK=", "OMPI_COMM_WORLD_RANK=")
 
 
@@ -18,7 +21,7 @@ def rank_processes(program: Program) -> dict[int, int]:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{process}/cmdline").read_bytes()
             for entry in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0"):
-                if entry.startswith(VARIABLES) and b"watchdog" not in command:
+                if entry.startswith(VARIABLES) and MONITOR not in command:
                     found.setdefault(int(entry.partition("=")[2]), process)
     return found
 
@@ -27,7 +30,7 @@ def monitor_process(program: Program) -> int:
     """Return the monitor process of this host."""
     for process in program.descendants():
         with contextlib.suppress(OSError):
-            if b"watchdog.py" in Path(f"/proc/{process}/cmdline").read_bytes():
+            if MONITOR in Path(f"/proc/{process}/cmdline").read_bytes():
                 return process
     raise AssertionError("there is no monitor process")
 

@@ -2,7 +2,7 @@
 
 A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
 and would deadlock. If several fail at once, the first on each host reports. A killed rank is
-reported by another process (`pydtnn.comm.failure`).
+reported by the monitor process of its host (`pydtnn.comm.monitor`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import FrameType, TracebackType
 
-from pydtnn.comm import watchdog
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import FINISHING, Facts
 from pydtnn.comm.monitor.slots import SLOT, Slot
@@ -36,94 +36,61 @@ from pydtnn.utils.errors import AgreedError, Interrupted, describe, requested_tr
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here
 from pydtnn.utils.terminal import is_proxy, launcher_of
 
-_FILE, _SOCKET, _SLOTS = "first", "ranks", "slots"
+_SOCKET, _SLOTS = "ranks", "slots"
 
 _MEMORY = "/dev/shm"
 """Folder in memory, where there is one: the files are never written to a disk."""
 
-_WATCHDOG_START_S = 2.0
-"""Seconds to wait for the watchdog to start, which takes about 0.05 s."""
+_MONITOR_START_S = 2.0
+"""Seconds to wait for the monitor process to start, which takes about 0.05 s."""
 
 
-class Reporter:
-    """Ensures that one rank of a host reports why a run ends, and that the watchdog reports a kill.
+def _supervise(comm: Communicator, started: Started | None = None) -> Supervision:
+    """Connect this rank to the monitor process of its host. Collective: all ranks call it.
 
-    The ranks of a host open one file; the rank that writes the first byte reports for all. A
-    separate process reports a rank that terminates unexpectedly (`pydtnn.comm.watchdog`). The files
-    are unlinked once all ranks have opened them, so none remains however the ranks end.
-
-    The process also reads what each rank is doing, from a slot of shared memory; if it cannot be
-    started, or ends before the ranks, each rank ends the run when its own wait lasts too long.
-
-    Collective: all ranks construct one.
-
-    Parameters
-    ----------
-    comm : Communicator
-    started : Started, optional
-        What `start_early` returned on the first rank of a host.
-
-    Attributes
-    ----------
-    supervision : Supervision
-        What this rank shares with the process.
+    The first rank of a host starts the process, unless `started` is what `start_early` returned
+    there. The ranks of a host share a file of slots, in which the process reads what each of them
+    is doing, and to which the one that reports the end of the run appends a byte. It is unlinked
+    once all ranks have opened it, so that it does not remain however the ranks end.
     """
-
-    def __init__(self, comm: Communicator, started: Started | None = None) -> None:
-        watched = comm.size > 1
-        if started is not None and (comm.local_rank, comm.local_size) != (0, started.ranks):
-            started.cancel()  # the launcher counts in another way
-            started = None
-        if comm.local_rank == 0 and started is None:
-            started = _start(comm.local_size, comm.size if watched else 1)
-        own = started.folder if started is not None else None
-        known = comm.gather_object((own, socket.gethostname(), addresses()))
-        folder = known[comm.hosts[comm.rank]][0]
-        names = {str(host): known[host][1] for host in {*comm.hosts}}
-        facts = Facts([*comm.hosts], comm.hosts[comm.rank], names)
-        links = None
-        if len(names) > 1:
-            if comm.rank == 0:
-                links = listen(known[0][2], [known[host][2] for host in {*comm.hosts} - {0}])
-            address = links.getsockname() if links is not None else ("", 0)
-            facts.address, facts.port, facts.token = comm.gather_object((*address, _token()))[0]
-        if started is not None:
-            started.send(facts, links)
-        self._file = connection = None
-        memory, places = memoryview(bytearray(SLOT)), 1
-        if folder is not None:
-            self._file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
-            memory, places = _share(folder, comm), comm.local_size
-            connection = _connect(folder, comm.rank) if watched else None
-        slots = [Slot(memory, place) for place in range(places)]
-        place = comm.local_rank if places > 1 else 0
-        self.supervision = Supervision(slots, place, socket.gethostname(), alone=not watched)
-        self.supervision.slot.clear(comm.rank, DEFAULT_TIMEOUT)
-        if connection is not None:
-            _wait(connection)
-        self._connection = connection
-        comm.barrier()
-        if folder is not None and comm.local_rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-        comm.barrier()  # no rank terminates this one before it has removed the names
-        atexit.register(self.leave)
-
-    def connect(
-        self, end: Callable[[int, str], None], end_by_signal: Callable[[int], None]
-    ) -> None:
-        """Answer the process from now on: see `Supervision.connect`."""
-        self.supervision.connect(self._connection, end, end_by_signal)
-
-    def is_first(self) -> bool:
-        """Return whether no rank of this host has reported the end of the run yet, and claim it.
-
-        If the file could not be created, every rank reports.
-        """
-        return self._file is None or watchdog.is_first(self._file)
-
-    def leave(self) -> None:
-        """Unregister this rank from the watchdog, so that its end is expected."""
-        self.supervision.leave()
+    several = comm.size > 1
+    if started is not None and (comm.local_rank, comm.local_size) != (0, started.ranks):
+        started.cancel()  # the launcher counts in another way
+        started = None
+    if comm.local_rank == 0 and started is None:
+        started = _start(comm.local_size, comm.size if several else 1)
+    own = started.folder if started is not None else None
+    known = comm.gather_object((own, socket.gethostname(), addresses()))
+    folder = known[comm.hosts[comm.rank]][0]
+    names = {str(host): known[host][1] for host in {*comm.hosts}}
+    facts = Facts([*comm.hosts], comm.hosts[comm.rank], names)
+    links = None
+    if len(names) > 1:
+        if comm.rank == 0:
+            links = listen(known[0][2], [known[host][2] for host in {*comm.hosts} - {0}])
+        address = links.getsockname() if links is not None else ("", 0)
+        facts.address, facts.port, facts.token = comm.gather_object((*address, _token()))[0]
+    if started is not None:
+        started.send(facts, links)
+    file = connection = None
+    memory, places = memoryview(bytearray(SLOT)), 1
+    if folder is not None:
+        file = os.open(os.path.join(folder, _SLOTS), os.O_WRONLY | os.O_APPEND)
+        memory, places = _share(folder, comm), comm.local_size
+        connection = _connect(folder, comm.rank) if several else None
+    slots = [Slot(memory, place) for place in range(places)]
+    place = comm.local_rank if places > 1 else 0
+    slots[place].clear(comm.rank, DEFAULT_TIMEOUT)
+    if connection is not None:
+        _wait(connection)
+    comm.barrier()
+    if folder is not None and comm.local_rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    comm.barrier()  # no rank terminates this one before it has removed the names
+    host = socket.gethostname()
+    supervision = Supervision(slots, place, host, connection, file, alone=not several)
+    atexit.register(supervision.leave)
+    return supervision
 
 
 class Started:
@@ -177,7 +144,7 @@ def start_early() -> Iterator[Started | None]:
     """
     ranks, started = launched_ranks() or 1, None
     if ranks > 1 and "PMI_FD" in os.environ and is_first_on_host():
-        starting = watchdog.find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
+        starting = process.find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
         started = _start(ranks_here(), ranks, starting)
     try:
         yield started
@@ -191,7 +158,7 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     """Make the folder of a host, and start the process if there are several ranks.
 
     It inherits the listener and ends after the last rank of this host; `starting` is what
-    `watchdog.find_ranks` has returned.
+    `process.find_ranks` has returned.
     """
     folder = _make_folder(ranks)
     if folder is None:
@@ -199,19 +166,18 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     listener = _listen(folder) if of > 1 else None
     if listener is None:
         return Started(folder, ranks)
-    file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
-    memory = os.open(os.path.join(folder, _SLOTS), os.O_RDWR)
-    numbers = listener.fileno(), file, memory
+    slots = os.open(os.path.join(folder, _SLOTS), os.O_RDWR)
+    numbers = listener.fileno(), slots
     starting = starting or {}
     pairs = ",".join(f"{one}:{rank}" for one, rank in starting.items())
     own, control = socket.socketpair()
     root = os.path.dirname(os.path.dirname(__file__))
-    facts = *numbers, ranks, of, launcher_of(os.getppid()), pairs
-    program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, facts), root]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.IGNORED)
+    facts = *numbers, ranks * SLOT, ranks, of, launcher_of(os.getppid()), pairs
+    program = [sys.executable, "-I", "-S", process.__file__, *map(str, facts), root]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)
     try:
         with listener, control:
-            process = subprocess.Popen(
+            monitor = subprocess.Popen(
                 program,
                 pass_fds=[*numbers, *starting],
                 stdin=control.fileno(),
@@ -223,18 +189,17 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
         return Started(folder, ranks)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for one in (file, memory, *starting):
+        for one in (slots, *starting):
             os.close(one)
-    process.returncode = 0  # it outlives this rank, which need not wait for it
-    return Started(folder, ranks, process.pid, own)
+    monitor.returncode = 0  # it outlives this rank, which need not wait for it
+    return Started(folder, ranks, monitor.pid, own)
 
 
 def _make_folder(ranks: int) -> str | None:
-    """Make a folder with an empty file and memory for slots, or return None if that fails."""
+    """Make a folder with memory for slots, or return None if that fails."""
     for place in (_MEMORY, None):
         with contextlib.suppress(OSError):
             folder = tempfile.mkdtemp(prefix="pydtnn-", dir=place)
-            os.close(os.open(os.path.join(folder, _FILE), os.O_CREAT, 0o600))
             with open(os.path.join(folder, _SLOTS), "xb") as file:
                 os.posix_fallocate(file.fileno(), 0, ranks * SLOT)  # a full disk would kill ranks
             return folder
@@ -253,7 +218,7 @@ def _token() -> str:
 
 
 def _listen(folder: str) -> socket.socket | None:
-    """Open a socket in the folder if the system supports all that the watchdog uses."""
+    """Open a socket in the folder if the system supports all that the monitor process uses."""
     if sys.platform != "linux" or not sys.executable:
         return None
     listener = socket.socket(socket.AF_UNIX)
@@ -269,7 +234,7 @@ def _listen(folder: str) -> socket.socket | None:
 def _connect(folder: str, rank: int) -> socket.socket | None:
     """Connect to the socket in the folder, if there is one, and send the number of the rank.
 
-    With MPICH's launcher, the connection to it is sent along: see `watchdog`.
+    With MPICH's launcher, the connection to it is sent along: see `RankConnection.receive`.
     """
     connection = socket.socket(socket.AF_UNIX)
     launcher = [int(text) for text in (os.environ.get("PMI_FD", ""),) if text.isdecimal()]
@@ -284,9 +249,9 @@ def _connect(folder: str, rank: int) -> socket.socket | None:
 
 def _wait(connection: socket.socket) -> None:
     """Wait until all ranks are watched: before that, the rank that ends cannot be identified."""
-    connection.settimeout(_WATCHDOG_START_S)
+    connection.settimeout(_MONITOR_START_S)
     with contextlib.suppress(OSError):
-        connection.recv(len(watchdog.READY))
+        connection.recv(len(process.READY))
     connection.settimeout(None)
 
 
@@ -317,7 +282,7 @@ def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -
     comm : Communicator
         All ranks of the run. With one rank there is no prefix, and the interpreter ends as usual.
     started : Started, optional
-        See `Reporter`.
+        What `start_early` returned on the first rank of a host.
 
     Returns
     -------
@@ -335,28 +300,23 @@ def watched() -> Communicator | None:
 
 
 class Failure:
-    """The hooks of `end_all_ranks_on_error`.
+    """The hooks of `end_all_ranks_on_error`, which end all ranks when this one fails.
 
     Parameters
     ----------
     comm : Communicator
         All ranks.
     started : Started, optional
-        See `Reporter`.
+        What `start_early` returned on the first rank of a host.
     """
 
     def __init__(self, comm: Communicator, started: Started | None = None) -> None:
         self.comm = comm
-        self._reporter = Reporter(comm, started)
+        self.supervision = _supervise(comm, started)
         self._signals: SignalWatch | None = None
 
-    @property
-    def supervision(self) -> Supervision:
-        """What this rank shares with the monitor process of its host."""
-        return self._reporter.supervision
-
     def install(self) -> None:
-        self._reporter.connect(self._end_with, self._end_by_signal)
+        self.supervision.connect(self._end_with, self._end_by_signal)
         before = getattr(sys.excepthook, "__self__", None)
         if isinstance(before, Failure):  # of an earlier communicator of this run
             before._withdraw()
@@ -376,7 +336,7 @@ class Failure:
 
     def _withdraw(self) -> None:
         """Uninstall the handlers when a later communicator installs its own."""
-        self._reporter.leave()
+        self.supervision.leave()
         if self._signals is not None and threading.current_thread() is threading.main_thread():
             self._signals.stop()
 
@@ -427,7 +387,7 @@ class Failure:
 
     def _end(self, reason: str, code: int) -> None:
         try:
-            first = self._reporter.is_first()
+            first = self.supervision.claim_report()
             if first:
                 _print(f"{reason}\n")
             self.supervision.finish_all()

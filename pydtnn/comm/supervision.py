@@ -1,4 +1,4 @@
-"""The connection of a rank to the monitor process of its host (`pydtnn.comm.watchdog`).
+"""The connection of a rank to the monitor process of its host (`pydtnn.comm.monitor`).
 
 A rank writes its current activity into shared memory (`CurrentActivity`), and agrees with the
 others on the last step if a signal ends the run (`LastStep`). If the process is lost, because it
@@ -20,8 +20,8 @@ from concurrent.futures import thread as _pool
 from types import FrameType
 from typing import Any, NamedTuple
 
-from pydtnn.comm import watchdog
 from pydtnn.comm.monitor.monitor import FINISHING, STATUS
+from pydtnn.comm.monitor.process import LEAVING, READY, is_first
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.slots import (
     BEATS,
@@ -410,6 +410,10 @@ class Supervision:
         Number of this rank's slot.
     host : str
         Name of the host.
+    connection : socket, optional
+        None if the process could not be started.
+    file : int, optional
+        See `pydtnn.comm.monitor.process.is_first`.
     alone : bool
         Whether there is no other rank.
 
@@ -425,40 +429,49 @@ class Supervision:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], place: int = 0, host: str = "", *, alone: bool = False
+        self,
+        slots: Sequence[Slot],
+        place: int = 0,
+        host: str = "",
+        connection: socket.socket | None = None,
+        file: int | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self.slot = slots[place]
         self.activity = CurrentActivity(self.slot)
         self.last_step = LastStep(None if alone else self._request)
         self._place, self._host, self._alone = place, host, alone
         self._watched = Watched(slots, host)
-        self._connection: socket.socket | None = None
-        self.finishes = self._left = self._lost = self._ending = False
+        self._connection, self._file, self._length = connection, file, len(slots) * SLOT
+        self.finishes = self._left = self._ending = False
+        self._lost = connection is None  # as is usual where it cannot be started: no warning
         self._silent, self._beats = 0.0, -1
         self._finishing: list[Callable[[], str]] = []
         self._finished = threading.Event()
 
     def connect(
-        self,
-        connection: socket.socket | None,
-        end: Callable[[int, str], None],
-        end_by_signal: Callable[[int], None],
+        self, end: Callable[[int, str], None], end_by_signal: Callable[[int], None]
     ) -> None:
         """Answer the process's messages from now on, in a thread, and notice if it is lost.
 
         Parameters
         ----------
-        connection : socket or None
-            None if the process could not be started.
         end : callable
             Ends all ranks with an exit status, and reports the reason unless that is empty.
         end_by_signal : callable
             Ends all ranks at once because of a signal.
         """
-        self._connection, self._end, self._end_by_signal = connection, end, end_by_signal
-        self._lost = connection is None  # as is usual where it cannot be started: no warning
+        self._end, self._end_by_signal = end, end_by_signal
         if not self._alone:
             threading.Thread(target=self._listen, daemon=True, name=f"{OWN}-process").start()
+
+    def claim_report(self) -> bool:
+        """Return whether this is the first process of the host to report the end of the run.
+
+        Without a file, every rank reports.
+        """
+        return self._file is None or is_first(self._file, self._length)
 
     def limit(self, seconds: float) -> None:
         """Set the longest duration of a wait for other ranks or for a batch, in s; 0: no limit."""
@@ -474,7 +487,7 @@ class Supervision:
         self._left = True
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the process may have been killed
-                self._connection.sendall(watchdog.LEAVING)
+                self._connection.sendall(LEAVING)
             self._connection = None
 
     # -- what is written before the end -----------------------------------------------------------
@@ -534,7 +547,7 @@ class Supervision:
                 if not data:
                     connection = None
                     self.last_step.abandon()  # the process has ended, as a rank has
-                *lines, begun = (begun + data.lstrip(watchdog.READY)).split(b"\n")
+                *lines, begun = (begun + data.lstrip(READY)).split(b"\n")
                 for line in lines:
                     what, *words = line.decode(errors="replace").split() or [""]
                     with contextlib.suppress(ValueError):

@@ -34,12 +34,11 @@ class Rank:
         self.slots = [Slot(memory, place) for place in range(2)]
         for rank, slot in enumerate(self.slots):
             slot.clear(rank, 300.0)
-        self.supervision = Supervision(self.slots, 0, "here")
         self.ends: list[tuple[int, str]] = []
         self.monitor, own = socket.socketpair()
         self._own = own
+        self.supervision = Supervision(self.slots, 0, "here", own if connected else None)
         self.supervision.connect(
-            own if connected else None,
             lambda code, reason: self.ends.append((code, reason)),
             lambda number: None,
         )

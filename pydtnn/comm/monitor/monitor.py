@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydtnn.comm.monitor.links import NUMBERS, PATIENCE, Link, Said, connect, is_count
+from pydtnn.comm.monitor.process import INTERVAL, LATELY, EndReport, RankConnection
 from pydtnn.comm.monitor.slots import Slot
 from pydtnn.comm.monitor.table import Row, Watched, names, sentence, table
 from pydtnn.utils.errors import printable
@@ -143,8 +144,11 @@ class Monitor:
     facts : Facts
     slots : sequence of Slot
         Of the ranks of this host, in their order.
-    claim : callable
-        Called before ranks are ended: no other process reports the end of the run.
+    end_report : EndReport
+    poll : epoll
+        With which the connections are registered.
+    connections : dict of int to RankConnection
+        Of the ranks of this host, by the numbers of their sockets.
     listener : socket, optional
         Where the processes of the other hosts connect to, on the first host.
     """
@@ -153,12 +157,14 @@ class Monitor:
         self,
         facts: Facts,
         slots: Sequence[Slot],
-        claim: Callable[[], object],
+        end_report: EndReport,
+        poll: select.epoll,
+        connections: dict[int, RankConnection],
         listener: socket.socket | None = None,
     ) -> None:
-        self._facts, self._slots, self._claim = facts, slots, claim
+        self._facts, self._slots, self._end_report = facts, slots, end_report
+        self._poll, self._connections = poll, connections
         self._watched = Watched(slots, facts.names[str(facts.host)])
-        self._ranks: dict[int, socket.socket] = {}
         self._links: dict[int, Link] = {}
         self._listener = listener
         self._first: Link | None = None
@@ -169,42 +175,32 @@ class Monitor:
         self._collecting = False
         self._last = LastStep(len(facts.hosts), self._tell_all)
 
-    # -- what `watch` calls -----------------------------------------------------------------------
-
-    def begin(self, poll: select.epoll) -> None:
-        """Connect to the other hosts."""
-        self._poll = poll
-        facts = self._facts
-        if self._listener is not None:
-            poll.register(self._listener, select.EPOLLIN)
+        if listener is not None:
+            poll.register(listener, select.EPOLLIN)
         elif facts.port and facts.host:
             self._first = connect(facts.address, facts.port, facts.token, facts.host)
             if self._first is not None:
                 self._add(self._first)
 
-    def joined(self, rank: int, connection: socket.socket) -> None:
-        """Store the connection of a rank."""
-        self._ranks[rank] = connection
+    def run(self) -> None:
+        """Watch the ranks until all have ended."""
+        for one in [*self._connections.values()]:  # what has arrived before all were connected
+            self._read_rank(one)
+        look_at = 0.0
+        while self._connections:
+            events = self._poll.poll(INTERVAL)
+            if time.monotonic() >= look_at:  # however many messages arrive
+                self.look()
+                look_at = time.monotonic() + INTERVAL
+            for number, _ in events:
+                self.event(number)
+            if not events:
+                self._end_report.kills.remember(LATELY)
 
-    def left(self, rank: int) -> None:
-        """Remove a rank that has ended."""
-        self._ranks.pop(rank, None)
-        self._slots[self._facts.ranks.index(rank)].close()
+    # -- events -----------------------------------------------------------------------------------
 
-    def failed(self, rank: int, reported: bool) -> None:
-        """End all other ranks, as one has terminated unexpectedly; see `watchdog.Service`."""
-        self._ranks.pop(rank, None)
-        if reported:
-            self._await_end()
-        said = {"what": "failed", "rank": rank, "numbers": []}
-        if self._first is not None:
-            self._first.tell(said)
-            time.sleep(FORWARDING)
-            self._end(1)
-        self._act(said)
-
-    def event(self, number: int) -> bool:
-        """Handle an event of a file; return whether it belongs to this object."""
+    def event(self, number: int) -> None:
+        """Handle an event of a file: a message, a new connection or the end of one."""
         if self._listener is not None and number == self._listener.fileno():
             self._close_strangers(MAX_STRANGERS - 1)
             try:
@@ -213,9 +209,39 @@ class Monitor:
                 self._close_strangers(0)
         elif number in self._links:
             self._read(self._links[number])
-        else:
-            return False
-        return True
+        elif number in self._connections:
+            self._connections[number].receive()
+            self._read_rank(self._connections[number])
+
+    def _read_rank(self, one: RankConnection) -> None:
+        """Handle the messages of a rank of this host, and its end."""
+        lines, one.lines = one.lines, []
+        for line in lines:
+            self.heard(one.rank, line)
+        if one.ended:
+            del self._connections[one.fileno()]
+            with contextlib.suppress(OSError):
+                self._poll.unregister(one)
+            one.socket.close()
+            if one.left:
+                self._slots[self._facts.ranks.index(one.rank)].close()
+            else:
+                self.failed(one.rank)
+
+    def failed(self, rank: int) -> None:
+        """A rank of this host has failed: it has ended without announcing that.
+
+        All other ranks are ended, by the rank that has reported an error if there is one, and by
+        this process if it fails to.
+        """
+        if self._end_report.report(rank):
+            self._await_end()
+        message = {"what": "failed", "rank": rank, "numbers": []}
+        if self._first is not None:
+            self._first.tell(message)
+            time.sleep(FORWARDING)
+            self._end(1)
+        self._act(message)
 
     def heard(self, rank: int, line: str) -> None:
         """Handle a message of a rank of this host."""
@@ -272,7 +298,7 @@ class Monitor:
         rows, stacks = self._collect("stacks", STACKS)
         if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
             return
-        self._claim()
+        self._end_report.claim()
         timeout = max(row.timeout for row in rows)
         self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
         self._finish()
@@ -296,18 +322,18 @@ class Monitor:
 
     def _end(self, status: int) -> None:
         """End the ranks of this host and this process."""
-        self._claim()
+        self._end_report.claim()
         self._tell(f"end {status}")
         self._await_end()
-        for connection in filter(_is_open, self._ranks.values()):
+        for one in filter(_is_open, self._connections.values()):
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                os.kill(_process_of(connection), signal.SIGKILL)
+                os.kill(_process_of(one.socket), signal.SIGKILL)
         os._exit(0)
 
     def _await_end(self) -> None:
         """Wait until the ranks of this host have ended, for a while."""
         until = time.monotonic() + ENDING
-        while time.monotonic() < until and any(map(_is_open, self._ranks.values())):
+        while time.monotonic() < until and any(map(_is_open, self._connections.values())):
             self._beat()
             time.sleep(0.05)
 
@@ -377,9 +403,8 @@ class Monitor:
 
     def _tell(self, line: str) -> None:
         """Send a line to the ranks of this host."""
-        for connection in self._ranks.values():
-            with contextlib.suppress(OSError):
-                connection.send(f"{line}\n".encode(), socket.MSG_DONTWAIT)
+        for one in self._connections.values():
+            one.send(f"{line}\n".encode())
 
     def _tell_all(self, line: str) -> None:
         self._tell(line)
@@ -467,10 +492,10 @@ def _process_of(connection: socket.socket) -> int:
     return int(struct.unpack("3i", options)[0])
 
 
-def _is_open(connection: socket.socket) -> bool:
-    """Return whether the process at the other end has not ended."""
+def _is_open(one: RankConnection) -> bool:
+    """Return whether a rank has not ended."""
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return bool(one.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
         return True
     except OSError:

@@ -17,6 +17,7 @@ import pytest
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import NUMBERS, connect
 from pydtnn.comm.monitor.monitor import MAX_STRANGERS, Facts, Monitor
+from pydtnn.comm.monitor.process import EndReport, Kills, Launcher, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
 from pydtnn.comm.monitor.table import Row
 
@@ -51,14 +52,16 @@ class Host:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         facts = Facts(HOSTS, 0, {"0": "a", "2": "b", "3": "c"}, "127.0.0.1", self.port, TOKEN)
-        self.monitor = Monitor(facts, self.slots, lambda: None, self.listener)
-        patch.setattr(self.monitor, "_end_all", self.ended.append)
         self.poll = select.epoll()
-        self.monitor.begin(self.poll)
         self.rank, joined = socket.socketpair()
         self.rank.setblocking(False)
-        self.monitor.joined(0, joined)
-        self._joined = joined
+        self.connection = RankConnection(joined)
+        self.connection.rank = 0
+        connections = {joined.fileno(): self.connection}
+        end_report = EndReport(-1, 0, Launcher(0), Kills(), all_here=False)
+        patch.setattr(end_report, "claim", lambda: True)
+        self.monitor = Monitor(facts, self.slots, end_report, self.poll, connections, self.listener)
+        patch.setattr(self.monitor, "_end_all", self.ended.append)
 
     @property
     def lines(self) -> list[str]:
@@ -71,7 +74,7 @@ class Host:
         """Handle all events that have occurred."""
         while events := self.poll.poll(0):
             for number, _ in events:
-                assert self.monitor.event(number)
+                self.monitor.event(number)
 
     def connect(self, host: int) -> socket.socket:
         """Connect as another host, with the token."""
@@ -85,7 +88,7 @@ class Host:
         for link in [*self.monitor._links.values()]:
             link.close()
         self.poll.close()
-        for one in (self.listener, self.rank, self._joined):
+        for one in (self.listener, self.rank, self.connection.socket):
             one.close()
 
 

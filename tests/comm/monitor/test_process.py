@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -15,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm import watchdog
+from pydtnn.comm.monitor import process
+from pydtnn.comm.monitor.monitor import Facts, Monitor
+from pydtnn.comm.monitor.slots import SLOT, Slot
 from tests import launch
 from tests.ahead import mpiexec
 from tests.launch import Finished, Program, is_openmpi, why_not
@@ -50,53 +54,92 @@ def connect(listener: socket.socket) -> Callable[[int], socket.socket]:
     return connect
 
 
-def test_nobody_is_named_where_all_leave_in_order(
+class Ended(Exception):
+    """The monitor has ended all ranks."""
+
+
+class Watching:
+    """The monitor of the ranks of one host, in this process.
+
+    Attributes
+    ----------
+    failed : list of int
+        The rank that has ended unexpectedly.
+    idle : int
+        How often it has had nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self.failed: list[int] = []
+        self.idle = 0
+
+    def watch(self, listener: socket.socket, ranks: int) -> list[int]:
+        """Watch the ranks until they have ended; return those that have failed."""
+        with contextlib.ExitStack() as stack, contextlib.suppress(Ended), select.epoll() as poll:
+            connections = process.accept_ranks(listener, ranks, poll)
+            for one in connections.values():
+                stack.enter_context(one.socket)
+            memory = memoryview(bytearray(ranks * SLOT))
+            slots = [Slot(memory, place) for place in range(ranks)]
+            monitor = Monitor(Facts([0] * ranks, 0, {"0": "a"}), slots, self, poll, connections)  # type: ignore[arg-type]
+            monitor.run()
+        return self.failed
+
+    @property
+    def kills(self) -> Watching:
+        return self
+
+    def remember(self, seconds: float) -> None:
+        self.idle += 1
+
+    def report(self, rank: int) -> bool:
+        self.failed.append(rank)
+        raise Ended
+
+
+def test_no_rank_is_named_if_all_leave_in_order(
     listener: socket.socket, connect: Callable[[int], socket.socket]
 ) -> None:
-    found: list[int | None] = []
-    watcher = threading.Thread(target=lambda: found.append(watchdog.watch(listener, 12)))
+    found: list[list[int]] = []
+    watcher = threading.Thread(target=lambda: found.append(Watching().watch(listener, 12)))
     watcher.start()
     for rank in range(12):
         with connect(rank) as connection:
-            connection.sendall(watchdog.LEAVING)
+            connection.sendall(process.LEAVING)
     watcher.join(10)
-    assert found == [None]
+    assert found == [[]]
 
 
-def test_the_first_that_ends_without_a_word_is_named(
+def test_the_first_that_ends_without_a_message_is_named(
     listener: socket.socket, connect: Callable[[int], socket.socket]
 ) -> None:
     ranks = {rank: connect(rank) for rank in range(12)}
     threading.Timer(0.1, lambda: [ranks[rank].close() for rank in (3, 11, 7)]).start()
-    ranks[5].sendall(watchdog.LEAVING)
+    ranks[5].sendall(process.LEAVING)
     ranks[5].close()
-    assert watchdog.watch(listener, 12) == 3
+    assert Watching().watch(listener, 12) == [3]
     for connection in ranks.values():
         connection.close()
 
 
-def test_the_order_of_ends_is_known_as_soon_as_ranks_are_told_that_they_are_watched(
-    listener: socket.socket, connect: Callable[[int], socket.socket]
+def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watched(
+    listener: socket.socket,
+    connect: Callable[[int], socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks, told = [connect(rank) for rank in range(3)], []
+    ranks, sent = [connect(rank) for rank in range(3)], []
+    send = process.RankConnection.send
 
-    class Connection(socket.socket):
-        def sendall(self, word: bytes) -> None:  # type: ignore[override]
-            super().sendall(word)
-            told.append(word)
-            if len(told) == len(ranks):
-                for rank in (2, 0, 1):
-                    ranks[rank].close()
+    def send_and_close(self: process.RankConnection, data: bytes) -> None:
+        send(self, data)
+        sent.append(data)
+        if len(sent) == len(ranks):
+            for rank in (2, 0, 1):
+                ranks[rank].close()
 
-    class Listener:
-        fileno = listener.fileno
-
-        def accept(self) -> tuple[socket.socket, object]:
-            connection, address = listener.accept()
-            return Connection(fileno=connection.detach()), address
-
-    assert watchdog.watch(Listener(), len(ranks)) == 2  # type: ignore[arg-type]
-    assert told == [watchdog.READY] * 3
+    monkeypatch.setattr(process.RankConnection, "send", send_and_close)
+    assert Watching().watch(listener, len(ranks)) == [2]
+    assert sent == [process.READY] * 3
 
 
 def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
@@ -106,7 +149,7 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
         counters.write_text(f"nr_free_pages 7\noom_kill {kills}\noom_killer 9\n")
 
     count(3)
-    kills = watchdog.Kills(str(counters))
+    kills = process.Kills(str(counters))
     assert not kills.recent()
     count(4)
     kills.remember()
@@ -116,18 +159,19 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
 
 
 def test_where_nobody_counts_there_were_no_kills(tmp_path: Path) -> None:
-    assert not watchdog.Kills(str(tmp_path / "nowhere")).recent()
+    assert not process.Kills(str(tmp_path / "nowhere")).recent()
 
 
-def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -> None:
-    class Enough(Exception):
-        pass
-
-    def pause() -> None:
-        raise Enough
-
-    with pytest.raises(Enough):
-        watchdog.watch(listener, 1, pause, 0.01)
+def test_the_monitor_remembers_the_kills_while_nothing_happens(
+    listener: socket.socket,
+    connect: Callable[[int], socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pydtnn.comm.monitor.monitor.INTERVAL", 0.01)
+    rank, watching = connect(0), Watching()
+    threading.Timer(0.3, rank.close).start()
+    assert watching.watch(listener, 1) == [0]
+    assert watching.idle > 0
 
 
 @pytest.mark.parametrize(
@@ -139,30 +183,31 @@ def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -
     ],
 )
 def test_what_is_known_of_an_end_is_told(for_memory: bool, all_here: bool, words: str) -> None:
-    told = watchdog.explain(2, for_memory, all_here)
+    told = process.explain(2, for_memory, all_here)
     assert told == f"rank 2: terminated unexpectedly; {words}"
 
 
 def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "file").write_bytes(b"abc")
     files = [os.open(tmp_path / "file", os.O_WRONLY | os.O_APPEND) for _ in range(3)]
-    assert [watchdog.is_first(file) for file in files] == [True, False, False]
+    assert [process.is_first(file, 3) for file in files] == [True, False, False]
     for file in files:
         os.close(file)
 
 
 HOSTS = """
 from mpi4py import MPI
-from pydtnn.comm import watchdog
+from pydtnn.comm.monitor import process
 from pydtnn.comm.failure import end_all_ranks_on_error
 from pydtnn.comm.mpi import MpiCommunicator
 path = os.environ["SENTINEL"]
-with open(watchdog.__file__) as file:
+with open(process.__file__) as file:
     text = file.read().replace("/proc/vmstat", path + ".vmstat")
 if comm.rank == 0:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     open(path, "w").write(text)
     open(path + ".vmstat", "w").write("oom_kill 0\\n")
-watchdog.__file__ = path
+process.__file__ = path
 comm.barrier()
 comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 0, 2])
 end_all_ranks_on_error(comm)
@@ -177,7 +222,7 @@ if comm.rank == 1:
 
 def on_two_hosts(kills: int, folder: Path) -> Finished:
     body = START + HOSTS + f"kills = {kills}" + KILL + WAIT
-    environment = {"SENTINEL": str(folder / "watchdog.py")}
+    environment = {"SENTINEL": str(folder / "monitor" / "process.py")}
     return mpiexec(3, ["-c", body], timeout=60, environment=environment)
 
 
@@ -225,7 +270,7 @@ def parent(process):
     return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 def is_monitor(path):
     with contextlib.suppress(OSError, ValueError, IndexError):
-        named = b"watchdog.py" in (path / "cmdline").read_bytes()
+        named = b"monitor/process.py" in (path / "cmdline").read_bytes()
         return named and parent(parent(path.name)) == os.getppid()
 OWNER, NAME = {"MPI": (mpi, "_initialise"), "slots": (failure, "_share")}[os.environ["STAGE"]]
 original = getattr(OWNER, NAME)

@@ -29,6 +29,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import FINISHING, Facts
+from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT, Supervision
@@ -144,7 +145,7 @@ def start_early() -> Iterator[Started | None]:
     """
     ranks, started = launched_ranks() or 1, None
     if ranks > 1 and "PMI_FD" in os.environ and is_first_on_host():
-        starting = process.find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
+        starting = find_ranks(os.getppid()) if is_proxy(os.getppid()) else {}
         started = _start(ranks_here(), ranks, starting)
     try:
         yield started
@@ -158,7 +159,7 @@ def _start(ranks: int, of: int, starting: Mapping[int, int] | None = None) -> St
     """Make the folder of a host, and start the process if there are several ranks.
 
     It inherits the listener and ends after the last rank of this host; `starting` is what
-    `process.find_ranks` has returned.
+    `find_ranks` has returned.
     """
     folder = _make_folder(ranks)
     if folder is None:
@@ -251,7 +252,7 @@ def _wait(connection: socket.socket) -> None:
     """Wait until all ranks are watched: before that, the rank that ends cannot be identified."""
     connection.settimeout(_MONITOR_START_S)
     with contextlib.suppress(OSError):
-        connection.recv(len(process.READY))
+        connection.recv(len(READY))
     connection.settimeout(None)
 
 

@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from pydtnn.comm.monitor.monitor import FINISHING, STATUS
-from pydtnn.comm.monitor.process import LEAVING, READY, is_first
 from pydtnn.comm.monitor.processes import condition_of
+from pydtnn.comm.monitor.ranks import LEAVING, READY, is_first
 from pydtnn.comm.monitor.slots import (
     BEATS,
     CALL,
@@ -413,7 +413,7 @@ class Supervision:
     connection : socket, optional
         None if the process could not be started.
     file : int, optional
-        See `pydtnn.comm.monitor.process.is_first`.
+        See `pydtnn.comm.monitor.ranks.is_first`.
     alone : bool
         Whether there is no other rank.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import mmap
 import os
 import re
 import select
@@ -14,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydtnn.comm.monitor.links import NUMBERS, PATIENCE, Link, Said, connect, is_count
-from pydtnn.comm.monitor.process import INTERVAL, LATELY, EndReport, RankConnection
-from pydtnn.comm.monitor.slots import Slot
+from pydtnn.comm.monitor.ranks import INTERVAL, LATELY, EndReport, RankConnection
+from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.monitor.table import Row, Watched, names, sentence, table
 from pydtnn.utils.errors import printable
 
@@ -134,6 +136,24 @@ class Facts:
     def ranks_of(self, host: int) -> list[int]:
         """Return the ranks of a host."""
         return [rank for rank, other in enumerate(self.hosts) if other == host]
+
+
+def receive_facts() -> tuple[Facts, socket.socket | None]:
+    """Receive the facts, and the listener for other hosts, over the standard input."""
+    text, files = b"", list[int]()
+    with socket.socket(fileno=0) as sender:
+        while received := socket.recv_fds(sender, 1 << 16, 1):
+            text += received[0]
+            files += received[1]
+            if not received[0]:
+                break
+    return Facts(**json.loads(text)), socket.socket(fileno=files[0]) if files else None
+
+
+def slots_in(file: int, facts: Facts) -> list[Slot]:
+    """Return the slots of the ranks of this host, in a shared file."""
+    memory = memoryview(mmap.mmap(file, len(facts.ranks) * SLOT))
+    return [Slot(memory, place) for place in range(len(facts.ranks))]
 
 
 class Monitor:

@@ -1,19 +1,8 @@
-"""The monitor process of a host, which identifies a rank that terminates unexpectedly.
+"""The program of the monitor process of a host.
 
-A rank that is killed, by a signal or by the out-of-memory killer, leaves no message, and MPICH's
-launcher kills the other ranks at the same moment, so that they cannot report it either. The
-launcher does not manage this process. Every rank holds a connection to it, which the system closes
-however the rank ends; a rank that ends normally sends a message first.
-
-The system counts the processes that it has killed because memory was exhausted. If that counter
-has just increased, this is the cause. Otherwise the cause can be determined only if all ranks are
-on one host: the launcher terminates the ranks of every host in the same way, and no process
-observes on which host the first one ended.
-
-The process also observes what each rank is doing (`pydtnn.comm.monitor`), and ends the others when
-one has terminated unexpectedly. Signals that are sent to every process of a job do not end it
-before its ranks. The file is run by its path and imports no NumPy, so that it is small and starts
-fast.
+It observes what each rank is doing (`pydtnn.comm.monitor.monitor`), and ends the others when one
+has failed. Signals that are sent to every process of a job do not end it before its ranks. The file
+is run by its path, and imports no NumPy, so that the process is small and starts fast.
 """
 
 from __future__ import annotations
@@ -27,317 +16,13 @@ import sys
 import time
 import types
 
-LEAVING = b"."
-"""Last message of a rank that ends normally; the first one is its number and a line feed."""
-
-READY = b"!"
-"""Message to every rank once all of them are watched."""
-
-
-COUNTERS = "/proc/vmstat"
-"""File with the event counters of Linux."""
-
-LATELY = 30.0
-"""Seconds during which a kill counts as recent, as a large process takes a while to terminate."""
-
-FAILING = 1.0
-"""Seconds in which an error of all ranks before they are connected ends this process."""
-
-INTERVAL = 0.5
-"""Seconds between two looks at what the ranks are doing."""
-
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals for the ranks, which end or report; this process ends after them."""
 
-MAX_LINE = 1 << 10
-"""Longest message of a rank, in B."""
-
-CRASHED = "it crashed, was killed or called os._exit"
-"""Why a rank has ended, if nothing else is known."""
+START_ERROR_S = 1.0
+"""Time in which an error of all ranks before they are connected ends this process, in s."""
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
-
-
-class Kills:
-    """Number of processes that the system has killed because memory was exhausted.
-
-    Parameters
-    ----------
-    path : str
-        File of counters, each line a name and a number.
-    """
-
-    def __init__(self, path: str = COUNTERS) -> None:
-        self._path = path
-        self._before = self._newer = self._count()
-        self._at = time.monotonic()
-
-    def remember(self, seconds: float = 0.0) -> None:
-        """Regard the kills counted at the previous call as past, if it is `seconds` ago."""
-        if time.monotonic() >= self._at + seconds:
-            self._before, self._newer, self._at = self._newer, self._count(), time.monotonic()
-
-    def recent(self) -> bool:
-        """Return whether there were kills that are not past."""
-        return self._count() > self._before
-
-    def _count(self) -> int:
-        with contextlib.suppress(OSError, ValueError), open(self._path) as file:
-            for line in file:
-                name, _, number = line.partition(" ")
-                if name == "oom_kill":
-                    return int(number)
-        return 0  # this system does not count them
-
-
-class Launcher:
-    """The process that has started the ranks, such as mpirun, if it is on this host.
-
-    If it is killed, or ended by SIGHUP, its processes kill the ranks, and what they write is not
-    forwarded any more; its own standard error is still open here.
-
-    Parameters
-    ----------
-    process : int
-        0 for none.
-    """
-
-    def __init__(self, process: int) -> None:
-        self._process = process
-        self._watched, self._errors = -1, 2
-        with contextlib.suppress(AttributeError, OSError):  # Linux only, and no sockets
-            self._watched = os.pidfd_open(process)
-            path = f"/proc/{process}/fd/2"
-            self._errors = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-
-    def end(self) -> str | None:
-        """Return what to report if it has ended."""
-        if self._watched < 0 or not select.select([self._watched], [], [], 0)[0]:
-            return None
-        return (
-            f"mpirun: process {self._process} has ended, by a signal or because its terminal was "
-            "closed, and all ranks with it"
-        )
-
-    def write(self, text: bytes) -> None:
-        """Write to the standard error of the ranks, or that of the launcher if it has ended."""
-        with contextlib.suppress(OSError):
-            os.write(2 if self.end() is None else self._errors, text)
-
-
-class EndReport:
-    """Reports once per host why a run ends.
-
-    Parameters
-    ----------
-    file : int
-        See `is_first`; opened for appending by this process.
-    length : int
-        See `is_first`.
-    launcher : Launcher
-    kills : Kills
-    all_here : bool
-        Whether all ranks are on this host, so that the first to end is the cause.
-    """
-
-    def __init__(
-        self, file: int, length: int, launcher: Launcher, kills: Kills, all_here: bool
-    ) -> None:
-        self._file, self._length = file, length
-        self._launcher, self.kills, self._all_here = launcher, kills, all_here
-
-    def claim(self) -> bool:
-        """Return whether this is the first process of the host to report the end of the run."""
-        return is_first(self._file, self._length)
-
-    def report(self, rank: int, why: str = CRASHED) -> bool:
-        """Report that a rank has failed, if that is the cause as far as can be determined.
-
-        Returns
-        -------
-        bool
-            Whether a rank has reported an error before: it ends the others itself.
-        """
-        for_memory = self.kills.recent()
-        text = self._launcher.end() or explain(rank, for_memory, self._all_here, why)
-        if text is None:
-            return False
-        if not self.claim():
-            return True
-        self._launcher.write(f"{text}\n".encode())
-        return False
-
-
-class RankConnection:
-    """The connection of a rank to this process; the system closes it however the rank ends.
-
-    Parameters
-    ----------
-    connection : socket
-
-    Attributes
-    ----------
-    rank : int
-        -1 until its first message.
-    lines : list of str
-        Messages that have arrived, to be removed by their reader.
-    ended, left : bool
-        Whether the rank has ended, and whether it has announced that.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.rank = -1
-        self.lines: list[str] = []
-        self.ended = self.left = False
-        self._begun = b""
-        self._files: list[int] = []
-
-    def fileno(self) -> int:
-        """Return the number of the socket."""
-        return self.socket.fileno()
-
-    def receive(self) -> None:
-        """Receive what the rank has sent; to be called if the socket is readable.
-
-        Files that come with it are kept open. The connection of a rank to its launcher is one:
-        MPICH's kills the other ranks as soon as that is closed, and returns status 0 where the rank
-        has exited with 0. With the connection open, this process ends them first, with status 1.
-        """
-        data = b""
-        with contextlib.suppress(ConnectionResetError):  # it ended before it had read `READY`
-            data, files, _, _ = socket.recv_fds(self.socket, 1 << 12, 4)
-            self._files += files
-        if not data:
-            self.ended, self.left = True, self._begun == LEAVING
-            return
-        *lines, begun = (self._begun + data).split(b"\n")
-        self._begun = begun[:MAX_LINE]
-        if self.rank < 0 and lines:
-            self.rank = int(lines.pop(0))
-        self.lines += [line.decode(errors="replace") for line in lines]
-
-    def send(self, data: bytes) -> None:
-        """Send a message, unless the rank has ended or does not read."""
-        with contextlib.suppress(OSError):
-            self.socket.send(data, socket.MSG_DONTWAIT)
-
-
-class EndedEarlyError(Exception):
-    """A rank has ended before all were connected.
-
-    Attributes
-    ----------
-    rank : int
-        -1 if it is unknown.
-    """
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} has ended")
-        self.rank = rank
-
-
-def accept_ranks(
-    listener: socket.socket, ranks: int, poll: select.epoll, starting: dict[int, int] | None = None
-) -> dict[int, RankConnection]:
-    """Wait until all ranks are connected, and send `READY` to each.
-
-    Parameters
-    ----------
-    listener : socket
-        Socket that the ranks connect to.
-    ranks : int
-        Number of ranks.
-    poll : epoll
-        The connections remain registered.
-    starting : dict of int to int, optional
-        Files that become readable when the process of a rank ends (pidfd), and the rank, which may
-        end without a connection. Those of ranks that have ended are removed.
-
-    Returns
-    -------
-    dict of int to RankConnection
-        By the number of the socket.
-
-    Raises
-    ------
-    EndedEarlyError
-    """
-    connections: dict[int, RankConnection] = {}
-    starting = {} if starting is None else starting
-    for number in (listener.fileno(), *starting):
-        poll.register(number, select.EPOLLIN)
-    # Events arrive in the order in which they occurred, however late they are read: ranks killed
-    # by the launcher follow the cause. But epoll keeps reported descriptors queued until the next
-    # call: `READY` is sent once that queue is empty.
-    while events := poll.poll(0 if len(connections) == ranks else None):
-        for number, _ in events:
-            if number == listener.fileno():
-                one = RankConnection(listener.accept()[0])
-                connections[one.fileno()] = one
-                poll.register(one, select.EPOLLIN)
-            elif number in starting:
-                rank = starting.pop(number)
-                poll.unregister(number)
-                if rank not in [one.rank for one in connections.values()]:
-                    raise EndedEarlyError(rank)
-            else:
-                one = connections[number]
-                one.receive()
-                if one.ended:
-                    poll.unregister(number)
-                    if not one.left:
-                        raise EndedEarlyError(one.rank)
-    poll.unregister(listener)
-    for number in starting:
-        poll.unregister(number)
-    for one in connections.values():
-        one.send(READY)
-    return connections
-
-
-def find_ranks(parent: int) -> dict[int, int]:
-    """Return a pidfd of each rank that a process of MPICH's launcher has started, and the rank."""
-    found = {}
-    for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
-            with open(f"/proc/{process}/stat") as file:
-                if int(file.read().rpartition(")")[2].split()[1]) != parent:
-                    continue
-            with open(f"/proc/{process}/environ", "rb") as file:
-                rank = int(file.read().partition(b"\0PMI_RANK=")[2].partition(b"\0")[0])
-            found[os.pidfd_open(int(process))] = rank
-    return found
-
-
-def is_first(file: int, length: int) -> bool:
-    """Append a byte to a file, and return whether it is the only one behind its first `length` B.
-
-    Appending is atomic, so exactly one of the processes that may report the end of a run is first.
-    Each process must have opened the file itself.
-    """
-    os.write(file, b"x")
-    return os.lseek(file, 0, os.SEEK_CUR) == length + 1
-
-
-def explain(rank: int, for_memory: bool, all_here: bool, why: str = CRASHED) -> str | None:
-    """Return why a rank has terminated unexpectedly, or None if that cannot be determined.
-
-    Parameters
-    ----------
-    rank : int
-    for_memory : bool
-        Whether the out-of-memory killer has just killed a process of this host.
-    all_here : bool
-        Whether all ranks are on this host, so that the first to end is the cause.
-    why : str
-        What is reported in this case.
-    """
-    if for_memory:
-        why = "the out-of-memory killer has just killed a process of this host"
-    if for_memory or all_here:
-        return f"{f'rank {rank}' if rank >= 0 else 'a rank'}: terminated unexpectedly; {why}"
-    return None
 
 
 def main() -> None:
@@ -348,16 +33,19 @@ def main() -> None:
     not on this host), the result of `find_ranks` as "file:rank,file:rank", and the folder of this
     package. The standard input is a socket for the other facts.
     """
-    for one in IGNORED:
-        signal.signal(one, signal.SIG_IGN)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
     *numbers, pairs, folder = sys.argv[1:]
-    listener, slots, length, ranks, of, process = map(int, numbers)
+    listener, slots, length, ranks, of, launcher = map(int, numbers)
     entries = [pair.split(":") for pair in pairs.split(",") if pair]
-    starting = {int(one): int(rank) for one, rank in entries}
+    starting = {int(file): int(rank) for file, rank in entries}
+    _skip_initialisation(folder)
+    from pydtnn.comm.monitor.ranks import EndedEarlyError, EndReport, Kills, Launcher, accept_ranks
+
     file = os.open(f"/proc/self/fd/{slots}", os.O_WRONLY | os.O_APPEND)
-    end_report = EndReport(file, length, Launcher(process), Kills(), ranks == of)
+    end_report = EndReport(file, length, Launcher(launcher), Kills(), ranks == of)
     poll = select.epoll()
     try:
         ended = set(select.select(starting, [], [], 0)[0])
@@ -367,13 +55,25 @@ def main() -> None:
             raise EndedEarlyError(min(missing) if ranks == of and len(missing) == 1 else -1)
         connections = accept_ranks(socket.socket(fileno=listener), ranks, poll, starting)
     except EndedEarlyError as early:
-        time.sleep(FAILING)
+        time.sleep(START_ERROR_S)
         end_report.report(early.rank, "it ended before all ranks had started")
         for number in starting:
             with contextlib.suppress(OSError):  # it has ended, too
                 signal.pidfd_send_signal(number, signal.SIGTERM)
         return
-    _watch(folder, slots, end_report, poll, connections)
+    # Imported now, so that the ranks, which are connected, need not wait for it.
+    from pydtnn.comm.monitor.monitor import Monitor, receive_facts, slots_in
+
+    facts, others = receive_facts()
+    Monitor(facts, slots_in(slots, facts), end_report, poll, connections, others).run()
+
+
+def _skip_initialisation(folder: str) -> None:
+    """Let packages be imported without their `__init__`, which imports NumPy."""
+    for name in ("pydtnn", "pydtnn.comm"):
+        module = types.ModuleType(name)
+        module.__path__ = [os.path.join(folder, *name.split(".")[1:])]
+        sys.modules[name] = module
 
 
 def _continue_with_parent() -> None:
@@ -385,41 +85,6 @@ def _continue_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGCONT), 0, 0, 0)
-
-
-def _watch(
-    folder: str,
-    slots: int,
-    end_report: EndReport,
-    poll: select.epoll,
-    connections: dict[int, RankConnection],
-) -> None:
-    """Run the monitor, whose packages are imported without `__init__`, which imports NumPy.
-
-    They are imported when the ranks are connected, which need not wait for it.
-    """
-    for name in ("pydtnn", "pydtnn.comm"):
-        module = types.ModuleType(name)
-        module.__path__ = [os.path.join(folder, *name.split(".")[1:])]
-        sys.modules[name] = module
-    import json
-    import mmap
-
-    from pydtnn.comm.monitor.monitor import Facts, Monitor
-    from pydtnn.comm.monitor.slots import SLOT, Slot
-
-    text, files = b"", list[int]()
-    with socket.socket(fileno=0) as sender:
-        while received := socket.recv_fds(sender, 1 << 16, 1):
-            text += received[0]
-            files += received[1]
-            if not received[0]:
-                break
-    facts = Facts(**json.loads(text))
-    memory = memoryview(mmap.mmap(slots, len(facts.ranks) * SLOT))
-    places = [Slot(memory, place) for place in range(len(facts.ranks))]
-    listener = socket.socket(fileno=files[0]) if files else None
-    Monitor(facts, places, end_report, poll, connections, listener).run()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import NUMBERS, connect
 from pydtnn.comm.monitor.monitor import MAX_STRANGERS, Facts, Monitor
-from pydtnn.comm.monitor.process import EndReport, Kills, Launcher, RankConnection
+from pydtnn.comm.monitor.ranks import EndReport, Kills, Launcher, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
 from pydtnn.comm.monitor.table import Row
 

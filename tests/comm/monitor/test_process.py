@@ -17,8 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.monitor import Facts, Monitor
+from pydtnn.comm.monitor.ranks import (
+    LEAVING,
+    READY,
+    Kills,
+    RankConnection,
+    accept_ranks,
+    explain,
+    is_first,
+)
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from tests import launch
 from tests.ahead import mpiexec
@@ -76,7 +84,7 @@ class Watching:
     def watch(self, listener: socket.socket, ranks: int) -> list[int]:
         """Watch the ranks until they have ended; return those that have failed."""
         with contextlib.ExitStack() as stack, contextlib.suppress(Ended), select.epoll() as poll:
-            connections = process.accept_ranks(listener, ranks, poll)
+            connections = accept_ranks(listener, ranks, poll)
             for one in connections.values():
                 stack.enter_context(one.socket)
             memory = memoryview(bytearray(ranks * SLOT))
@@ -105,7 +113,7 @@ def test_no_rank_is_named_if_all_leave_in_order(
     watcher.start()
     for rank in range(12):
         with connect(rank) as connection:
-            connection.sendall(process.LEAVING)
+            connection.sendall(LEAVING)
     watcher.join(10)
     assert found == [[]]
 
@@ -115,7 +123,7 @@ def test_the_first_that_ends_without_a_message_is_named(
 ) -> None:
     ranks = {rank: connect(rank) for rank in range(12)}
     threading.Timer(0.1, lambda: [ranks[rank].close() for rank in (3, 11, 7)]).start()
-    ranks[5].sendall(process.LEAVING)
+    ranks[5].sendall(LEAVING)
     ranks[5].close()
     assert Watching().watch(listener, 12) == [3]
     for connection in ranks.values():
@@ -128,18 +136,18 @@ def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watch
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ranks, sent = [connect(rank) for rank in range(3)], []
-    send = process.RankConnection.send
+    send = RankConnection.send
 
-    def send_and_close(self: process.RankConnection, data: bytes) -> None:
+    def send_and_close(self: RankConnection, data: bytes) -> None:
         send(self, data)
         sent.append(data)
         if len(sent) == len(ranks):
             for rank in (2, 0, 1):
                 ranks[rank].close()
 
-    monkeypatch.setattr(process.RankConnection, "send", send_and_close)
+    monkeypatch.setattr(RankConnection, "send", send_and_close)
     assert Watching().watch(listener, len(ranks)) == [2]
-    assert sent == [process.READY] * 3
+    assert sent == [READY] * 3
 
 
 def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
@@ -149,7 +157,7 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
         counters.write_text(f"nr_free_pages 7\noom_kill {kills}\noom_killer 9\n")
 
     count(3)
-    kills = process.Kills(str(counters))
+    kills = Kills(str(counters))
     assert not kills.recent()
     count(4)
     kills.remember()
@@ -159,7 +167,7 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
 
 
 def test_where_nobody_counts_there_were_no_kills(tmp_path: Path) -> None:
-    assert not process.Kills(str(tmp_path / "nowhere")).recent()
+    assert not Kills(str(tmp_path / "nowhere")).recent()
 
 
 def test_the_monitor_remembers_the_kills_while_nothing_happens(
@@ -183,14 +191,14 @@ def test_the_monitor_remembers_the_kills_while_nothing_happens(
     ],
 )
 def test_what_is_known_of_an_end_is_told(for_memory: bool, all_here: bool, words: str) -> None:
-    told = process.explain(2, for_memory, all_here)
+    told = explain(2, for_memory, all_here)
     assert told == f"rank 2: terminated unexpectedly; {words}"
 
 
 def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     files = [os.open(tmp_path / "file", os.O_WRONLY | os.O_APPEND) for _ in range(3)]
-    assert [process.is_first(file, 3) for file in files] == [True, False, False]
+    assert [is_first(file, 3) for file in files] == [True, False, False]
     for file in files:
         os.close(file)
 
@@ -202,7 +210,7 @@ from pydtnn.comm.failure import end_all_ranks_on_error
 from pydtnn.comm.mpi import MpiCommunicator
 path = os.environ["SENTINEL"]
 with open(process.__file__) as file:
-    text = file.read().replace("/proc/vmstat", path + ".vmstat")
+    text = file.read().replace("Kills()", f"Kills({path + '.vmstat'!r})")
 if comm.rank == 0:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     open(path, "w").write(text)

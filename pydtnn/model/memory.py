@@ -11,7 +11,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,13 +23,11 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Shape, StepContext
 from pydtnn.layers.collectives import Collective, Pending
-from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics, Statistic
-from pydtnn.model.execution import Communicate, check_inputs
+from pydtnn.model.execution import check_inputs
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.stage import Stage
-from pydtnn.utils.observer import Observer
+from pydtnn.model.stage import Network, Stage
 from pydtnn.utils.request import Completed, Request
 from pydtnn.utils.validate import check_int
 
@@ -256,38 +254,6 @@ def _most_likely(scores: np.ndarray) -> np.ndarray:
 
 PROCESS_BYTES = 5 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
-
-
-class Network(Protocol):
-    """The attributes of a `Model` that are used here."""
-
-    backend: Backend
-    dtype: np.dtype
-    input_shapes: tuple[Shape, ...]
-    graph: Graph
-    parameters: dict[str, Parameter]
-    buffers: tuple[ParameterBuffer, ...]
-    frozen_buffers: tuple[ParameterBuffer, ...]
-    statistics: RunningStatistics
-    mesh: MeshLike | None
-    stage: Stage | None
-    communicate: Communicate | None
-    observer: Observer | None
-    cuts: tuple[int, ...]
-
-    def cut(self, cuts: Sequence[int]) -> None:
-        """Recompute the segments between cuts."""
-
-    def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
-        """Return the cuts for a batch size."""
-
-    def forward_shards(
-        self, xs: Sequence[Any], contexts: Sequence[StepContext]
-    ) -> list[tuple[Any, list[Any]]]:
-        """Run every node of this rank in order."""
-
-    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
-        """Run every node's backward in reverse."""
 
 
 @dataclass(frozen=True)

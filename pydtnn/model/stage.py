@@ -16,9 +16,13 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import PIPELINE, contiguous
 from pydtnn.layers.node import Node
-from pydtnn.model.execution import check_inputs
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
+from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.model.execution import Communicate, check_inputs
+from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.partition.stages import StageCut, Value
+from pydtnn.utils.observer import Observer
 from pydtnn.utils.split import even_cuts
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
@@ -55,20 +59,40 @@ class Group(Protocol):
 
 
 class Network(Protocol):
-    """The methods and attributes of a `Model` that are used here."""
+    """The interface of a `Model` for its stages, memory and summary."""
 
     backend: Backend
+    dtype: np.dtype
     input_shapes: tuple[Shape, ...]
+    graph: Graph
+    parameters: dict[str, Parameter]
+    buffers: tuple[ParameterBuffer, ...]
+    frozen_buffers: tuple[ParameterBuffer, ...]
+    statistics: RunningStatistics
+    mesh: MeshLike | None
+    stage: Stage | None
+    communicate: Communicate | None
+    observer: Observer | None
+    cuts: tuple[int, ...]
+
+    def cut(self, cuts: Sequence[int]) -> None:
+        """Recompute the segments between cuts."""
+
+    def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
+        """Return the cuts for a batch size."""
 
     def forward_shards(
         self,
-        xs: Sequence[tuple[Array, ...]],
+        xs: Sequence[Any],
         contexts: Sequence[StepContext],
         *,
         keep: bool = True,
         after_node: Callable[[Node, Array], None] | None = None,
     ) -> list[tuple[Any, list[Saved]]]:
-        """Run the nodes of this stage."""
+        """Run every node of this rank in order."""
+
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
+        """Run every node's backward in reverse."""
 
 
 class Transfer:

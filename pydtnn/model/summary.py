@@ -14,8 +14,9 @@ from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.model.description import Description
 from pydtnn.model.graph import Graph
-from pydtnn.model.memory import Memory, Network, forecast_memory
+from pydtnn.model.memory import Memory, forecast_memory
 from pydtnn.model.recompute import cut
+from pydtnn.model.stage import Network
 from pydtnn.utils.split import even_cut
 from pydtnn.utils.units import align, quantity
 from pydtnn.utils.validate import check_int

@@ -95,22 +95,11 @@ class Adam(Optimizer):
         self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
         self.epsilon = self.number("epsilon", epsilon, above=0)
 
-    def update(
-        self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
-    ) -> None:
-        self.backend.update.adam(
-            w,
-            g,
-            m,
-            v,
-            lr=lr,
-            decay=decay,
-            step=step,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            decoupled=self.decoupled,
-        )
+    def update(self, w: Array, g: Array, m: Array, v: Array, **numbers: Any) -> None:
+        self.backend.update.adam(w, g, m, v, decoupled=self.decoupled, **self._betas(), **numbers)
+
+    def _betas(self) -> dict[str, float]:
+        return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
 
 
 class AdamW(Adam):
@@ -212,9 +201,8 @@ class Nadam(Adam):
             "mu_product": self._momentum_product(step),
         }
 
-    def update(self, w: Array, g: Array, m: Array, v: Array, **terms: Any) -> None:
-        beta1, beta2, epsilon = self.beta1, self.beta2, self.epsilon
-        self.backend.update.nadam(w, g, m, v, beta1=beta1, beta2=beta2, epsilon=epsilon, **terms)
+    def update(self, w: Array, g: Array, m: Array, v: Array, **numbers: Any) -> None:
+        self.backend.update.nadam(w, g, m, v, **self._betas(), **numbers)
 
     def _momentum(self, step: int) -> float:
         return self.beta1 * (1 - 0.5 * 0.96 ** (step * self.momentum_decay))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydtnn.kernels.cpu._update import UpdateKernels
 from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
 from pydtnn.kernels.reference import update as reference
@@ -9,117 +11,33 @@ from pydtnn.kernels.reference.family import Array
 
 
 class Update(Compiled, reference.Update):
-    """The rules of the optimizers on the CPU; parameters as in the reference."""
+    """The rules of the optimizers on the CPU; slots and numbers are those of the reference."""
 
     table = UpdateKernels
 
-    def sgd(
-        self,
-        w: Array,
-        g: Array,
-        velocity: Array | None,
-        *,
-        lr: float,
-        decay: float,
-        momentum: float,
-        nesterov: bool,
-    ) -> None:
+    def sgd(self, w: Array, g: Array, *slots: Array | None, **numbers: Any) -> None:
         """SGD, with momentum if there is a velocity."""
-        if not _native(w, g, velocity):
-            return super().sgd(
-                w, g, velocity, lr=lr, decay=decay, momentum=momentum, nesterov=nesterov
-            )
-        self.kernels.sgd(w, contiguous(g), velocity, lr, decay, momentum, nesterov, self.threads)
+        if not _native(w, g, *slots):
+            return super().sgd(w, g, *slots, **numbers)
+        self.kernels.sgd(w, contiguous(g), *slots, **numbers, threads=self.threads)
 
-    def rmsprop(
-        self,
-        w: Array,
-        g: Array,
-        square: Array,
-        *,
-        lr: float,
-        decay: float,
-        rho: float,
-        epsilon: float,
-    ) -> None:
+    def rmsprop(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """RMSProp."""
-        if not _native(w, g, square):
-            return super().rmsprop(w, g, square, lr=lr, decay=decay, rho=rho, epsilon=epsilon)
-        self.kernels.rmsprop(w, contiguous(g), square, lr, decay, rho, epsilon, self.threads)
+        if not _native(w, g, *slots):
+            return super().rmsprop(w, g, *slots, **numbers)
+        self.kernels.rmsprop(w, contiguous(g), *slots, **numbers, threads=self.threads)
 
-    def adam(
-        self,
-        w: Array,
-        g: Array,
-        m: Array,
-        v: Array,
-        *,
-        lr: float,
-        decay: float,
-        step: int,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        decoupled: bool,
-    ) -> None:
+    def adam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Adam, or with `decoupled` AdamW."""
-        if not _native(w, g, m, v):
-            return super().adam(
-                w,
-                g,
-                m,
-                v,
-                lr=lr,
-                decay=decay,
-                step=step,
-                beta1=beta1,
-                beta2=beta2,
-                epsilon=epsilon,
-                decoupled=decoupled,
-            )
-        shrink, decay = (1 - lr * decay, 0.0) if decoupled else (1.0, decay)
-        rate, inv_root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
-        factors = (rate, decay, shrink, beta1, beta2, inv_root, epsilon)
-        self.kernels.adam(w, contiguous(g), m, v, *factors, self.threads)
+        if not _native(w, g, *slots):
+            return super().adam(w, g, *slots, **numbers)
+        self.kernels.adam(w, contiguous(g), *slots, *_adam(**numbers), self.threads)
 
-    def nadam(
-        self,
-        w: Array,
-        g: Array,
-        m: Array,
-        v: Array,
-        *,
-        lr: float,
-        decay: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        mu: float,
-        mu_next: float,
-        mu_product: float,
-        step: int,
-    ) -> None:
+    def nadam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Nadam with the momentum schedule's terms given."""
-        if not _native(w, g, m, v):
-            return super().nadam(
-                w,
-                g,
-                m,
-                v,
-                lr=lr,
-                decay=decay,
-                beta1=beta1,
-                beta2=beta2,
-                epsilon=epsilon,
-                mu=mu,
-                mu_next=mu_next,
-                mu_product=mu_product,
-                step=step,
-            )
-        ahead, now = mu_next / (1 - mu_product * mu_next), (1 - mu) / (1 - mu_product)
-        inv_root = (1 - beta2**step) ** -0.5
-        factors = (lr, decay, beta1, beta2, inv_root, epsilon, ahead, now)
-        self.kernels.nadam(w, contiguous(g), m, v, *factors, self.threads)
+        if not _native(w, g, *slots):
+            return super().nadam(w, g, *slots, **numbers)
+        self.kernels.nadam(w, contiguous(g), *slots, *_nadam(**numbers), self.threads)
 
     def squared_norm(self, x: Array) -> float:
         """Sum of squares of a flat array, in float64."""
@@ -132,6 +50,39 @@ class Update(Compiled, reference.Update):
         if not native(x):
             return super().scale(x, factor)
         self.kernels.scale(x, factor, self.threads)
+
+
+def _adam(
+    *,
+    lr: float,
+    decay: float,
+    step: int,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decoupled: bool,
+) -> tuple[float, ...]:
+    """Return the factors of the compiled kernel."""
+    shrink, decay = (1 - lr * decay, 0.0) if decoupled else (1.0, decay)
+    rate, inv_root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+    return rate, decay, shrink, beta1, beta2, inv_root, epsilon
+
+
+def _nadam(
+    *,
+    lr: float,
+    decay: float,
+    step: int,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    mu: float,
+    mu_next: float,
+    mu_product: float,
+) -> tuple[float, ...]:
+    """Return the factors of the compiled kernel."""
+    ahead, now = mu_next / (1 - mu_product * mu_next), (1 - mu) / (1 - mu_product)
+    return lr, decay, beta1, beta2, (1 - beta2**step) ** -0.5, epsilon, ahead, now
 
 
 def _native(w: Array, g: Array, *slots: Array | None) -> bool:

@@ -19,115 +19,36 @@ FLIGHT = 2
 
 
 class Update(Own, reference.Update):
-    """The rules of the optimizers; parameters as in the reference.
+    """The rules of the optimizers; slots and numbers are those of the reference.
 
     Parameters, gradients and state are all float32 or all float64.
     """
 
     source = "update"
 
-    def sgd(
-        self,
-        w: Array,
-        g: Array,
-        velocity: Array | None,
-        *,
-        lr: Number,
-        decay: Number,
-        momentum: float,
-        nesterov: bool,
-    ) -> None:
+    def sgd(self, w: Array, g: Array, *slots: Array | None, **numbers: Any) -> None:
         """Step along the gradient or, with a velocity, along its running sum."""
-        if not _native(w, g, velocity):
-            return super().sgd(
-                w, g, velocity, lr=lr, decay=decay, momentum=momentum, nesterov=nesterov
-            )
-        terms = (*number(lr), *number(decay), float(momentum), nesterov)
-        self._step("sgd", w, g, (velocity,), terms)
+        if not _native(w, g, *slots):
+            return super().sgd(w, g, *slots, **numbers)
+        self._step("sgd", w, g, slots, _sgd(**numbers))
 
-    def rmsprop(
-        self,
-        w: Array,
-        g: Array,
-        square: Array,
-        *,
-        lr: Number,
-        decay: float,
-        rho: float,
-        epsilon: float,
-    ) -> None:
+    def rmsprop(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Step along the gradient over the root of its running mean square."""
-        if not _native(w, g, square):
-            return super().rmsprop(w, g, square, lr=lr, decay=decay, rho=rho, epsilon=epsilon)
-        terms = (*number(lr), float(decay), float(rho), float(epsilon))
-        self._step("rmsprop", w, g, (square,), terms)
+        if not _native(w, g, *slots):
+            return super().rmsprop(w, g, *slots, **numbers)
+        self._step("rmsprop", w, g, slots, _rmsprop(**numbers))
 
-    def adam(
-        self,
-        w: Array,
-        g: Array,
-        m: Array,
-        v: Array,
-        *,
-        lr: Number,
-        decay: float,
-        step: Number,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        decoupled: bool,
-    ) -> None:
+    def adam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Adam, or with `decoupled` AdamW."""
-        if not _native(w, g, m, v):
-            return super().adam(
-                *(w, g, m, v),
-                lr=lr,
-                decay=decay,
-                step=step,
-                beta1=beta1,
-                beta2=beta2,
-                epsilon=epsilon,
-                decoupled=decoupled,
-            )
-        betas = (float(beta1), float(beta2), float(epsilon))
-        terms = (*number(lr), float(decay), *number(step), *betas, decoupled)
-        self._step("adam", w, g, (m, v), terms)
+        if not _native(w, g, *slots):
+            return super().adam(w, g, *slots, **numbers)
+        self._step("adam", w, g, slots, _adam(**numbers))
 
-    def nadam(
-        self,
-        w: Array,
-        g: Array,
-        m: Array,
-        v: Array,
-        *,
-        lr: Number,
-        decay: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        mu: Number,
-        mu_next: Number,
-        mu_product: Number,
-        step: Number,
-    ) -> None:
+    def nadam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Nadam with the momentum schedule's terms given."""
-        if not _native(w, g, m, v):
-            return super().nadam(
-                *(w, g, m, v),
-                lr=lr,
-                decay=decay,
-                beta1=beta1,
-                beta2=beta2,
-                epsilon=epsilon,
-                mu=mu,
-                mu_next=mu_next,
-                mu_product=mu_product,
-                step=step,
-            )
-        schedule = (*number(mu), *number(mu_next), *number(mu_product))
-        betas = (float(beta1), float(beta2), float(epsilon))
-        terms = (*number(lr), float(decay), *number(step), *betas, *schedule)
-        self._step("nadam", w, g, (m, v), terms)
+        if not _native(w, g, *slots):
+            return super().nadam(w, g, *slots, **numbers)
+        self._step("nadam", w, g, slots, _nadam(**numbers))
 
     def squared_norm(self, x: Array) -> Number:
         """Sum of squares of a flat array, added up in float64: an array () on the device."""
@@ -204,6 +125,49 @@ class Update(Own, reference.Update):
         grid = (ceil(w.size, THREADS * each),)
         given = (w, g, *slots, w.size, *terms, self.device.go)
         self.launch(f"{rule}_{width}", w.dtype.name, grid, (THREADS,), *given)
+
+
+Terms = tuple[Any, ...]
+"""Arguments of a kernel, in its order."""
+
+
+def _sgd(*, lr: Number, decay: Number, momentum: float, nesterov: bool) -> Terms:
+    return *number(lr), *number(decay), float(momentum), nesterov
+
+
+def _rmsprop(*, lr: Number, decay: float, rho: float, epsilon: float) -> Terms:
+    return *number(lr), float(decay), float(rho), float(epsilon)
+
+
+def _adam(
+    *,
+    lr: Number,
+    decay: float,
+    step: Number,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decoupled: bool,
+) -> Terms:
+    betas = float(beta1), float(beta2), float(epsilon)
+    return *number(lr), float(decay), *number(step), *betas, decoupled
+
+
+def _nadam(
+    *,
+    lr: Number,
+    decay: float,
+    step: Number,
+    mu: Number,
+    mu_next: Number,
+    mu_product: Number,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> Terms:
+    betas = float(beta1), float(beta2), float(epsilon)
+    schedule = (*number(mu), *number(mu_next), *number(mu_product))
+    return *number(lr), float(decay), *number(step), *betas, *schedule
 
 
 def _native(w: Array, g: Array, *slots: Array | None) -> bool:

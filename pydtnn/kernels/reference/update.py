@@ -1,8 +1,9 @@
 """Reference updates of flat parameters, in place, and computation of their coefficients.
 
-Each rule takes the parameters `w`, the gradient `g` (not changed) and the state arrays, all flat
-and of equal length. `decay` is the L2 coefficient added to the gradient, except in AdamW, where it
-shrinks the parameter itself.
+All rules have one signature, ``rule(w, g, *slots, **numbers)``: the parameters `w`, the gradient
+`g` (not changed) and the state arrays of the rule, all flat and of equal length, then its numbers
+by name. A device overrides the rules with this signature. `decay` is the L2 coefficient added to
+the gradient, except in AdamW, where it shrinks the parameter itself.
 
 A `Number` is a float here, and on a device possibly one float64 in its memory. Flags are float64
 arrays (1,), 1 or 0: if the device's `go` is 0, parameters and state are not changed.

@@ -32,7 +32,7 @@ def test_the_runner_tells_killed_mutants_from_survivors(
         "no test": Mutant(units, kilo, '"k": 2,', "tests/nothing.py"),
     }
     monkeypatch.setattr(mutants, "MUTANTS", made)
-    assert main(["wrong", "broken"]) == 0
+    assert main(["wrong"]) == 0
     assert main(["harmless", "wrong", "--jobs", "1"]) == 1
     printed = capsys.readouterr().out
     assert "SURVIVED" in printed
@@ -41,3 +41,5 @@ def test_the_runner_tells_killed_mutants_from_survivors(
         main(["no text"])
     with pytest.raises(ValueError, match=r"tests that pass without mutants, got(.|\n)*nothing\.py"):
         main(["no test"])
+    with pytest.raises(ValueError, match=r"runs with the mutant, got(.|\n)*SyntaxError"):
+        main(["broken"])

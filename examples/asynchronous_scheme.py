@@ -10,11 +10,10 @@ import time
 
 import numpy as np
 
-from pydtnn import Model, Trainer, create_communicator, load_dataset
+from pydtnn import Callback, Model, Trainer, create_communicator, load_dataset
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.training.callback import Callback
 
 
 class AsynchronousGossip(GradientExchange):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.utils.names import foreign_names
 from tests.test_imports import ROOT
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Flatten, Linear, ReLU, Sequential

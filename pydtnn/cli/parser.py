@@ -12,8 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pydtnn import __version__
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import GROUPS, Flag, flags
+from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import foreign_names, unknown

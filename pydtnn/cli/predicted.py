@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import typed
+from pydtnn.cli.config import TrainConfig, typed
 from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0

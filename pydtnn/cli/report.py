@@ -1,4 +1,4 @@
-"""Reports of a run: the file run.json with its configuration, and a table of its results."""
+"""Reports of a run: the header, the file run.json with its configuration, the table of results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from pydtnn.callbacks import BestWeights
-from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.config import TrainConfig, flags, typed
+from pydtnn.cli.parallel import describe_mesh, describe_transport
 from pydtnn.cli.predicted import rows as predicted_rows
-from pydtnn.cli.transport import describe_transport
 from pydtnn.cli.virtual import describe_virtual
 from pydtnn.comm.schedules.rule import RULE, VENDOR, Auto, Choice, Ruled, explain
 from pydtnn.comm.staged import Staged
@@ -28,10 +28,59 @@ if TYPE_CHECKING:
     from pydtnn.cli.build import Job
     from pydtnn.kernels.cuda.backend import CudaBackend
 
+SHOWN = ("model", "dataset", "output_dir", "resume", "evaluate_only", "progress", "verbose")
+"""Options that other lines of the header show, or that the user sees."""
+
 UNTITLED = ("lr", VIRTUAL_SECONDS)
 """Entries of logs that the table does not contain."""
 
 _log = logging.getLogger("pydtnn.train")
+
+
+def describe_job(job: Job) -> list[tuple[str, str]]:
+    """Return name and value of the header's lines."""
+    config, trainer = job.config, job.trainer
+    model, comm = trainer.model, trainer.comm
+    backend = model.backend
+    parameters, ranks = model.whole.size, trainer.setup.data.size
+    shape = " x ".join(map(str, job.train.input_shape))
+    total, hosts = job.work.batch, len(set(comm.hosts))
+    samples = f"{len(job.train):,} training and {len(job.validation):,} validation samples"
+    device = f"{backend.name} ({backend.isa})" if backend.isa else backend.name
+    threads = "" if backend.name == "cuda" else f" x {_count(backend.threads, 'thread')}"
+    rows = [
+        ("model", f"{config.model}, {parameters:,} parameters"),
+        ("data", f"{job.train.name}, {samples} of {shape}, {job.train.classes} classes"),
+    ]
+    if not config.evaluate_only:
+        steps = f"{_count(config.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
+        rows.append(("batch", f"{-(-total // ranks)} per rank, {total} in total; {steps}"))
+    rows += [
+        ("ranks", f"{comm.size}{threads} on {_count(hosts, 'host')}"),
+        ("device", f"{device}, {model.dtype.name}"),
+    ]
+    if trainer.setup.mesh is not None:
+        rows.insert(-1, ("mesh", describe_mesh(trainer.setup.mesh)))
+    if options := not_default(config):
+        rows.append(("options", options))
+    if not config.evaluate_only:
+        rows.append(("run folder", str(job.directory)))
+    return rows
+
+
+def not_default(config: TrainConfig) -> str:
+    """Return the options that differ from the defaults, as they are typed.
+
+    >>> not_default(TrainConfig(epochs=8, augment="crop:4,flip", overlap=False))
+    '--epochs 8 --augment crop:4,flip --no-overlap'
+    """
+    usual = flags(TrainConfig).items()
+    names = [name for name, own in usual if getattr(config, name) != own.default]
+    return " ".join(typed(config, name) for name in names if name not in SHOWN)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def write_run_file(job: Job) -> None:

@@ -13,9 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.mesh import read_axes
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.saving import check_replaceable

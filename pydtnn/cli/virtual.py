@@ -7,9 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.mesh import read_axes
-from pydtnn.cli.options import typed
+from pydtnn.cli.config import TrainConfig, read_axes, typed
 from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.machine import cores_here

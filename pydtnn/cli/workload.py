@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, load_dataset, split_validation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.utils.errors import AgreedError, describe
+from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
 T = TypeVar("T")
 
@@ -73,6 +73,23 @@ def agree(comm: Communicator, error: Exception | None = None) -> None:
     else:
         message = "; ".join(f"{name_ranks(who)}: {reason}" for reason, who in ranks.items())
     raise AgreedError(message, failed) from error
+
+
+def together(comm: Communicator, work: Callable[..., T], *args: object) -> T:
+    """Call `work` on every rank; if it fails on any rank, all ranks raise `AgreedError`.
+
+    Only errors in `EXPLAINED` are agreed on; others propagate and terminate the run. Collective:
+    all ranks call it.
+    """
+    problem = None
+    try:
+        result = work(*args)
+    except BrokenPipeError:  # the output pipe is closed: no message can be printed
+        raise
+    except EXPLAINED as error:
+        problem = error
+    agree(comm, problem)
+    return result
 
 
 def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], advice: str) -> None:

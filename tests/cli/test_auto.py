@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.mesh import read_axes
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.predicted import NO_EFFECT, Predicted, StepMemory, no_formula, predict, rows
 from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.perfmodel.platform import FOLDER, Platform

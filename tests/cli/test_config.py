@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 
 
 def test_the_defaults_are_what_the_readme_promises() -> None:

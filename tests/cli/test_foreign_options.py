@@ -7,8 +7,7 @@ import shlex
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments, parse
 from pydtnn.utils.names import foreign_names
 

@@ -10,9 +10,9 @@ import pytest
 
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.header import first_line, not_default
 from pydtnn.cli.parser import parse
-from pydtnn.train import main
+from pydtnn.cli.report import not_default
+from pydtnn.train import first_line, main
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 

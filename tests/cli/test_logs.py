@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.header import show_logs
-from pydtnn.train import main
+from pydtnn.train import main, show_logs
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pydtnn.cli.build import create_job
-from pydtnn.cli.mesh import create_mesh, read_axes
+from pydtnn.cli.config import read_axes
+from pydtnn.cli.parallel import create_mesh
 from pydtnn.cli.parser import parse
 from pydtnn.cli.run_directory import Run, start_values
 from pydtnn.comm import Communicator, run_threads

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import parse
 from pydtnn.models import MODELS
 from pydtnn.train import main

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.build import create_job
-from pydtnn.cli.mesh import create_mesh
+from pydtnn.cli.parallel import create_mesh
 from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main

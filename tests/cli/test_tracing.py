@@ -44,7 +44,7 @@ def test_limits_of_the_machine_are_the_best_of_those_before_and_after_training(
     """Other programs ran beside the first product and beside the last copy."""
     before = {"flops_per_second": 1e9, "bytes_per_second": 8e9}
     found = iter([before, {"flops_per_second": 5e9, "bytes_per_second": 2e9}])
-    monkeypatch.setattr("pydtnn.cli.tracing.measure_limits", lambda backend: next(found))
+    monkeypatch.setattr("pydtnn.cli.run.measure_limits", lambda backend: next(found))
     assert main([*OPTIONS, f"--output-dir={tmp_path}/run", f"--trace={tmp_path}/trace"]) == 0
     (written,) = read_traces(tmp_path / "trace")
     machine = written.about["machine"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.transport import choose_transport, describe_transport, gpu_facts, take_gpu
+from pydtnn.cli.parallel import choose_transport, describe_transport, gpu_facts, take_gpu
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.cores import shared_gpu
 from pydtnn.comm.nccl import NcclCommunicator

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import flags
+from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.virtual import create_costs, describe_virtual_run
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.timing import time_steps

@@ -21,7 +21,7 @@ TRANSPORTS: dict[str, Callable[[Communicator, Any], Communicator]] = {
     "staged": Staged,
     "handed": lambda comm, xp: CudaAware(Aware(comm), xp),
 }
-"""What `pydtnn.cli.transport` chooses from."""
+"""What `pydtnn.cli.parallel` chooses from."""
 
 FABRICS: dict[int, Fabric] = {}
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import Flag, flags
+from pydtnn.cli.config import Flag, TrainConfig, flags
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.losses import LOSSES
 from pydtnn.metrics import METRICS

@@ -17,7 +17,7 @@ from benchmarks.common.compute_bound import conv as geometry_of
 from benchmarks.common.report import WITH_TORCH
 from benchmarks.common.work import CIFAR
 from benchmarks.gpu.work import WORK, create_side
-from pydtnn.cli.transport import gpu_facts
+from pydtnn.cli.parallel import gpu_facts
 from pydtnn.comm.nccl import create_nccl
 from pydtnn.comm.serial import Serial
 from pydtnn.data import Batch

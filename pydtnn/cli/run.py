@@ -1,0 +1,226 @@
+"""The course of a run, after its arguments are known."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn import __version__
+from pydtnn.cli.build import Job, create_job
+from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig
+from pydtnn.cli.parallel import (
+    check_messages,
+    choose_allreduce,
+    choose_transport,
+    create_mesh,
+    gpu_facts,
+    take_gpu,
+)
+from pydtnn.cli.predicted import choose_parallel, predict_run
+from pydtnn.cli.report import describe_job, log_details, print_report, write_run_file
+from pydtnn.cli.run_directory import run_directory
+from pydtnn.cli.workload import fetch_data, share_data
+from pydtnn.comm import Communicator, require_equal
+from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.comm.cores import shared_gpu, threads_per_rank
+from pydtnn.kernels.limits import measure_limits
+from pydtnn.kernels.observed import observed_kernels
+from pydtnn.model.summary import layer_costs
+from pydtnn.saving.weights import write_weights
+from pydtnn.tracing.writing import Trace, check_folder
+from pydtnn.training.callback import evaluated
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.examination import examine
+from pydtnn.training.progress import format_logs
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
+from pydtnn.utils.observer import phase
+from pydtnn.utils.units import align
+
+_log = logging.getLogger("pydtnn.train")
+
+
+def run(config: TrainConfig, comm: Communicator) -> None:
+    """Build all parts, train or evaluate, and report. Collective: all ranks call it."""
+    _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
+    if comm.supervision is not None:
+        comm.supervision.limit(config.timeout)
+    cupy = together(comm, take_gpu, config, comm)
+    if config.exact:  # other kernels would round differently
+        facts = {"CPU": cpu_model(), "NumPy": np.__version__}
+        _require_equal(comm, facts if cupy is None else facts | gpu_facts(cupy))
+    # Virtual ranks compute at the same time where their clocks allow it.
+    threads = 1 if config.virtual_ranks else together(comm, threads_per_rank, comm)
+    comm = together(comm, choose_allreduce, config, comm)
+    comm = together(comm, choose_transport, config, comm, cupy)
+    comm = check_messages(config, comm)
+    if cupy is not None and (shared := shared_gpu(comm, cupy)):
+        _say(config, comm, f"{shared}, which reduces the speed of each")
+    if config.trace is not None:
+        check_folder(config.trace, comm, "train: --trace")
+    if config.download or config.stage is not None:
+        supervision = comm.supervision
+        with phase(supervision.activity if supervision else None, "download"):  # has no deadline
+            together(comm, fetch_data, config, comm)
+    if config.parallel == AUTO_PARALLEL:
+        config, why = together(comm, choose_parallel, config, comm, config.threads or threads)
+        for line in why:
+            _say(config, comm, line)
+    mesh = together(comm, create_mesh, config.parallel, comm)
+    # BLAS has one thread, so that the order of its sums does not depend on their number.
+    groups = mesh or contextlib.nullcontext()
+    with groups, run_directory(config, comm) as directory, limit_blas_threads(1):
+        threads = config.threads or threads
+        data = together(comm, share_data, config, comm)
+        examine(comm, *data, threads=config.loader_threads)
+        job = together(comm, create_job, config, comm, threads, directory, mesh, data)
+        backend = job.trainer.model.backend
+        _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
+        if config.exact:
+            names = {"libraries of the GPU": "versions", "TF32": "tf32"}
+            _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
+        for line in align(describe_job(job), 2):
+            _say(config, comm, line)
+        log_details(job)
+        job.predicted = together(comm, predict_run, config, job.work, comm, threads)
+        _carry_out(job)
+
+
+def _carry_out(job: Job) -> None:
+
+    config, trainer = job.config, job.trainer
+    if config.load_options:
+        _say(config, trainer.comm, str(job.loaded))
+    if config.resume:
+        _resume(job)
+    complete = not config.evaluate_only and trainer.epoch >= config.epochs
+    trace = None
+    if config.evaluate_only:
+        with traced(job) as trace:
+            results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
+    elif complete:
+        _say(
+            config,
+            trainer.comm,
+            f"the run is complete: {trainer.epoch} of {config.epochs} epochs; add "
+            f"--epochs {2 * trainer.epoch} to train on",
+        )
+    else:
+        on_rank_0(trainer.comm, write_run_file, job)
+        with traced(job) as trace:
+            trainer.fit(
+                job.train,
+                job.validation,
+                epochs=config.epochs,
+                global_batch_size=job.work.batch,
+                augment=job.augment,
+                mix=config.mixings(),
+                steps_per_epoch=config.steps_per_epoch,
+                drop_last=config.drop_last,
+                seed=config.seed,
+                loader_threads=0 if config.virtual_ranks else config.loader_threads,
+            )
+    if config.save and config.saves_weights:
+        with evaluated(trainer):
+            state = trainer.model.state()
+            on_rank_0(trainer.comm, write_weights, state, config.save)
+    elif config.save:
+        trainer.save(config.save)
+    if config.evaluate_only or config.quiet or complete:
+        if trainer.comm.rank == 0:
+            print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
+    else:
+        print_report(job)
+    if trace is not None:
+        _say(config, trainer.comm, describe_trace(trace))
+
+
+def _resume(job: Job) -> None:
+
+    path = load_checkpoint(job.directory, job.trainer)
+    if path is not None:
+        verb = "evaluating" if job.config.evaluate_only else "continuing from"
+        _say(job.config, job.trainer.comm, f"{verb} {path}")
+    elif job.config.evaluate_only:
+        raise AgreedError(
+            f"train: --resume: expected a checkpoint in {job.directory}, found none; use --load"
+        )
+    else:
+        line = f"no checkpoint in {job.directory} yet: starting from the beginning"
+        _say(job.config, job.trainer.comm, line)
+
+
+@contextlib.contextmanager
+def traced(job: Job) -> Iterator[Trace | None]:
+    """Context that is recorded and written to the folder of `--trace`, if the run has one.
+
+    Collective: all ranks call it.
+    """
+    config, trainer, recorder = job.config, job.trainer, job.recorder
+    if recorder is None:
+        yield None
+        return
+    backend = trainer.model.backend
+
+    def limits() -> dict[str, float]:
+        return dict(trainer.comm.share(lambda: measure_limits(backend)))
+
+    machine = _facts(trainer) | limits()
+    samples = -(-job.work.batch // trainer.setup.data.size)
+    trace = Trace(
+        Path(str(config.trace)),
+        recorder,
+        trainer.comm,
+        memory=backend.memory,
+        layers=layer_costs(trainer.model, samples),
+        machine=machine,
+    )
+    with trace, contextlib.ExitStack() as stack:
+        if config.trace_kernels:
+            stack.enter_context(observed_kernels(backend, recorder))
+        yield trace
+        stack.close()
+        # Other work on the machine reduces limits, rarely before and after training alike.
+        machine |= {name: max(machine[name], again) for name, again in limits().items()}
+
+
+def _facts(trainer: Trainer) -> dict[str, Any]:
+    """Return the facts of this rank's machine that summaries use."""
+    backend = trainer.model.backend
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "device": backend.name,
+        "threads": backend.threads,
+        "instruction set": backend.isa,
+        "dtype": trainer.model.dtype.name,
+    }
+
+
+def describe_trace(trace: Trace) -> str:
+    """Describe a trace that was written in one line."""
+    ranks = trace.comm.size
+    clocks = f", clocks equal within {trace.error / 1e3:.1f} us" if ranks > 1 else ""
+    return (
+        f"trace: {trace.records:,} records of {ranks} rank{'s' * (ranks > 1)} in {trace.folder}"
+        f"{clocks}; see python -m pydtnn.trace summary {trace.folder}"
+    )
+
+
+def _say(config: TrainConfig, comm: Communicator, line: str) -> None:
+    if comm.rank == 0 and not config.quiet:
+        print(line, flush=True)
+
+
+def _require_equal(comm: Communicator, facts: dict[str, Any]) -> None:
+    """Raise AgreedError if ranks were started with different options or on different hardware."""
+    advice = "start them with one command, on machines of one kind"
+    require_equal(comm, "train", facts, advice)

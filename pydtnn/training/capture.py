@@ -21,7 +21,8 @@ import numpy as np
 
 from pydtnn.comm.traffic import Traffic
 from pydtnn.data import Batch
-from pydtnn.kernels.cuda.graph import Feed, Graphs, Late
+from pydtnn.kernels.cuda.feed import Feed, Late
+from pydtnn.kernels.cuda.graph import Graphs
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at

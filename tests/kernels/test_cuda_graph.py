@@ -5,7 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from pydtnn.kernels.cuda.graph import SETS, WARM_UP, Feed, Graphs, Late
+from pydtnn.kernels.cuda.feed import SETS, Feed, Late
+from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
 from pydtnn.utils.device import Device
 from tests.simulated import SimulatedCupy
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.cuda.graph import APART, SETS, Feed, Late
+from pydtnn.kernels.cuda.feed import APART, SETS, Feed, Late
 from pydtnn.utils.device import Device
 from tests import gpu
 from tests.simulated import SimulatedCupy

@@ -13,7 +13,8 @@ from pydtnn.data import Cutout, HorizontalFlip, Prepare, RandomCrop
 from pydtnn.data.prepare import MOST_CHANGES, MOST_CHANNELS
 from pydtnn.data.statistics import Statistics
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.cuda.graph import WARM_UP, Feed, Graphs
+from pydtnn.kernels.cuda.feed import Feed
+from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
 from pydtnn.kernels.cuda.images import CHANGES, CHANNELS, Images
 from pydtnn.utils.device import Device
 from tests import gpu

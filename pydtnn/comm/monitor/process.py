@@ -33,8 +33,8 @@ def main() -> None:
     not on this host), the result of `find_ranks` as "file:rank,file:rank", and the folder of this
     package. The standard input is a socket for the other facts.
     """
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    for one in IGNORED:
+        signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _continue_with_parent()
     *numbers, pairs, folder = sys.argv[1:]

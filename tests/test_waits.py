@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.comm.monitor.monitor import STATUS
+from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from pydtnn.tracing.records import file_of
 from tests.ahead import mpiexec
 from tests.launch import ROOT, Finished, Program, why_not
@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_go_on_is_named_and_all_end(
     where: str, act: str, rank: int, ahead: tuple[Finished, float]
 ) -> None:
     finished, _ = ahead
-    assert finished.returncode == STATUS, finished
+    assert finished.returncode == TIMEOUT_STATUS, finished
     check_table(where, act, rank, 3, finished.stderr)
 
 
@@ -132,7 +132,7 @@ def test_each_rank_is_named_wherever_it_is_stopped(
     where: str, rank: int, call: int, ahead: tuple[Finished, float]
 ) -> None:
     finished, seconds = ahead
-    assert finished.returncode == STATUS, finished
+    assert finished.returncode == TIMEOUT_STATUS, finished
     check_table(where, STOP, rank, 4, finished.stderr)
     assert seconds < 30  # 10 of the wait, the start, and at most 5 for the table and the end
 
@@ -147,7 +147,7 @@ def test_every_rank_that_can_run_writes_its_trace(
     act: str, ahead: tuple[Finished, float, Path]
 ) -> None:
     finished, _, folder = ahead
-    assert finished.returncode == (STATUS if act == STOP else 1), finished
+    assert finished.returncode == (TIMEOUT_STATUS if act == STOP else 1), finished
     written = range(act == STOP, 3)
     assert sorted((folder / "trace").iterdir()) == [file_of(folder / "trace", r) for r in written]
     for rank in written:
@@ -192,7 +192,7 @@ def lose_the_monitor(act: int, rank: int, folder: Path) -> None:
         os.kill(rank_processes(program)[rank], signal.SIGSTOP)
         assert program.wait(30)
         finished = program.finished()
-    assert finished.returncode == STATUS, finished
+    assert finished.returncode == TIMEOUT_STATUS, finished
     assert re.search(rf"\nno progress for 6 s .*: rank {rank}: stopped by ", finished.stderr)
     wait_for(lambda: not processes_in(folder), 5)
 

@@ -28,11 +28,11 @@ from types import FrameType, TracebackType
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import addresses, listen
-from pydtnn.comm.monitor.monitor import FINISHING, Facts
+from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.signals import SIGNALS, SignalWatch
-from pydtnn.comm.supervision import DEFAULT_TIMEOUT, Supervision
+from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.utils.errors import AgreedError, Interrupted, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here
 from pydtnn.utils.terminal import is_proxy, launcher_of
@@ -81,7 +81,7 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
         connection = _connect(folder, comm.rank) if several else None
     slots = [Slot(memory, place) for place in range(places)]
     place = comm.local_rank if places > 1 else 0
-    slots[place].clear(comm.rank, DEFAULT_TIMEOUT)
+    slots[place].clear(comm.rank, DEFAULT_TIMEOUT_S)
     if connection is not None:
         _wait(connection)
     comm.barrier()
@@ -259,10 +259,10 @@ def _wait(connection: socket.socket) -> None:
 _OTHERS_FAILURE_S = 1.0
 """Seconds during which a rank lets a rank that failed before it print and abort."""
 
-_LONGEST = 5.0
+_ABORT_TIMEOUT_S = 5.0
 """Seconds allowed for describing an error and aborting; then the process exits on its own."""
 
-_FORWARDING = 0.3
+_FORWARDING_S = 0.3
 """Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
@@ -383,8 +383,8 @@ class Failure:
             self._end(f"{trace}{self._prefix()}{reason}", 1)
 
     def _exit_later(self, code: int) -> None:
-        finishing = FINISHING if self.supervision.finishes else 0.0
-        exit_after(_LONGEST + finishing, code)
+        finishing = FINISH_TIMEOUT_S if self.supervision.finishes else 0.0
+        exit_after(_ABORT_TIMEOUT_S + finishing, code)
 
     def _end(self, reason: str, code: int) -> None:
         try:
@@ -392,7 +392,7 @@ class Failure:
             if first:
                 _print(f"{reason}\n")
             self.supervision.finish_all()
-            time.sleep(_FORWARDING if first else _OTHERS_FAILURE_S)
+            time.sleep(_FORWARDING_S if first else _OTHERS_FAILURE_S)
         finally:
             self.comm.abort(code)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.supervision import OWN, Supervision
+from pydtnn.comm.supervision import WATCHER, Supervision
 from pydtnn.comm.traffic import Traffic
 from pydtnn.utils.request import Request
 
@@ -32,10 +32,10 @@ from pydtnn.utils.request import Request
 # There is no cost while ranks compute: a thread checks twice a second whether the rank has been in
 # the same call since the last check, and only then whether another rank has exited.
 
-INTERVAL = 0.5
+INTERVAL_S = 0.5
 """Seconds between two checks, and before a rank that exits alone notifies the others."""
 
-LOOKS = 4
+MAX_LATE_CHECKS = 4
 """Number of checks after which no further message of a rank that has exited is expected."""
 
 
@@ -80,7 +80,7 @@ class Attendance:
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.waiting: Wait | None = None
         self.supervision: Supervision | None = None
-        self._left: dict[int, dict[str, int]] = {}
+        self._exited: dict[int, dict[str, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -110,7 +110,7 @@ class Attendance:
             Terminates all ranks; its argument is the reason.
         """
         self._mpi, self._comm, self._report = mpi, comm, report
-        name = f"{OWN}-attendance"
+        name = f"{WATCHER}-attendance"
         self._thread = threading.Thread(target=self._look, daemon=True, name=name)
         self._thread.start()
 
@@ -124,19 +124,19 @@ class Attendance:
             with contextlib.suppress(Exception):
                 stream.flush()
         everyone = self._comm.Ibarrier()
-        told: list[Any] = []
-        tell_at, pause = time.monotonic() + INTERVAL, 1e-4
+        notices: list[Any] = []
+        notify_at, pause = time.monotonic() + INTERVAL_S, 1e-4
         while not everyone.Test():
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
             self._receive()
-            if not told and time.monotonic() > tell_at:
+            if not notices and time.monotonic() > notify_at:
                 others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
-                told = [self._comm.isend(dict(self.calls), rank) for rank in others]
+                notices = [self._comm.isend(dict(self.calls), rank) for rank in others]
 
     def _look(self) -> None:
         before, looks = None, 0
-        while not self._stop.wait(INTERVAL):
+        while not self._stop.wait(INTERVAL_S):
             wait = self.waiting
             looks = looks + 1 if wait is not None and wait is before else 0
             before = wait
@@ -154,15 +154,15 @@ class Attendance:
         while message := self._comm.improbe():
             status = self._mpi.Status()
             calls = message.recv(status)
-            self._left[status.source] = calls
+            self._exited[status.source] = calls
 
     def _absent(self, wait: Wait, looks: int) -> int | None:
         """Return a rank that has exited and without which the wait cannot complete."""
-        for rank, calls in self._left.items():
+        for rank, calls in self._exited.items():
             if wait.number:
                 if rank in wait.members and calls.get(wait.group, 0) < wait.number:
                     return rank
-            elif looks >= LOOKS and self._needs(wait, rank):
+            elif looks >= MAX_LATE_CHECKS and self._needs(wait, rank):
                 return rank
         return None
 
@@ -171,7 +171,7 @@ class Attendance:
         if wait.peer >= 0:
             return rank == wait.members[wait.peer]
         others = {*wait.members} - {self._comm.rank}
-        return rank in others and others <= self._left.keys()
+        return rank in others and others <= self._exited.keys()
 
 
 WISH = 16

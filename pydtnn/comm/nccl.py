@@ -124,7 +124,7 @@ class NcclCommunicator(Wrapper):
     """A group of GPUs, one per rank.
 
     NCCL's own communicator is made by `connect`, or with the first operation on device arrays: it
-    takes memory, and many a group only ever says what the host has to say.
+    takes memory, and many groups communicate through the host only.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class NcclCommunicator(Wrapper):
             self._group.reduceScatter(at, to, counts[0], *terms, stream)
 
         def uneven(stream: int) -> None:
-            for root, (begin, count) in enumerate(_stretches(counts)):
+            for root, (begin, count) in enumerate(_parts(counts)):
                 if count:
                     source = at + begin * array.itemsize
                     self._group.reduce(source, to, count, *terms, root, stream)
@@ -211,7 +211,7 @@ class NcclCommunicator(Wrapper):
             self._group.allGather(at, to, counts[0] * item, BYTES, stream)
 
         def uneven(stream: int) -> None:
-            for root, (begin, count) in enumerate(_stretches(counts)):
+            for root, (begin, count) in enumerate(_parts(counts)):
                 if count:
                     into = to + begin * item
                     # What is given as the source is read on the root alone.
@@ -273,13 +273,13 @@ class _NcclRequest(Request):
             self._arrays = None
 
     def test(self) -> bool:
-        # NCCL needs no pokes. In a capture nothing runs, and an event of one cannot be asked.
+        # NCCL makes progress by itself. In a capture nothing runs, and events cannot be queried.
         if self._arrays is not None and not self._device.capturing and self._end.done:
             self._arrays = None
         return self._arrays is None
 
 
-def _stretches(counts: list[int]) -> list[tuple[int, int]]:
+def _parts(counts: list[int]) -> list[tuple[int, int]]:
     """Return where each rank's part begins, and its length."""
     return list(zip(accumulate(counts, initial=0), counts, strict=False))
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, Protocol
 
-from pydtnn.comm.supervision import OWN
+from pydtnn.comm.supervision import WATCHER
 
 SIGNALS: dict[int, str] = {
     signal.SIGINT: "interrupted (Ctrl-C)",
@@ -117,7 +117,7 @@ class SignalWatch:
             self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _continue)
             signal.siginterrupt(signal.SIGUSR1, False)
         self._pipe_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        name = f"{OWN}-signals"
+        name = f"{WATCHER}-signals"
         self._thread = threading.Thread(target=self._watch, args=(reader,), daemon=True, name=name)
         self._thread.start()
 

@@ -20,7 +20,7 @@ from concurrent.futures import thread as _pool
 from types import FrameType
 from typing import Any, NamedTuple
 
-from pydtnn.comm.monitor.monitor import FINISHING, STATUS
+from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import LEAVING, READY, is_first
 from pydtnn.comm.monitor.slots import (
@@ -44,7 +44,7 @@ from pydtnn.comm.monitor.slots import (
     Slot,
     code,
 )
-from pydtnn.comm.monitor.table import INTERVAL, Row, Watched, sentence, table
+from pydtnn.comm.monitor.table import INTERVAL_S, Row, Watched, sentence, table
 from pydtnn.utils.names import unknown
 from pydtnn.utils.observer import Kind, Observer
 
@@ -60,7 +60,7 @@ VARIABLE = "PYDTNN_WAIT"
 
 MODES = ("poll", "sleep")
 
-SHORTEST, LONGEST = 20e-6, 300e-6
+MIN_SLEEP_S, MAX_SLEEP_S = 20e-6, 300e-6
 """Times of sleep between two tests, in s."""
 
 SLACK = 29, 1000
@@ -87,7 +87,7 @@ def sleeps() -> bool:
 
 def pause(waited: float) -> float:
     """Return for how long a rank sleeps that has waited for some time, in s."""
-    return min(max(waited / 4, SHORTEST), LONGEST)
+    return min(max(waited / 4, MIN_SLEEP_S), MAX_SLEEP_S)
 
 
 def number_of_tests(waited: float, each: float) -> float:
@@ -101,10 +101,10 @@ def number_of_tests(waited: float, each: float) -> float:
         Time of a test, and by which a sleep is too long, in s.
     """
     passed, count = 0.0, 0
-    while passed < waited and pause(passed) < LONGEST:
+    while passed < waited and pause(passed) < MAX_SLEEP_S:
         passed += pause(passed) + each
         count += 1
-    return count + max(waited - passed, 0.0) / (LONGEST + each)
+    return count + max(waited - passed, 0.0) / (MAX_SLEEP_S + each)
 
 
 def sleep_until(test: Callable[[], object]) -> None:
@@ -135,17 +135,17 @@ def call_asleep(comm: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> A
     return call(*args)
 
 
-INNER = 8
+MAX_CALLS_SHOWN = 8
 """Innermost calls that are shown of each thread."""
 
-OWN = "pydtnn-watch"
+WATCHER = "pydtnn-watch"
 """First part of the names of threads that only watch others; they are not shown."""
 
 
 def stacks() -> str:
     """Return a line for each thread, with its innermost calls, the last one innermost."""
     frames = sys._current_frames()
-    shown = (thread for thread in threading.enumerate() if not thread.name.startswith(OWN))
+    shown = (thread for thread in threading.enumerate() if not thread.name.startswith(WATCHER))
     calls = ((thread.name, _calls(frames.get(thread.ident or 0))) for thread in shown)
     return "".join(f"  {name}: {text}\n" for name, text in calls if text)
 
@@ -153,7 +153,7 @@ def stacks() -> str:
 def _calls(frame: FrameType | None) -> str:
     """Return the innermost calls, without those that start threads; empty for idle threads."""
     calls: list[str] = []
-    while frame is not None and len(calls) < INNER:
+    while frame is not None and len(calls) < MAX_CALLS_SHOWN:
         code = frame.f_code
         if code.co_filename in (threading.__file__, _pool.__file__):
             break
@@ -162,13 +162,13 @@ def _calls(frame: FrameType | None) -> str:
     return " > ".join(reversed(calls))
 
 
-PATIENCE = 20.0
+LAST_STEP_TIMEOUT_S = 20.0
 """Seconds in which the step in progress must be complete; then the run ends without it."""
 
-TWICE = 0.5
+SAME_SIGNAL_S = 0.5
 """Seconds in which a second signal is the same one, sent by the terminal and by a shell."""
 
-FORWARDED = 2.0
+FORWARDED_SIGNAL_S = 2.0
 """The same with several ranks: batch systems send a signal to the ranks and to their launcher,
 which forwards it, on a busy machine more than half a second later."""
 
@@ -193,8 +193,8 @@ class LastStep:
 
     Parameters
     ----------
-    ask : callable, optional
-        Asks for the end of the run, with the signal; returns whether that is possible. By default
+    send_request : callable, optional
+        Requests the end of the run, with the signal; returns whether that is possible. By default
         there is no other rank.
 
     Attributes
@@ -205,21 +205,21 @@ class LastStep:
         Seconds in which a second signal is the same one.
     """
 
-    def __init__(self, ask: Callable[[int], bool] | None = None) -> None:
-        self._ask = ask
+    def __init__(self, send_request: Callable[[int], bool] | None = None) -> None:
+        self._send_request = send_request
         self._changed = threading.Condition()
         self._active = self._held = self._abandoned = False
         self._begun = 0
         self._last: Last | None = None
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self.reached = False
-        self.twice = TWICE if ask is None else FORWARDED
+        self.twice = SAME_SIGNAL_S if send_request is None else FORWARDED_SIGNAL_S
 
     def start(self) -> None:
         """Allow the run to end after a step from now on; called when training starts."""
         with self._changed:
             self._active = True
-            self._last = self._asked_at = None
+            self._last = self._requested_at = None
             self.reached = False
 
     def stop(self) -> None:
@@ -251,26 +251,26 @@ class LastStep:
         """
         with self._changed:
             now = time.monotonic()
-            if self._last is not None and self._last.step >= 0 and self._asked_at is None:
-                self._asked_at = now
+            if self._last is not None and self._last.step >= 0 and self._requested_at is None:
+                self._requested_at = now
                 return True
             if (
                 not self._active
                 or self._abandoned
-                or (self._asked_at is not None and now > self._asked_at + self.twice)
+                or (self._requested_at is not None and now > self._requested_at + self.twice)
             ):
                 return False
-            self._asked_at = self._asked_at or now
-            if self._ask is None:
+            self._requested_at = self._requested_at or now
+            if self._send_request is None:
                 self._last = self._last or Last(self._begun, signal, 0)
-        return self._ask is None or self._ask(signal)
+        return self._send_request is None or self._send_request(signal)
 
     def overdue(self) -> bool:
         """Return whether the step that `request` waits for has not been completed in time."""
-        since = self._asked_at
+        since = self._requested_at
         if since is None or self.reached:
             return False
-        return self._abandoned or time.monotonic() > since + PATIENCE
+        return self._abandoned or time.monotonic() > since + LAST_STEP_TIMEOUT_S
 
     def hold(self) -> int:
         """Begin no further step; return the number of those begun, or -1 outside of training."""
@@ -381,10 +381,10 @@ class CurrentActivity(Observer):
         self._words[MOVES] += 1
 
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT_S = 300.0
 """Longest duration of a wait for other ranks or for a batch, in s."""
 
-SILENCE = {"has ended": 2.0, "stopped": 4.0, "": 30.0}
+MAX_SILENCE_S = {"has ended": 2.0, "stopped": 4.0, "": 30.0}
 """Seconds without a sign of the process after which it is lost: if it has ended (it also ends when
 a rank has failed, and then the run does), if the system says why it does not run, and if not."""
 
@@ -395,7 +395,7 @@ NUMBERS = {"stacks": 1, "finish": 1, "finished": 0, "end": 1, "freeze": 0, "last
 def supervise_alone() -> Supervision:
     """Return the supervision of a rank without others, in memory of its own."""
     slot = Slot(memoryview(bytearray(SLOT)))
-    slot.clear(0, DEFAULT_TIMEOUT)
+    slot.clear(0, DEFAULT_TIMEOUT_S)
     return Supervision([slot], alone=True)
 
 
@@ -464,7 +464,7 @@ class Supervision:
         """
         self._end, self._end_by_signal = end, end_by_signal
         if not self._alone:
-            threading.Thread(target=self._listen, daemon=True, name=f"{OWN}-process").start()
+            threading.Thread(target=self._listen, daemon=True, name=f"{WATCHER}-process").start()
 
     def claim_report(self) -> bool:
         """Return whether this is the first process of the host to report the end of the run.
@@ -479,7 +479,7 @@ class Supervision:
 
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
-        if self._lost or not self._say("table"):
+        if self._lost or not self._send("table"):
             os.write(2, f"stack of rank {self.slot.rank}:\n{stacks()}".encode())
 
     def leave(self) -> None:
@@ -516,15 +516,15 @@ class Supervision:
 
     def finish_all(self) -> None:
         """Have all ranks finish before this one ends them; returns when they have."""
-        if self.finishes and not self._lost and self._say("finish"):
-            self._finished.wait(FINISHING)
+        if self.finishes and not self._lost and self._send("finish"):
+            self._finished.wait(FINISH_TIMEOUT_S)
 
     # -- messages ---------------------------------------------------------------------------------
 
     def _request(self, signal: int) -> bool:
-        return self._say(f"signal {signal}")
+        return self._send(f"signal {signal}")
 
-    def _say(self, line: str) -> bool:
+    def _send(self, line: str) -> bool:
         """Send a line to the process; return whether that is possible."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
@@ -539,8 +539,8 @@ class Supervision:
         before = time.monotonic()
         while not self._left:
             if connection is None:
-                time.sleep(INTERVAL)
-            elif poll.poll(1000 * INTERVAL):
+                time.sleep(INTERVAL_S)
+            elif poll.poll(1000 * INTERVAL_S):
                 data = b""
                 with contextlib.suppress(OSError):
                     data = connection.recv(1 << 12)
@@ -555,9 +555,9 @@ class Supervision:
                         if len(numbers) == NUMBERS.get(what):
                             self._obey(what, numbers)
             now = time.monotonic()
-            if now > before + INTERVAL / 2:
+            if now > before + INTERVAL_S / 2:
                 # No time passes while this process is stopped, as with the whole job.
-                self._watch(min(now - before, 2 * INTERVAL), ended=connection is None)
+                self._watch(min(now - before, 2 * INTERVAL_S), ended=connection is None)
                 before = now
 
     def _obey(self, what: str, numbers: list[int]) -> None:
@@ -571,7 +571,7 @@ class Supervision:
             self._ending = True
             self._end(numbers[0], "")
         elif what == "freeze":
-            self._say(f"begun {self.last_step.hold()}")
+            self._send(f"begun {self.last_step.hold()}")
         elif what == "last":
             last = Last(*numbers)
             self.last_step.decide(last)
@@ -585,10 +585,10 @@ class Supervision:
         beats = self.slot.words[BEATS]
         self._silent = 0.0 if beats != self._beats and not ended else self._silent + passed
         self._beats = beats
-        if self._left or self._ending or self._silent < min(SILENCE.values()):
+        if self._left or self._ending or self._silent < min(MAX_SILENCE_S.values()):
             return
         why = "has ended" if ended else condition_of(self.slot.words[MONITOR]).why
-        if not self._lost and self._silent >= SILENCE.get(why, SILENCE["stopped"]):
+        if not self._lost and self._silent >= MAX_SILENCE_S.get(why, MAX_SILENCE_S["stopped"]):
             self._lose(why or "does not answer")
         if self._lost:
             rows = self._watched.look(time.monotonic())
@@ -613,4 +613,4 @@ class Supervision:
         timeout = self.slot.read().timeout
         begin = f"no progress for {timeout:g} s (--timeout): {sentence(rows)}\n{table(rows)}"
         more = f"stack of rank {self.slot.rank}:\n{stacks()}{self.finish()}"
-        self._end(STATUS, f"{begin}{more}".rstrip("\n"))
+        self._end(TIMEOUT_STATUS, f"{begin}{more}".rstrip("\n"))

@@ -99,7 +99,7 @@ class Wrapper(Communicator):
 
 
 class Driving(Request):
-    """A request of the communicator inside: who waits for it or tests it drives others, too.
+    """A request of the inner communicator whose waits and tests also advance others.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.monitor.monitor import STATUS
+from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from tests.ahead import mpiexec
 from tests.launch import Finished
 
@@ -58,7 +58,7 @@ def late(start: str, rank: int, act: str) -> Finished:
 def test_a_wait_that_lasts_too_long_ends_all_ranks_in_one_table(
     ahead: Finished, start: str, rank: int, act: str, words: str
 ) -> None:
-    assert ahead.returncode == STATUS, ahead
+    assert ahead.returncode == TIMEOUT_STATUS, ahead
     assert ahead.stderr.count("no progress for 2 s (--timeout): ") == 1, ahead.stderr
     first = ahead.stderr.splitlines()[0]
     assert words in first
@@ -135,5 +135,5 @@ comm.allreduce(np.ones(3))
 @pytest.mark.long
 @pytest.mark.ahead(call=lambda: mpiexec(4, ["-c", HOSTS + FROZEN], timeout=60))
 def test_a_host_that_does_not_answer_is_named(ahead: Finished) -> None:
-    assert ahead.returncode == STATUS, ahead
+    assert ahead.returncode == TIMEOUT_STATUS, ahead
     assert ": rank 3: cannot be asked: its host does not answer" in ahead.stderr

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydtnn.comm import supervision as module
-from pydtnn.comm.monitor.monitor import STATUS
+from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import MONITOR, SLOT, Slot
 from pydtnn.comm.supervision import Supervision
@@ -46,15 +46,15 @@ class Rank:
     def close(self) -> None:
         self.supervision.leave()
         self.monitor.close()
-        time.sleep(3 * module.INTERVAL)
+        time.sleep(3 * module.INTERVAL_S)
         self._own.close()
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL", 0.01)
+    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
     silence = {"has ended": 0.05, "stopped": 0.1, "": 0.3}
-    monkeypatch.setattr(module, "SILENCE", silence)
+    monkeypatch.setattr(module, "MAX_SILENCE_S", silence)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def check_deadline(rank: Rank) -> None:
     rank.supervision.limit(0.05)
     wait_for(lambda: rank.ends, 10)
     ((code, reason),) = rank.ends
-    assert code == STATUS
+    assert code == TIMEOUT_STATUS
     assert reason.startswith(
         "no progress for 0.05 s (--timeout): rank 1: outside of training since "
     )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pydtnn.comm.supervision import (
-    LONGEST,
+    MAX_SLEEP_S,
     VARIABLE,
     call_asleep,
     number_of_tests,
@@ -42,7 +42,7 @@ def test_waiting_takes_little_of_the_processor_and_ends_soon_after():
     sleep_until(lambda: time.perf_counter() > end)
     late = time.perf_counter() - end
     assert time.thread_time() - before < 0.025
-    assert late < LONGEST + 0.02  # of a busy machine
+    assert late < MAX_SLEEP_S + 0.02  # of a busy machine
 
 
 class _Library:

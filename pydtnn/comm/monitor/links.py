@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from hmac import compare_digest
 from typing import Any
 
-PATIENCE = 3.0
+LINK_TIMEOUT_S = 3.0
 """Seconds to wait for a connection, for the token, and until a message can be sent."""
 
-MAX_GREETING = 256
+MAX_GREETING_BYTES = 256
 """Longest first line, in B."""
 
-MAX_MESSAGE = 1 << 26
+MAX_MESSAGE_BYTES = 1 << 26
 """Longest message, in B."""
 
 NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 0, "finish": 0}
@@ -33,7 +33,7 @@ NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 0, "finish": 0}
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
-Said = dict[str, Any]
+Message = dict[str, Any]
 
 
 def addresses() -> list[str]:
@@ -78,7 +78,7 @@ def _route(to: Sequence[str]) -> str | None:
 def connect(address: str, port: int, token: str, host: int) -> Link | None:
     """Connect to the process of the first host."""
     with contextlib.suppress(OSError):
-        link = Link(socket.create_connection((address, port), PATIENCE), token, 0)
+        link = Link(socket.create_connection((address, port), LINK_TIMEOUT_S), token, 0)
         link.greet(host)
         return link
     return None
@@ -105,7 +105,7 @@ class Link:
     """
 
     def __init__(self, connection: socket.socket, token: str, host: int = -1) -> None:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(LINK_TIMEOUT_S)
         self._socket = connection
         self._token = token
         self._begun = bytearray()
@@ -122,16 +122,16 @@ class Link:
         """Send this side's half of the token, and the number of this host."""
         self._send(f"{self._half(self._connects)} {host}\n".encode())
 
-    def tell(self, said: Said) -> bool:
+    def tell(self, message: Message) -> bool:
         """Send a message; return whether the connection is open."""
-        return self._send(json.dumps(said).encode() + b"\n")
+        return self._send(json.dumps(message).encode() + b"\n")
 
-    def heard(self) -> list[Said]:
+    def heard(self) -> list[Message]:
         """Return the messages that have arrived; to be called if the socket is readable.
 
         Lines that are no messages are left out.
         """
-        longest = MAX_MESSAGE if self.known else MAX_GREETING - len(self._begun)
+        longest = MAX_MESSAGE_BYTES if self.known else MAX_GREETING_BYTES - len(self._begun)
         try:
             data = self._socket.recv(min(longest, 1 << 16))
         except TimeoutError:
@@ -141,7 +141,7 @@ class Link:
         self.closed = self.closed or not data
         self._begun += data
         if b"\n" not in data:
-            if len(self._begun) >= (MAX_MESSAGE if self.known else MAX_GREETING):
+            if len(self._begun) >= (MAX_MESSAGE_BYTES if self.known else MAX_GREETING_BYTES):
                 self.close()
             return []
         *lines, begun = self._begun.split(b"\n")
@@ -149,7 +149,7 @@ class Link:
         if not self.known and not self._accept(bytes(lines.pop(0))):
             self.close()
             return []
-        return [said for line in lines if (said := check_message(line)) is not None]
+        return [message for line in lines if (message := check_message(line)) is not None]
 
     def close(self) -> None:
         """Close the connection."""
@@ -177,33 +177,33 @@ class Link:
         return self.known
 
 
-def check_message(line: bytes | bytearray) -> Said | None:
+def check_message(line: bytes | bytearray) -> Message | None:
     """Return the message of another host, with entries of the right types; None if it is none.
 
     A message has the entry "what"; those of `NUMBERS` also "rank" and "numbers", the others "line",
     "status", "request", "rows" and "stacks" as they need them.
     """
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    what = said.get("what") if isinstance(said, dict) else None
+    what = message.get("what") if isinstance(message, dict) else None
     if not isinstance(what, str):
         return None
     if what in NUMBERS:
-        numbers = said.get("numbers")
+        numbers = message.get("numbers")
         fits = isinstance(numbers, list) and len(numbers) == NUMBERS[what]
-        return said if fits and all(map(is_count, [*numbers, said.get("rank")])) else None
+        return message if fits and all(map(is_count, [*numbers, message.get("rank")])) else None
     expected = {
         "expired": True,
-        "end": is_count(said.get("status")),
-        "tell": isinstance(said.get("line"), str) and "\n" not in said["line"],
-        "rows?": said.get("line") in ("stacks", "finish") and is_count(said.get("request")),
-        "rows": isinstance(said.get("rows"), list)
-        and isinstance(said.get("stacks"), str)
-        and is_count(said.get("request")),
+        "end": is_count(message.get("status")),
+        "tell": isinstance(message.get("line"), str) and "\n" not in message["line"],
+        "rows?": message.get("line") in ("stacks", "finish") and is_count(message.get("request")),
+        "rows": isinstance(message.get("rows"), list)
+        and isinstance(message.get("stacks"), str)
+        and is_count(message.get("request")),
     }
-    return said if expected.get(what, False) else None
+    return message if expected.get(what, False) else None
 
 
 def is_count(value: object) -> bool:

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pydtnn.comm.monitor.links import NUMBERS, PATIENCE, Link, Said, connect, is_count
-from pydtnn.comm.monitor.ranks import INTERVAL, LATELY, EndReport, RankConnection
+from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, Link, Message, connect, is_count
+from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.monitor.table import Row, Watched, names, sentence, table
 from pydtnn.utils.errors import printable
 
-SETTLED = 20.0
+SETTLED_S = 20.0
 """Seconds after a decision in which requests are part of it: ranks may not have received it yet."""
 
 
@@ -43,24 +43,24 @@ class LastStep:
 
     def __init__(self, ranks: int, tell: Callable[[str], None]) -> None:
         self._ranks, self._tell = ranks, tell
-        self._asked: tuple[int, int] | None = None  # signal, rank
+        self._request: tuple[int, int] | None = None  # signal, rank
         self._begun: dict[int, int] = {}
         self._settled_at = 0.0
 
     def request(self, signal: int, rank: int) -> None:
         """End the run, as a rank has received a signal; later ones are part of the same request."""
-        if self._asked is None and time.monotonic() > self._settled_at:
-            self._asked = signal, rank
+        if self._request is None and time.monotonic() > self._settled_at:
+            self._request = signal, rank
             self._tell("freeze")
 
     def give_up(self) -> None:
         """End the run at once if it is to end: not all ranks can answer."""
-        if self._asked is not None:
+        if self._request is not None:
             self._decide(-1)
 
     def answer(self, rank: int, begun: int) -> None:
         """Store how many steps a rank has begun; -1 if it is not in training."""
-        if self._asked is None:
+        if self._request is None:
             return
         self._begun[rank] = begun
         if len(self._begun) == self._ranks:
@@ -68,37 +68,37 @@ class LastStep:
             self._decide(max(steps) if min(steps) >= 0 else -1)
 
     def _decide(self, step: int) -> None:
-        assert self._asked is not None
-        signal, first = self._asked
-        self._settled_at = time.monotonic() + SETTLED if step >= 0 else 0.0
-        self._asked = None
+        assert self._request is not None
+        signal, first = self._request
+        self._settled_at = time.monotonic() + SETTLED_S if step >= 0 else 0.0
+        self._request = None
         self._begun.clear()
         self._tell(f"last {step} {signal} {first}")
 
 
-STATUS = 75
+TIMEOUT_STATUS = 75
 """Exit status of a run in which a wait has passed its deadline (EX_TEMPFAIL of sysexits.h)."""
 
-STACKS = 1.0
+STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the Python stacks of the ranks of a host."""
 
-ANSWER = 3.0
+ROWS_TIMEOUT_S = 3.0
 """Seconds to wait for the rows of other hosts."""
 
-FINISHING = 30.0
+FINISH_TIMEOUT_S = 30.0
 """Seconds to wait for what ranks write before they are ended, such as traces."""
 
-REPEATED = 1.0
+SAME_REQUEST_S = 1.0
 """Seconds in which requests for the table are the same one, sent to every process of the job."""
 
-MAX_STRANGERS = 16
+MAX_UNKNOWN_CONNECTIONS = 16
 """Connections that have not sent the token yet; the oldest are closed when there are more."""
 
-FORWARDING = 0.3
+FORWARDING_S = 0.3
 """Seconds for the launcher to forward the table, as the end of the ranks may overtake its pipes."""
 
-ENDING = 2.0
-"""Seconds in which a rank that can run ends after it was told to; then it is killed."""
+END_TIMEOUT_S = 2.0
+"""Seconds in which a rank that can run ends after it has been ordered to; then it is killed."""
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Monitor:
         self._first: Link | None = None
         self._request = self._requests = 0
         self._expired_at: float | None = None
-        self._printed_at = -REPEATED
+        self._printed_at = -SAME_REQUEST_S
         self._answers: dict[int, tuple[list[Row], str]] = {}
         self._collecting = False
         self._last = LastStep(len(facts.hosts), self._tell_all)
@@ -208,21 +208,21 @@ class Monitor:
             self._read_rank(one)
         look_at = 0.0
         while self._connections:
-            events = self._poll.poll(INTERVAL)
+            events = self._poll.poll(INTERVAL_S)
             if time.monotonic() >= look_at:  # however many messages arrive
                 self.look()
-                look_at = time.monotonic() + INTERVAL
+                look_at = time.monotonic() + INTERVAL_S
             for number, _ in events:
                 self.event(number)
             if not events:
-                self._end_report.kills.remember(LATELY)
+                self._end_report.kills.remember(RECENT_KILL_S)
 
     # -- events -----------------------------------------------------------------------------------
 
     def event(self, number: int) -> None:
         """Handle an event of a file: a message, a new connection or the end of one."""
         if self._listener is not None and number == self._listener.fileno():
-            self._close_strangers(MAX_STRANGERS - 1)
+            self._close_strangers(MAX_UNKNOWN_CONNECTIONS - 1)
             try:
                 self._add(Link(self._listener.accept()[0], self._facts.token))
             except OSError:  # no more open files, or the other side has gone
@@ -259,7 +259,7 @@ class Monitor:
         message = {"what": "failed", "rank": rank, "numbers": []}
         if self._first is not None:
             self._first.tell(message)
-            time.sleep(FORWARDING)
+            time.sleep(FORWARDING_S)
             self._end(1)
         self._act(message)
 
@@ -269,14 +269,14 @@ class Monitor:
         numbers = [int(word) for word in words if re.fullmatch(r"-?[0-9]{1,10}", word)]
         if not len(words) == len(numbers) == NUMBERS.get(what) or not all(map(is_count, numbers)):
             return
-        said: Said = {"what": what, "rank": rank, "numbers": numbers}
-        if self._first is None or not self._first.tell(said):
-            self._act(said)
+        message: Message = {"what": what, "rank": rank, "numbers": numbers}
+        if self._first is None or not self._first.tell(message):
+            self._act(message)
 
     def look(self) -> None:
         """Look for a wait that has passed its deadline."""
         self._beat()
-        self._close_strangers(MAX_STRANGERS, PATIENCE)
+        self._close_strangers(MAX_UNKNOWN_CONNECTIONS, LINK_TIMEOUT_S)
         now = time.monotonic()
         rows = self._watched.look(now)
         if not any(row.expired for row in rows):
@@ -285,28 +285,28 @@ class Monitor:
             self._expired_at = now
             if not self._first.tell({"what": "expired"}):
                 self._expire()
-        elif self._first is None or now > (self._expired_at or now) + 2 * ANSWER:
+        elif self._first is None or now > (self._expired_at or now) + 2 * ROWS_TIMEOUT_S:
             self._expire()
 
     # -- actions ----------------------------------------------------------------------------------
 
-    def _act(self, said: Said) -> None:
+    def _act(self, message: Message) -> None:
         """Handle a message, on the first host or if that cannot be reached."""
-        what = said["what"]
+        what = message["what"]
         if what == "table":
-            if not self._collecting and time.monotonic() > self._printed_at + REPEATED:
-                self._print("", *self._collect("stacks", STACKS))
+            if not self._collecting and time.monotonic() > self._printed_at + SAME_REQUEST_S:
+                self._print("", *self._collect("stacks", STACKS_TIMEOUT_S))
         elif what == "expired":
             if not self._collecting:  # otherwise the table is about to be printed
                 self._expire()
         elif what == "signal":
-            if said["numbers"][0] in (signal.SIGINT, signal.SIGTERM):
-                self._last.request(said["numbers"][0], said["rank"])
+            if message["numbers"][0] in (signal.SIGINT, signal.SIGTERM):
+                self._last.request(message["numbers"][0], message["rank"])
             linked = {one.host for one in self._links.values() if one.known and not one.closed}
             if {*self._facts.hosts} - {self._facts.host} - linked:
-                self._last.give_up()  # some ranks cannot be asked
+                self._last.give_up()  # some ranks cannot be reached
         elif what == "begun":
-            self._last.answer(said["rank"], said["numbers"][0])
+            self._last.answer(message["rank"], message["numbers"][0])
         elif what == "finish":
             self._finish()
             self._tell_all("finished")
@@ -315,19 +315,19 @@ class Monitor:
 
     def _expire(self) -> None:
         """Report, and end all ranks, unless a rank is in a phase without deadline."""
-        rows, stacks = self._collect("stacks", STACKS)
+        rows, stacks = self._collect("stacks", STACKS_TIMEOUT_S)
         if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
             return
         self._end_report.claim()
         timeout = max(row.timeout for row in rows)
         self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
         self._finish()
-        self._end_all(STATUS)
+        self._end_all(TIMEOUT_STATUS)
 
     def _finish(self) -> None:
         """Have ranks that can run write what they have recorded, and print what they report."""
         if not self._collecting:
-            _write(self._collect("finish", FINISHING)[1])
+            _write(self._collect("finish", FINISH_TIMEOUT_S)[1])
 
     def _print(self, begin: str, rows: Sequence[Row], stacks: str) -> None:
         _write(f"{begin}{sentence(rows)}\n{table(rows)}{stacks}")
@@ -335,7 +335,7 @@ class Monitor:
 
     def _end_all(self, status: int) -> None:
         """End the ranks of all hosts and this process."""
-        time.sleep(FORWARDING)
+        time.sleep(FORWARDING_S)
         for link in self._links.values():
             link.tell({"what": "end", "status": status})
         self._end(status)
@@ -352,7 +352,7 @@ class Monitor:
 
     def _await_end(self) -> None:
         """Wait until the ranks of this host have ended, for a while."""
-        until = time.monotonic() + ENDING
+        until = time.monotonic() + END_TIMEOUT_S
         while time.monotonic() < until and any(map(_is_open, self._connections.values())):
             self._beat()
             time.sleep(0.05)
@@ -362,13 +362,13 @@ class Monitor:
         self._answers.clear()
         self._collecting = True
         self._request += 1
-        asked = [link for link in self._links.values() if link.host > 0 and self._first is None]
-        for link in asked:
+        linked = [link for link in self._links.values() if link.host > 0 and self._first is None]
+        for link in linked:
             link.tell({"what": "rows?", "line": line, "request": self._request})
         rows, texts = self._local(line, seconds)
-        until = time.monotonic() + (ANSWER if line == "stacks" else seconds)
+        until = time.monotonic() + (ROWS_TIMEOUT_S if line == "stacks" else seconds)
         while time.monotonic() < until:
-            missing = [one for one in asked if not one.closed and one.host not in self._answers]
+            missing = [one for one in linked if not one.closed and one.host not in self._answers]
             if not missing:
                 break
             self._beat()
@@ -457,8 +457,8 @@ class Monitor:
         messages = link.heard()
         if link.known and not known and link is not self._first:
             link.closed = link.closed or not self._admit(link)
-        for said in messages if link.known and not link.closed else ():
-            self._hear(link, said)
+        for message in messages if link.known and not link.closed else ():
+            self._hear(link, message)
         if link.closed:
             self._links.pop(number, None)
             with contextlib.suppress(OSError, ValueError):
@@ -478,27 +478,28 @@ class Monitor:
         link.greet()
         return True
 
-    def _hear(self, link: Link, said: Said) -> None:
+    def _hear(self, link: Link, message: Message) -> None:
         """Handle a message of another host, whose entries have the right types."""
-        what = said["what"]
+        what = message["what"]
         if link is self._first:
             if what == "tell":
-                self._tell(said["line"])
+                self._tell(message["line"])
             elif what == "end":
-                self._end(said["status"])
+                self._end(message["status"])
             elif what == "rows?":
-                line = said["line"]
-                rows, texts = self._local(line, STACKS if line == "stacks" else FINISHING)
+                line = message["line"]
+                seconds = STACKS_TIMEOUT_S if line == "stacks" else FINISH_TIMEOUT_S
+                rows, texts = self._local(line, seconds)
                 answer = {"rows": [row.to_json() for row in rows], "stacks": texts}
-                link.tell({"what": "rows", "request": said["request"], **answer})
+                link.tell({"what": "rows", "request": message["request"], **answer})
         elif what == "rows":
             with contextlib.suppress(ValueError):
-                rows = [Row.from_json(row) for row in said["rows"]]
+                rows = [Row.from_json(row) for row in message["rows"]]
                 complete = [row.rank for row in rows] == self._facts.ranks_of(link.host)
-                if complete and said["request"] == self._request:  # not of an earlier one
-                    self._answers[link.host] = rows, said["stacks"]
-        elif what == "expired" or said.get("rank") in self._facts.ranks_of(link.host):
-            self._act(said)
+                if complete and message["request"] == self._request:  # not of an earlier one
+                    self._answers[link.host] = rows, message["stacks"]
+        elif what == "expired" or message.get("rank") in self._facts.ranks_of(link.host):
+            self._act(message)
 
 
 def _write(text: str) -> None:

@@ -31,13 +31,13 @@ READY = b"!"
 COUNTERS = "/proc/vmstat"
 """File with the event counters of Linux."""
 
-LATELY = 30.0
+RECENT_KILL_S = 30.0
 """Seconds during which a kill counts as recent, as a large process takes a while to terminate."""
 
-INTERVAL = 0.5
+INTERVAL_S = 0.5
 """Seconds between two looks at what the ranks are doing."""
 
-MAX_LINE = 1 << 10
+MAX_LINE_BYTES = 1 << 10
 """Longest message of a rank, in B."""
 
 CRASHED = "it crashed, was killed or called os._exit"
@@ -198,7 +198,7 @@ class RankConnection:
             self.ended, self.left = True, self._begun == LEAVING
             return
         *lines, begun = (self._begun + data).split(b"\n")
-        self._begun = begun[:MAX_LINE]
+        self._begun = begun[:MAX_LINE_BYTES]
         if self.rank < 0 and lines:
             self.rank = int(lines.pop(0))
         self.lines += [line.decode(errors="replace") for line in lines]

@@ -11,7 +11,7 @@ from pydtnn.comm.monitor.processes import Condition, condition_of
 from pydtnn.comm.monitor.slots import PID, Content, Doing, Slot
 from pydtnn.utils.observer import Kind
 
-INTERVAL = 0.5
+INTERVAL_S = 0.5
 """Seconds between two looks at the ranks of a host."""
 
 DOWNLOAD, EXAMINATION = "download", "examination"
@@ -154,7 +154,7 @@ class Watched:
             The time, in s. A rank's time passes only while it can run, and while this method is
             called regularly: a job that is stopped as a whole has not waited.
         """
-        passed = 0.0 if self._before is None else min(now - self._before, 2 * INTERVAL)
+        passed = 0.0 if self._before is None else min(now - self._before, 2 * INTERVAL_S)
         self._before = now
         return [self._row(place, slot.read(), passed) for place, slot in enumerate(self._slots)]
 

@@ -5,16 +5,18 @@ array. The figures were measured on emulated hosts with links of 1 Gbit/s, under
 TCP.
 
 * **One host: the communicator's own.** MPI libraries sum through shared memory, in C.
-* **Several hosts, more than `SHORT`: `hierarchical`.** The time is determined by the link of a
-  host, which all its ranks share; it transfers 2 (H-1)/H n, the minimum, however many ranks a host
-  has. MPI's non-blocking allreduce (`Iallreduce`) sends two to three times as much: 2.6 MB between
-  2 hosts of 2 ranks take 63.8 ms with it, and 22.6 ms with `hierarchical`.
-* **Up to `FEW` hosts of a single rank: `direct`.** It sends the same volume in 2 rounds, where
-  `hierarchical` takes 2 log2 H or 2 (H-1): 256 KB between 4 hosts take 6.2 instead of 7.2 ms,
-  between 6 hosts 10.4 instead of 12.9. With more hosts, its 2 (H-1) messages dominate the time.
-* **Up to `SHORT`: the communicator's own.** Here the number of rounds determines the time, not the
-  bytes. The library's rounds are implemented in C: 1 KB takes 0.16 ms, and 0.28 to 0.47 ms with the
-  schedules of this package. From 16 KB on, at 100 Mbit/s, its `Iallreduce` is the slower one.
+* **Several hosts, more than `MAX_VENDOR_BYTES`: `hierarchical`.** The time is determined by the
+  link of a host, which all its ranks share; it transfers 2 (H-1)/H n, the minimum, however many
+  ranks a host has. MPI's non-blocking allreduce (`Iallreduce`) sends two to three times as much:
+  2.6 MB between 2 hosts of 2 ranks take 63.8 ms with it, and 22.6 ms with `hierarchical`.
+* **Up to `MAX_DIRECT_HOSTS` hosts of a single rank: `direct`.** It sends the same volume in 2
+  rounds, where `hierarchical` takes 2 log2 H or 2 (H-1): 256 KB between 4 hosts take 6.2 instead of
+  7.2 ms, between 6 hosts 10.4 instead of 12.9. With more hosts, its 2 (H-1) messages dominate the
+  time.
+* **Up to `MAX_VENDOR_BYTES`: the communicator's own.** Here the number of rounds determines the
+  time, not the bytes. The library's rounds are implemented in C: 1 KB takes 0.16 ms, and 0.28 to
+  0.47 ms with the schedules of this package. From 16 KB on, at 100 Mbit/s, its `Iallreduce` is the
+  slower one.
 * **Floats of 16 bits never use the communicator's own**: libraries add them slowly or not at all.
 
 Buckets are shorter between hosts than inside one, where messages take less time. The first one is
@@ -43,13 +45,14 @@ from pydtnn.utils.request import Request
 
 VENDOR = "vendor"
 """Name of the allreduce that the communicator itself provides."""
-SHORT = 8 << 10
+MAX_VENDOR_BYTES = 8 << 10
 """Length of arrays in B up to which rounds take more time than bytes."""
-FEW = 8
+MAX_DIRECT_HOSTS = 8
 """Number of hosts of a single rank up to which all of them exchange messages at once."""
-FIRST, OTHERS = 8, 3
-"""The first bucket has 1 / `FIRST` of the gradients; the others are `OTHERS` times as long."""
-SHORTEST = 128 << 10
+FIRST_BUCKET_DIVISOR, OTHER_BUCKETS_FACTOR = 8, 3
+"""Into how many parts the gradients are cut, of which the first bucket has one, and how many times
+as long the other buckets are."""
+MIN_FIRST_BUCKET_BYTES = 128 << 10
 """Minimum length of the first bucket, in B: 1 ms at 1 Gbit/s."""
 
 
@@ -73,12 +76,13 @@ def schedule_for(hosts: Sequence[Hashable]) -> str | None:
     ranks = Counter(hosts)
     if len(ranks) == 1:
         return None
-    return "direct" if max(ranks.values()) == 1 and len(ranks) <= FEW else "hierarchical"
+    single = max(ranks.values()) == 1
+    return "direct" if single and len(ranks) <= MAX_DIRECT_HOSTS else "hierarchical"
 
 
 def _short(nbytes: int, dtype: np.dtype) -> bool:
     half = dtype.name in ("float16", "bfloat16")
-    return nbytes <= SHORT and not half
+    return nbytes <= MAX_VENDOR_BYTES and not half
 
 
 def bucket_bytes(hosts: Sequence[Hashable], total: int, usual: int) -> tuple[int, ...]:
@@ -103,8 +107,8 @@ def bucket_bytes(hosts: Sequence[Hashable], total: int, usual: int) -> tuple[int
     """
     if schedule_for(hosts) is None:
         return (usual,)
-    first = max(SHORTEST, total // FIRST)
-    return min(usual, first), min(usual, OTHERS * first)
+    first = max(MIN_FIRST_BUCKET_BYTES, total // FIRST_BUCKET_DIVISOR)
+    return min(usual, first), min(usual, OTHER_BUCKETS_FACTOR * first)
 
 
 def explain(hosts: Sequence[Hashable]) -> str:
@@ -119,7 +123,7 @@ def explain(hosts: Sequence[Hashable]) -> str:
     each = " to ".join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))
     plural = "s" * (ranks[-1] > 1)
     where = f"there are {len(set(hosts))} hosts of {each} rank{plural}"
-    return f"{schedule}, {VENDOR} up to {SHORT >> 10} KiB: {where}"
+    return f"{schedule}, {VENDOR} up to {MAX_VENDOR_BYTES >> 10} KiB: {where}"
 
 
 def by_rule(comm: Communicator) -> Communicator:
@@ -164,9 +168,9 @@ class Ruled(Scheduled):
 
 RULE, AUTO = "rule", "auto"
 """Names of two selection modes: by the rule without measuring, and by measuring."""
-TURNS = 7
+MEASUREMENTS = 7
 """Number of times each candidate is measured; the first is a warm-up that opens connections."""
-LONGEST = 2.0
+MAX_MEASURING_S = 2.0
 """Time after which no further turn begins, in s, which limits the delay on slow networks."""
 
 
@@ -266,7 +270,7 @@ class Auto(Scheduled):
         array = np.empty(n, dtype)
         times: dict[str, list[float]] = {name: [] for name in names}
         begin = clock.now()
-        for _ in range(TURNS):
+        for _ in range(MEASUREMENTS):
             seconds = [self._seconds(call, name, array) for name in names]
             # The maxima over the ranks are equal on all ranks, and so are the decisions below.
             slowest = np.array([*seconds, clock.now() - begin])
@@ -274,7 +278,7 @@ class Auto(Scheduled):
             *seconds, elapsed = slowest.tolist()
             for name, one in zip(names, seconds, strict=True):
                 times[name].append(one)
-            if elapsed > LONGEST:
+            if elapsed > MAX_MEASURING_S:
                 break
         medians = {name: float(np.median(turns[1:] or turns)) for name, turns in times.items()}
         nbytes = 1 << (array.nbytes - 1).bit_length()

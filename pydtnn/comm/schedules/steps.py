@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """The stretch of an array from the fraction `start` to the fraction `stop` of its length."""
+    """The part of an array from the fraction `start` to the fraction `stop` of its length."""
 
     start: Fraction
     stop: Fraction
@@ -535,7 +535,7 @@ class Exchange(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A stretch of the array, its rounds, and the number of scratch elements that they need.
+    """A part of the array, its rounds, and the number of scratch elements that they need.
 
     `number` counts all chunks of the array: a rank may not take part in some of them.
     """

@@ -14,7 +14,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import create_allreduce
-from pydtnn.comm.supervision import SHORTEST, number_of_tests, pause, sleeps
+from pydtnn.comm.supervision import MIN_SLEEP_S, number_of_tests, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
@@ -174,9 +174,9 @@ def _measure_wake() -> float | None:
     times = []
     for _ in range(2 + REPEATS):
         begin = time.perf_counter()
-        time.sleep(SHORTEST)
+        time.sleep(MIN_SLEEP_S)
         times.append(time.perf_counter() - begin)
-    return max(median(times) - SHORTEST, 0.0)
+    return max(median(times) - MIN_SLEEP_S, 0.0)
 
 
 def _measure_test(comm: Communicator) -> float:
@@ -185,7 +185,7 @@ def _measure_test(comm: Communicator) -> float:
     request = comm.irecv(array, (comm.rank - 1) % comm.size)
     for _ in range(2 + REPEATS):
         begin = time.thread_time()
-        time.sleep(SHORTEST)
+        time.sleep(MIN_SLEEP_S)
         request.test()
         times.append(time.thread_time() - begin)
     comm.barrier()

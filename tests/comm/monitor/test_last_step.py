@@ -130,6 +130,6 @@ def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once(
     one.start()
     assert one.request(15)
     one.twice = -1.0
-    monkeypatch.setattr(of_rank, "PATIENCE", -1.0)
+    monkeypatch.setattr(of_rank, "LAST_STEP_TIMEOUT_S", -1.0)
     assert not one.request(15)
     assert one.overdue()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from pydtnn.comm.monitor.links import (
-    MAX_GREETING,
-    MAX_MESSAGE,
+    MAX_GREETING_BYTES,
+    MAX_MESSAGE_BYTES,
     Link,
     addresses,
     check_message,
@@ -34,7 +34,7 @@ def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
     assert first is not None
     second = Link(listener.accept()[0], TOKEN)
     sent = [{"what": "tell", "line": "é" * 3000, "number": number} for number in range(3)]
-    assert all(first.tell(said) for said in sent)
+    assert all(first.tell(message) for message in sent)
     heard: list[dict[str, object]] = []
     while len(heard) < 3:
         heard += second.heard()
@@ -54,11 +54,11 @@ def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"GET / HTTP/1.1\n",
         b"[" * 60_000,
-        b"x" * MAX_GREETING,
+        b"x" * MAX_GREETING_BYTES,
         b"\n",
         TOKEN.encode() + b" 4\n",
         FIRST_HALF + b"\n",
@@ -70,11 +70,11 @@ def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
     ],
 )
 def test_a_connection_that_does_not_begin_with_the_token_is_closed(
-    listener: socket.socket, said: bytes
+    listener: socket.socket, message: bytes
 ) -> None:
     with socket.create_connection(listener.getsockname()) as stranger:
         link = Link(listener.accept()[0], TOKEN)
-        stranger.sendall(said)
+        stranger.sendall(message)
         while not link.closed:
             assert link.heard() == []
         assert not link.known
@@ -92,8 +92,8 @@ def test_the_process_that_connects_also_requires_the_token(listener: socket.sock
 def test_a_message_that_is_too_long_closes_the_connection(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pydtnn.comm.monitor.links.MAX_MESSAGE", 1 << 18)
-    assert MAX_MESSAGE > 1 << 18
+    monkeypatch.setattr("pydtnn.comm.monitor.links.MAX_MESSAGE_BYTES", 1 << 18)
+    assert MAX_MESSAGE_BYTES > 1 << 18
     first = connect("127.0.0.1", listener.getsockname()[1], TOKEN, 4)
     assert first is not None
     second = Link(listener.accept()[0], TOKEN)
@@ -108,7 +108,7 @@ ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         {},
         [],
@@ -132,8 +132,8 @@ ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
     ],
     ids=str,
 )
-def test_what_has_other_entries_is_no_message(said: object) -> None:
-    assert check_message(json.dumps(said).encode()) is None
+def test_what_has_other_entries_is_no_message(message: object) -> None:
+    assert check_message(json.dumps(message).encode()) is None
     assert check_message(json.dumps(ROWS).encode()) == ROWS
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pydtnn.comm.monitor import monitor as module
 from pydtnn.comm.monitor.links import NUMBERS, connect
-from pydtnn.comm.monitor.monitor import MAX_STRANGERS, Facts, Monitor
+from pydtnn.comm.monitor.monitor import MAX_UNKNOWN_CONNECTIONS, Facts, Monitor
 from pydtnn.comm.monitor.ranks import EndReport, Kills, Launcher, RankConnection
 from pydtnn.comm.monitor.slots import CALLING, NAMES, SLOT, Slot
 from pydtnn.comm.monitor.table import Row
@@ -42,7 +42,7 @@ class Host:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ended: list[int] = []
         self.printed: list[str] = []
-        for name in ("STACKS", "ANSWER", "FINISHING", "REPEATED"):
+        for name in ("STACKS_TIMEOUT_S", "ROWS_TIMEOUT_S", "FINISH_TIMEOUT_S", "SAME_REQUEST_S"):
             patch.setattr(module, name, 0.0)
         patch.setattr(module, "_write", self.printed.append)
         self.memory = memoryview(bytearray(2 * SLOT))
@@ -112,7 +112,7 @@ def check_works(host: Host) -> None:
     for _ in range(5):
         time.sleep(0.002)
         host.monitor.look()
-    assert host.ended[:1] == [module.STATUS]
+    assert host.ended[:1] == [module.TIMEOUT_STATUS]
     assert host.printed[1].startswith("no progress for 0.001 s (--timeout): ")
 
 
@@ -147,18 +147,18 @@ def valid(random_: random.Random) -> dict[str, Any]:
 def random_line(random_: random.Random) -> bytes:
     """Return a line that is no message, or one with any of its entries changed or missing."""
     kind = random_.randrange(6)
-    said: Any = valid(random_)
+    message: Any = valid(random_)
     if kind == 0:
         return random_.randbytes(random_.randrange(200)).replace(b"\n", b"")
     if kind == 1:
         return random_.choice([b"[", b'{"a":', b"1", b'"\\u', b"-"]) * random_.randrange(9000)
     if kind == 2:
-        said = random_value(random_)
+        message = random_value(random_)
     if kind == 4:
-        said[random_.choice([*said])] = random_value(random_)
+        message[random_.choice([*message])] = random_value(random_)
     if kind == 5:
-        del said[random_.choice([*said])]
-    line = json.dumps(said).encode()
+        del message[random_.choice([*message])]
+    line = json.dumps(message).encode()
     if kind == 3:
         begin = random_.randrange(len(line))
         line = line[:begin] + random_.randbytes(3).replace(b"\n", b"") + line[begin + 3 :]
@@ -202,14 +202,14 @@ def test_connections_without_the_token_are_few_and_short(
         for _ in range(150):
             strangers.append(socket.create_connection(("127.0.0.1", host.port)))
             host.run()
-        assert len(host.monitor._links) == MAX_STRANGERS
+        assert len(host.monitor._links) == MAX_UNKNOWN_CONNECTIONS
         host.connect(3).close()
         host.run()
-        monkeypatch.setattr(module, "PATIENCE", 1e-3)
+        monkeypatch.setattr(module, "LINK_TIMEOUT_S", 1e-3)
         time.sleep(0.002)
         host.monitor.look()
         assert host.monitor._links == {}
-        # No further file can be opened: nothing is accepted, and no rank is said to have ended.
+        # No further file can be opened: nothing is accepted, and no rank is message to have ended.
         strangers += [socket.create_connection(("127.0.0.1", host.port)) for _ in range(3)]
         used = max(one.fileno() for one in strangers) + 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(used, limits[0]), limits[1]))

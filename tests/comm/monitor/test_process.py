@@ -175,7 +175,7 @@ def test_the_monitor_remembers_the_kills_while_nothing_happens(
     connect: Callable[[int], socket.socket],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pydtnn.comm.monitor.monitor.INTERVAL", 0.01)
+    monkeypatch.setattr("pydtnn.comm.monitor.monitor.INTERVAL_S", 0.01)
     rank, watching = connect(0), Watching()
     threading.Timer(0.3, rank.close).start()
     assert watching.watch(listener, 1) == [0]

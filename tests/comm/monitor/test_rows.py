@@ -7,7 +7,7 @@ import pytest
 
 from pydtnn.comm.monitor.processes import Condition
 from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
-from pydtnn.comm.monitor.table import INTERVAL, Watched, describe
+from pydtnn.comm.monitor.table import INTERVAL_S, Watched, describe
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
 
@@ -28,8 +28,8 @@ class Ranks:
         self.watched.look(self.now)
 
     def after(self, seconds: float):
-        for _ in range(round(seconds / INTERVAL)):
-            self.now += INTERVAL
+        for _ in range(round(seconds / INTERVAL_S)):
+            self.now += INTERVAL_S
             rows = self.watched.look(self.now)
         return rows
 

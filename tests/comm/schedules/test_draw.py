@@ -87,7 +87,7 @@ UNEQUAL = [
      (send(0, part(0, 4)), receive(0, Part(Fraction(1, 4), Fraction(1))))],
 ]  # fmt: skip
 
-OWN = """
+WATCHER = """
 from pydtnn.comm.schedules.steps import ALL, add, send
 
 def neighbours(group):
@@ -230,7 +230,7 @@ def test_check_counts_the_orders_in_which_parts_are_added(capsys):
 
 
 def test_a_function_in_a_file_of_ones_own_can_be_drawn_and_checked(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(WATCHER)
     own = f"{tmp_path / 'own.py'}:neighbours"
     assert main(["draw", own, "-np", "2"]) == 0
     assert "neighbours of 2 ranks" in capsys.readouterr().out
@@ -271,7 +271,7 @@ def test_a_mistake_is_told_in_one_sentence(command, capsys):
 
 
 def test_what_is_no_function_is_refused(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(WATCHER)
     assert main(["draw", f"{tmp_path / 'own.py'}:number"]) == 1
     assert (
         "number: expected a function that yields rounds for a group, got 3"

@@ -14,9 +14,9 @@ from pydtnn.comm import create_communicator, mpi, run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import (
-    FEW,
-    SHORT,
-    SHORTEST,
+    MAX_DIRECT_HOSTS,
+    MAX_VENDOR_BYTES,
+    MIN_FIRST_BUCKET_BYTES,
     VENDOR,
     Auto,
     Ruled,
@@ -44,16 +44,16 @@ class TestRuled(contract(lambda comm: Ruled(comm, "hierarchical"))):
         ("a", 10**6, F32, VENDOR),
         ("aaaa", 10**9, F32, VENDOR),
         ("aaaa", 10**6, BF16, VENDOR),
-        ("aabb", SHORT, F32, VENDOR),
-        ("aabb", SHORT + 1, F32, "hierarchical"),
+        ("aabb", MAX_VENDOR_BYTES, F32, VENDOR),
+        ("aabb", MAX_VENDOR_BYTES + 1, F32, "hierarchical"),
         ("aabb", 2, F16, "hierarchical"),
         ("abab", 10**6, BF16, "hierarchical"),
         ("aab", 10**6, F32, "hierarchical"),
         ("ab", 10**6, F32, "direct"),
         ("abcd", 10**6, F32, "direct"),
-        (range(FEW), 10**6, F32, "direct"),
-        (range(FEW + 1), 10**6, F32, "hierarchical"),
-        (range(FEW + 1), 8, F32, VENDOR),
+        (range(MAX_DIRECT_HOSTS), 10**6, F32, "direct"),
+        (range(MAX_DIRECT_HOSTS + 1), 10**6, F32, "hierarchical"),
+        (range(MAX_DIRECT_HOSTS + 1), 8, F32, VENDOR),
     ],
 )
 def test_hosts_length_and_type_decide(hosts, nbytes, dtype, expected):
@@ -66,7 +66,7 @@ def test_the_first_bucket_between_hosts_is_an_eighth_of_the_gradients_within_lim
     for gradients in (1, 10**5, 10**6, 10**9):
         assert bucket_bytes("aaa", gradients, usual) == (usual,)
     assert bucket_bytes("ab", 2_000_000, usual) == (250_000, 750_000)
-    assert bucket_bytes("ab", 10_000, usual) == (SHORTEST, 3 * SHORTEST)
+    assert bucket_bytes("ab", 10_000, usual) == (MIN_FIRST_BUCKET_BYTES, 3 * MIN_FIRST_BUCKET_BYTES)
     assert bucket_bytes("ab", 5_000_000, usual) == (625_000, usual)
     assert bucket_bytes("ab", 10**9, usual) == (usual, usual)
 
@@ -104,7 +104,8 @@ class Counts(Wrapper):
 
 @pytest.mark.parametrize("hosts", ["aab", "abc"])
 def test_long_sums_go_by_the_schedule_and_short_ones_and_extremes_do_not(hosts):
-    short, long = np.ones(SHORT // 4, "float32"), np.ones(SHORT // 4 + 1, "float32")
+    n = MAX_VENDOR_BYTES // 4
+    short, long = np.ones(n, "float32"), np.ones(n + 1, "float32")
     half = np.ones(3, "float16")
 
     def calls(comm):
@@ -125,7 +126,13 @@ def test_long_sums_go_by_the_schedule_and_short_ones_and_extremes_do_not(hosts):
 @pytest.mark.parametrize("dtype", [F32, np.dtype("float64"), np.dtype("int32"), F16, BF16], ids=str)
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_sums_between_hosts_are_exact_where_they_can_be(hosts, dtype):
-    lengths = (1, 7, SHORT // dtype.itemsize, SHORT // dtype.itemsize + 1, 40_009)
+    lengths = (
+        1,
+        7,
+        MAX_VENDOR_BYTES // dtype.itemsize,
+        MAX_VENDOR_BYTES // dtype.itemsize + 1,
+        40_009,
+    )
 
     def sums(comm):
         ruled = by_rule(comm)
@@ -167,7 +174,7 @@ def test_groups_follow_the_rule_on_their_own_hosts():
     def describe(comm):
         ruled = by_rule(comm)
         inside, across = ruled.split_by_host(), ruled.split(comm.local_rank)
-        x = np.ones(SHORT)
+        x = np.ones(MAX_VENDOR_BYTES)
         across.allreduce(x)
         return type(inside) is type(comm), across.algorithm, x[-1]
 

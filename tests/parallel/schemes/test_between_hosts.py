@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.schedules import rule
-from pydtnn.comm.schedules.rule import FIRST, SHORTEST, by_rule
+from pydtnn.comm.schedules.rule import FIRST_BUCKET_DIVISOR, MIN_FIRST_BUCKET_BYTES, by_rule
 from pydtnn.layers import Linear, ReLU, Sequential
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES
 from pydtnn.model import Model
@@ -67,7 +67,7 @@ def test_buckets_are_shorter_between_hosts_and_values_stay():
     assert (lengths, usual) == other
     assert sum(lengths) == sum(usual)
     assert (len(usual), len(lengths)) == (2, 3)  # closed by the matrix that fills them
-    assert lengths[0] >= max(SHORTEST, sum(lengths) // FIRST)
+    assert lengths[0] >= max(MIN_FIRST_BUCKET_BYTES, sum(lengths) // FIRST_BUCKET_DIVISOR)
 
 
 def test_buckets_are_as_they_were_inside_a_host_and_where_the_cut_would_show():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pydtnn.comm.supervision import LONGEST
+from pydtnn.comm.supervision import MAX_SLEEP_S
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.utils import clock
@@ -70,7 +70,7 @@ def test_ranks_that_sleep_notice_the_start_of_a_long_message_late():
         seconds("ab", program, Processor(eager=nbytes, wake=wake)) for nbytes in (65536, np.inf)
     )
     later = np.subtract(announced, eager)  # with two latencies of 0.1 ms
-    assert later == pytest.approx([2 * (wake + LONGEST / 2) + 2e-4] * 2, abs=2e-5)
+    assert later == pytest.approx([2 * (wake + MAX_SLEEP_S / 2) + 2e-4] * 2, abs=2e-5)
 
 
 def test_the_tests_of_ranks_that_sleep_are_work_on_shared_cores():
@@ -85,7 +85,7 @@ def test_the_tests_of_ranks_that_sleep_are_work_on_shared_cores():
             comm.send(array, 0)
             clock.current().spend(COMPUTE)
 
-    test = LONGEST / 4
+    test = MAX_SLEEP_S / 4
     found = seconds("aa", program, Processor(wake=0.0, test=test), SharedCores(1, (0, 0)))
     assert found[1] == pytest.approx(2 * COMPUTE + COMPUTE / 5, rel=0.02)
 

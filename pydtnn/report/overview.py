@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from pydtnn.metrics import METRICS
-from pydtnn.report.runs import Run
-from pydtnn.report.section import Figure, Section, Table, colour
+from pydtnn.report.runs import ABOUT, ENVIRONMENT, MEASUREMENTS, Run
+from pydtnn.report.section import Figure, Section, Table, every, line, section
 
-POINTS = 800
-"""Maximum number of points of a curve."""
+MAX_POINTS_OF_CURVE = 800
 
-ALL = 6000
+MAX_POINTS = 6000
 """Maximum number of points of the curves of a figure."""
+
+MAX_MARKED_EPOCHS = 40
+"""Maximum number of epochs whose points have markers."""
 
 VALIDATION = "val_"
 
@@ -38,35 +40,28 @@ def training(runs: Sequence[Run]) -> Section:
 def legend_of(runs: Sequence[Run]) -> dict[str, str]:
     """Return the colours of runs; of one run those of training and validation."""
     if len(runs) > 1:
-        return {run.title: f"{colour(i)} line" for i, run in enumerate(runs)}
+        return {run.title: f"{run.colour} line" for run in runs}
     validated = any(name.startswith(VALIDATION) for logs in runs[0].history for name in logs)
-    legend = {"training": f"{colour(0)} line", "validation": f"{colour(0)} dash"}
-    return legend if validated else {}
+    colour = runs[0].colour
+    return {"training": f"{colour} line", "validation": f"{colour} dash"} if validated else {}
 
 
-def throughput(runs: Sequence[Run]) -> Section:
-    """Return the samples per second over the epochs."""
-    section = Section("throughput", "Throughput")
-    measured = [run for run in runs if run.intervals]
-    if not measured:
-        section.absent = (
-            "no run has the file measurements.jsonl, which python -m pydtnn.train and the "
-            "callback MeasurementWriter write"
-        )
-        return section
-    section.figures = [
+@section("throughput", "Throughput", MEASUREMENTS)
+def throughput(result: Section, measured: Sequence[tuple[Run, Any]]) -> None:
+    """Fill the section with the samples per second over the epochs."""
+    runs = [run for run, _ in measured]
+    result.figures = [
         Figure(
             "Throughput over time",
-            [_line(run, runs, "rate") for run in measured],
-            _epochs(measured),
+            [_inside(run, "rate", len(runs)) for run in runs],
+            _epochs(runs),
             {"title": "samples/s", "rangemode": "tozero"},
             "All ranks together, in training steps with the time spent waiting for data and in "
             "callbacks; evaluations are not included.",
             wide=True,
         )
     ]
-    section.legend = legend_of(runs) if len(runs) > 1 else {}
-    return section
+    result.legend = legend_of(runs) if len(runs) > 1 else {}
 
 
 def title_of(name: str) -> str:
@@ -79,19 +74,14 @@ def _value(runs: Sequence[Run], name: str) -> Figure:
     figure = _curve(runs, name, words[:1].upper() + words[1:], words)
     for run in runs:
         if any(VALIDATION + name in logs for logs in run.history):
-            ends = _ends(run, VALIDATION + name, runs)
-            ends["line"]["dash"] = "dash"
-            ends["name"] = run.title if len(runs) > 1 else "validation"
-            figure.data = [*figure.data, ends]
+            figure.data = [*figure.data, _ends(run, VALIDATION + name, len(runs))]
     return figure
 
 
 def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
     """Return the curves of a value of training, within epochs if it was measured there."""
-    data = []
-    for run in runs:
-        measured = name in ("loss", "lr") and run.intervals
-        data.append(_line(run, runs, name) if measured else _ends(run, name, runs))
+    inside = name in ("loss", "lr")
+    data = [(_inside if inside and run.intervals else _ends)(run, name, len(runs)) for run in runs]
     return Figure(title, data, _epochs(runs), unit)
 
 
@@ -100,39 +90,36 @@ def _epochs(runs: Sequence[Run]) -> dict[str, Any]:
     return {"title": "epoch", "range": [0, 1.02 * max(len(run.history) for run in runs)]}
 
 
-def _line(run: Run, runs: Sequence[Run], name: str) -> dict[str, Any]:
-    """Return a line through the intervals of a run."""
-    points = min(POINTS, ALL // len(runs))
-    every = -(-len(run.intervals) // points)
-    count = max(1, points // len(run.intervals))
-    intervals = [epoch.merged(count) for epoch in run.intervals[::every]]
-    of = {"rate": lambda epoch: epoch.samples / epoch.seconds}
-    values = of.get(name, lambda epoch: getattr(epoch, name))
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": run.title if len(runs) > 1 else "training",
-        "x": np.concatenate([epoch.position() for epoch in intervals]),
-        "y": np.concatenate([values(epoch) for epoch in intervals]),
-        "line": {"color": colour(runs.index(run)), "width": 1.8},
-        "hovertemplate": f"epoch %{{x:.2f}}: %{{y:.4g}}<extra>{_plain(run.label)}</extra>",
-    }
+def _inside(run: Run, name: str, count: int) -> dict[str, Any]:
+    """Return a line through the intervals of one of a number of runs."""
+    points = min(MAX_POINTS_OF_CURVE, MAX_POINTS // count)
+    merged = max(1, points // len(run.intervals))
+    shown = run.intervals[:: every(len(run.intervals), points)]
+    intervals = [epoch.merged(merged) for epoch in shown]
+    x = np.concatenate([epoch.position() for epoch in intervals])
+    y = np.concatenate([getattr(epoch, name) for epoch in intervals])
+    label = run.title if count > 1 else "training"
+    return line(label, x, y, run.colour, "epoch %{x:.2f}: %{y:.4g}", extra=_plain(run.label))
 
 
-def _ends(run: Run, name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return a line through the ends of the epochs of a run."""
-    every = -(-len(run.history) // min(POINTS, ALL // len(runs)))
-    epochs = [*range(len(run.history), 0, -every)][::-1]
-    own = colour(runs.index(run))
+def _ends(run: Run, name: str, count: int) -> dict[str, Any]:
+    """Return a line through the ends of the epochs of one of a number of runs."""
+    step = every(len(run.history), min(MAX_POINTS_OF_CURVE, MAX_POINTS // count))
+    epochs = [*range(len(run.history), 0, -step)][::-1]
+    values = [run.history[epoch - 1].get(name) for epoch in epochs]
+    label = "validation" if name.startswith(VALIDATION) else "training"
     return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(epochs) <= 40 else "lines",
-        "name": run.title if len(runs) > 1 else "training",
-        "x": epochs,
-        "y": [run.history[epoch - 1].get(name) for epoch in epochs],
-        "line": {"color": own, "width": 1.8},
-        "marker": {"color": own, "size": 7},
-        "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{_plain(run.label)}</extra>",
+        **line(
+            run.title if count > 1 else label,
+            epochs,
+            values,
+            run.colour,
+            "epoch %{x}: %{y:.4g}",
+            extra=_plain(run.label),
+            **({"dash": "dash"} if label == "validation" else {}),
+        ),
+        "mode": "lines+markers" if len(epochs) <= MAX_MARKED_EPOCHS else "lines",
+        "marker": {"color": run.colour, "size": 7},
     }
 
 
@@ -146,7 +133,7 @@ NONE = "\N{EN DASH}"
 
 SENSE = {"max": "highest", "min": "lowest"}
 
-FEW = 4
+MAX_COLUMNS = 4
 """Maximum number of runs that are columns of the table of results."""
 
 OF_THE_RUN = (
@@ -175,13 +162,12 @@ def overview(runs: Sequence[Run]) -> Section:
         ]
         for run in runs
     ]
-    few = len(runs) <= FEW
-    if few:
+    if turned := len(runs) <= MAX_COLUMNS:
         columns, *rows = (list(cells) for cells in zip(columns, *rows, strict=True))
     text = "Losses and metrics are those of the last epoch."
     if judged:
         text += f" The best epoch is that of the {SENSE[better(judged)]} {_words(judged)}."
-    table = Table("", columns, rows, numbers=True, sortable=not few)
+    table = Table("", columns, rows, numbers=True, sortable=not turned)
     return Section("results", "Results", text, tables=[table])
 
 
@@ -217,32 +203,23 @@ def best_of(run: Run, name: str) -> list[str]:
     return [_number(values[best]), str(best)]
 
 
-def configuration(runs: Sequence[Run]) -> Section:
-    """Return the options, those that differ between the runs first."""
-    section = Section("configuration", "Configuration")
-    known = [run for run in runs if run.about]
-    if not known:
-        section.absent = "no run has the file run.json, which python -m pydtnn.train writes"
-        return section
-    facts = [{name: run.about.get(name) for name in OF_THE_RUN} for run in known]
-    options = [{**run.configuration, "output_dir": None} for run in known]
-    section.tables = [
-        *_tables(known, "Options of the command line", options),
-        *_tables(known, "Ranks, batches and model", facts),
+@section("configuration", "Configuration", ABOUT)
+def configuration(result: Section, known: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
+    """Fill the section with the options, those that differ between the runs first."""
+    runs = [run for run, _ in known]
+    facts = [{name: about.get(name) for name in OF_THE_RUN} for _, about in known]
+    options = [{**run.configuration, "output_dir": None} for run in runs]
+    result.tables = [
+        *_tables(runs, "Options of the command line", options),
+        *_tables(runs, "Ranks, batches and model", facts),
     ]
-    return section
 
 
-def environment(runs: Sequence[Run]) -> Section:
-    """Return machine and versions."""
-    section = Section("environment", "Environment")
-    known = [run for run in runs if isinstance(run.about.get("environment"), dict)]
-    if not known:
-        section.absent = "no run has the file run.json, which python -m pydtnn.train writes"
-        return section
-    found = [flat(run.about["environment"] | _gpu(run)) for run in known]
-    section.tables = _tables(known, "Machine and versions", found)
-    return section
+@section("environment", "Environment", ENVIRONMENT)
+def environment(result: Section, known: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
+    """Fill the section with machine and versions."""
+    values = [flat({**machine, "gpu": run.entry("gpu")}) for run, machine in known]
+    result.tables = _tables([run for run, _ in known], "Machine and versions", values)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -335,8 +312,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _gpu(run: Run) -> dict[str, Any]:
-    found = run.about.get("gpu")
-    return {"gpu": found} if isinstance(found, dict) and found else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.report.section import COLOURS, Figure, Section
+from pydtnn.report.section import Source, colour
 from pydtnn.tracing import Timeline, load_timeline
 from pydtnn.tracing.analysis import Blocks, Labels, find_blocks, label
 from pydtnn.utils.files import read_file
@@ -152,9 +152,10 @@ class Intervals:
         """Return the number of epochs completed at the end of each interval, with fractions."""
         return self.epoch - 1 + self.step / self.step[-1]
 
-    def rates(self) -> list[float]:
-        """Return the samples per second of each interval."""
-        return [*(self.samples / self.seconds)]
+    @property
+    def rate(self) -> np.ndarray:
+        """Samples per second of each interval."""
+        return self.samples / self.seconds
 
     def merged(self, count: int) -> Intervals:
         """Return at most `count` intervals, each of which consists of neighbours."""
@@ -200,7 +201,7 @@ MEMORY = ("peak_memory", "step_memory")
 PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", *MEMORY)
 """Numbers of a rank in an epoch."""
 
-MOST_OPTIONS = 3
+MAX_TITLE_OPTIONS = 3
 """Maximum number of swept options in a title."""
 
 NOT_SWEPT = ("output_dir", "trace", "trace_steps", "resume", "progress", "verbose", "quiet", "save")
@@ -216,6 +217,7 @@ class Run:
     folder : Path
     label : str
         Name in figures and tables: the end of the folder's path that differs from other runs.
+    colour : str
     swept : dict
         Options of the command line that differ between the runs of the report.
     about : dict
@@ -236,6 +238,7 @@ class Run:
     label: str
     about: dict[str, Any]
     history: list[dict[str, float | None]]
+    colour: str = ""
     swept: dict[str, Any] = field(default_factory=dict)
     intervals: list[Intervals] = field(default_factory=list)
     ranks: list[list[dict[str, float]]] = field(default_factory=list)
@@ -251,14 +254,18 @@ class Run:
     @property
     def configuration(self) -> dict[str, Any]:
         """Options of the command line; empty if they are unknown."""
-        found = self.about.get("configuration")
-        return found if isinstance(found, dict) else {}
+        return self.entry("configuration")
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """Return an object in run.json; empty if there is none."""
+        value = self.about.get(name)
+        return value if isinstance(value, dict) else {}
 
     @property
     def title(self) -> str:
         """The label, with the first of the swept options."""
-        swept = [f"{_words(name)} {value}" for name, value in self.swept.items()][:MOST_OPTIONS]
-        return f"{self.label} ({', '.join(swept)})" if swept else self.label
+        swept = [f"{name.replace('_', ' ')} {value}" for name, value in self.swept.items()]
+        return f"{self.label} ({', '.join(swept[:MAX_TITLE_OPTIONS])})" if swept else self.label
 
     @property
     def cores(self) -> int | None:
@@ -306,7 +313,7 @@ class Run:
 
     def spread(self) -> tuple[float, float, float]:
         """Return the quartiles of the samples per second of the intervals, of which there are."""
-        rates = [rate for epoch in self.intervals for rate in epoch.rates()]
+        rates = np.concatenate([epoch.rate for epoch in self.intervals])
         low, middle, high = np.quantile(rates, (0.25, 0.5, 0.75)).tolist()
         return low, middle, high
 
@@ -339,6 +346,8 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     labels = _labels(resolved)
     places = [*traces, *[None] * (len(paths) - len(traces))]
     runs = [_read_run(*parts) for parts in zip(paths, labels, places, strict=True)]
+    for number, run in enumerate(runs):
+        run.colour = colour(number)
     known = [run.configuration for run in runs if run.configuration]
     for name in dict.fromkeys(name for options in known for name in options):
         if name not in NOT_SWEPT and len({str(options.get(name)) for options in known}) > 1:
@@ -347,10 +356,41 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     return runs
 
 
-def why_untraced(runs: Sequence[Run]) -> str:
+def _why_untraced(runs: Sequence[Run]) -> str:
     """Return why no run has a trace, and how to record one."""
     reasons = [run.untraced for run in runs if run.untraced]
     return reasons[0] if reasons else f"no run has a trace; {HOW}"
+
+
+def _without_file(name: str, also: str = "") -> Callable[[Sequence[Run]], str]:
+    return lambda runs: f"no run has the file {name}, which python -m pydtnn.train{also}"
+
+
+TRACE = Source(lambda run: run.traced, _why_untraced)
+
+MESSAGES = Source(
+    lambda run: run.traced if run.traced and run.traced.timeline.size > 1 else None,
+    lambda runs: (
+        "the traces are those of one rank"
+        if any(run.traced for run in runs)
+        else _why_untraced(runs)
+    ),
+)
+"""Traces of several ranks."""
+
+MEASUREMENTS = Source(
+    lambda run: run.ranks,
+    _without_file("measurements.jsonl", " and the callback MeasurementWriter write"),
+)
+
+ABOUT = Source(lambda run: run.about, _without_file("run.json", " writes"))
+
+ENVIRONMENT = Source(
+    lambda run: (
+        run.about.get("environment") if isinstance(run.about.get("environment"), dict) else None
+    ),
+    ABOUT.why_absent,
+)
 
 
 def _read_run(folder: Path, label: str, trace: str | None) -> Run:
@@ -383,10 +423,6 @@ def _read_run(folder: Path, label: str, trace: str | None) -> Run:
             run.intervals.append(found[number][0])
             run.ranks.append(found[number][1])
     return run
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 Measured = tuple[Intervals, list[dict[str, float]]]
@@ -452,120 +488,3 @@ def _labels(paths: Sequence[Path]) -> list[str]:
                 break
         labels.append("/".join(end).replace("//", "/"))
     return labels
-
-
-ACTIVITIES = ("compute", "communication", "data", "evaluation", "callbacks")
-"""Activities of a rank, in this order; see `pydtnn.report.section.COLOURS`."""
-
-SHOWN = 32
-"""Maximum number of ranks in a figure."""
-
-EPOCHS = 100
-"""Maximum number of epochs in a figure."""
-
-
-def phases(runs: Sequence[Run]) -> Section:
-    """Return the seconds of each rank per activity."""
-    section = Section("phases", "Time per rank")
-    measured = [run for run in runs if run.ranks]
-    if not measured:
-        section.absent = (
-            "no run has the file measurements.jsonl, which python -m pydtnn.train and the "
-            "callback MeasurementWriter write"
-        )
-        return section
-    longest = max(rank["total"] for run in measured for rank in run.totals())
-    slowest = max(mean_of(ranks, "total") for run in measured for ranks in run.ranks)
-    section.figures = [
-        *(_per_rank(run, 1.02 * longest) for run in measured),
-        *(_per_epoch(run, 1.02 * slowest) for run in measured if len(run.ranks) > 1),
-    ]
-    section.legend = {name: COLOURS[name] for name in ACTIVITIES}
-    section.text = (
-        "Sums over all measured epochs, and means over the ranks for each epoch. Communication is "
-        "time in which a rank was blocked by a message during a step, not time in which messages "
-        "travelled while it computed. Data is the wait for a batch. The rest of the time is that "
-        "of callbacks, such as writing checkpoints."
-    )
-    return section
-
-
-def activities(rank: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a rank in each activity of `ACTIVITIES`, which add up to its total."""
-    named = rank["steps"] + rank["data"] + rank["evaluation"]
-    return {
-        "compute": max(0.0, rank["steps"] - rank["communication"]),
-        "communication": rank["communication"],
-        "data": rank["data"],
-        "evaluation": rank["evaluation"],
-        "callbacks": max(0.0, rank["total"] - named),
-    }
-
-
-def _per_rank(run: Run, longest: float) -> Figure:
-    ranks = [activities(rank) for rank in run.totals()]
-    shown = chosen([rank["compute"] for rank in ranks], SHOWN)
-    names = [f"rank {rank}" for rank in shown]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "x": [ranks[rank][name] for rank in shown],
-            "y": names,
-            "marker": {"color": COLOURS[name]},
-            "hovertemplate": f"%{{y}}, {name}: %{{x:.3g}} s<extra></extra>",
-        }
-        for name in ACTIVITIES
-    ]
-    caption = "" if len(shown) == len(ranks) else f"{len(shown)} of {len(ranks)} ranks, among them "
-    return Figure(
-        f"{run.label}: time of each rank",
-        data,
-        {"title": "time (s)", "range": [0, longest]},
-        {"autorange": "reversed", "ticks": "", "showgrid": False},
-        caption and caption + "the slowest and the fastest in compute.",
-        height=70 + 28 * max(2, len(shown)),
-        layout={"barmode": "stack", "bargap": 0.3},
-    )
-
-
-def mean_of(ranks: Sequence[Mapping[str, float]], part: str) -> float:
-    """Return the mean of a number over the ranks."""
-    return sum(rank[part] for rank in ranks) / len(ranks)
-
-
-def _per_epoch(run: Run, longest: float) -> Figure:
-    every = -(-len(run.ranks) // EPOCHS)
-    shown = [
-        (epoch.epoch, [activities(rank) for rank in ranks])
-        for epoch, ranks in zip(run.intervals[::every], run.ranks[::every], strict=True)
-    ]
-    data = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": [epoch for epoch, _ in shown],
-            "y": [mean_of(ranks, name) for _, ranks in shown],
-            "marker": {"color": COLOURS[name]},
-            "hovertemplate": f"epoch %{{x}}, {name}: %{{y:.3g}} s<extra></extra>",
-        }
-        for name in ACTIVITIES
-    ]
-    return Figure(
-        f"{run.label}: time of each epoch",
-        data,
-        {"title": "epoch", "showgrid": False, **({"dtick": 1} if len(shown) <= 12 else {})},
-        {"title": "time (s)", "range": [0, longest]},
-        f"One of {every} epochs is shown." if every > 1 else "",
-        height=260,
-        layout={"barmode": "stack", "bargap": 0.3},
-    )
-
-
-def chosen(values: Sequence[float], count: int) -> list[int]:
-    """Return the numbers of at most `count` ranks: all, or some from smallest to largest value."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    if len(order) > count:
-        order = [order[index * (len(order) - 1) // (count - 1)] for index in range(count)]
-    return sorted(order)

@@ -8,79 +8,75 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from pydtnn.report.runs import Run, activities
-from pydtnn.report.section import COLOURS, Figure, Section, Table, colour
-
-SPENT = ("steps", "communication", "data")
-"""Measured times of a rank, see `pydtnn.report.runs.PARTS`."""
+from pydtnn.report.runs import Run
+from pydtnn.report.section import (
+    COLOURS,
+    Figure,
+    Section,
+    Source,
+    Table,
+    line,
+    section,
+    stacked_bars,
+)
+from pydtnn.report.steps import activities, mean_of
 
 PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
 """Numbers of the entry "predicted" of run.json: s per step, and B."""
 
-
-def predicted(runs: Sequence[Run]) -> Section:
-    """Return a table with measured and predicted parts of a step, for each run that has both."""
-    section = Section("predicted", "Measured and predicted time per step")
-    pairs = [(run, prediction_of(run)) for run in runs]
-    known = [(run, own) for run, own in pairs if own is not None and measured_of(run)]
-    if not known:
-        reasons = [str(about["reason"]) for run in runs if (about := _entry(run)).get("reason")]
-        section.absent = reasons[0] if reasons else "no run has a prediction in run.json"
-        return section
-    section.tables = [_predicted_table(run, own, len(runs) > 1) for run, own in known]
-    section.text = (
-        "Predicted before the first step from the platform, the network and the strategy; measured "
-        "times are means over all steps and ranks."
-    )
-    return section
+STEP = ("compute", "communication", "data")
+"""Measured activities of a step."""
 
 
-def prediction_of(run: Run) -> dict[str, float] | None:
-    """Return the prediction in run.json; None if there is none that is valid."""
-    entry = _entry(run)
+def _prediction(run: Run) -> dict[str, float] | None:
+    """Return the prediction in run.json, if it is valid and the steps were measured."""
     try:
-        values = {name: float(entry[name]) for name in PARTS}
+        values = {name: float(run.about["predicted"][name]) for name in PARTS}
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
     valid = all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0
-    return values if valid else None
+    return values if valid and run.ranks else None
 
 
-def measured_of(run: Run) -> dict[str, float]:
-    """Return the measured parts of a step in s, means over the ranks; empty if there are none."""
-    steps = sum(epoch.steps for epoch in run.intervals)
-    totals = run.totals()
-    if not steps or not totals:
-        return {}
-    spent = {part: sum(rank[part] for rank in totals) / len(totals) / steps for part in SPENT}
-    return {
-        "seconds": spent["steps"] + spent["data"],
-        "compute": spent["steps"] - spent["communication"],
-        "communication": spent["communication"],
-        "data": spent["data"],
-    }
+def _why_unpredicted(runs: Sequence[Run]) -> str:
+    entries = [run.about.get("predicted") for run in runs]
+    reasons = [entry.get("reason") for entry in entries if isinstance(entry, dict)]
+    return next(
+        (str(reason) for reason in reasons if reason), "no run has a prediction in run.json"
+    )
 
 
-def _predicted_table(run: Run, own: Mapping[str, float], several: bool) -> Table:
-    measured = measured_of(run)
-    rows = []
-    for name, part, value in (
-        ("time per step", "seconds", own["seconds"]),
-        ("compute and update", "compute", own["compute"] + own["update"]),
-        ("communication, exposed", "communication", own["communication"]),
-        ("waiting for data", "data", own["data"]),
-    ):
-        rows.append([name, f"{1e3 * measured[part]:.4g} ms", f"{1e3 * value:.4g} ms"])
-    rows.append(["predicted of measured", "", f"{own['seconds'] / measured['seconds']:.2f}"])
+@section(
+    "predicted",
+    "Measured and predicted time per step",
+    Source(_prediction, _why_unpredicted),
+    "Predicted before the first step from the platform, the network and the strategy; measured "
+    "times are means over all steps and ranks.",
+)
+def predicted(result: Section, known: Sequence[tuple[Run, dict[str, float]]]) -> None:
+    """Fill the section with a table of measured and predicted parts of a step for each run."""
+    result.tables = [
+        _predicted_table(run.label if len(known) > 1 else "", run, own) for run, own in known
+    ]
+
+
+def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
+    measured = mean_step(run)
+    total = sum(measured.values())
+    rows = [
+        [name, f"{1e3 * seconds:.4g} ms", f"{1e3 * prediction:.4g} ms"]
+        for name, seconds, prediction in (
+            ("time per step", total, own["seconds"]),
+            ("compute and update", measured["compute"], own["compute"] + own["update"]),
+            ("communication, exposed", measured["communication"], own["communication"]),
+            ("waiting for data", measured["data"], own["data"]),
+        )
+    ]
+    rows.append(["predicted of measured", "", f"{own['seconds'] / total:.2f}"])
     grown = max(rank["step_memory"] for rank in run.totals())
     sizes = [f"{size / 1e6:,.0f} MB" if size else "" for size in (grown, own["memory"])]
     rows.append(["memory of a rank, without interpreter and data", *sizes])
-    return Table(run.label if several else "", ["", "measured", "predicted"], rows, numbers=True)
-
-
-def _entry(run: Run) -> Mapping[str, Any]:
-    entry = run.about.get("predicted")
-    return entry if isinstance(entry, dict) else {}
+    return Table(title, ["", "measured", "predicted"], rows, numbers=True)
 
 
 VARIANTS = ("model", "model_options", "dataset", "dtype", "device", "threads", "exact")
@@ -92,12 +88,10 @@ BETWEEN_RANKS = (
 )
 """Further ones, which have no meaning for one rank: such a run is part of several series."""
 
-STEP = ("compute", "communication", "data")
-
 LOOKS = (("solid", "circle"), ("dash", "square"), ("dashdot", "diamond"), ("longdash", "cross"))
 """Line and symbol of each series; its points have the colours of the runs."""
 
-CERTAIN = 1.05
+MAX_EFFICIENCY = 1.05
 """Efficiency above which the reference is not trusted."""
 
 
@@ -129,16 +123,16 @@ class Point:
 
 def scaling(runs: Sequence[Run]) -> Section:
     """Return throughput and efficiency by ranks."""
-    section = Section("scaling", "Scaling")
+    result = Section("scaling", "Scaling")
     series, alone = _series(runs)
     if not series:
-        section.absent = "it needs measured runs with different numbers of ranks: name several RUNs"
+        result.absent = "it needs measured runs with different numbers of ranks: name several RUNs"
         if len(alone) > 1 and len({run.size for run, _ in alone}) > 1:
-            section.absent += f"; {'; '.join(_why_alone(*one) for one in alone)}"
-        return section
-    section.figures = [*_figures(series, runs), _step(series)]
-    section.legend = {
-        **{run.title: f"{colour(i)} point" for i, run in enumerate(runs)},
+            result.absent += f"; {'; '.join(_why_alone(*one) for one in alone)}"
+        return result
+    result.figures = [*_figures(series), _step(series)]
+    result.legend = {
+        **{run.title: f"{run.colour} point" for run in runs},
         **{
             name or "measured": f"{COLOURS['other']} {LOOKS[i % len(LOOKS)][0]}"
             for i, name in enumerate(series)
@@ -146,7 +140,7 @@ def scaling(runs: Sequence[Run]) -> Section:
         "ideal": f"{COLOURS['other']} dot",
         **{part: COLOURS[part] for part in STEP},
     }
-    section.tables = [_table(series)]
+    result.tables = [_table(series)]
     sentences = [
         "Throughput is the median over the measured intervals, with their quartiles. Speed-up and "
         "efficiency are relative to the run with the fewest ranks: efficiency is the throughput "
@@ -154,8 +148,8 @@ def scaling(runs: Sequence[Run]) -> Section:
     ]
     if len({_batch(point) for points in series.values() for point in points}) > 1:
         sentences.append("The samples per rank and step differ between the runs.")
-    section.text = " ".join([*sentences, *_warnings(series, alone)])
-    return section
+    result.text = " ".join([*sentences, *_warnings(series, alone)])
+    return result
 
 
 def _warnings(series: Mapping[str, Sequence[Point]], alone: Sequence[tuple[Run, str]]) -> list[str]:
@@ -168,7 +162,7 @@ def _warnings(series: Mapping[str, Sequence[Point]], alone: Sequence[tuple[Run, 
         "as many cores."
         for run in crowded
     ]
-    above = [point for point in points if point.efficiency > CERTAIN]
+    above = [point for point in points if point.efficiency > MAX_EFFICIENCY]
     found += [
         f"The efficiency of {point.run.label}, {100 * point.efficiency:.0f} %, is above 100 %: the "
         "run with the fewest ranks was slowed down, by other programs for example, or fits worse "
@@ -239,7 +233,7 @@ def _describe(run: Run, names: Sequence[str]) -> str:
     return ", ".join(f"{name} {run.configuration.get(name)}" for name in names)
 
 
-def _figures(series: Mapping[str, Sequence[Point]], runs: Sequence[Run]) -> list[Figure]:
+def _figures(series: Mapping[str, Sequence[Point]]) -> list[Figure]:
     """Return throughput and efficiency over the ranks, with the ideal."""
     ranks = sorted({point.ranks for points in series.values() for point in points})
     scale = "log" if ranks[-1] > 8 * ranks[0] else "linear"
@@ -249,13 +243,10 @@ def _figures(series: Mapping[str, Sequence[Point]], runs: Sequence[Run]) -> list
     for (dash, symbol), (name, points) in zip(cycle(LOOKS), series.items(), strict=False):
         first = points[0]
         own = [point.ranks for point in points]
-        colours = [colour(runs.index(point.run)) for point in points]
-        shown: dict[str, Any] = {
-            "type": "scatter",
+        colours = [point.run.colour for point in points]
+        shown = {
+            **line(name or "measured", own, None, COLOURS["other"], dash=dash),
             "mode": "lines+markers",
-            "name": name or "measured",
-            "x": own,
-            "line": {"color": COLOURS["other"], "width": 1.8, "dash": dash},
             "marker": {"size": 9, "symbol": symbol, "color": colours},
         }
         rates.append(_ideal(own, [first.rate / first.ranks * count for count in own]))
@@ -288,82 +279,54 @@ def _between(ends: Sequence[tuple[float, float]], middle: Sequence[float]) -> di
 
 
 def _ideal(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "ideal",
-        "x": x,
-        "y": y,
-        "line": {"color": COLOURS["other"], "dash": "dot", "width": 1.5},
-    }
+    return line("ideal", x, y, COLOURS["other"], width=1.5, dash="dot")
 
 
 def _step(series: Mapping[str, Sequence[Point]]) -> Figure:
     """Return the parts of a mean step of each run."""
-    every = [point for found in series.values() for point in found if point.run.ranks]
-    points = [*{id(point.run): point for point in every}.values()]
-    parts = [_mean_step(point.run) for point in points]
-    data = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": [point.run.label for point in points],
-            "y": [1e3 * part[name] for part in parts],
-            "marker": {"color": COLOURS[name]},
-            "hovertemplate": f"%{{x}}, {name}: %{{y:.3g}} ms<extra></extra>",
-        }
-        for name in STEP
-    ]
-    return Figure(
+    points = [*{id(p.run): p for found in series.values() for p in found if p.run.ranks}.values()]
+    parts = [mean_step(point.run) for point in points]
+    return stacked_bars(
         "Time per step",
-        data,
-        {"type": "category"},
+        [point.run.label for point in points],
+        {name: [1e3 * part[name] for part in parts] for name in STEP},
         {"title": "time per step (ms)", "rangemode": "tozero"},
+        {"type": "category"},
         "Means over steps and ranks; communication is time in which a rank was blocked.",
-        layout={"barmode": "stack", "bargap": 0.5},
+        gap=0.5,
     )
 
 
-def _mean_step(run: Run) -> dict[str, float]:
-    """Return the seconds of each part of `STEP` per step, the mean over all ranks."""
-    ranks = run.totals()
-    alike = [i for i, found in enumerate(run.ranks) if len(found) == len(ranks)]
-    steps = sum(run.intervals[i].steps for i in alike)
-    found = [activities(rank) for rank in ranks]
-    return {name: sum(each[name] for each in found) / len(found) / steps for name in STEP}
+def mean_step(run: Run) -> dict[str, float]:
+    """Return the seconds of each activity of `STEP` per step, the mean over all ranks."""
+    ranks = [activities(rank) for rank in run.totals()]
+    measured = zip(run.intervals, run.ranks, strict=True)
+    steps = sum(epoch.steps for epoch, found in measured if len(found) == len(ranks))
+    return {name: mean_of(ranks, name) / steps for name in STEP}
 
 
 def _table(series: Mapping[str, Sequence[Point]]) -> Table:
-    rows = []
-    for points in series.values():
-        for point in points:
-            totals = point.run.totals()
-            steps = sum(rank["steps"] for rank in totals)
-            blocked = sum(rank["communication"] for rank in totals) / steps if steps else 0.0
-            rows.append(
-                [
-                    point.run.label,
-                    point.run.places(),
-                    str(_batch(point)),
-                    "{1:,.0f} ({0:,.0f} to {2:,.0f})".format(*point.run.spread()),
-                    f"{point.speedup:.2f}",
-                    f"{100 * point.efficiency:.0f} % ({100 * point.low:.0f} to "
-                    f"{100 * point.high:.0f} %)",
-                    f"{100 * blocked:.1f} %",
-                    f"{max(rank['peak_memory'] for rank in totals) / 1e6:,.0f} MB",
-                ]
-            )
-    columns = (
-        "run",
-        "ranks and cores",
-        "samples per rank and step",
-        "samples/s (quartiles)",
-        "speed-up",
-        "efficiency (range)",
-        "steps blocked by messages",
-        "peak memory per rank",
-    )
-    return Table("", columns, rows, numbers=True, sortable=True)
+    records = []
+    for point in (point for points in series.values() for point in points):
+        totals = point.run.totals()
+        steps = sum(rank["steps"] for rank in totals)
+        blocked = sum(rank["communication"] for rank in totals) / steps if steps else 0.0
+        low, high = (f"{100 * share:.0f}" for share in (point.low, point.high))
+        records.append(
+            {
+                "run": point.run.label,
+                "ranks and cores": point.run.places(),
+                "samples per rank and step": str(_batch(point)),
+                "samples/s (quartiles)": "{1:,.0f} ({0:,.0f} to {2:,.0f})".format(
+                    *point.run.spread()
+                ),
+                "speed-up": f"{point.speedup:.2f}",
+                "efficiency (range)": f"{100 * point.efficiency:.0f} % ({low} to {high} %)",
+                "steps blocked by messages": f"{100 * blocked:.1f} %",
+                "peak memory per rank": f"{max(r['peak_memory'] for r in totals) / 1e6:,.0f} MB",
+            }
+        )
+    return Table.of("", records, numbers=True)
 
 
 def _batch(point: Point) -> int | str:

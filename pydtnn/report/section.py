@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +28,18 @@ COLOURS = {
 }
 """Colour of each meaning on the page; the first ones are those of Okabe and Ito (2008)."""
 
-RUNS = (*("#C2185B", "#00838F", "#7CB342", "#8E24AA", "#795548", "#F06292", "#4DB6AC", "#C0CA33"),)
+RUN_COLOURS = (
+    *("#C2185B", "#00838F", "#7CB342", "#8E24AA", "#795548", "#F06292", "#4DB6AC", "#C0CA33"),
+)
 """Colours of runs, which have no other meaning."""
 
 FONT = "Inter, 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
 AXIS = {"automargin": True, "showline": True, "ticks": "outside", "zeroline": False}
 """Properties of all axes; the script of the page adds colours, light or dark."""
+
+AXIS_OF_ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}
+"""Properties of the axis of bars that are rows, of which the first is on top."""
 
 
 @dataclass
@@ -111,6 +117,12 @@ class Table:
     numbers: bool = False
     sortable: bool = False
 
+    @classmethod
+    def of(cls, title: str, records: Sequence[Mapping[str, str]], **options: Any) -> Table:
+        """Return a table with a row for each record, whose keys are the columns."""
+        rows = [[*record.values()] for record in records]
+        return cls(title, [*records[0]], rows, sortable=True, **options)
+
 
 @dataclass
 class Section:
@@ -144,6 +156,162 @@ class Section:
         return not self.figures and not self.tables
 
 
+@dataclass(frozen=True)
+class Source:
+    """What sections show of a run.
+
+    Attributes
+    ----------
+    of : callable
+        Returns the content of a run for these sections; None, or another false value, if it has
+        none.
+    why_absent : callable
+        Returns why no run has it, and how to obtain it.
+    """
+
+    of: Callable[[Any], Any]
+    why_absent: Callable[[Sequence[Any]], str]
+
+
+def section(
+    name: str, title: str, source: Source, text: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., Section]]:
+    """Return a decorator of the function that fills a section.
+
+    The function is called with a section that has a text, and pairs of each run that has the
+    content of the source, and this content. It becomes one that returns the section of runs, with
+    the reason if there are no such runs. Further arguments are passed on.
+    """
+
+    def decorate(fill: Callable[..., None]) -> Callable[..., Section]:
+        @functools.wraps(fill)
+        def build(runs: Sequence[Any], *options: Any) -> Section:
+            contents = [(run, content) for run in runs if (content := source.of(run))]
+            if not contents:
+                return Section(name, title, absent=source.why_absent(runs))
+            result = Section(name, title, text)
+            fill(result, contents, *options)
+            return result
+
+        return build
+
+    return decorate
+
+
+def line(
+    name: str,
+    x: Any,
+    y: Any,
+    colour: str,
+    template: str = "",
+    *,
+    extra: str = "",
+    width: float = 1.8,
+    **look: Any,
+) -> dict[str, Any]:
+    """Return a line for Plotly.
+
+    Parameters
+    ----------
+    name : str
+    x, y : sequence of float
+    colour : str
+    template : str
+        Of the text of a point, by default its name and coordinates; `extra` is beside it.
+    extra : str
+    width : float
+        In CSS pixels.
+    **look
+        Further properties, such as "dash".
+    """
+    return {
+        **({"hovertemplate": f"{template}<extra>{extra}</extra>"} if template else {}),
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": {"color": colour, "width": width, **look},
+    }
+
+
+def stacked_bars(
+    title: str,
+    places: Sequence[Any],
+    parts: Mapping[str, Sequence[float]],
+    values: Mapping[str, Any] | str,
+    across: Mapping[str, Any] | None = None,
+    caption: str = "",
+    *,
+    unit: str = "ms",
+    place: str = "%{x}",
+    gap: float = 0.3,
+    height: int | None = None,
+    **options: Any,
+) -> Figure:
+    """Return a figure with a bar at each place, which consists of parts.
+
+    Parameters
+    ----------
+    title : str
+    places : sequence
+        Names or numbers.
+    parts : mapping of str to sequence of float
+        For each meaning (`COLOURS`) the lengths at all places.
+    values : mapping or str
+        Axis of the lengths.
+    across : mapping, optional
+        Axis of the places, from left to right; without it the bars are rows, of which the first is
+        on top.
+    caption : str
+    unit : str
+        Of the lengths.
+    place : str
+        Template of the name of a place.
+    gap : float
+        Distance of the bars, relative to that of their centres.
+    height : int, optional
+        Of the figure; by default for the number of rows.
+    **options
+        Of the figure.
+    """
+    ends = [values, across or AXIS_OF_ROWS]
+    along, beside, place = ("y", "x", place) if across else ("x", "y", "%{y}")
+    data = [
+        {
+            **({} if across else {"orientation": "h"}),
+            "type": "bar",
+            "name": name,
+            along: lengths,
+            beside: places,
+            "marker": {"color": COLOURS[name]},
+            "hovertemplate": f"{place}, {name}: %{{{along}:.4g}} {unit}<extra></extra>",
+        }
+        for name, lengths in parts.items()
+    ]
+    height = height or (340 if across else 70 + 28 * max(2, len(places)))
+    layout = {"barmode": "stack", "bargap": gap}
+    x, y = reversed(ends) if across else ends
+    return Figure(title, data, x, y, caption, height, layout=layout, **options)
+
+
+def some_of(values: Sequence[float], count: int) -> list[int]:
+    """Return the places of at most `count` values: all, or some from the smallest to the largest.
+
+    >>> some_of([5.0, 1.0, 2.0, 4.0], 2), some_of([2.0, 1.0], 2)
+    ([0, 1], [0, 1])
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    if len(order) > count:
+        order = [order[index * (len(order) - 1) // (count - 1)] for index in range(count)]
+    return sorted(order)
+
+
+def every(count: int, limit: int) -> int:
+    """Return the distance of places of which at most `limit` are shown."""
+    return -(-count // limit)
+
+
 def axis(given: Mapping[str, Any] | str) -> dict[str, Any]:
     """Return the properties of an axis with a title, or with further properties."""
     given = {"title": given} if isinstance(given, str) else dict(given)
@@ -153,7 +321,7 @@ def axis(given: Mapping[str, Any] | str) -> dict[str, Any]:
 
 def colour(index: int) -> str:
     """Return the colour of a run by its number; they repeat after eight."""
-    return RUNS[index % len(RUNS)]
+    return RUN_COLOURS[index % len(RUN_COLOURS)]
 
 
 def compact(value: Any) -> str:

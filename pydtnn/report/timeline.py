@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.report.runs import Run, Step, Traced, chosen, why_untraced
-from pydtnn.report.section import COLOURS, Figure, Section
+from pydtnn.report.runs import TRACE, Run, Step, Traced
+from pydtnn.report.section import COLOURS, Figure, Section, section, some_of
 from pydtnn.utils.observer import Kind
 
 GROUPS = (
@@ -43,10 +43,10 @@ KINDS = {
 ROWS = ("phases", "layers", "kernels", "calls", "received")
 """Rows of the main thread; other threads have a row each, below them."""
 
-RANKS = 8
+MAX_RANKS = 8
 """Maximum number of ranks in a figure."""
 
-BARS = 6000
+MAX_BARS = 6000
 """Maximum number of bars on a page."""
 
 
@@ -60,12 +60,23 @@ class Bar(NamedTuple):
     text: str
 
 
-def timeline(runs: Sequence[Run], given: Sequence[Step] = ()) -> Section:
-    """Return the bars of some steps.
+@section(
+    "timeline",
+    "Timeline",
+    TRACE,
+    "Drag over a figure to zoom into a part of a step; double-click to return. A step begins where "
+    "the preceding one ended, with callbacks and the wait for its batch. All times are on the "
+    "clock of rank 0.",
+)
+def timeline(
+    result: Section, traced: Sequence[tuple[Run, Traced]], given: Sequence[Step] = ()
+) -> None:
+    """Fill the section with the bars of some steps.
 
     Parameters
     ----------
-    runs : sequence of Run
+    result : Section
+    traced : sequence of (Run, Traced)
     given : sequence of Step
         By default a step of median duration of each run; if there is one run, also the slowest.
 
@@ -74,27 +85,13 @@ def timeline(runs: Sequence[Run], given: Sequence[Step] = ()) -> Section:
     ValueError
         If a trace does not contain a given step.
     """
-    section = Section("timeline", "Timeline")
-    traced = [(run, run.traced) for run in runs if run.traced]
-    if not traced:
-        section.absent = why_untraced(runs)
-        return section
     shown = [
-        (run, trace, position, words)
+        (f"{run.label}: {words}", trace, position)
         for run, trace in traced
         for position, words in _positions(run, trace, given, len(traced) == 1).items()
     ]
-    section.figures = [
-        _figure(f"{run.label}: {words}", trace, position, BARS // len(shown))
-        for run, trace, position, words in shown
-    ]
-    section.legend = {group: COLOURS[group] for group in GROUPS}
-    section.text = (
-        "Drag over a figure to zoom into a part of a step; double-click to return. A step begins "
-        "where the preceding one ended, with callbacks and the wait for its batch. All times are "
-        "on the clock of rank 0."
-    )
-    return section
+    result.figures = [_figure(*step, MAX_BARS // len(shown)) for step in shown]
+    result.legend = {group: COLOURS[group] for group in GROUPS}
 
 
 def group_of(phase: str) -> str:
@@ -126,7 +123,7 @@ def _positions(run: Run, trace: Traced, given: Sequence[Step], slowest: bool) ->
 
 def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
     steps = trace.timeline.steps
-    ranks = chosen((steps.stop[position] - steps.start[position]).tolist(), RANKS)
+    ranks = some_of((steps.stop[position] - steps.start[position]).tolist(), MAX_RANKS)
     bars = [bar for bar in _bars(trace, position) if bar.row[0] in ranks]
     caption = ""
     if len(bars) > limit:
@@ -163,10 +160,7 @@ def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
         "ticks": "",
         "tickfont": {"size": 11},
     }
-    x = {
-        "title": "time in the step (ms)",
-        "range": [0, trace.milliseconds(position)],
-    }
+    x = {"title": "time in the step (ms)", "range": [0, trace.milliseconds(position)]}
     return Figure(
         title,
         data,

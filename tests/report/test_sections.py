@@ -18,9 +18,10 @@ from pydtnn.report.overview import (
     throughput,
     training,
 )
-from pydtnn.report.runs import SHOWN, Run, chosen, phases, read_runs
+from pydtnn.report.runs import Run, read_runs
 from pydtnn.report.scaling import predicted, scaling
-from pydtnn.report.section import Figure, Section
+from pydtnn.report.section import Figure, Section, some_of
+from pydtnn.report.steps import MAX_RANKS, phases
 from tests.report.folders import EPOCHS, write_run
 
 
@@ -65,10 +66,10 @@ def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
 
 def test_of_many_ranks_the_fastest_and_the_slowest_are_shown() -> None:
     seconds = [float((7 * rank) % 101) for rank in range(101)]
-    shown = chosen(seconds, SHOWN)
-    assert len({*shown}) == SHOWN
+    shown = some_of(seconds, MAX_RANKS)
+    assert len({*shown}) == MAX_RANKS
     assert {seconds.index(0.0), seconds.index(100.0)} < {*shown}
-    assert chosen([2.0, 1.0], SHOWN) == [0, 1]
+    assert some_of([2.0, 1.0], MAX_RANKS) == [0, 1]
 
 
 def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.report.layers import layers, memory, peaks_of
+from pydtnn.report.layers import layers
+from pydtnn.report.memory import memory, peaks_of
 from pydtnn.report.messages import blocks, messages
 from pydtnn.report.page import sections_of
 from pydtnn.report.runs import Run, Step, read_runs
-from pydtnn.report.section import COLOURS, RUNS, Figure, Section, colour
+from pydtnn.report.section import COLOURS, RUN_COLOURS, Figure, Section, colour
 from pydtnn.report.steps import PARTS, steps
 from pydtnn.report.timeline import timeline
 from tests.report.folders import write_run as write_folder
@@ -82,7 +83,7 @@ def test_short_activities_are_left_out_if_there_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = traced(tmp_path)
-    monkeypatch.setattr("pydtnn.report.timeline.BARS", 40)
+    monkeypatch.setattr("pydtnn.report.timeline.MAX_BARS", 40)
     figure = timeline([run], [Step(1, 0)]).figures[0]
     assert sum(len(bar["x"]) for bar in figure.data) == 40
     assert figure.caption.startswith("Activities below ")
@@ -174,7 +175,7 @@ def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_sca
     for n, folder in zip((1, 2, 4), folders, strict=True):
         write_run(folder / "trace", ranks=n, slower=lambda *where: n * MS // 10)  # noqa: B023
     runs = read_runs(folders)
-    assert len({*RUNS, *COLOURS.values()}) == len(RUNS) + len(COLOURS)
+    assert len({*RUN_COLOURS, *COLOURS.values()}) == len(RUN_COLOURS) + len(COLOURS)
     known = COLOURS | {run.title: colour(i) for i, run in enumerate(runs)}
     known |= dict.fromkeys(("limit of the machine", "ideal", "measured"), COLOURS["other"])
     known |= {f"rank {rank}": COLOURS["memory"] for rank in range(4)}

@@ -17,7 +17,7 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
-from pydtnn.testing.plan_case import PlanReport
+from pydtnn.testing.plan import PlanReport
 from pydtnn.testing.scheme import SchemeReport
 from pydtnn.utils.command import Parser, printing
 from pydtnn.utils.errors import describe, requested_traceback
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with printing():
             print(_check(_parser().parse_args(arguments)))
     except Exception as error:
-        told = str(error) if isinstance(error, AssertionError) else describe(error)
-        print(f"{requested_traceback(error)}{told}", file=sys.stderr)
+        message = str(error) if isinstance(error, AssertionError) else describe(error)
+        print(f"{requested_traceback(error)}{message}", file=sys.stderr)
         return 1
     return 0
 

@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
-from pydtnn.optimizers import Optimizer
-from pydtnn.testing.scheme_case import Case, run_serial
-from pydtnn.testing.scheme_rank import (
-    BAD_STEP,
-    BATCH,
-    MIDDLE,
-    SAMPLES,
-    STEPS,
-    Course,
-    Plan,
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import Linear, Sequential, Sigmoid
+from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.testing.calls import Injected
+from pydtnn.testing.trajectory import (
+    END,
+    NAN_STEP,
+    SAVED_STEP,
+    Case,
+    Conditions,
+    Problem,
+    Ranks,
     Scheme,
-    problem,
+    Trajectory,
+    changed_bytes,
+    different_copies,
+    largest_difference,
+    train_serially,
 )
-from pydtnn.testing.scheme_watch import Injected
 from pydtnn.training.nonfinite import LocalNotFiniteError
 from pydtnn.utils.errors import RankError, describe
+
+SAMPLES = 23
+
+BATCH = 11
+"""Global batch size: its parts are uneven, and the last batch of an epoch is a single sample."""
+
+STEPS = 18
+
+PLAIN = Conditions(bucket_bytes=1)
+"""One bucket per parameter."""
+
+DELAY_SEEDS = (1, 2)
+"""Seeds of random delays."""
+
+MIN_GAIN = 0.1
+"""Required fraction of the loss reduction of serial training."""
+
+KEYS = [(step, "parameter") for step in (*range(STEPS), END)]
+"""Parameters after each step, and at the end."""
 
 
 @dataclass(frozen=True)
@@ -102,18 +130,104 @@ class SchemeReport:
         return "\n".join(lines)
 
 
-def measure(case: Case) -> SchemeRow:
+class SchemeCase(Case):
+    """A scheme on one number of ranks.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the scheme.
+    ranks : Ranks
+    optimizer : callable or None
+        Creates the rule; by default one for the type of scheme.
+    equal_to_serial : bool or None
+        Whether it must agree with serial training; None: as declared by the scheme.
+    order_dependent : bool
+        Whether results may depend on the order in which messages arrive.
+    tolerance : float
+        Largest difference from serial training, relative to the largest parameter.
+
+    Attributes
+    ----------
+    serial, quiet : Trajectory
+        Serial training, and ranks without communication of the scheme.
+    plain : list of Trajectory
+        Results of every rank, with one bucket per parameter and no special conditions.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        ranks: Ranks,
+        *,
+        optimizer: Callable[[], Optimizer] | None,
+        equal_to_serial: bool | None,
+        order_dependent: bool,
+        tolerance: float,
+    ) -> None:
+        super().__init__(problem, ranks)
+        self.order_dependent, self.tolerance = order_dependent, tolerance
+        self.last = ranks.count - 1
+        self.name = getattr(problem.exchange, "__name__", repr(problem.exchange))
+        exchange = self._make()
+        self.name = type(exchange).__name__
+        self.equal, self.sums_losses = exchange.equal, exchange.sums_losses
+        declared = exchange.equal and exchange.sums_gradients
+        self.must_be_serial = declared if equal_to_serial is None else equal_to_serial
+        # separate momenta per rank do not occur in serial training
+        rule = partial(SGD, 0.1, momentum=0.9) if exchange.sums_gradients else partial(SGD, 0.5)
+        self.problem = replace(problem, optimizer=optimizer or rule)
+        self.serial = train_serially(self.problem, PLAIN)
+        self.quiet = ranks.train(replace(self.problem, exchange=self._quiet), PLAIN)[0]
+        self.plain = self.run()
+
+    def _make(self) -> GradientExchange:
+        """Create the exchange once, to read its declarations."""
+        try:
+            exchange = run_threads(self.ranks.count, self.problem.exchange)[0]
+        except Exception as error:
+            self.fail(describe(error), "", error)
+        if not isinstance(exchange, GradientExchange):
+            raise TypeError(
+                f"check_scheme: {self.name} must make a GradientExchange, got {exchange!r}; "
+                "inherit from it"
+            )
+        return exchange
+
+    def _quiet(self, comm: Communicator) -> GradientExchange:
+        """Return an exchange without messages, whose steps sum losses as those of the scheme."""
+        exchange = GradientExchange(comm)
+        exchange.sums_losses = self.sums_losses
+        return exchange
+
+    def run(self, when: str = "", **special: Any) -> list[Trajectory]:
+        """Train under special conditions."""
+        return self.train(self.problem, replace(PLAIN, **special), when)
+
+    def check_error(self, expected: type[Exception], cause: str, **special: Any) -> None:
+        """Train with a failure on the last rank, which must end all others."""
+        problem = "training continues"
+        try:
+            self.ranks.train(self.problem, replace(PLAIN, **special))
+        except Exception as error:
+            if isinstance(error, RankError) and isinstance(error.__cause__, expected):
+                return
+            problem = f"the error is: {describe(error)}"
+        self.fail(f"{cause}, but {problem}")
+
+    def fail(self, what: str, when: str = "", error: Exception | None = None) -> NoReturn:
+        ranks = f"{self.ranks.count} rank{'s' * (self.last > 0)}"
+        raise AssertionError(f"{self.name} on {ranks}{when and ', '}{when}: {what}") from error
+
+
+def measure(case: SchemeCase) -> SchemeRow:
     """Collect the numbers of a checked case."""
-    first, size = case.plain[0], case.ranks
+    first, size = case.plain[0], case.ranks.count
     return SchemeRow(
         ranks=size,
-        difference=case.compare(first.final, case.serial.final)[0],
+        difference=largest_difference([first], case.serial, KEYS[-1]).value,
         must_be_serial=case.must_be_serial,
-        always_equal=all(
-            values.tobytes() == expected.tobytes()
-            for course in case.plain
-            for values, expected in zip(course.values, first.values, strict=True)
-        ),
+        always_equal=not any(different_copies(case.plain, KEYS)),
         loss=first.last_loss,
         messages=(first.messages - case.quiet.messages) / STEPS,
         bytes=(first.bytes - case.quiet.bytes) / STEPS,
@@ -122,151 +236,106 @@ def measure(case: Case) -> SchemeRow:
     )
 
 
-DELAYS = (1, 2)
-"""Seeds of random delays."""
-
-LEAST_GAIN = 0.1
-"""Required fraction of the loss reduction of serial training."""
-
-
-def check_buckets(case: Case) -> None:
+def check_buckets(case: SchemeCase) -> None:
     """The result is correct with one bucket per parameter, and with one for all."""
     check_result(case, case.plain, "", case.serial)
     when = "with all parameters in one bucket"
-    check_result(case, case.run(Plan(bucket_bytes=1 << 30), when), when, case.serial)
+    check_result(case, case.run(when, bucket_bytes=1 << 30), when, case.serial)
 
 
-def check_delays(case: Case) -> None:
+def check_delays(case: SchemeCase) -> None:
     """The result does not depend on the order in which ranks arrive, or is correct in any order."""
     hint = (
         "what it computes depends on which rank comes first; set order_dependent=True if it is to"
     )
-    for seed in DELAYS:
+    for seed in DELAY_SEEDS:
         when = f"with random delays (seed {seed})"
-        check_repeated(case, case.run(Plan(delays=seed), when), when, hint)
+        check_repeated(case, case.run(when, delays=seed), when, hint)
 
 
-def check_resume(case: Case) -> None:
+def check_resume(case: SchemeCase) -> None:
     """Saving a checkpoint changes nothing, and resuming gives the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        when = f"saved after step {MIDDLE}"
-        courses = case.run(Plan(save=Path(folder)), when)
-        check_repeated(case, courses, when, "state() must not change the exchange")
-        when = f"resumed after step {MIDDLE}"
-        courses = case.run(Plan(resume=Path(folder)), when)
-        check_repeated(
-            case, courses, when, "state() and load() must include all state kept between steps"
-        )
+        for option, when, hint in (
+            ("save", "saved", "state() must not change the exchange"),
+            ("resume", "resumed", "state() and load() must include all state kept between steps"),
+        ):
+            when = f"{when} after step {SAVED_STEP}"
+            check_repeated(case, case.run(when, **{option: Path(folder)}), when, hint)
 
 
-def check_abandon(case: Case) -> None:
+def check_abandon(case: SchemeCase) -> None:
     """A step with a loss of NaN has no effect, and the following steps work.
 
     Without sums of losses, the rank with such a loss ends all others.
     """
-    if not case.sums_losses and case.ranks > 1:
-        error = case.run_failing(Plan(bad_step=True))
-        if not isinstance(error, RankError) or not isinstance(error.__cause__, LocalNotFiniteError):
-            told = "training continues" if error is None else f"the error is: {describe(error)}"
-            case.fail(f"the loss of rank {case.ranks - 1} is NaN, but {told}")
+    if not case.sums_losses and case.last > 0:
+        cause = f"the loss of rank {case.last} is NaN"
+        case.check_error(LocalNotFiniteError, cause, nan_step=True)
         return
-    when = f"with step {BAD_STEP + 1} abandoned"
-    courses = case.run(Plan(bad_step=True), when)
-    serial = run_serial(case.optimizer, case.data, Plan(bad_step=True))
-    check_result(case, courses, when, serial)
+    when = f"with step {NAN_STEP + 1} abandoned"
+    serial = train_serially(case.problem, replace(PLAIN, nan_step=True))
+    check_result(case, case.run(when, nan_step=True), when, serial)
 
 
-def check_failures(case: Case) -> None:
+def check_failures(case: SchemeCase) -> None:
     """An error of one rank terminates all of them and is reported."""
-    last = case.ranks - 1
-    calls = case.plain[last].calls
+    calls = case.plain[case.last].calls
     own = [number for number, call in enumerate(calls) if call not in case.quiet.calls]
     places: dict[str, str | int] = {"bucket_ready": "bucket_ready", "update": "update"}
     for number in own[len(own) // 2 :][:1]:
         places[calls[number]] = number
     for where, fails in places.items():
-        error = case.run_failing(Plan(fails=fails))
-        if not isinstance(error, RankError) or not isinstance(error.__cause__, Injected):
-            told = "training continues" if error is None else f"the error is: {describe(error)}"
-            case.fail(f"rank {last} raises in {where}, but {told}")
+        case.check_error(Injected, f"rank {case.last} raises in {where}", fails=fails)
 
 
-def check_result(case: Case, courses: Sequence[Course], when: str, serial: Course) -> None:
-    """No request is pending, ranks are equal as declared, and parameters are correct."""
-    first = courses[0]
-    for rank, course in enumerate(courses):
-        if course.unmatched:
-            case.fail(f"the {course.unmatched[0]} of rank {rank} has no counterpart", when)
-        if course.pending:
-            case.fail(
-                f"the {course.pending[0]} of rank {rank} is not complete at the end; wait for "
-                "every request, in averaged() at the latest",
-                when,
-            )
-        for step, values, expected in _pairs(course, first):
-            if values.tobytes() != expected.tobytes():
-                apart, name = case.compare(values, expected)
-                what = "parameters" if first.equal else "averaged parameters"
-                case.fail(
-                    f"{what} of rank {rank} differ from those of rank 0 {step}, in {name} by "
-                    f"{apart:.1e} of the largest; they must be equal on all ranks after a step",
-                    when,
-                )
+def check_result(
+    case: SchemeCase, ranks: Sequence[Trajectory], when: str, serial: Trajectory
+) -> None:
+    """No request is left, ranks are equal as declared, and parameters are correct."""
+    case.check_requests(ranks, when)
+    keys = KEYS if case.equal else KEYS[-1:]
+    for difference in different_copies(ranks, keys):
+        hint = "after a step" if case.equal else "when they are averaged"
+        case.fail(f"{difference}; parameters must be equal on all ranks {hint}", when)
     if not case.must_be_serial:
-        check_gain(case, first, when, serial)
+        check_gain(case, ranks[0], when, serial)
         return
-    for step, values, expected in _pairs(first, serial):
-        apart, name = case.compare(values, expected)
-        if apart > case.tolerance:
-            case.fail(
-                f"parameters differ from those of serial training {step}, in {name} by "
-                f"{apart:.1e} of the largest (tolerance {case.tolerance:g})",
-                when,
-            )
+    for key in keys:
+        worst = largest_difference(ranks[:1], serial, key)
+        if not worst.value <= case.tolerance:
+            case.fail(f"{worst} (tolerance {case.tolerance:g})", when)
 
 
-def check_gain(case: Case, course: Course, when: str, serial: Course) -> None:
+def check_gain(case: SchemeCase, trajectory: Trajectory, when: str, serial: Trajectory) -> None:
     """The loss decreases."""
-    gain, usual = (run.first_loss - run.last_loss for run in (course, serial))
-    if not gain > LEAST_GAIN * usual:
+    gain, usual = (run.first_loss - run.last_loss for run in (trajectory, serial))
+    if not gain > MIN_GAIN * usual:
         case.fail(
-            f"{STEPS} steps reduce the loss from {course.first_loss:.4f} to "
-            f"{course.last_loss:.4f}, serial training to {serial.last_loss:.4f}; if the learning "
-            "rate is too high for the scheme, set optimizer=",
+            f"{STEPS} steps reduce the loss from {trajectory.first_loss:.4f} to "
+            f"{trajectory.last_loss:.4f}, serial training to {serial.last_loss:.4f}; if the "
+            "learning rate is too high for the scheme, set optimizer=",
             when,
         )
 
 
-def check_repeated(case: Case, courses: Sequence[Course], when: str, hint: str) -> None:
+def check_repeated(case: SchemeCase, ranks: Sequence[Trajectory], when: str, hint: str) -> None:
     """All parameters of all ranks have the same bytes as in an ordinary run.
 
     Those of a scheme that depends on the order of messages are correct.
     """
     if case.order_dependent:
-        check_result(case, courses, when, case.serial)
+        check_result(case, ranks, when, case.serial)
         return
-    for rank, (course, plain) in enumerate(zip(courses, case.plain, strict=True)):
-        first = STEPS - len(course.values)
-        for step, (values, expected) in enumerate(
-            zip(course.values, plain.values[first:], strict=True), start=first + 1
-        ):
-            if values.tobytes() != expected.tobytes():
-                apart, name = case.compare(values, expected)
-                case.fail(
-                    f"parameters of rank {rank} differ from those of an ordinary run after step "
-                    f"{step}, in {name} by {apart:.1e} of the largest; {hint}",
-                    when,
-                )
+    for difference in changed_bytes(ranks, case.plain, ["parameter"]):
+        case.fail(f"{difference}; {hint}", when)
 
 
-def _pairs(course: Course, other: Course) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield the arrays that must be equal: parameters after each step, or at the end."""
-    if course.equal:
-        for step, (values, expected) in enumerate(
-            zip(course.values, other.values, strict=True), start=1
-        ):
-            yield f"after step {step}", values, expected
-    yield "at the end", course.final, other.final
+def _data(seed: int) -> ArrayDataset:
+    """Create a classification task that a small network learns within a few steps."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(SAMPLES, 5))
+    return ArrayDataset(x, (x @ rng.normal(size=(5, 3))).argmax(axis=1))
 
 
 CHECKS = (check_buckets, check_delays, check_resume, check_abandon, check_failures)
@@ -343,17 +412,23 @@ def check_scheme(
         raise ValueError(
             f"check_scheme: ranks must be numbers from 1 to {BATCH}, got {list(ranks)}"
         )
-    data, rows = problem(seed), []
+    data, rows = _data(seed), []
+    problem = Problem(
+        lambda: Sequential(Linear(6, name="first"), Sigmoid(), Linear(3, name="second")),
+        data.input_shape,
+        data,
+        BATCH,
+        STEPS,
+        exchange=scheme,
+    )
     for size in ranks:
-        case = Case(
-            scheme,
-            size,
-            data,
+        case = SchemeCase(
+            problem,
+            Ranks(size, timeout=timeout),
             optimizer=optimizer,
             equal_to_serial=equal_to_serial,
             order_dependent=order_dependent,
             tolerance=tolerance,
-            timeout=timeout,
         )
         for check in CHECKS:
             check(case)
@@ -361,7 +436,7 @@ def check_scheme(
     first = case.plain[0]
     return SchemeReport(
         scheme=case.name,
-        parameters=len(first.names),
+        parameters=first.parameters,
         buckets=first.buckets,
         first_loss=case.serial.first_loss,
         serial_loss=case.serial.last_loss,

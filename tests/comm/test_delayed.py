@@ -11,7 +11,7 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.wrapper import Delayed
-from pydtnn.testing.scheme_watch import Ledger, Watched
+from pydtnn.testing.calls import CallLog, Recording
 from tests.comm.communicator_contract import contract
 
 
@@ -21,7 +21,7 @@ class TestDelayed(contract(lambda comm: Delayed(comm, seed=1, longest=1e-4))):
 
 
 @pytest.mark.threads(3)
-class TestWatched(contract(lambda comm: Watched(comm, Ledger()))):
+class TestRecording(contract(lambda comm: Recording(comm, CallLog()))):
     pass
 
 
@@ -57,9 +57,9 @@ MISUSE: list[tuple[str, Callable[[Communicator, np.ndarray], Any]]] = [
 @pytest.mark.parametrize(("sentence", "misuse"), MISUSE)
 def test_an_array_is_not_used_while_it_is_under_way(sentence: str, misuse: Any) -> None:
     def rank(comm: Communicator) -> None:
-        x, ledger = np.ones(3), Ledger()
-        request = Watched(comm, ledger).iallreduce(x)
-        misuse(Watched(comm, ledger), x)
+        x, log = np.ones(3), CallLog()
+        request = Recording(comm, log).iallreduce(x)
+        misuse(Recording(comm, log), x)
         request.wait()
 
     with pytest.raises(RuntimeError, match=sentence):
@@ -69,7 +69,7 @@ def test_an_array_is_not_used_while_it_is_under_way(sentence: str, misuse: Any) 
 def test_what_is_read_too_early_is_no_number() -> None:
     def rank(comm: Communicator) -> tuple[float, float]:
         x = np.ones(1)
-        request = Watched(comm, Ledger()).iallreduce(x)
+        request = Recording(comm, CallLog()).iallreduce(x)
         early = x[0]
         request.wait()
         return early, x[0]

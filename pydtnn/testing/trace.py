@@ -7,9 +7,10 @@ exchange is the array of the layer before it in another layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from pydtnn.layers.stripes import HaloExchange
 from pydtnn.model import Model
 from pydtnn.utils.split import even_cut
 
-LEAST = 1e-6
+MIN_SCALE = 1e-6
 """Magnitude of arrays whose values are zero but for rounding, relative to the largest array."""
 
 
@@ -38,7 +39,6 @@ class Traced:
         The layer of the network whose output it is.
     what : str
         "output" or "gradient".
-    array : ndarray
     index : tuple of slice
         Its place in the array of the network.
     partial : tuple of str
@@ -47,21 +47,32 @@ class Traced:
         The layers of the network that read the output.
     relu : bool
         Whether a ReLU was fused into the layer.
+    pieces : list of ndarray
+        The array, for each part of the batch.
     """
 
     node: str
     of: str
     what: str
-    array: np.ndarray
     index: tuple[slice, ...]
     partial: tuple[str, ...]
     readers: tuple[str, ...]
     relu: bool
+    pieces: list[np.ndarray] = field(default_factory=list)
 
-    def expected(self, whole: np.ndarray) -> np.ndarray:
+    @property
+    def array(self) -> np.ndarray:
+        """The array for all samples."""
+        return np.concatenate(self.pieces)
+
+    def expected(self, full: np.ndarray) -> np.ndarray:
         """Return the part of the array of the network that this one should be."""
-        part = whole[self.index]
+        part = full[self.index]
         return np.maximum(part, 0) if self.relu else part
+
+
+Records = dict[tuple[str, str], Traced]
+"""By node and "output" or "gradient", in the order in which they were computed."""
 
 
 class Trace:
@@ -72,79 +83,79 @@ class Trace:
     model : Model
     rows : slice
         This rank's samples of the batch.
+    position : dict of str to int
+        Of the rank in the mesh.
 
     Attributes
     ----------
-    records : list of Traced
-        In the order in which they were computed.
-    done : bool
-        Whether the step is over.
+    records : dict of (str, str) to Traced
     """
 
-    def __init__(self, model: Model, rows: slice) -> None:
-        self.model, self.rows = model, rows
-        self.records: list[Traced] = []
-        self.done = False
+    def __init__(self, model: Model, rows: slice, position: Mapping[str, int]) -> None:
+        self.model, self.rows, self.position = model, rows, position
+        self.records: Records = {}
 
-    def after_node(self, position: Mapping[str, int]) -> Callable[[Node, Any], None]:
-        """Return the function that records each node's output."""
-
-        def record(node: Node, y: Any) -> None:
-            if not (isinstance(node.layer, FusedConv2d) and node.layer.constant):
-                self._add(node, "output", y, position)
-
-        return record
-
-    def record_inputs(self, xs: Sequence[Any], position: Mapping[str, int]) -> None:
+    def record_inputs(self, xs: Sequence[Any]) -> None:
         """Record the inputs of the model."""
         for node, x in zip(self.model.graph.inputs, xs, strict=True):
-            self._add(node, "output", x, position)
+            self._add(node, "output", x)
 
-    def record_gradients(self, position: Mapping[str, int]) -> None:
-        """Record the gradients of outputs from now on, except those of and for fused layers."""
+    def record_output(self, node: Node, y: Any) -> None:
+        """Record the output of a node."""
+        if not (isinstance(node.layer, FusedConv2d) and node.layer.constant):
+            self._add(node, "output", y)
+
+    @contextmanager
+    def gradients(self) -> Iterator[None]:
+        """Context in which the gradients of outputs are recorded, except those of fused layers."""
+        replaced: list[tuple[Any, str]] = []
         for node in self.model.graph.nodes:
-            kinds = Exchange | HaloExchange | NormAddReLU | FusedConv2d
-            if node.index in self.model.graph.trained and not isinstance(node.layer, kinds):
-                self._watch(node, position)
+            layer, unknown = node.layer, Exchange | HaloExchange | NormAddReLU | FusedConv2d
+            if node.index not in self.model.graph.trained or isinstance(layer, unknown):
+                continue
+            for name in ("backward", "backward_steps"):
+                if hasattr(layer, name):
+                    setattr(layer, name, self._recording(node, getattr(layer, name)))
+                    replaced.append((layer, name))
+        yield
+        for layer, name in replaced:
+            delattr(layer, name)
 
-    def _watch(self, node: Node, position: Mapping[str, int]) -> None:
-        layer: Any = node.layer
+    def _recording(self, node: Node, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(dy: Any, *args: Any, **keywords: Any) -> Any:
+            # a pass may call another one of the same layer
+            passes = [self.records.get((node.name, what)) for what in ("output", "gradient")]
+            outputs, gradients = (len(one.pieces) if one else 0 for one in passes)
+            if not (isinstance(dy, Deferred) or dy is None) and gradients < outputs:
+                self._add(node, "gradient", dy)
+            return method(dy, *args, **keywords)
 
-        def watched(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(dy: Any, *args: Any, **keywords: Any) -> Any:
-                if not (self.done or isinstance(dy, Deferred) or dy is None):
-                    self._add(node, "gradient", dy, position)
-                return method(dy, *args, **keywords)
+        return call
 
-            return call
-
-        for name in ("backward", "backward_steps"):
-            if hasattr(layer, name):
-                setattr(layer, name, watched(getattr(layer, name)))
-
-    def _add(self, node: Node, what: str, array: Any, position: Mapping[str, int]) -> None:
+    def _add(self, node: Node, what: str, array: Any) -> None:
         of, relu = _origin(node)
-        self.records.append(
+        record = self.records.setdefault(
+            (node.name, what),
             Traced(
                 node=node.name,
                 of=of,
                 what=what,
-                array=self.model.backend.to_numpy(array).copy(),
-                index=self._index(node, position),
+                index=self._index(node),
                 partial=_partial(node) if what == "output" else (),
                 readers=tuple(_readers(node)),
                 relu=relu and what == "output",
-            )
+            ),
         )
+        record.pieces.append(self.model.backend.to_numpy(array).copy())
 
-    def _index(self, node: Node, position: Mapping[str, int]) -> tuple[slice, ...]:
-        ranges = _ranges(node, position)
+    def _index(self, node: Node) -> tuple[slice, ...]:
+        ranges = _ranges(node, self.position)
         index = [self.rows, *(slice(*ranges.get(d, (None, None))) for d in range(len(node.shape)))]
         mesh = self.model.mesh
         for axis, state in node.layout.items():
             if mesh is not None and isinstance(state, Cut) and state.dim == SAMPLES:
                 count, first = self.rows.stop - self.rows.start, self.rows.start
-                ranks, place = mesh.shape[axis], position[axis]
+                ranks, place = mesh.shape[axis], self.position[axis]
                 own = (first + even_cut(count, ranks, p) for p in (place, place + 1))
                 index[0] = slice(*own)
         return tuple(index)
@@ -185,69 +196,72 @@ def _readers(node: Node) -> list[str]:
     return names
 
 
-class Wrong:
+class WrongNode(NamedTuple):
     """The first node that is wrong.
 
     Attributes
     ----------
     node, what : str
         See `Traced`.
-    difference : float
-        The largest, relative to the largest magnitude of the whole array.
     readers : tuple of str
+        The layers that read its output in the network, which may be in another stage.
+    difference : float
+        The largest, relative to the largest magnitude of the array.
     """
 
-    def __init__(self, one: Traced, difference: float) -> None:
-        self.node, self.what, self.readers = one.node, one.what, one.readers
-        self.difference = difference
+    node: str
+    what: str
+    readers: tuple[str, ...]
+    difference: float
 
 
 def first_wrong(
-    serial: Sequence[Traced],
-    ranks: Sequence[tuple[Mapping[str, int], Sequence[Traced]]],
-    tolerance: float,
-) -> Wrong | None:
+    serial: Records, ranks: Sequence[tuple[Mapping[str, int], Records]], tolerance: float
+) -> WrongNode | None:
     """Return the first node whose array is not that of serial training, if there is one.
 
     Parameters
     ----------
-    serial : sequence of Traced
+    serial : dict of (str, str) to Traced
         Of a model that is not fused.
-    ranks : sequence of (mapping, sequence of Traced)
+    ranks : sequence of (mapping, dict)
         Each rank's position in the mesh, and its records.
     tolerance : float
     """
-    whole = {(one.of, one.what): one.array for one in serial}
-    largest = dict.fromkeys(("output", "gradient"), 0.0)
-    for one in serial:
-        largest[one.what] = max(largest[one.what], _most(one.array))
-    named = [(where, {(one.node, one.what): one for one in records}) for where, records in ranks]
-    for key, one in named[0][1].items():
-        if (one.of, one.what) not in whole:
+    full = {(record.of, record.what): record.array for record in serial.values()}
+    scales = dict.fromkeys(("output", "gradient"), 0.0)
+    for (_, what), array in full.items():
+        scales[what] = max(scales[what], largest(array))
+    for key in dict.fromkeys(key for _, records in ranks for key in records):
+        same = [(position, records[key]) for position, records in ranks if key in records]
+        record = same[0][1]
+        if (record.of, record.what) not in full:
             continue
-        expected = whole[one.of, one.what]
-        scale = max(_most(expected), LEAST * largest[one.what])
-        same = [(position, records[key]) for position, records in named if key in records]
+        expected = full[record.of, record.what]
+        scale = max(largest(expected), MIN_SCALE * scales[record.what])
         difference = max(_difference(own, same, expected, where) for where, own in same) / scale
         if not difference <= tolerance:
-            return Wrong(one, difference)
+            key = record.of, record.what
+            readers = next((s.readers for s in serial.values() if (s.of, s.what) == key), ())
+            return WrongNode(record.node, record.what, record.readers or readers, difference)
     return None
 
 
 def _difference(
     own: Traced,
     others: Sequence[tuple[Mapping[str, int], Traced]],
-    whole: np.ndarray,
+    full: np.ndarray,
     position: Mapping[str, int],
 ) -> float:
     kept = {axis: place for axis, place in position.items() if axis not in own.partial}
     terms = [other.array for where, other in others if kept.items() <= where.items()]
-    expected = own.expected(whole)
+    expected = own.expected(full)
     if any(term.shape != expected.shape for term in terms):
         return np.inf
-    return _most(sum(terms) - expected)
+    return largest(sum(terms) - expected)
 
 
-def _most(array: np.ndarray) -> float:
+def largest(array: np.ndarray) -> float:
+    """Return the largest magnitude, infinity if it is not finite."""
     worst = float(np.abs(array).max(initial=0))
     return worst if np.isfinite(worst) else np.inf

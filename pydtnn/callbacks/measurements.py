@@ -17,7 +17,7 @@ from pydtnn.utils.machine import peak_memory
 
 FILE = "measurements.jsonl"
 
-INTERVALS = 50
+MAX_INTERVALS = 50
 """Parts of an epoch whose loss, learning rate and duration are written."""
 
 
@@ -74,7 +74,7 @@ class MeasurementWriter(Callback):
 
     def on_step_end(self, trainer: Training) -> None:
         """Read the clock at the end of an interval."""
-        if trainer.step % -(-self._steps // INTERVALS) == 0 or trainer.step == self._steps:
+        if trainer.step % -(-self._steps // MAX_INTERVALS) == 0 or trainer.step == self._steps:
             self._mark(trainer)
 
     def on_epoch_end(self, trainer: Training) -> None:

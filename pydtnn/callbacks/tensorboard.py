@@ -27,7 +27,7 @@ from pydtnn.utils.validate import check_int
 
 WHO = "TensorBoard"
 
-BINS = 64
+HISTOGRAM_BINS = 64
 """Bins of a histogram."""
 
 SCALARS = (bool, int, float, str)
@@ -89,7 +89,7 @@ class EventFile:
         """Write a histogram of the finite elements of an array, if there are any."""
         finite = values[np.isfinite(values)]
         if len(finite):
-            self._write(step, summary=self._summary.histogram(name, finite, BINS))
+            self._write(step, summary=self._summary.histogram(name, finite, HISTOGRAM_BINS))
 
     def graph(self, model: Model) -> None:
         """Write the layers of a model and their connections."""
@@ -156,7 +156,7 @@ def _scoped(name: str) -> str:
     return name.replace(".", "/")
 
 
-FLUSH = 10.0
+FLUSH_INTERVAL_S = 10.0
 """Seconds after which values of steps are visible in TensorBoard."""
 
 
@@ -251,7 +251,7 @@ class TensorBoard(Callback):
             self._write_losses(trainer)
             rate = trainer.optimizer.lr_now
             self._file.scalars(step, {"step/lr": rate, "step/samples_per_second": speed})
-            if now - self._flushed > FLUSH:
+            if now - self._flushed > FLUSH_INTERVAL_S:
                 self._file.flush()
                 self._flushed = now
         except OSError as error:

@@ -22,7 +22,7 @@ from pydtnn.interchange.torch_files import Buffer
 from pydtnn.layers.base import Shape
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-NOWHERE = (1 << 64) - 1
+UNDEFINED_ADDRESS = (1 << 64) - 1
 """Address of what was not stored."""
 
 MAX_AXES = 32
@@ -36,10 +36,10 @@ DATASPACE, LINK_INFO, DATATYPE, LINK, EXTERNAL, LAYOUT = 0x01, 0x02, 0x03, 0x06,
 FILTERS, ATTRIBUTE, MORE, TABLE = 0x0B, 0x0C, 0x10, 0x11
 """Types of messages in headers."""
 
-SHARED = 2
+SHARED_MESSAGE = 2
 """Flag of a message that is stored elsewhere."""
 
-SOFT = 2
+SOFT_LINK = 2
 """Type of a name that is a link."""
 
 FLOATS = {
@@ -152,7 +152,7 @@ class Node:
             while place + 8 <= end:
                 kind, length = file.number(place, 2), file.number(place + 2, 2)
                 content = file.part(place + 8, length)
-                if file.number(place + 4, 1) & SHARED:
+                if file.number(place + 4, 1) & SHARED_MESSAGE:
                     _fail(f"{self._shown} refers to a shared type; save the file again with h5py")
                 if kind == MORE:
                     first, second = (int.from_bytes(content[i : i + 8], "little") for i in (0, 8))
@@ -215,7 +215,7 @@ class Node:
                 end = names.find(b"\0", begin)
                 if not 0 < begin < end:
                     _fail(f"a name in {self._shown} is missing")
-                link = file.number(entry + 16, 4) == SOFT
+                link = file.number(entry + 16, 4) == SOFT_LINK
                 address = None if link else file.number(entry + 8, 8)
                 self._found[names[begin:end].decode("utf-8", "replace")] = address
 
@@ -284,7 +284,7 @@ class Node:
             values: Buffer = layout[4 : 4 + size]
         else:
             place = int.from_bytes(layout[2:10], "little")
-            values = self.file.data[place : place + size] if place != NOWHERE else b""
+            values = self.file.data[place : place + size] if place != UNDEFINED_ADDRESS else b""
         if len(values) != size:
             _fail(f"{self._shown} has fewer values than its shape {shape}")
         return lambda: np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="))

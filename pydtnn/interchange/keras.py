@@ -68,10 +68,10 @@ MAX_DEPTH = 32
 MAX_ARRAYS = 1 << 17
 """Of all layers of a file."""
 
-PER_NUMBER_B = 32
+MAX_B_PER_NUMBER = 32
 """Size of a compressed record per number of the model: float64, and an optimizer's copies."""
 
-FURTHER_B = 1 << 24
+MAX_FURTHER_B = 1 << 24
 """Size of a compressed record beyond that."""
 
 
@@ -112,7 +112,7 @@ def load_keras_weights(model: Model, path: str | Path, *, strict: bool = True) -
         replace(slot, order=None, their_shape=slot.their_shape if slot.filters else slot.shape)
         for slot in slots_of(model)
     ]
-    limit = PER_NUMBER_B * sum(prod(slot.shape) for slot in slots) + FURTHER_B
+    limit = MAX_B_PER_NUMBER * sum(prod(slot.shape) for slot in slots) + MAX_FURTHER_B
     try:
         content, layers = _opened(data, limit)
         arrays, series = _arrays(Hdf5(content).root, layers)
@@ -148,7 +148,7 @@ def _opened(data: bytes, limit: int) -> tuple[Buffer, Layers]:
         return data, {}
     archive = Archive(data)
     return archive.record("model.weights.h5", limit), _layers(
-        bytes(archive.record("config.json", FURTHER_B))
+        bytes(archive.record("config.json", MAX_FURTHER_B))
     )
 
 

@@ -33,7 +33,7 @@ NAMES = {
 }
 """PyTorch's names of arrays; others are the same."""
 
-WHATS = ("weight", "bias", "running_mean", "running_var")
+ARRAY_NAMES = ("weight", "bias", "running_mean", "running_var")
 """Their order in PyTorch."""
 
 PROJECTION = "in_proj"
@@ -145,7 +145,7 @@ def slots_of(model: Model) -> list[Slot]:
         ]
         if part.name in attentions:
             made = [replace(slot, attention=True) for slot in made]
-        slots += sorted(made, key=lambda slot: (*WHATS, slot.what).index(slot.what))
+        slots += sorted(made, key=lambda slot: (*ARRAY_NAMES, slot.what).index(slot.what))
     return slots
 
 

@@ -179,8 +179,8 @@ def monitored(runs: Sequence[Run]) -> str:
     """
     names = [*dict.fromkeys(name for run in runs for logs in run.history for name in logs)]
     metrics = [name for name in names if name.startswith(VALIDATION) and name != "val_loss"]
-    asked = runs[0].configuration.get("monitor")
-    return next((name for name in (asked, *metrics, "val_loss", "loss") if name in names), "")
+    chosen = runs[0].configuration.get("monitor")
+    return next((name for name in (chosen, *metrics, "val_loss", "loss") if name in names), "")
 
 
 def better(name: str) -> str:

@@ -311,8 +311,8 @@ def _check_sum(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
     metadata = header.get("__metadata__", {})
     for name, value in metadata.items():
         _, space, checksum = value.partition(" ")
-        told = space if name == "pydtnn" else "sha256:" in value
-        if told and checksum != _checksum(arrays):
+        has_checksum = space if name == "pydtnn" else "sha256:" in value
+        if has_checksum and checksum != _checksum(arrays):
             raise ValueError(
                 "the weights do not match the checksum; the file is damaged: download it again or "
                 "load another one"

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.tracing._recorder import Course
 from pydtnn.tracing._recorder import Lane as CompiledLane
+from pydtnn.tracing._recorder import RankState
 from pydtnn.tracing.records import RECORD
 from pydtnn.utils.clock import Clock
 from pydtnn.utils.observer import Observer
 
-MOST_LANES = 256
+MAX_LANES = 256
 """Threads of a rank that records can distinguish."""
 
 
@@ -46,18 +46,18 @@ class Recorder(CompiledLane, Observer):
 
     def __init__(self, steps: range | None = None, clock: Clock | None = None) -> None:
         first, stop = (0, -1) if steps is None else (steps.start, steps.stop)
-        self._course = Course(first, stop)
-        self._course.clock = clock
-        super().__init__(self._course, 0)
+        self._state = RankState(first, stop)
+        self._state.clock = clock
+        super().__init__(self._state, 0)
         self._others: dict[str, Lane] = {}
         self._sent = 0
         self._counted: Callable[[], int] | None = None
         self._since = 0
-        self._course.switched = self._switched
+        self._state.switched = self._switched
 
     @property
     def names(self) -> list[str]:
-        return list(self._course.names)
+        return list(self._state.names)
 
     @property
     def lanes(self) -> list[str]:
@@ -66,9 +66,9 @@ class Recorder(CompiledLane, Observer):
     def lane(self, name: str) -> Observer:
         if name not in self._others:
             number = len(self._others) + 1
-            if number == MOST_LANES:
+            if number == MAX_LANES:
                 return Observer()
-            self._others[name] = Lane(self._course, number)
+            self._others[name] = Lane(self._state, number)
         return self._others[name]
 
     def watch(self, memory: Any) -> None:
@@ -79,7 +79,7 @@ class Recorder(CompiledLane, Observer):
         memory : object or None
             The pool of a backend.
         """
-        self._course.memory = memory
+        self._state.memory = memory
 
     def count(self, sent: Callable[[], int] | None) -> None:
         """Count the bytes that are sent while it is recorded.
@@ -90,10 +90,10 @@ class Recorder(CompiledLane, Observer):
             Returns the bytes sent so far, in B, as the traffic of a communicator counts them. None:
             the count ends.
         """
-        if self._counted is not None and self._course.active:
+        if self._counted is not None and self._state.active:
             self._switched(False)
         self._counted = sent
-        if sent is not None and self._course.active:
+        if sent is not None and self._state.active:
             self._switched(True)
 
     def _switched(self, active: bool) -> None:
@@ -105,7 +105,7 @@ class Recorder(CompiledLane, Observer):
     @property
     def sent(self) -> int:
         more = 0
-        if self._counted is not None and self._course.active:
+        if self._counted is not None and self._state.active:
             more = self._counted() - self._since
         return self._sent + more
 

@@ -51,10 +51,10 @@ ARRAYS = ("records", "names", "about")
 COSTS = ("forward_flops", "backward_flops", "forward_bytes", "backward_bytes")
 """Facts of a layer that rates are computed from."""
 
-DEEPEST = 1000
+MAX_DEPTH = 1000
 """Largest depth of nested activities: the time to find parents is proportional to it."""
 
-LATEST = 2**60
+MAX_TIME_NS = 2**60
 """Latest time of a clock, in ns; differences of two times of two ranks are int64."""
 
 
@@ -173,10 +173,10 @@ def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[s
     if path != file_of(path.parent, rank):
         return f"it contains rank {rank}"
     clock = about.get("clock")
-    limits = {"offset": LATEST, "drift": 0.25, "origin": LATEST}
+    limits = {"offset": MAX_TIME_NS, "drift": 0.25, "origin": MAX_TIME_NS}
     if not isinstance(clock, dict) or not (
         all(_is_number(clock.get(key), -limit, limit) for key, limit in limits.items())
-        and _is_number(clock.get("error", 0), 0, LATEST)
+        and _is_number(clock.get("error", 0), 0, MAX_TIME_NS)
     ):
         return "it has no clock"
     if records.ndim != 1 or not isinstance(lanes, list) or {*map(type, lanes)} - {str}:
@@ -191,10 +191,10 @@ def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[s
             return f"a record has {key} {records[key].max()} of {limit}"
     if (records["duration"] < 0).any():
         return "a record has a negative duration"
-    if (records["start"] < 0).any() or (records["start"] > LATEST - records["duration"]).any():
-        return f"a record is not within {LATEST} ns"
-    if (records["depth"] > DEEPEST).any():
-        return f"a record has depth {records['depth'].max()} of {DEEPEST}"
+    if (records["start"] < 0).any() or (records["start"] > MAX_TIME_NS - records["duration"]).any():
+        return f"a record is not within {MAX_TIME_NS} ns"
+    if (records["depth"] > MAX_DEPTH).any():
+        return f"a record has depth {records['depth'].max()} of {MAX_DEPTH}"
     messages = records[np.isin(records["kind"], (Kind.SENT, Kind.RECEIVED))]
     if (messages["peer"] >= size).any():
         return f"a message has a peer that is not one of {size} ranks"

@@ -34,13 +34,13 @@ from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.units import align, quantity
 
-COLUMNS = 100
+LINE_LENGTH = 100
 """Maximum length of a line, in characters."""
 
-MOST_RANKS = 6
+MAX_RANKS = 6
 """Maximum number of ranks with columns of their own."""
 
-MOST_PATHS = 200
+MAX_PATHS = 200
 """Maximum number of steps whose critical paths are followed."""
 
 
@@ -120,7 +120,7 @@ def _facts(timeline: Timeline) -> Iterator[str]:
         yield f"clocks agree within {error / 1e3:.1f} us"
     command = timeline.about[0].get("command")
     if command:
-        yield _short(f"command: {command}", COLUMNS)
+        yield _short(f"command: {command}", LINE_LENGTH)
 
 
 def _slow(timeline: Timeline, labels: Labels) -> Iterator[str]:
@@ -161,11 +161,11 @@ def _times(title: str, times: Sequence[Time], top: int) -> Iterator[str]:
 
 
 def _epochs(timeline: Timeline, top: int) -> Iterator[str]:
-    """Time of the phases of each epoch; beyond `MOST_RANKS` ranks the extremes only."""
+    """Time of the phases of each epoch; beyond `MAX_RANKS` ranks the extremes only."""
     times = [time for time in epoch_times(timeline) if time.epoch >= 0]
     if not times:
         return
-    many = timeline.size > MOST_RANKS
+    many = timeline.size > MAX_RANKS
     ranks = ("minimum", "median", "maximum") if many else _names(timeline)
     rows: list[tuple[str, ...]] = [("epoch", "phase", "calls", *ranks)]
     for time in times[: 3 * top]:
@@ -184,9 +184,9 @@ def _usage(timeline: Timeline, blocks: Blocks) -> Iterator[str]:
         ("time of the steps", "compute", "communication", "waiting", "total")
     ]
     shown = found
-    if len(found) > 4 * MOST_RANKS:  # the extremes
+    if len(found) > 4 * MAX_RANKS:  # the extremes
         by_waiting = sorted(found, key=lambda one: one.waiting)
-        shown = by_waiting[: 2 * MOST_RANKS] + by_waiting[-2 * MOST_RANKS :]
+        shown = by_waiting[: 2 * MAX_RANKS] + by_waiting[-2 * MAX_RANKS :]
     for one in shown:
         parts = (one.compute, one.communication, one.waiting)
         cells = [f"{part:.3f} s {part / (one.total or 1):4.0%}" for part in parts]
@@ -270,7 +270,7 @@ def _paths(timeline: Timeline, blocks: Blocks, top: int) -> Iterator[str]:
     if not steps or timeline.size == 1:
         return
     finder = CriticalPaths(timeline, blocks)
-    chosen = np.unique(np.linspace(0, steps - 1, min(steps, MOST_PATHS)).astype(int))
+    chosen = np.unique(np.linspace(0, steps - 1, min(steps, MAX_PATHS)).astype(int))
     paths = [finder.find(position) for position in chosen.tolist()]
     totals: dict[tuple[int, str], float] = {}
     for path in paths:
@@ -315,12 +315,12 @@ def _ms(seconds: float) -> str:
 
 
 def _wrap(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, COLUMNS, subsequent_indent="  ")
+    return textwrap.wrap(sentence, LINE_LENGTH, subsequent_indent="  ")
 
 
 def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Return the lines of a table; names in the first column are shortened to fit."""
-    excess = max(map(len, align(rows, left))) - COLUMNS
+    excess = max(map(len, align(rows, left))) - LINE_LENGTH
     width = max(len(row[0]) for row in rows) - max(excess, 0)
     return align([(_short(row[0], width), *row[1:]) for row in rows], left)
 

@@ -37,13 +37,13 @@ from pydtnn.utils.files import unwritable
 # ----------
 # Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
 
-ROUNDS = 200
+CLOCK_ROUND_TRIPS = 200
 """Round trips with each rank."""
 
-TAG = 32_000
+CLOCK_TAG = 32_000
 """Tag of the messages."""
 
-PAUSE = 5e-4
+CLOCK_PAUSE_S = 5e-4
 """Time between two tests of a rank that waits until it is its turn, in s."""
 
 
@@ -78,7 +78,7 @@ def read_clock(comm: Communicator) -> Reading:
         own = _answer(comm)
     else:
         for rank in range(1, comm.size):
-            comm.send(_measure(comm, rank), rank, TAG)
+            comm.send(_measure(comm, rank), rank, CLOCK_TAG)
         own = Reading(clock.now_ns(), 0, 0)
     first = comm.gather_object(own)[comm.hosts[comm.rank]]
     return first if abs(own.offset - first.offset) <= own.error + first.error else own
@@ -88,10 +88,10 @@ def _measure(comm: Communicator, rank: int) -> np.ndarray:
     """Return time, offset and error of another rank's clock."""
     ping, pong = np.zeros(1, "i8"), np.zeros(1, "i8")
     best, shortest = np.zeros(3, "i8"), 0
-    for number in range(ROUNDS):
-        arrival = comm.irecv(pong, rank, TAG)
+    for number in range(CLOCK_ROUND_TRIPS):
+        arrival = comm.irecv(pong, rank, CLOCK_TAG)
         sent = clock.now_ns()
-        comm.send(ping, rank, TAG)
+        comm.send(ping, rank, CLOCK_TAG)
         arrival.wait()
         taken = clock.now_ns() - sent
         if number == 0 or taken < shortest:
@@ -102,21 +102,21 @@ def _measure(comm: Communicator, rank: int) -> np.ndarray:
 
 def _answer(comm: Communicator) -> Reading:
     ping, pong = np.zeros(1, "i8"), np.zeros(1, "i8")
-    for number in range(ROUNDS):
-        arrival = comm.irecv(ping, 0, TAG)
+    for number in range(CLOCK_ROUND_TRIPS):
+        arrival = comm.irecv(ping, 0, CLOCK_TAG)
         if number == 0:
             _wait_patiently(arrival)
         arrival.wait()
         pong[0] = clock.now_ns()
-        comm.send(pong, 0, TAG)
+        comm.send(pong, 0, CLOCK_TAG)
     result = np.zeros(3, "i8")
-    comm.recv(result, 0, TAG)
+    comm.recv(result, 0, CLOCK_TAG)
     return Reading(*map(int, result))
 
 
 def _wait_patiently(request: Request) -> None:
     while not request.test():
-        time.sleep(PAUSE)
+        time.sleep(CLOCK_PAUSE_S)
 
 
 def describe_clock(start: Reading, stop: Reading | None) -> dict[str, float]:

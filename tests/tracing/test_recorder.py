@@ -14,7 +14,7 @@ from pydtnn.layers import Conv2d, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.tracing._recorder import RECORD_BYTES
-from pydtnn.tracing.recorder import MOST_LANES, Recorder
+from pydtnn.tracing.recorder import MAX_LANES, Recorder
 from pydtnn.tracing.records import RECORD
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Kind, Observer
@@ -154,13 +154,13 @@ def test_every_thread_has_a_lane_of_its_own() -> None:
 
 def test_more_threads_than_records_can_name_are_not_recorded() -> None:
     recorder = Recorder()
-    for number in range(MOST_LANES + 5):
+    for number in range(MAX_LANES + 5):
         lane = recorder.lane(f"thread {number}")
         lane.begin(Kind.LOAD, "batch")
         lane.end()
-    assert len(recorder.lanes) == MOST_LANES
+    assert len(recorder.lanes) == MAX_LANES
     assert type(lane) is Observer
-    assert recorder.records()["lane"].max() == MOST_LANES - 1
+    assert recorder.records()["lane"].max() == MAX_LANES - 1
 
 
 def test_what_is_nested_too_deep_is_not_recorded() -> None:

@@ -27,7 +27,7 @@ OPSET = 17
 IR_VERSION = 8
 """Version of the file format that belongs to the operators."""
 
-LARGEST = 2**31 - 1
+MAX_FILE_B = 2**31 - 1
 """B of a file, which is one message of protocol buffers."""
 
 
@@ -71,7 +71,7 @@ def _to_onnx(model: Model) -> Any:
             "load it on one rank"
         )
     dtype = arithmetic(model.dtype)
-    if model.whole.size * dtype.itemsize > LARGEST:
+    if model.whole.size * dtype.itemsize > MAX_FILE_B:
         raise ValueError(f"{WHO}: expected parameters of less than 2 GiB, got more")
     draft = Draft(WHO, dtype)
     shapes, orders = shapes_by_name(description), feature_orders(description)

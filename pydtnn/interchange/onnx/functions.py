@@ -24,7 +24,7 @@ Array = np.ndarray
 MAX_OPERATORS = 12
 """Of a function; a longer chain is computed by several layers."""
 
-POINTS = np.concatenate(
+TEST_VALUES = np.concatenate(
     [np.linspace(-12, 12, 193), *(sign * np.logspace(-30, 30, 61) for sign in (-1, 1))]
 )
 """Where functions are compared."""
@@ -72,11 +72,11 @@ class Function:
         object.__setattr__(self, "parts", (*within, self))
 
     def compute(self, inner: Function | None = None) -> Array | None:
-        """Compute the function at `POINTS`, as one of a function within, or of the array.
+        """Compute the function at `TEST_VALUES`, as one of a function within, or of the array.
 
         None if it does not only depend on that function.
         """
-        values: dict[Function | None, Array] = {inner: POINTS}
+        values: dict[Function | None, Array] = {inner: TEST_VALUES}
         with np.errstate(all="ignore"):
             for f in self.parts:
                 given = [values.get(part) for part in f.arguments]
@@ -153,12 +153,12 @@ def _match(
         y = f.compute(inner)
         if y is None:
             continue
-        if not last and _equal(y, POINTS):
+        if not last and _equal(y, TEST_VALUES):
             return inner, None
-        factor = float(y[-1] / POINTS[-1])
-        if not last and 0 < abs(factor) < np.inf and _equal(y, factor * POINTS):
+        factor = float(y[-1] / TEST_VALUES[-1])
+        if not last and 0 < abs(factor) < np.inf and _equal(y, factor * TEST_VALUES):
             return inner, partial(layers.Rescale, decimal(factor))
-        names = LAST if last else (*LAYERS,)
+        names = COMPOSITE if last else (*LAYERS,)
         for i in np.flatnonzero(_equals(y, _activations(names)))[:1]:
             return inner, LAYERS[names[i]]
     return None
@@ -166,11 +166,11 @@ def _match(
 
 def factor_of(f: Function | None) -> float | None:
     """Return the number by which a function multiplies; None if it is another function."""
-    y = POINTS if f is None else f.compute()
+    y = TEST_VALUES if f is None else f.compute()
     if y is None:
         return None
-    factor = float(y[-1] / POINTS[-1])
-    return factor if _equal(y, factor * POINTS) else None
+    factor = float(y[-1] / TEST_VALUES[-1])
+    return factor if _equal(y, factor * TEST_VALUES) else None
 
 
 def _equal(a: Array | None, b: Array) -> bool:
@@ -179,9 +179,9 @@ def _equal(a: Array | None, b: Array) -> bool:
 
 
 def _equals(a: Array, b: Array) -> Array:
-    """Return whether values at `POINTS` are equal, for each row of `b`."""
+    """Return whether values at `TEST_VALUES` are equal, for each row of `b`."""
     with np.errstate(all="ignore"):
-        return (abs(a - b) <= RTOL * abs(b) + ATOL * np.minimum(1, abs(POINTS))).all(-1)
+        return (abs(a - b) <= RTOL * abs(b) + ATOL * np.minimum(1, abs(TEST_VALUES))).all(-1)
 
 
 LAYERS: dict[str, Callable[[], Layer]] = {
@@ -198,15 +198,15 @@ LAYERS: dict[str, Callable[[], Layer]] = {
 """Activations by the names of their kernels."""
 
 
-LAST = ("gelu", "gelu_exact", "silu", "hard_swish")
+COMPOSITE = ("gelu", "gelu_exact", "silu", "hard_swish")
 """Those that are not a part of others."""
 
 
 @cache
 def _activations(names: tuple[str, ...]) -> Array:
-    """Return the values of activations at `POINTS`, one in a row."""
+    """Return the values of activations at `TEST_VALUES`, one in a row."""
     with np.errstate(all="ignore"):
-        return np.stack([FUNCTIONS[name].forward(np, POINTS, 0.0) for name in names])
+        return np.stack([FUNCTIONS[name].forward(np, TEST_VALUES, 0.0) for name in names])
 
 
 def decimal(number: float) -> float:

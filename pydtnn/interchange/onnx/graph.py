@@ -13,7 +13,7 @@ import numpy as np
 from pydtnn.layers.base import Shape
 from pydtnn.utils.imports import import_optional
 
-OLDEST = 7
+MIN_OPSET = 7
 """First opset whose operators are read."""
 
 DOMAINS = ("", "ai.onnx")
@@ -171,8 +171,8 @@ def parse(who: str, data: bytes) -> NodeGraph:
     except Exception as error:  # of any type: the content is that of a file
         raise _damaged(error) from error
     opset = max((o.version for o in message.opset_import if o.domain in DOMAINS), default=0)
-    if opset < OLDEST:
-        raise ValueError(f"expected operators of opset {OLDEST} or later, got opset {opset}")
+    if opset < MIN_OPSET:
+        raise ValueError(f"expected operators of opset {MIN_OPSET} or later, got opset {opset}")
     inputs = {v.name: _input(helper, v) for v in graph.input if v.name not in constants}
     if len({entry.batch for entry in inputs.values()}) > 1:
         given = " and ".join(f"{entry.batch or 'any'}" for entry in inputs.values())

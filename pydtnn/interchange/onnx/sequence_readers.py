@@ -16,7 +16,7 @@ from pydtnn.interchange.onnx.readers import OPERATORS, linear
 from pydtnn.interchange.onnx.reading import Read, Reading
 from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
 
-NEVER = -1e4
+MAX_MASKED_SCORE = -1e4
 """Terms of scores at most so large count as minus infinity: their exponentials vanish."""
 
 
@@ -260,7 +260,7 @@ def _causal(at: Reading, scores: Scores, mask: np.ndarray) -> bool:
             f"a mask must be that of {length} positions for all samples and heads, got {mask.shape}"
         )
     mask = mask.reshape(later.shape)
-    if not ((mask <= NEVER) == later).all() or not ((mask == 0) == ~later).all():
+    if not ((mask <= MAX_MASKED_SCORE) == later).all() or not ((mask == 0) == ~later).all():
         raise at.fail("a mask must hide all later positions and be 0 otherwise, got other terms")
     return True
 

@@ -156,12 +156,12 @@ class Blocks:
         found = np.full(len(times), -1)
         for one in np.unique(rank):
             here = np.flatnonzero(self.rank == one)
-            asked = np.flatnonzero(rank == one)
-            position = np.searchsorted(self.start[here], times[asked], side="right") - 1
+            queries = np.flatnonzero(rank == one)
+            position = np.searchsorted(self.start[here], times[queries], side="right") - 1
             inside = position >= 0
-            asked, position = asked[inside], here[position[inside]]
-            inside = times[asked] <= self.stop[position]
-            found[asked[inside]] = position[inside]
+            queries, position = queries[inside], here[position[inside]]
+            inside = times[queries] <= self.stop[position]
+            found[queries[inside]] = position[inside]
         return found
 
     def waiting(self) -> tuple[np.ndarray, np.ndarray]:

@@ -53,7 +53,7 @@ def transitions(timeline: Timeline, rank: int, lane: int) -> Iterator[tuple[int,
         yield last.stop, last, False
 
 
-MESSAGES = 1000
+MESSAGES_THREAD = 1000
 """Number of the thread that messages in flight are shown as, beyond those of threads."""
 
 Event = dict[str, Any]
@@ -131,7 +131,7 @@ def _messages(timeline: Timeline) -> Iterator[Event]:
             ("receive from", received, target, source),
         ):
             span: Event = {"cat": what, "name": f"{what} {peer}", "id": f"{what} {number}"}
-            span |= {"pid": rank, "tid": MESSAGES}
+            span |= {"pid": rank, "tid": MESSAGES_THREAD}
             yield {"ph": "b", **span, "ts": side.start / 1000, "args": args}
             yield {"ph": "e", **span, "ts": side.stop / 1000}
 

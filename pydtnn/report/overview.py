@@ -108,16 +108,10 @@ def _ends(run: Run, name: str, count: int) -> dict[str, Any]:
     epochs = [*range(len(run.history), 0, -step)][::-1]
     values = [run.history[epoch - 1].get(name) for epoch in epochs]
     label = "validation" if name.startswith(VALIDATION) else "training"
+    look: dict[str, Any] = {"dash": "dash"} if label == "validation" else {}
+    title, template = run.title if count > 1 else label, "epoch %{x}: %{y:.4g}"
     return {
-        **line(
-            run.title if count > 1 else label,
-            epochs,
-            values,
-            run.colour,
-            "epoch %{x}: %{y:.4g}",
-            extra=_plain(run.label),
-            **({"dash": "dash"} if label == "validation" else {}),
-        ),
+        **line(title, epochs, values, run.colour, template, extra=_plain(run.label), **look),
         "mode": "lines+markers" if len(epochs) <= MAX_MARKED_EPOCHS else "lines",
         "marker": {"color": run.colour, "size": 7},
     }

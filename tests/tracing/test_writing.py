@@ -181,6 +181,6 @@ def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(
 
 def test_after_the_trace_nothing_is_counted(tmp_path: Path) -> None:
     trace = traced_fit(tmp_path, Serial())
-    course = trace.recorder._course
+    course = trace.recorder._state
     assert course.memory is None
     assert trace.recorder._counted is None

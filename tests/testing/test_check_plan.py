@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm.request import Completed
 from pydtnn.comm.thread import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, striped_conv
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, ReduceScatter, Steps, parts_of
@@ -23,6 +22,7 @@ from pydtnn.parallel import exchange
 from pydtnn.testing import check_plan, trajectory
 from pydtnn.testing.__main__ import main
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils.request import Completed
 from tests.small_run import only_line
 
 

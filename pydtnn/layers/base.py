@@ -67,54 +67,43 @@ class Layer(NotCallable, StoresArguments, ABC):
     input's or if it has parameters. No state is stored on `self` between calls: forward returns the
     values that backward requires as `saved`, so several batches can be in flight.
 
-    The class attributes declare properties of the layer to the graph; the defaults are safe for any
-    layer.
+    A class declares, as attributes, what the graph may do with it; the defaults are safe for any
+    layer. The model sets the others, `backend` to `batch_part` before `build`.
 
-    Attributes
-    ----------
-    saves : tuple of str
-        Arrays that `saved` keeps alive: "input", "output".
-    may_overwrite_input, may_overwrite_dy : bool
-        Whether forward can write its output over its (first) input, backward its dx over dy. They
-        do so where `overwrites_input`, `overwrites_dy` are set.
-    new_output, new_gradient : bool
-        Whether forward's output, backward's dx, are always stored in new memory, or in that of an
-        array that may be overwritten; several dx must not share memory.
-    views : tuple of str
-        Results that are always the argument itself or a view of all of it: the "output" of the
-        input, the "gradient" of dy (for each input, if there are several).
-    takes_deferred : bool
-        Whether inputs of forward and dy of backward may be `Deferred`; other layers receive arrays.
-    takes_16_bits : bool
-        Whether the layer computes accurately with the 16-bit activations of a 16-bit model; other
-        layers receive and return float32, which the model rounds.
-    backend : Backend
-        The device's kernels; set before `build`.
-    dtype : numpy.dtype
-        Type of inputs and outputs.
-    parameter_dtype : numpy.dtype
-        Type of parameters, coefficients and gradients of parameters: float32 if `dtype` has 16
-        bits, otherwise the same. Parameters declared as `working` have `dtype`.
-    needs_dx : bool
-        Whether this layer's dx is used; if not, backward may return None.
-    overwrites_input, overwrites_dy : bool
-        Set by the graph: forward must store its result in its input's memory, backward in that of
-        dy.
-    input_shapes, output_shape
-        Shapes without the batch axis, once built.
-    bound : bool
-        Whether the layer belongs to a model; it can belong to only one.
-    batch_part : (int, int) or None
-        This rank's place, and the number of ranks, among which the samples of the model's input
-        are divided for this layer.
-    finishes : bool
-        Set by the graph for a `Finisher`: no later node contributes to the gradient of the only
-        input, so the model calls `finish_backward` instead of `backward`.
-    only_communicates : bool
-        Whether the layer has no kernels and only exchanges arrays, see `OnlyCommunicating`.
-    source : Layer or None
-        The first use in the model of a layer that is used several times; this one shares its
-        parameters and running statistics.
+    ===================  ==========================================================================
+    a class may declare
+    ===================  ==========================================================================
+    saves                Arrays that `saved` keeps alive: "input", "output".
+    may_overwrite_input  Whether forward can write its output over its (first) input; it does so
+                         where `overwrites_input` is set.
+    may_overwrite_dy     Whether backward can write its dx over dy, where `overwrites_dy` is set.
+    new_output           Whether forward's output is always stored in new memory, or in that of an
+                         array that may be overwritten.
+    new_gradient         The same of backward's dx; several dx must not share memory.
+    views                Results that are always the argument itself or a view of all of it: the
+                         "output" of the input, the "gradient" of dy (for each input, if several).
+    takes_deferred       Whether inputs of forward and dy of backward may be `Deferred`; other
+                         layers receive arrays.
+    takes_16_bits        Whether the layer computes accurately with the 16-bit activations of a
+                         16-bit model; others receive and return float32, which the model rounds.
+    ===================  ==========================================================================
+
+    ===================  ==========================================================================
+    the model sets
+    ===================  ==========================================================================
+    backend              The device's kernels.
+    dtype                Type of inputs and outputs.
+    name                 Dotted name in the model.
+    input_shapes         Shapes without the batch axis; `output_shape` is what `build` returned.
+    source               The first use in the model of a layer that is used several times, whose
+                         parameters and running statistics this one shares; None for the first.
+    batch_part           This rank's place, and the number of ranks, among which the samples of the
+                         model's input are divided for this layer; None if they are not.
+    bound                Whether the layer belongs to a model; it can belong to only one.
+    needs_dx             Whether this layer's dx is used; if not, backward may return None.
+    overwrites_input     Whether forward must store its result in its input's memory.
+    overwrites_dy        Whether backward must store its result in the memory of dy.
+    ===================  ==========================================================================
     """
 
     saves: tuple[str, ...] = ("input", "output")
@@ -128,7 +117,6 @@ class Layer(NotCallable, StoresArguments, ABC):
 
     backend: Backend
     dtype: np.dtype
-    parameter_dtype: np.dtype
     name: str | None = None
     needs_dx = True
     overwrites_input = False
@@ -136,8 +124,6 @@ class Layer(NotCallable, StoresArguments, ABC):
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape = ()
     bound = False
-    finishes = False
-    only_communicates = False
     batch_part: tuple[int, int] | None = None
     source: Layer | None = None
 
@@ -176,6 +162,11 @@ class Layer(NotCallable, StoresArguments, ABC):
     def xp(self) -> Any:
         """The array module of the backend."""
         return self.backend.xp
+
+    @property
+    def parameter_dtype(self) -> np.dtype:
+        """Type of parameters that are not `working`, of gradients and coefficients."""
+        return arithmetic(self.dtype)
 
     def single(self, shapes: tuple[Shape, ...], axes: int = 0) -> Shape:
         """Return the shape of the only input, with at least `axes` axes; called in `build`.
@@ -302,8 +293,7 @@ class Layer(NotCallable, StoresArguments, ABC):
         """Build the layer for a device, a model's dtype and input shapes under its dotted name."""
         self.backend, self.name = backend, name
         self.input_shapes = shapes
-        self.parameter_dtype = arithmetic(dtype)
-        self.dtype = dtype if self.takes_16_bits else self.parameter_dtype
+        self.dtype = dtype if self.takes_16_bits else arithmetic(dtype)
         self.parameters: list[Parameter] = []
         self.statistics: list[Statistic] = []
         shape: Any = self.build(*shapes)
@@ -347,7 +337,13 @@ class Layer(NotCallable, StoresArguments, ABC):
 
 
 class Finisher(ABC):
-    """Mixin for layers that can add to a gradient within a kernel if they contribute last."""
+    """Mixin for layers that can add to a gradient within a kernel if they contribute last.
+
+    The graph sets `finishes`: no later node contributes to the gradient of the only input, so the
+    model calls `finish_backward` instead of `backward`.
+    """
+
+    finishes = False
 
     @abstractmethod
     def finish_backward(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Any:

@@ -103,9 +103,7 @@ class Communicating(ABC):
 
 
 class OnlyCommunicating(Communicating):
-    """Mixin for layers without a result of their own: they only exchange arrays."""
-
-    only_communicates = True
+    """Mixin for layers without kernels: they only exchange arrays."""
 
     def communicates(self, *, training: bool, joint: bool) -> bool:
         """Return True."""

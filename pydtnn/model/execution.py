@@ -19,7 +19,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
 from pydtnn.layers.collectives import Collective, Pending, Steps
-from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
+from pydtnn.layers.communicating import Communicating, CommunicatingFinisher, OnlyCommunicating
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
@@ -131,7 +131,7 @@ class LatePasses:
 
 def may_be_late(node: Node) -> bool:
     """Return whether a node has no kernels, so that others can run while its messages travel."""
-    return node.layer.only_communicates
+    return isinstance(node.layer, OnlyCommunicating)
 
 
 CollectiveCall = tuple[Node, Collective]
@@ -432,7 +432,8 @@ def _checked(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
 
 def _finishes(node: Node, sums: _Gradients) -> bool:
     """Return whether a layer adds its contribution to the others' in its own kernel."""
-    return node.layer.finishes and sums.own(node.inputs[0])
+    layer = node.layer
+    return isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0])
 
 
 def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Deferred
-from pydtnn.layers.base import Saved, StepContext
+from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
@@ -457,7 +457,7 @@ def restore(node: Node, residuals: list[Saved], run: Run) -> Generator[Any, Any,
     own = residuals[node.index]
     if isinstance(own, Dropped):
         yield from own.restore(residuals, run)
-    if node.layer.finishes:
+    if isinstance(node.layer, Finisher) and node.layer.finishes:
         source = node.inputs[0].index
         before = residuals[source]
         if isinstance(before, Dropped) and source in before.outputs:

@@ -60,7 +60,7 @@ cdef struct Frame:
 
 cdef enum:
     CHUNK = 1 << 14
-    MAX_DEPTH = 64  # activities that are nested deeper are not recorded
+    DEEPEST = 64  # activities that are nested deeper are not recorded
     PHASE = 0  # kinds, see `pydtnn.utils.observer.Kind`
     BACKWARD = 2
     CALL = 4
@@ -74,7 +74,7 @@ cdef enum:
 RECORD_BYTES = sizeof(Record)
 
 
-cdef class RankState:
+cdef class Course:
     """What the lanes of a rank have in common: names, the present step, and whether to record.
 
     Parameters
@@ -146,16 +146,16 @@ cdef class Lane:
 
     Parameters
     ----------
-    state : RankState
+    course : Course
     number : int
         Of the lane; 0 is the main thread, whose steps and epochs are those of the rank.
     """
 
-    cdef RankState state
+    cdef Course course
     cdef readonly int number
     cdef int depth, recorded
     cdef int32_t called  # the group of the next call or wait
-    cdef Frame stack[MAX_DEPTH]
+    cdef Frame stack[DEEPEST]
     cdef Record **chunks
     cdef Py_ssize_t full, used  # chunks, and records of the last one
 
@@ -165,8 +165,8 @@ cdef class Lane:
         self.depth = self.recorded = 0
         self.called = -1
 
-    def __init__(self, RankState state, int number):
-        self.state, self.number = state, number
+    def __init__(self, Course course, int number):
+        self.course, self.number = course, number
 
     def __dealloc__(self):
         cdef Py_ssize_t i
@@ -176,24 +176,24 @@ cdef class Lane:
 
     def step(self, int epoch, int step):
         if self.number == 0:
-            self.state.advance(epoch, step)
+            self.course.advance(epoch, step)
 
     def group(self, str name):
-        self.called = self.state.position(name)
+        self.called = self.course.position(name)
 
     def begin(self, int kind, str name, *, int64_t nbytes=0, int bucket=-1):
         cdef Frame *frame
-        if self.depth < MAX_DEPTH:
+        if self.depth < DEEPEST:
             frame = &self.stack[self.depth]
-            frame.recorded = self.state.active
+            frame.recorded = self.course.active
             frame.kind = kind
-            frame.name = self.state.position(name)
+            frame.name = self.course.position(name)
             if frame.recorded:
                 self.recorded += 1
                 frame.nbytes, frame.bucket = nbytes, bucket
                 frame.group = self.called if CALL <= kind <= WAIT else -1
                 frame.before = self.full * CHUNK + self.used
-                frame.start = self.state.now()
+                frame.start = self.course.now()
         self.depth += 1
 
     def end(self):
@@ -203,28 +203,28 @@ cdef class Lane:
         if self.depth == 0:
             return
         self.depth -= 1
-        if self.depth >= MAX_DEPTH:
+        if self.depth >= DEEPEST:
             return
         frame = &self.stack[self.depth]
         if frame.recorded:
-            stop = self.state.now()
+            stop = self.course.now()
             self.recorded -= 1
             if frame.name == TEST and frame.before == self.full * CHUNK + self.used:
                 return  # most tests find nothing; those in which a message has completed count
             record = self.add(frame.kind, frame.name, frame.start, stop, frame.nbytes)
             record.peer = record.tag = -1
             record.bucket, record.group = frame.bucket, frame.group
-            if frame.kind <= BACKWARD and self.state.memory is not None:
-                record.memory = self.state.memory.in_use
+            if frame.kind <= BACKWARD and self.course.memory is not None:
+                record.memory = self.course.memory.in_use
         if frame.kind == PHASE and frame.name <= EPOCH and self.number == 0:
-            self.state.leave(frame.name)
+            self.course.leave(frame.name)
 
     def message(
         self, int kind, str name, int64_t start, int64_t stop, *, int peer, int tag, int64_t nbytes
     ):
         cdef Record *record
-        if self.state.active:
-            record = self.add(kind, self.state.position(name), start, stop, nbytes)
+        if self.course.active:
+            record = self.add(kind, self.course.position(name), start, stop, nbytes)
             record.peer, record.tag = peer, tag
             record.bucket = record.group = -1
 
@@ -238,7 +238,7 @@ cdef class Lane:
         self.used += 1
         record.kind, record.lane = kind, self.number
         record.depth, record.name = self.recorded, name
-        record.epoch, record.step = self.state.epoch, self.state.step
+        record.epoch, record.step = self.course.epoch, self.course.step
         record.start, record.duration, record.nbytes = start, stop - start, nbytes
         record.memory = -1
         return record

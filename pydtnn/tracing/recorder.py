@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.tracing._recorder import Course
 from pydtnn.tracing._recorder import Lane as CompiledLane
-from pydtnn.tracing._recorder import RankState
 from pydtnn.tracing.records import RECORD
 from pydtnn.utils.clock import Clock
 from pydtnn.utils.observer import Observer
@@ -46,7 +46,7 @@ class Recorder(CompiledLane, Observer):
 
     def __init__(self, steps: range | None = None, clock: Clock | None = None) -> None:
         first, stop = (0, -1) if steps is None else (steps.start, steps.stop)
-        self._state = RankState(first, stop)
+        self._state = Course(first, stop)
         self._state.clock = clock
         super().__init__(self._state, 0)
         self._others: dict[str, Lane] = {}

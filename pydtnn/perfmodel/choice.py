@@ -8,13 +8,13 @@ from pydtnn.perfmodel.search import Found, describe, search
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.units import align, quantity
 
-FEW = 5
+MAX_LISTED = 5
 """Strategies that are listed."""
 
 COLUMNS = ("strategy", "ms/step", "compute", "update", "messages", "idle", "loader", "memory")
 
 
-def ranked(found: Found, most: int = FEW) -> list[str]:
+def ranked(found: Found, most: int = MAX_LISTED) -> list[str]:
     """Return a table of the fastest strategies, with times of a step in ms."""
     shown: list[list[str]] = []
     seen: set[str] = set()

@@ -47,7 +47,7 @@ from pydtnn.perfmodel.outline import (
 )
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
-EVERYTHING = 1
+MIN_COUNTED_BYTES = 1
 """Least size of arrays that are counted, in B."""
 
 
@@ -108,7 +108,7 @@ class DryStep:
         place = inner_position(shape) if position is None else position
         self.mesh = Position(shape, place) if shape else None
         self.real = backend
-        self.backend = dry_backend(backend, EVERYTHING)
+        self.backend = dry_backend(backend, MIN_COUNTED_BYTES)
         self.graph = Graph(shapes_of(input_shape), backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(copy.deepcopy(net), *self.graph.inputs))
         outputs, stage = partition(self.graph, outputs, plan, self.mesh)

@@ -108,48 +108,52 @@ def write(value: Any) -> dict[str, Any]:
     """Return the mapping from which `read` creates an equal object, to 4 significant digits."""
     found = {}
     for f in fields(value):
-        own, told = getattr(value, f.name), f.metadata
-        if own is None or (own in ((), {}) and not told.get("count")):
+        own, metadata = getattr(value, f.name), f.metadata
+        if own is None or (own in ((), {}) and not metadata.get("count")):
             continue
-        if "unit" in told:
-            own = format_quantity(own, told["unit"])
-        elif "named" in told:
-            own = {name: format_quantity(v, told["named"]) for name, v in own.items()}
-        elif "part" in told:
+        if "unit" in metadata:
+            own = format_quantity(own, metadata["unit"])
+        elif "named" in metadata:
+            own = {name: format_quantity(v, metadata["named"]) for name, v in own.items()}
+        elif "part" in metadata:
             own = write(own)
-        elif "parts" in told:
+        elif "parts" in metadata:
             own = [write(one) for one in own]
         found[f.name] = own
     return found
 
 
 def _value(f: Field[Any], value: object, who: str, key: str) -> Any:
-    told = f.metadata
-    if "unit" in told:
-        return parse_quantity(f"{who}: {key}", value, told["unit"], positive=told["positive"])
-    if "named" in told:
+    metadata = f.metadata
+    if "unit" in metadata:
+        return parse_quantity(
+            f"{who}: {key}", value, metadata["unit"], positive=metadata["positive"]
+        )
+    if "named" in metadata:
         if not isinstance(value, Mapping):
             raise ValueError(
                 f"{who}: {key}: expected entries 'name: value', got {value!r}; add them"
             )
         return {
-            name: parse_quantity(f"{who}: {_join(key, name)}", v, told["named"])
+            name: parse_quantity(f"{who}: {_join(key, name)}", v, metadata["named"])
             for name, v in value.items()
         }
-    if "part" in told:
-        return read(told["part"], value, who, key)
-    if "parts" in told:
+    if "part" in metadata:
+        return read(metadata["part"], value, who, key)
+    if "parts" in metadata:
         if not isinstance(value, list):
             raise ValueError(
                 f"{who}: {key}: expected a list, got {value!r}; write one entry a line"
             )
-        return tuple(read(told["parts"], one, who, f"{key}[{i}]") for i, one in enumerate(value))
-    if "count" in told:
+        return tuple(
+            read(metadata["parts"], one, who, f"{key}[{i}]") for i, one in enumerate(value)
+        )
+    if "count" in metadata:
         try:
-            return check_int(who, key, value, at_least=told.get("least", 1))
+            return check_int(who, key, value, at_least=metadata.get("least", 1))
         except TypeError as error:
             raise ValueError(str(error)) from None
-    if "number" in told:
+    if "number" in metadata:
         try:
             return check_float(who, key, value, above=0)
         except TypeError as error:

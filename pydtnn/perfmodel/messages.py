@@ -26,7 +26,7 @@ from pydtnn.perfmodel.overlap import Round
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.workload import Workload
 
-SHORT = 2048
+MAX_DOUBLING_BYTES = 2048
 """Length in B up to which MPICH sums whole arrays by recursive doubling; it halves longer ones."""
 
 FLOAT = np.dtype("float32")
@@ -117,7 +117,7 @@ class MessageCosts:
 
     def _sum_rounds(self, name: str, nbytes: float, group: Placement) -> tuple[Round, ...]:
         if name == VENDOR:
-            name = "recursive_doubling" if nbytes <= SHORT else "halving_doubling"
+            name = "recursive_doubling" if nbytes <= MAX_DOUBLING_BYTES else "halving_doubling"
             if not _is_regular(group):
                 name = "ring"
             return self._rounds(allreduce_terms(name, group), nbytes, group, calls=False)

@@ -36,7 +36,7 @@ from pydtnn.utils import clock
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
 
-LONGEST = 0.3
+MAX_PASS_S = 0.3
 """Time of a step with which the rates of layers are measured, at peak rate, in s."""
 
 REPEATS = 4
@@ -45,7 +45,7 @@ REPEATS = 4
 CALLS = 50
 """Layers of the network whose passes give the time of Python per call."""
 
-TURNS = 9
+TIMED_PASSES = 9
 """Passes of this network, of which the median counts."""
 
 
@@ -96,7 +96,7 @@ def _with_rates(
 ) -> Platform:
     """Add the rates that the kernels of a network's layers achieve on all ranks at once."""
     work = _flops(net, input_shape, backend)
-    samples = max(1, min(batch, int(LONGEST * platform.compute.peak["float32"] / max(work, 1))))
+    samples = max(1, min(batch, int(MAX_PASS_S * platform.compute.peak["float32"] / max(work, 1))))
     own = measure_rates(backend, comm.barrier, [("", net, input_shape, samples)], REPEATS)
     everywhere = comm.gather_object((own.rates, own.bandwidths))
     rates, bandwidths = (
@@ -163,7 +163,7 @@ def _seconds_per_call(backend: Backend) -> float:
 def _median(call: Callable[[], object]) -> float:
     call()
     times = []
-    for _ in range(TURNS):
+    for _ in range(TIMED_PASSES):
         start = clock.now()
         call()
         times.append(clock.now() - start)

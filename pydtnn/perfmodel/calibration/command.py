@@ -77,11 +77,11 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
         folder=folder,
         allow_noise=options.allow_noise,
     )
-    told = f"the machine is under load, spread of {', '.join(found.spreads)}"
+    load = f"the machine is under load, spread of {', '.join(found.spreads)}"
     if found.spreads and not options.allow_noise:
         if comm.rank == 0:
             print(
-                f"{WHO}: {told}; nothing was written: repeat it when the machine is idle, or use "
+                f"{WHO}: {load}; nothing was written: repeat it when the machine is idle, or use "
                 "--allow-noise",
                 file=sys.stderr,
             )
@@ -91,7 +91,7 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
         with printing():
             for line in describe(found):
                 print(line)
-            for line in (f"warning: {told}",) if found.spreads else ():
+            for line in (f"warning: {load}",) if found.spreads else ():
                 print(line)
             print(f"written to {options.output}")
     return 0

@@ -33,10 +33,10 @@ STEPS = 9
 WARM_UP = 2
 """Steps before them."""
 
-ALL = 4
+MAX_EACH = 4
 """Number of ranks up to which each one is measured; of more, those that compute differently."""
 
-PATIENCE = 600.0
+TIMEOUT_S = 600.0
 """Longest time for the measurement of a rank in another process, in s."""
 
 Steps = tuple[list[dict[Label, float]], int]
@@ -129,7 +129,7 @@ def alike(workload: Workload) -> tuple[int, ...]:
         place = position.pop("data", 0)
         rows, _ = own_shards(workload.batch, data, place, data)
         part = (*position.values(), rows.stop - rows.start)
-        found.append(rank if workload.ranks <= ALL else first.setdefault(part, rank))
+        found.append(rank if workload.ranks <= MAX_EACH else first.setdefault(part, rank))
     return tuple(found)
 
 
@@ -163,7 +163,7 @@ def _measure_together(workload: Workload, ranks: Sequence[int], steps: int) -> l
 
 def _next(results: Any, processes: Sequence[Any]) -> tuple[int, Steps, str]:
     """Return the next result; raise RuntimeError if a process has ended without one."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             found: tuple[int, Steps, str] = results.get(timeout=1.0)

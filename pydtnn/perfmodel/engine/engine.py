@@ -28,7 +28,7 @@ from pydtnn.utils.errors import AgreedError, RankError, describe
 INTERNAL = -1
 """Takes the place of a rank in events of the engine itself, which precede those of ranks."""
 
-SHORT = 2e-6
+MIN_SHARED_S = 2e-6
 """Time in s below which ranks do not share cores: a segment without kernels."""
 
 
@@ -76,7 +76,7 @@ class Engine:
     def spend(self, rank: int, seconds: float) -> None:
         """Advance the clock of a rank that computes."""
         one, cores = self._ranks[rank], self._cores
-        if cores is None or seconds < SHORT:
+        if cores is None or seconds < MIN_SHARED_S:
             one.clock += seconds
             return
         with self._lock:
@@ -204,7 +204,7 @@ class Engine:
 
     def work(self, rank: int, seconds: float) -> None:
         """Let the system work for a rank on cores that are shared, beside all computation."""
-        if self._cores is not None and seconds >= SHORT:
+        if self._cores is not None and seconds >= MIN_SHARED_S:
             self._number += 1
             self._cores.start(self.now, rank, seconds, self._number)
 

@@ -19,7 +19,7 @@ from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
 
-SHORT, LONG = 64, 1 << 20
+SHORT_BYTES, LONG_BYTES = 64, 1 << 20
 """Lengths of the arrays whose times are measured, in B."""
 
 REPEATS = 15
@@ -104,7 +104,7 @@ class Processor(NamedTuple):
         if comm.size == 1:
             return cls()
         host = comm.split_by_host()
-        short, long = (np.zeros(n // 4, "float32") for n in (SHORT, LONG))
+        short, long = (np.zeros(n // 4, "float32") for n in (SHORT_BYTES, LONG_BYTES))
         received, cold = np.zeros_like(short), np.zeros(CACHE, "uint8")
         after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
@@ -124,7 +124,7 @@ class Processor(NamedTuple):
         exchanged = _measure(comm, exchange if wake is None else ring, cold)
         # gradients have just been computed, so they are in the cache of their rank
         sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
-        add = max(sums[1] - sums[0], 0.0) / (LONG - SHORT) if host.size > 1 else 0.0
+        add = max(sums[1] - sums[0], 0.0) / (LONG_BYTES - SHORT_BYTES) if host.size > 1 else 0.0
         several = len({*comm.hosts}) > 1
         if several and network is None:
             network = Network.measure(comm)

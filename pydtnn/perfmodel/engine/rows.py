@@ -18,7 +18,7 @@ from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import Round, timeline
 
-FEW = 64
+MAX_ROUND_BY_ROUND = 64
 """Ranks up to which the rounds of all are generated without looking for a rotation."""
 
 
@@ -147,7 +147,7 @@ Messages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def _messages(algorithm: str | Algorithm, hosts: Sequence[Hashable]) -> list[Messages]:
     """Return the messages of each row."""
     ranks = len(hosts)
-    if ranks > FEW:
+    if ranks > MAX_ROUND_BY_ROUND:
         own = rounds(algorithm, 0, hosts)
         if all(_is_turned(own, algorithm, rank, hosts) for rank in _samples(ranks)):
             return [_turned(one, ranks) for one in own if any(step.send for step in one)]

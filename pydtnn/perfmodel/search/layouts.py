@@ -27,7 +27,7 @@ from pydtnn.model.partition.draft import Draft, Layout, PlanError, part_shape
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of
 from pydtnn.perfmodel.compute import Label
 from pydtnn.perfmodel.dry_mesh import Position
-from pydtnn.perfmodel.dry_step import EVERYTHING, inner_position
+from pydtnn.perfmodel.dry_step import MIN_COUNTED_BYTES, inner_position
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Linear, Start
 from pydtnn.perfmodel.projection import Projector
@@ -40,7 +40,7 @@ AXIS = "model"
 SEARCHED = ("filter", "channel", "spatial", "data")
 """Strategies among which a search chooses; stripes of columns are as fast as those of rows."""
 
-LONG = 1 << 22
+LONG_MESSAGE_BYTES = 1 << 22
 """Bytes of the message that gives the time per byte of sums of gradients."""
 
 IN_PLACE = (Activation, Dropout, Flatten, Identity)
@@ -82,7 +82,7 @@ class LayerOptions:
 
     def __init__(self, projector: Projector, messages: MessageCosts) -> None:
         work = projector.work
-        backend = dry_backend(projector.backend, EVERYTHING)
+        backend = dry_backend(projector.backend, MIN_COUNTED_BYTES)
         self.graph = Graph(shapes_of(work.input_shape), backend=backend, dtype=work.dtype)
         outputs = nodes(self.graph.add(work.create_net(), *self.graph.inputs))
         shared = next((n.name for n in self.graph.nodes if n.layer.source is not None), None)
@@ -207,8 +207,11 @@ class LayerOptions:
     def _gradients(self, draft: Draft, parameters: float) -> float:
         """Return the time of the sums of a layer's gradients, as a part of a long message."""
         axes = [*draft.summed, *(["data"] if self.messages.work.data > 1 else [])]
-        times = (duration(self.messages.allreduce(axis, LONG)) for axis in dict.fromkeys(axes))
-        return parameters / LONG * sum(times)
+        times = (
+            duration(self.messages.allreduce(axis, LONG_MESSAGE_BYTES))
+            for axis in dict.fromkeys(axes)
+        )
+        return parameters / LONG_MESSAGE_BYTES * sum(times)
 
     def _statistics(self, layer: Layer) -> float:
         """Return the time of sums of statistics, forward and backward."""

@@ -20,7 +20,7 @@ from pydtnn.perfmodel.virtual.run import run_virtual
 from pydtnn.perfmodel.workload import Rank, Workload, check_timed, period
 from pydtnn.utils import clock
 
-MOST_DIFFERENT = 64
+MAX_DIFFERENT_RANKS = 64
 """Ranks that can be executed one by one."""
 
 WARM_UP = 1
@@ -109,10 +109,10 @@ def time_steps(
         )
         slowest = np.array(ends)
     except DifferentError as error:
-        if workload.ranks > MOST_DIFFERENT:
+        if workload.ranks > MAX_DIFFERENT_RANKS:
             raise ValueError(
-                f"timing only: expected at most {MOST_DIFFERENT} ranks, which are executed one by "
-                f"one because of {error}, got {workload.ranks}; use fewer ranks, or data "
+                f"timing only: expected at most {MAX_DIFFERENT_RANKS} ranks, which are executed "
+                f"one by one because of {error}, got {workload.ranks}; use fewer ranks, or data "
                 "parallelism with collective calls only"
             ) from error
         run = run_virtual(

@@ -8,7 +8,7 @@ import pytest
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
-from pydtnn.perfmodel.engine.rows import FEW, Replay
+from pydtnn.perfmodel.engine.rows import MAX_ROUND_BY_ROUND, Replay
 
 
 def network(hosts: list[int], add: float = 1e-10) -> Network:
@@ -30,9 +30,9 @@ def test_ranks_that_start_together_take_the_time_of_the_simulation(algorithm, ho
     ["ring", pytest.param("bidirectional_ring", marks=pytest.mark.long), "hierarchical"],
 )
 def test_turned_rounds_are_those_of_all_ranks(algorithm, monkeypatch):
-    hosts = [*range(FEW + 6)]
+    hosts = [*range(MAX_ROUND_BY_ROUND + 6)]
     turned = Replay(algorithm, network(hosts)).ends(np.zeros(len(hosts)), 1_000_000)
-    monkeypatch.setattr("pydtnn.perfmodel.engine.rows.FEW", 1000)
+    monkeypatch.setattr("pydtnn.perfmodel.engine.rows.MAX_ROUND_BY_ROUND", 1000)
     every = Replay(algorithm, network(hosts)).ends(np.zeros(len(hosts)), 1_000_000)
     assert turned == pytest.approx(every)
 

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
-import numpy as np
-
-from pydtnn.kernels import Backend
-from pydtnn.layers.base import Shape, StepContext
-from pydtnn.layers.parameters import Parameter, ParameterBuffer
-from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import Description
-from pydtnn.model.execution import Communicate
-from pydtnn.model.graph import Graph
 from pydtnn.model.memory import Forecast
-from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.recompute import Cuts, Segments, cut, named_cuts
-from pydtnn.model.stage import Stage
-from pydtnn.utils.observer import Observer
+from pydtnn.model.stage import Network
 from pydtnn.utils.units import quantity
 from pydtnn.utils.validate import check_int
 
@@ -35,36 +24,13 @@ Recompute = int | str | Sequence[str] | None
 """A number of parts, names of layers, or "auto"."""
 
 
-class Recomputing:
+class Recomputing(Network):
     """Methods of `Model` that choose the segments that backward recomputes."""
 
-    backend: Backend
-    dtype: np.dtype
-    graph: Graph
     description: Description
-    stage: Stage | None
-    input_shapes: tuple[Shape, ...]
-    parameters: dict[str, Parameter]
-    buffers: tuple[ParameterBuffer, ...]
-    frozen_buffers: tuple[ParameterBuffer, ...]
-    statistics: RunningStatistics
-    mesh: MeshLike | None
-    communicate: Communicate | None
-    observer: Observer | None
     recompute: int | tuple[str, ...] | None
     memory_limit: int | None
     segments: Segments
-    cuts: tuple[int, ...]
-
-    def forward_shards(
-        self, xs: Sequence[Any], contexts: Sequence[StepContext]
-    ) -> list[tuple[Any, list[Any]]]:
-        """Run every node in order, for each shard."""
-        raise NotImplementedError
-
-    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
-        """Run every node's backward in reverse, for each shard."""
-        raise NotImplementedError
 
     def choose_segments(
         self, batch: int | None = None, *, slots: int = 0, in_flight: int = 1

@@ -95,8 +95,12 @@ class Adam(Optimizer):
         self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
         self.epsilon = self.number("epsilon", epsilon, above=0)
 
-    def update(self, w: Array, g: Array, m: Array, v: Array, **numbers: Any) -> None:
-        self.backend.update.adam(w, g, m, v, decoupled=self.decoupled, **self._betas(), **numbers)
+    def update(
+        self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
+    ) -> None:
+        self.backend.update.adam(
+            *(w, g, m, v), lr=lr, decay=decay, step=step, decoupled=self.decoupled, **self._betas()
+        )
 
     def _betas(self) -> dict[str, float]:
         return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}

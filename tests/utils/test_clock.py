@@ -20,7 +20,6 @@ ROOMS = ("training", "callbacks", "tracing", "comm", "cli")
 
 REAL = {
     "training/examination.py": "kernels are timed",
-    "comm/monitor/process.py": "waits of processes",
     "comm/monitor": "waits of processes",
     "comm/supervision.py": "ranks without the monitor process, signals that some have received",
     "comm/signals.py": "a second signal",

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-import pydtnn.kernels.cpu._conv as _conv
 import pydtnn.kernels.cpu.openmp  # noqa: F401  # before modules that link its runtime
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner
+from pydtnn.kernels.cpu import _conv
 from pydtnn.kernels.cpu._memory import MemoryPool
 from pydtnn.kernels.cpu.attention import Attention
 from pydtnn.kernels.cpu.conv import Conv

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig, typed
 from pydtnn.cli.workload import create_data, describe_data, describe_run
@@ -13,18 +13,16 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.recomputing import AUTO
-from pydtnn.perfmodel.choice import explain, plan_lines, ranked
-from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector, without_formula
-from pydtnn.perfmodel.quick import platform_of
-from pydtnn.perfmodel.search import search
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.machine import recent_peak_memory, resident_memory, restart_peak
 from pydtnn.utils.units import parse_size
+
+if TYPE_CHECKING:  # the performance model is imported by runs that it predicts
+    from pydtnn.perfmodel.platform import Platform
+    from pydtnn.perfmodel.projection import Projection
 
 MIN_GAIN = 1.05
 """Time of the best uniform plan over that of one that cuts layers differently, to use the latter:
@@ -139,6 +137,8 @@ def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = 
 
     Other options change the prediction, or are in `NO_EFFECT`.
     """
+    from pydtnn.perfmodel.projection import without_formula
+
     if config.virtual_ranks is not None:
         return "--virtual-ranks"
     name = without_formula(work, platform)
@@ -155,6 +155,9 @@ def find_platform(
     That of `--platform`, otherwise the one of this job: measured, or from the user's cache; None
     for devices that are not measured.
     """
+    from pydtnn.perfmodel.platform import Platform
+    from pydtnn.perfmodel.quick import platform_of
+
     if config.platform is not None:
         return Platform.load(config.platform)
     if work.device != "cpu":
@@ -197,6 +200,11 @@ def _choose(
     config: TrainConfig, ranks: int, platform: Platform, work: Workload
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the options of the fastest strategy, and why it was chosen."""
+    from pydtnn.perfmodel.choice import explain, plan_lines, ranked
+    from pydtnn.perfmodel.compute.analytic import AnalyticCosts
+    from pydtnn.perfmodel.projection import Projector
+    from pydtnn.perfmodel.search import search
+
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
         limit = min(limit, parse_size("train: --memory-limit", config.memory_limit))
@@ -258,6 +266,9 @@ def predict_run(
 
 def predict(config: TrainConfig, work: Workload, platform: Platform | None) -> Predicted:
     """Predict a run on a platform; the result has the reason if that is not possible."""
+    from pydtnn.perfmodel.compute.analytic import AnalyticCosts
+    from pydtnn.perfmodel.projection import Projector
+
     option = no_formula(config, work, platform)
     if option or platform is None:
         return Predicted(reason=f"the model of a step has no formula for {option}")

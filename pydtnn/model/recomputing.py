@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any, cast
 
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.layers.base import Shape, StepContext
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
+from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import Description
+from pydtnn.model.execution import Communicate
+from pydtnn.model.graph import Graph
 from pydtnn.model.memory import Forecast
+from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.recompute import Cuts, Segments, cut, named_cuts
-from pydtnn.model.stage import Network
+from pydtnn.model.stage import Network, Stage
+from pydtnn.utils.observer import Observer
 from pydtnn.utils.units import quantity
 from pydtnn.utils.validate import check_int
 
@@ -24,13 +35,36 @@ Recompute = int | str | Sequence[str] | None
 """A number of parts, names of layers, or "auto"."""
 
 
-class Recomputing(Network):
+class Recomputing:
     """Methods of `Model` that choose the segments that backward recomputes."""
 
+    backend: Backend
+    dtype: np.dtype
+    graph: Graph
     description: Description
+    stage: Stage | None
+    input_shapes: tuple[Shape, ...]
+    parameters: dict[str, Parameter]
+    buffers: tuple[ParameterBuffer, ...]
+    frozen_buffers: tuple[ParameterBuffer, ...]
+    statistics: RunningStatistics
+    mesh: MeshLike | None
+    communicate: Communicate | None
+    observer: Observer | None
     recompute: int | tuple[str, ...] | None
     memory_limit: int | None
     segments: Segments
+    cuts: tuple[int, ...]
+
+    def forward_shards(
+        self, xs: Sequence[Any], contexts: Sequence[StepContext]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Run every node in order, for each shard."""
+        raise NotImplementedError
+
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
+        """Run every node's backward in reverse, for each shard."""
+        raise NotImplementedError
 
     def choose_segments(
         self, batch: int | None = None, *, slots: int = 0, in_flight: int = 1
@@ -67,7 +101,7 @@ class Recomputing(Network):
             return named_cuts(nodes, trained, self.recompute, names)
         limit = None if batch is None else self.memory_limit
         batch = batch or USUAL_BATCH
-        forecast = Forecast(self, batch, slots, in_flight)
+        forecast = Forecast(cast(Network, self), batch, slots, in_flight)
         end = (len(nodes),) if in_flight > 1 else ()
         whole_step = forecast.memory(())
         itemsize = self.dtype.itemsize

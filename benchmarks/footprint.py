@@ -13,7 +13,10 @@ step, files that a step visits, and the deepest stack of a step, in Python frame
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -29,7 +32,7 @@ COUNTED_STEP = 2
 
 RUN = (
     *("--model", "resnet20", "--dataset", "synthetic"),
-    *("--epochs", "1", "--steps-per-epoch", "4", "--batch-size", "8", "--quiet"),
+    *("--epochs", "1", "--steps-per-epoch", "4", "--batch-size", "8"),
 )
 
 
@@ -94,16 +97,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", nargs="*", help="options of pydtnn.train, after --")
     options = parser.parse_args(arguments)
     footprint = Footprint()
+    # Ranks of a host have one parent, so all of them name the same folder.
+    folder = Path(tempfile.gettempdir()) / f"pydtnn-footprint-{os.getppid()}"
     sys.setprofile(footprint)
     try:
         from pydtnn.train import main as train
 
-        code = train(options.run or RUN)
+        code = train([*(options.run or RUN), "--output-dir", str(folder)])
     finally:
         sys.setprofile(None)
     from pydtnn.comm import create_communicator
 
-    if code == 0 and create_communicator("auto").rank == 0:
+    if create_communicator("auto").rank:
+        return code
+    shutil.rmtree(folder, ignore_errors=True)
+    if code == 0:
         if options.list:
             print("files before the first step:", *sorted(footprint.start), sep="\n  ")
             print("files of a step:", *sorted(footprint.step), sep="\n  ")

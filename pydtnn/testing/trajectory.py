@@ -335,7 +335,7 @@ class Rank:
             mesh=self.mesh,
             sync_batch_norm=conditions.sync,
             progress=False,
-            observers=[self.log] if axes else (),
+            observers=[self.log],
             **split,
         )
         self.loader = self.trainer.setup.loader(

@@ -38,7 +38,9 @@ def test_every_scheme_trains_as_without_the_rule_and_repeats(monkeypatch, hosts,
     def every(work: Callable[[Communicator], Any]) -> list[Any]:
         return run_threads(len(hosts), work, hosts=hosts)
 
-    monkeypatch.setattr(rule, "MAX_VENDOR_BYTES", 0)  # the net is small: all its sums go by the schedule
+    monkeypatch.setattr(
+        rule, "MAX_VENDOR_BYTES", 0
+    )  # the net is small: all its sums go by the schedule
     ruled, again = (every(lambda comm: weights(by_rule(comm))) for _ in range(2))
     for ours, repeated, expected in zip(ruled, again, every(weights), strict=True):
         assert {k: v.tobytes() for k, v in ours.items()} == {

@@ -34,7 +34,7 @@ from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import Batch
 from pydtnn.data.order import own_shards
 from pydtnn.kernels import create_backend
-from pydtnn.training.examination import autotune
+from pydtnn.training.preparation import autotune
 from pydtnn.training.trainer import Trainer
 
 STEPS = 4  # of a turn; the first turn chooses algorithms and is not counted

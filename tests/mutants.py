@@ -285,7 +285,7 @@ MUTANTS = {
         "test_factors_of_parts_are_resumed_on_the_same_mesh_only",
     ),
     "a pipeline cut before the last use of a shared layer": Mutant(
-        "pydtnn/model/partition/rules.py",
+        "pydtnn/model/partition/stages.py",
         "range(first[part] + 1, last[part] + 1)",
         "range(first[part] + 1, last[part])",
         "tests/model/partition/test_stages.py::test_plans_that_cannot_be_are_refused",
@@ -362,7 +362,7 @@ MUTANTS = {
         "TestScheduled::test_several_reductions_may_be_under_way_and_end_in_any_order",
     ),
     "a chunk received into elements that are still being sent": Mutant(
-        "pydtnn/comm/schedules/steps.py",
+        "pydtnn/comm/schedules/executor.py",
         "for other in touched) > 1:",
         "for other in touched) > 2:",
         "tests/comm/schedules/test_chunks.py::"
@@ -454,7 +454,7 @@ MUTANTS = {
         "test_two_callbacks_of_one_kind_keep_their_own_states",
     ),
     "one checkpoint more than `keep`": Mutant(
-        "pydtnn/training/checkpoint/content.py",
+        "pydtnn/training/checkpoint/folder.py",
         "older[: max(len(older) + 1 - keep, 0)]",
         "older[: max(len(older) - keep, 0)]",
         "tests/training/checkpoint/test_folder.py::test_only_the_last_checkpoints_are_kept",

@@ -29,7 +29,7 @@ from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.prediction import simulate
 from pydtnn.perfmodel.virtual import Processor, SharedCores
 from pydtnn.perfmodel.workload import Rank, Workload, period
-from pydtnn.training.examination import autotune
+from pydtnn.training.preparation import autotune
 from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3

@@ -27,10 +27,10 @@ import numpy as np
 from benchmarks.common.report import Report
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.schedules.rule import create_allreduce
 
 TYPES = ("float32", "float64", "float16", "bfloat16")
 WARM_UP = 3  # turns: connections, plans and memory

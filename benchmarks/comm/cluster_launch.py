@@ -91,7 +91,7 @@ class Cluster:
     rate : str
         Of every host's link, in each direction, as `tc` writes it.
     asleep : bool
-        Whether ranks sleep while they wait (`pydtnn.comm.supervision`), for programs that compute:
+        Whether ranks sleep while they wait (`pydtnn.comm.waiting`), for programs that compute:
         a rank that polls and yields its core to one that computes notices a message only when the
         system next runs it, up to 4 ms later.
     """

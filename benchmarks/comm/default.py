@@ -24,14 +24,14 @@ import numpy as np
 
 from benchmarks.common.work import WORK, create_several
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.rule import ALLREDUCES, RULE, create_allreduce
+from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.training.examination import autotune
+from pydtnn.training.preparation import autotune
 from pydtnn.training.trainer import Trainer
 
 STEPS = 3

@@ -186,7 +186,7 @@ class Ours(Stepping):
     ) -> None:
         from pydtnn.data import Batch
         from pydtnn.kernels import create_backend
-        from pydtnn.training.examination import autotune
+        from pydtnn.training.preparation import autotune
 
         self.cache = TemporaryDirectory()
         os.environ["PYDTNN_CACHE"] = self.cache.name

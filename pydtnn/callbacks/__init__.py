@@ -6,8 +6,9 @@ from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
 from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
 from pydtnn.callbacks.measurements import MeasurementWriter
-from pydtnn.callbacks.monitor import Monitor, SlowRanks
+from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
+from pydtnn.callbacks.slow_ranks import SlowRanks
 from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
 from pydtnn.callbacks.tensorboard import TensorBoard
 from pydtnn.training.callback import Callback

@@ -1,4 +1,4 @@
-"""Callbacks that stop training."""
+"""Callbacks that stop training or return to the best weights."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from pydtnn.data.inputs import inputs_of
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
-from pydtnn.model.whole import LoadReport
+from pydtnn.model.load_report import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.perfmodel.workload import Workload

@@ -9,8 +9,9 @@ from pydtnn.cli.config import TrainConfig, read_axes
 from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
 from pydtnn.comm.nccl import NcclCommunicator, create_nccl
+from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.check import check
-from pydtnn.comm.schedules.rule import RULE, VENDOR, create_allreduce
+from pydtnn.comm.schedules.rule import VENDOR
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.staged import CudaAware, Staged
 from pydtnn.comm.wrapper import Checked, Wrapper

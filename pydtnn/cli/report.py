@@ -16,7 +16,8 @@ from pydtnn.cli.config import TrainConfig, flags, typed
 from pydtnn.cli.parallel import describe_mesh, describe_transport
 from pydtnn.cli.predicted import rows as predicted_rows
 from pydtnn.cli.virtual import describe_virtual
-from pydtnn.comm.schedules.rule import RULE, VENDOR, Auto, Choice, Ruled, explain
+from pydtnn.comm.schedules.auto import RULE, Auto, Choice
+from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
 from pydtnn.comm.staged import Staged
 from pydtnn.info import collect
 from pydtnn.utils.clock import VIRTUAL_SECONDS

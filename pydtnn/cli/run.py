@@ -1,4 +1,4 @@
-"""The course of a run, after its arguments are known."""
+"""A run, from its configuration to its report."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(config: TrainConfig, comm: Communicator) -> None:
 
 
 def _carry_out(job: Job) -> None:
-
+    """Load, train or evaluate, save and report."""
     config, trainer = job.config, job.trainer
     if config.load_options:
         _say(config, trainer.comm, str(job.loaded))
@@ -144,7 +144,7 @@ def _carry_out(job: Job) -> None:
 
 
 def _resume(job: Job) -> None:
-
+    """Load the checkpoint of `--resume`, if there is one."""
     path = load_checkpoint(job.directory, job.trainer)
     if path is not None:
         verb = "evaluating" if job.config.evaluate_only else "continuing from"

@@ -21,7 +21,7 @@ from pydtnn.utils.units import parse_size
 
 _log = logging.getLogger("pydtnn.train")
 
-USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
+DEFAULTS = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Defaults of options that the user omits and for which the update rule has no default."""
 
 
@@ -131,7 +131,7 @@ def recomputation(config: TrainConfig) -> dict[str, Any]:
 def optimizer_numbers(config: TrainConfig, found: Factory[Optimizer]) -> dict[str, Any]:
     """Return the arguments of an update rule that have options of their own, besides the rate."""
     numbers: dict[str, Any] = {}
-    for name, ours in USUAL.items():
+    for name, ours in DEFAULTS.items():
         given, usual = getattr(config, name), found.takes.get(name)
         if given is not None:
             require_parameter(found, name, "--" + name.replace("_", "-"))

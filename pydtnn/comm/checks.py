@@ -1,4 +1,4 @@
-"""Argument checks of all communicators."""
+"""Checks of the arguments of communicators, and the properties of arrays that these need."""
 
 from __future__ import annotations
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import Started, end_all_ranks_on_error, start_early, watched
-from pydtnn.comm.meeting import Attendance, Wait
-from pydtnn.comm.supervision import Supervision, call_asleep, sleep_until, sleeps
+from pydtnn.comm.supervision import Supervision
 from pydtnn.comm.thread import wrong_length
 from pydtnn.comm.traffic import Traffic
+from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks
 from pydtnn.utils.observer import Kind

@@ -1,4 +1,4 @@
-"""Base class of communicators that wrap another one to delay, check or schedule its calls."""
+"""Communicators that wrap another one: the base class, and those that delay or compare calls."""
 
 from __future__ import annotations
 

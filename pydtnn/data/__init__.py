@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pydtnn.data.batch import Batch
     from pydtnn.data.cifar import load_cifar10, load_cifar100
     from pydtnn.data.dataset import Dataset, Subset, split_validation
+    from pydtnn.data.digits import load_digits
     from pydtnn.data.download import data_folder
     from pydtnn.data.folder import load_folder
     from pydtnn.data.loader import Loader, balanced_weights
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pydtnn.data.packing import pack_shards, verify_shards
     from pydtnn.data.prepare import Prepare
     from pydtnn.data.shards import load_shards
-    from pydtnn.data.synthetic import Synthetic, load_digits, load_synthetic
+    from pydtnn.data.synthetic import Synthetic, load_synthetic
     from pydtnn.data.text import TokenDataset, load_text
 
 __all__ = [
@@ -108,7 +109,7 @@ _HOMES = {
     "Batch": "pydtnn.data.batch",
     **dict.fromkeys(("load_cifar10", "load_cifar100"), "pydtnn.data.cifar"),
     **dict.fromkeys(("Dataset", "Subset", "split_validation"), "pydtnn.data.dataset"),
-    "load_digits": "pydtnn.data.synthetic",
+    "load_digits": "pydtnn.data.digits",
     "load_folder": "pydtnn.data.folder",
     "Loader": "pydtnn.data.loader",
     "data_folder": "pydtnn.data.download",

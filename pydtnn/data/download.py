@@ -1,4 +1,4 @@
-"""Download of the files of a data set, with checksums (using pooch)."""
+"""The folder of a data set, and the download of its files with checksums (using pooch)."""
 
 from __future__ import annotations
 

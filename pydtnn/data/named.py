@@ -8,10 +8,11 @@ from typing import Any
 
 from pydtnn.data.cifar import load_cifar10, load_cifar100
 from pydtnn.data.dataset import Dataset
+from pydtnn.data.digits import load_digits
 from pydtnn.data.folder import load_folder
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.shards import load_shards
-from pydtnn.data.synthetic import load_digits, load_synthetic
+from pydtnn.data.synthetic import load_synthetic
 from pydtnn.data.text import load_text
 from pydtnn.utils.registry import Factory, Registry
 

@@ -25,32 +25,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import below
 from pydtnn.data.statistics import Statistics, pixel_statistics
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.utils.imports import import_optional
-
-NAMES = tuple("0123456789")
 
 TRAIN_DIGITS = 1437
 """The first four fifths train: the cut of ``train_test_split(test_size=0.2, shuffle=False)``."""
-
-
-def load_digits() -> tuple[Dataset, Dataset]:
-    """Read the digits, with their 17 grey levels spread over 0..255.
-
-    Raises
-    ------
-    ImportError
-        If scikit-learn is not installed.
-    """
-    datasets = import_optional("sklearn.datasets", "scikit-learn", "digits")
-    images, labels = datasets.load_digits(return_X_y=True)
-    x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    train = ArrayDataset(x[:TRAIN_DIGITS], labels[:TRAIN_DIGITS], class_names=NAMES, name="digits")
-    return train, ArrayDataset(x[TRAIN_DIGITS:], labels[TRAIN_DIGITS:], name="digits", like=train)
 
 
 Array = NDArray[Any]

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from pydtnn.interchange.torch_files import Buffer
+from pydtnn.interchange.archives import Buffer
 from pydtnn.layers.base import Shape
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

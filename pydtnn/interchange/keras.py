@@ -10,10 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.interchange.hdf5 import Hdf5, Node
 from pydtnn.interchange.matching import StateDictReport, Stored, fit
 from pydtnn.interchange.slots import slots_of
-from pydtnn.interchange.torch_files import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import check_numbers
 from pydtnn.utils.files import read_file

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pydtnn.interchange.files import read_state_dict, series_of, write_state_dict
 from pydtnn.interchange.matching import COUNTER, Match, StateDictReport, fit, match
 from pydtnn.interchange.slots import slots_of
-from pydtnn.interchange.torch_files import read_state_dict, series_of, write_state_dict
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
 from pydtnn.utils.validate import check_bool

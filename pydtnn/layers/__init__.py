@@ -29,7 +29,8 @@ from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat, Multiply
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
-from pydtnn.layers.reshape import Flatten, Identity, Pad, Rescale, Reshape, Slice, Transpose
+from pydtnn.layers.rescale import Rescale
+from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d

@@ -8,28 +8,21 @@ never written, so the system does not allocate physical memory.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.data.batch import each, parts
-from pydtnn.data.inputs import Inputs
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.dry import dry_backend, scratch
-from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Shape, StepContext
+from pydtnn.layers.base import StepContext
 from pydtnn.layers.collectives import Collective, Pending
 from pydtnn.layers.statistics import RunningStatistics, Statistic
-from pydtnn.model.execution import check_inputs
-from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.stage import Network, Stage
+from pydtnn.model.stage import Network
 from pydtnn.utils.request import Completed, Request
-from pydtnn.utils.validate import check_int
 
 
 class Volume(NamedTuple):
@@ -98,158 +91,6 @@ class DryMesh:
             before = self.sent.get(layer, Volume(0, 0))
             self.sent[layer] = Volume(*map(sum, zip(before, group.sent, strict=True)))
         return pending
-
-
-WHO = "Model.predict"
-
-
-class Predictor(ABC):
-    """Base class of `Model`: the methods that predict, and the attributes that they use."""
-
-    backend: Backend
-    dtype: np.dtype
-    input_shapes: tuple[Shape, ...]
-    graph: Graph
-    inputs: Inputs | None
-    stage: Stage | None
-
-    @property
-    def output_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the outputs of one sample."""
-        if self.stage is not None:
-            return self.stage.output_shapes
-        return tuple(node.shape for node in self.graph.outputs)
-
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of the (first) output of one sample."""
-        return self.output_shapes[0]
-
-    @abstractmethod
-    def forward(self, x: Any, context: StepContext, *, keep: bool = True) -> tuple[Any, list[Any]]:
-        """Run every node in order."""
-
-    def predict(
-        self,
-        x: np.ndarray | tuple[np.ndarray, ...],
-        *,
-        batch_size: int = 256,
-        check_range: bool = True,
-    ) -> Any:
-        """Run the network on samples, without dropout and with running statistics.
-
-        Parameters
-        ----------
-        x : ndarray, shape (n, *input_shape), or a tuple of one per input
-            Raw uint8 pixels, which are normalised as in training if `inputs` is known, or floats
-            that are already normalised; cast to the model's dtype.
-        batch_size : int
-            Samples per pass.
-        check_range : bool
-            Whether floats are refused that are far outside the range of `inputs`, such as pixels
-            that are not normalised.
-
-        Returns
-        -------
-        ndarray, shape (n, *output_shape), or a tuple of arrays if the model has several outputs
-
-        Raises
-        ------
-        ValueError
-            If `x` does not have the model's input shape, or is not normalised.
-        TypeError
-            If it does not contain numbers.
-        """
-        check_int(WHO, "batch_size", batch_size, at_least=1)
-        inputs = tuple(part if hasattr(part, "dtype") else np.asarray(part) for part in parts(x))
-        check_inputs(WHO, inputs, self.input_shapes)
-        for number, part in enumerate(inputs):
-            self._check_values(number, part, check_range)
-        context = StepContext(training=False)
-        samples = len(inputs[0])
-        dtype = arithmetic(self.dtype)
-        outputs = [np.empty((samples, *shape), dtype) for shape in self.output_shapes]
-        for start in range(0, samples, batch_size):
-            rows = slice(start, start + batch_size)
-            batch = tuple(self._normalized(k, part[rows]) for k, part in enumerate(inputs))
-            y, _ = self.forward(batch, context, keep=False)
-            for output, part in zip(outputs, parts(y), strict=True):
-                output[rows] = self.backend.to_numpy(part)
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
-
-    def predict_classes(self, x: Any, *, labels: bool = False, **options: Any) -> Any:
-        """Return the class with the largest output for each sample; 1 or 0 for a single output.
-
-        Parameters
-        ----------
-        x, **options
-            See `predict`.
-        labels : bool
-            Whether to return names of classes instead of numbers.
-
-        Returns
-        -------
-        ndarray of int64 or str, shape (n,), or a tuple of arrays if the model has several outputs
-
-        Raises
-        ------
-        ValueError
-            As for `predict`, or if the names of the classes are not known.
-        """
-        outputs = self.predict(x, **options)
-        if not labels:
-            return each(_most_likely, outputs)
-        names = self.inputs.class_names if self.inputs is not None else None
-        if names is None:
-            raise ValueError(
-                "Model.predict_classes: the names of the classes are not known; train on a data "
-                "set with class_names, or omit labels=True"
-            )
-        return each(_named, outputs, names)
-
-    def _check_values(self, number: int, x: Any, check_range: bool) -> None:
-        """Raise an error if it is not known how to normalise pixels, or floats need to be."""
-        if x.dtype.kind in "OSUMm":
-            raise TypeError(
-                f"{WHO}: expected an array of numbers, got {x.dtype}; convert it, as with "
-                "x.astype('float32')"
-            )
-        if x.dtype != np.uint8 and not check_range:
-            return
-        if self.inputs is not None:
-            self.inputs.parts[number].check(WHO, self.backend.to_numpy(x))
-        elif x.dtype == np.uint8:
-            raise ValueError(
-                f"{WHO}: expected normalised floats, as the model does not know how its pixels are "
-                "normalised, got uint8; train it with Trainer.fit or load it with pydtnn.load, or "
-                "pass train.normalize(x) of its training set"
-            )
-
-    def _normalized(self, number: int, x: Any) -> Any:
-        """Return samples of one input as the layers receive them."""
-        if self.inputs is not None and x.dtype == np.uint8:
-            x = self.inputs.parts[number].normalize(self.backend.to_numpy(x), self.dtype)
-        return self.backend.asarray(x, self.dtype)
-
-
-def _named(scores: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
-    """Return the names of the most likely classes; their numbers if there are no names."""
-    if names is None:
-        return _most_likely(scores)
-    count = max(scores.shape[-1], 2)
-    if len(names) != count:
-        raise ValueError(
-            f"Model.predict_classes: expected a name for each of the {count} classes of an output, "
-            f"got {len(names)}; omit labels=True"
-        )
-    return np.array(names)[_most_likely(scores)]
-
-
-def _most_likely(scores: np.ndarray) -> np.ndarray:
-    """Return the class of the largest score; of one score, class 1 if it is above 0."""
-    if scores.ndim == 2 and scores.shape[1] == 1:
-        return (scores[:, 0] > 0).astype(np.int64)
-    return scores.argmax(axis=-1)
 
 
 PROCESS_BYTES = 5 << 20

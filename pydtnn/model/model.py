@@ -21,13 +21,14 @@ from pydtnn.model.description import Layers, describe
 from pydtnn.model.execution import Communicate, Reports, backward_loop, forward_loop, run_together
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.model.memory import Predictor
+from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.placement import freeze_statistics, place_parameters
+from pydtnn.model.prediction import Predictor
 from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.stage import Stage, create_stage
 from pydtnn.model.summary import represent_model, summarize
-from pydtnn.model.whole import LoadReport, WholeArrays, checksum
+from pydtnn.model.whole import WholeArrays
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any
 
-from pydtnn.comm.schedules.rule import RULE
+from pydtnn.comm.schedules.auto import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS_BYTES

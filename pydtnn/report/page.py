@@ -7,12 +7,14 @@ from datetime import datetime
 from pathlib import Path
 
 from pydtnn import __version__
+from pydtnn.report.curves import throughput, training
 from pydtnn.report.layers import layers
 from pydtnn.report.memory import memory
 from pydtnn.report.messages import messages
-from pydtnn.report.overview import configuration, environment, overview, throughput, training
+from pydtnn.report.overview import configuration, environment, overview
+from pydtnn.report.predicted import predicted
 from pydtnn.report.runs import Run, Step
-from pydtnn.report.scaling import predicted, scaling
+from pydtnn.report.scaling import scaling
 from pydtnn.report.section import Section
 from pydtnn.report.steps import phases, steps
 from pydtnn.report.timeline import timeline

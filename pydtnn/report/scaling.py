@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,71 +12,14 @@ from pydtnn.report.section import (
     COLOURS,
     Figure,
     Section,
-    Source,
     Table,
     line,
-    section,
     stacked_bars,
 )
 from pydtnn.report.steps import activities, mean_of
 
-PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
-"""Numbers of the entry "predicted" of run.json: s per step, and B."""
-
 STEP = ("compute", "communication", "data")
 """Measured activities of a step."""
-
-
-def _prediction(run: Run) -> dict[str, float] | None:
-    """Return the prediction in run.json, if it is valid and the steps were measured."""
-    try:
-        values = {name: float(run.about["predicted"][name]) for name in PARTS}
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return None
-    valid = all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0
-    return values if valid and run.ranks else None
-
-
-def _why_unpredicted(runs: Sequence[Run]) -> str:
-    entries = [run.about.get("predicted") for run in runs]
-    reasons = [entry.get("reason") for entry in entries if isinstance(entry, dict)]
-    return next(
-        (str(reason) for reason in reasons if reason), "no run has a prediction in run.json"
-    )
-
-
-@section(
-    "predicted",
-    "Measured and predicted time per step",
-    Source(_prediction, _why_unpredicted),
-    "Predicted before the first step from the platform, the network and the strategy; measured "
-    "times are means over all steps and ranks.",
-)
-def predicted(result: Section, known: Sequence[tuple[Run, dict[str, float]]]) -> None:
-    """Fill the section with a table of measured and predicted parts of a step for each run."""
-    result.tables = [
-        _predicted_table(run.label if len(known) > 1 else "", run, own) for run, own in known
-    ]
-
-
-def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
-    measured = mean_step(run)
-    total = sum(measured.values())
-    rows = [
-        [name, f"{1e3 * seconds:.4g} ms", f"{1e3 * prediction:.4g} ms"]
-        for name, seconds, prediction in (
-            ("time per step", total, own["seconds"]),
-            ("compute and update", measured["compute"], own["compute"] + own["update"]),
-            ("communication, exposed", measured["communication"], own["communication"]),
-            ("waiting for data", measured["data"], own["data"]),
-        )
-    ]
-    rows.append(["predicted of measured", "", f"{own['seconds'] / total:.2f}"])
-    grown = max(rank["step_memory"] for rank in run.totals())
-    sizes = [f"{size / 1e6:,.0f} MB" if size else "" for size in (grown, own["memory"])]
-    rows.append(["memory of a rank, without interpreter and data", *sizes])
-    return Table(title, ["", "measured", "predicted"], rows, numbers=True)
-
 
 VARIANTS = ("model", "model_options", "dataset", "dtype", "device", "threads", "exact")
 """Options by which runs are divided into series, where they differ."""
@@ -305,6 +247,12 @@ def mean_step(run: Run) -> dict[str, float]:
     return {name: mean_of(ranks, name) / steps for name in STEP}
 
 
+def _batch(point: Point) -> int | str:
+    """Return the samples of a rank in a step, "?" if they are unknown."""
+    total = point.run.about.get("global_batch_size")
+    return -(-total // point.ranks) if isinstance(total, int) else "?"
+
+
 def _table(series: Mapping[str, Sequence[Point]]) -> Table:
     records = []
     for point in (point for points in series.values() for point in points):
@@ -327,9 +275,3 @@ def _table(series: Mapping[str, Sequence[Point]]) -> Table:
             }
         )
     return Table.of("", records, numbers=True)
-
-
-def _batch(point: Point) -> int | str:
-    """Return the samples of a rank in a step, "?" if they are unknown."""
-    total = point.run.about.get("global_batch_size")
-    return -(-total // point.ranks) if isinstance(total, int) else "?"

@@ -13,7 +13,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.model.whole import LoadReport
+from pydtnn.model.load_report import LoadReport
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.names import some
 from pydtnn.utils.validate import check_bool

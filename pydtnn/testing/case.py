@@ -14,7 +14,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Shape, StepContext
 from pydtnn.model import Model
-from pydtnn.training.nonfinite import check_stored
+from pydtnn.training.gradient_check import check_stored
 
 REPEATED = 1e-12
 """Tolerance of a computation repeated in float64 with at most another order of sums."""

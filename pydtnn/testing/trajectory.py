@@ -34,8 +34,8 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing.calls import CallLog, Injected, Recording
 from pydtnn.testing.trace import Records, Trace, largest
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.training.examination import start_equal
 from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.preparation import start_equal
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import describe
 from pydtnn.utils.split import even_cut

@@ -1,4 +1,4 @@
-"""The activities of all ranks on one clock."""
+"""The activities and messages of all ranks on one clock."""
 
 from __future__ import annotations
 

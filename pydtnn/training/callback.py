@@ -12,7 +12,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.training.metric_sums import History, Logs
+from pydtnn.training.logs import History, Logs
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import StoresArguments

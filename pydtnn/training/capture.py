@@ -26,9 +26,9 @@ from pydtnn.kernels.cuda.graph import Graphs
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
-from pydtnn.training.pipeline import Eager, Result, Steps
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
+from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils.device import Device
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.graph import Node
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
-from pydtnn.training.nonfinite import check_stored
+from pydtnn.training.gradient_check import check_stored
 from pydtnn.training.setup import Setup
 from pydtnn.utils.request import Completed
 

@@ -28,13 +28,15 @@ from pydtnn.training import checks
 from pydtnn.training.callback import Callback, evaluated
 from pydtnn.training.checks import last_epoch, micro_batches_of, refuse
 from pydtnn.training.equality import compare_ranks, create_check, with_check
-from pydtnn.training.examination import autotune, check_loaded, prepare, read_position, start_equal
-from pydtnn.training.metric_sums import History, Logs, Totals
+from pydtnn.training.examination import check_loaded
+from pydtnn.training.logs import History, Logs
+from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import NotFiniteError, not_finite
 from pydtnn.training.objective import Losses, Metrics, Objective
-from pydtnn.training.pipeline import Eager, Result, Steps
+from pydtnn.training.preparation import autotune, prepare, read_position, start_equal
 from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import Setup, bind_optimizer, create_setup, represent_setup
+from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils import clock
 from pydtnn.utils.clock import virtual_time
 from pydtnn.utils.errors import Interrupted

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback, SlowRanks
-from pydtnn.callbacks.monitor import PhaseTimes, slow_ranks
+from pydtnn.callbacks.slow_ranks import PhaseTimes, slow_ranks
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear, Sequential

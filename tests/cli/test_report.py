@@ -11,7 +11,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import choose_allreduce
 from pydtnn.cli.report import print_report
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.schedules import rule
+from pydtnn.comm.schedules import auto
 from pydtnn.comm.schedules.rule import VENDOR
 
 DATA = {"samples": 512, "classes": 4, "shape": [8, 8, 1]}
@@ -55,7 +55,7 @@ def test_the_allreduce_that_was_asked_for_is_reported_by_its_name(tmp_path, caps
 
 
 def test_what_was_fastest_is_reported_where_the_vendor_cannot_sum(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(rule.Auto, "_vendor_sums", lambda self, dtype: False)
+    monkeypatch.setattr(auto.Auto, "_vendor_sums", lambda self, dtype: False)
     config = TrainConfig(model="mlp", dataset_options=DATA, allreduce="auto")
 
     def report(comm: Communicator) -> None:

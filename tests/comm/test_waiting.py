@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pydtnn.comm.supervision import (
+from pydtnn.comm.waiting import (
     MAX_SLEEP_S,
     VARIABLE,
     call_asleep,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data.cifar import read_pickle
+from pydtnn.data.unpickle import read_pickle
 from tests.data.pickles import array, numbers, pickled, string
 
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from pydtnn.comm import Communicator, Request, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schedules.rule import Auto, by_rule
+from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.staged import Staged
 from pydtnn.comm.wrapper import Checked, Delayed
 from tests.comm.on_device import OnDevice

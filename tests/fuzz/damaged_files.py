@@ -71,7 +71,7 @@ from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
 from pydtnn.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
-from pydtnn.training.checkpoint.content import ARRAYS, STATE, write_checkpoint
+from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation
-from pydtnn.kernels.reference.random import normal
+from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation, normal
 from tests.kernels.checks import (
     DTYPES,
     REFERENCE,

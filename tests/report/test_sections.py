@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
-from pydtnn.report.overview import (
-    NONE,
-    best_of,
-    configuration,
-    environment,
-    monitored,
-    overview,
-    throughput,
-    training,
-)
+from pydtnn.report.curves import throughput, training
+from pydtnn.report.overview import NONE, best_of, configuration, environment, monitored, overview
+from pydtnn.report.predicted import predicted
 from pydtnn.report.runs import Run, read_runs
-from pydtnn.report.scaling import predicted, scaling
+from pydtnn.report.scaling import scaling
 from pydtnn.report.section import Figure, Section, some_of
 from pydtnn.report.steps import MAX_RANKS, phases
 from tests.report.folders import EPOCHS, write_run

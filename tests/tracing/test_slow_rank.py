@@ -12,7 +12,7 @@ import pytest
 
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.schedules.rule import create_allreduce
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model

@@ -16,7 +16,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.testing import check_layer
-from pydtnn.training.nonfinite import UNTOUCHED, check_stored
+from pydtnn.training.gradient_check import UNTOUCHED, check_stored
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankError
 

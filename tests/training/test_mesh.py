@@ -22,8 +22,8 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training import find_learning_rate
-from pydtnn.training.examination import start_equal
 from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
 from tests.small_mesh import (
     SHAPE,

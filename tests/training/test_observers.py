@@ -11,7 +11,7 @@ import pytest
 from pydtnn import Mesh
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.schedules.rule import create_allreduce
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.data import ArrayDataset
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD

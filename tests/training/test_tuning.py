@@ -23,7 +23,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint
-from pydtnn.training.examination import autotune
+from pydtnn.training.preparation import autotune
 from pydtnn.training.trainer import Trainer
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN

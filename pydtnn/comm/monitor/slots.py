@@ -59,7 +59,7 @@ class Doing:
 
 @dataclass
 class Call:
-    """A call of a communicator that a rank is in; see `pydtnn.comm.meeting.Wait`."""
+    """A call of a communicator that a rank is in; see `pydtnn.comm.attendance.Wait`."""
 
     name: str
     group: str

@@ -15,15 +15,12 @@ from itertools import combinations, pairwise
 from typing import TypeVar
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.steps import (
-    ALL,
+from pydtnn.comm.schedules.steps import ALL, Part, Round, Step
+from pydtnn.comm.schedules.timeline import (
     Event,
     Message,
-    Part,
     Plan,
-    Round,
     ScheduleError,
-    Step,
     Timeline,
     show,
     timeline,

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from pydtnn.comm.schedules import Algorithm, rounds
+from pydtnn.comm.schedules.executor import CHUNK_BYTES, chunks_in_flight, pieces
 from pydtnn.comm.schedules.network import Network, Pair
-from pydtnn.comm.schedules.steps import CHUNK_BYTES, chunks_in_flight, pieces, timeline
+from pydtnn.comm.schedules.timeline import timeline
 
 Name = tuple[int, int]
 """Identifies a message in transit: its number in the schedule, and its chunk."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.comm.schedules.check import carry_out, contributions, unite
-from pydtnn.comm.schedules.steps import Message, Part, Timeline
+from pydtnn.comm.schedules.steps import Part
+from pydtnn.comm.schedules.timeline import Message, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_optional
 

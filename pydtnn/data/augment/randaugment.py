@@ -1,4 +1,4 @@
-"""RandAugment: operations chosen at random, all with the same strength."""
+"""RandAugment and AutoAugment: operations chosen at random, or by a learned policy."""
 
 from __future__ import annotations
 

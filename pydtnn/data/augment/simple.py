@@ -1,4 +1,4 @@
-"""Crops at random places, mirror images, and squares that are filled."""
+"""Crops at random places, mirror images, and boxes that are filled."""
 
 from __future__ import annotations
 

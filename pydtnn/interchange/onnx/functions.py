@@ -15,8 +15,7 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.interchange.onnx.views import Source, Value, Wiring
-from pydtnn.kernels.reference.elementwise import FUNCTIONS
-from pydtnn.kernels.reference.random import normal
+from pydtnn.kernels.reference.elementwise import FUNCTIONS, normal
 from pydtnn.layers import Layer
 
 Array = np.ndarray

@@ -2,21 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import inf, prod
 from typing import NamedTuple
 
-from pydtnn.layers.base import Shape
+from pydtnn.layers.activation import ReLU
+from pydtnn.layers.base import Layer, Shape
+from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node
+from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model.graph import Graph
-from pydtnn.model.partition.rules import (
-    balanced_boundaries,
-    crossing,
-    named_boundaries,
-    state_of,
-)
 from pydtnn.model.placement import completed
+from pydtnn.utils.names import some, unknown
+
+MEMORY, MESSAGES = 8.0, 40.0
+"""Floating-point operations that take as long as moving a byte in memory, and sending one."""
+
+
+def crossing(nodes: Sequence[Node], outputs: Sequence[Node], start: int) -> list[Node]:
+    """Return the nodes before index `start` with outputs that are read from there on.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+        All nodes, the model's inputs first.
+    outputs : sequence of Node
+        Outputs of the model, which its last stage returns.
+    start : int
+        Index of the first node of a stage.
+
+    Returns
+    -------
+    list of Node
+        In the order of execution, without the model's inputs: every rank has these.
+    """
+    return [
+        node
+        for node in nodes[:start]
+        if node.inputs and (node in outputs or any(n.index >= start for n in node.consumers))
+    ]
+
+
+def named_boundaries(nodes: Sequence[Node], names: Sequence[str], stages: int) -> list[int]:
+    """Return the index of the first node of each further stage from names of layers or blocks.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+    names : sequence of str
+        First layer or block of each stage but the first, such as "stage2".
+    stages : int
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, there are too few or too many, or their order is wrong.
+    """
+    if len(names) != stages - 1:
+        raise ValueError(
+            f"pipeline: expected the first layers of {stages - 1} further stages for {stages} "
+            f"stages, got {some(names)}; give one name for each stage but the first"
+        )
+    layers = [node for node in nodes if node.inputs]
+    starts: list[int] = []
+    for name in names:
+        within = [n.index for n in layers if n.name == name or n.name.startswith(f"{name}.")]
+        if not within:
+            blocks = {n.name.rpartition(".")[0] for n in layers} - {""}
+            raise ValueError(
+                f"pipeline: {unknown('layer', name, [*blocks, *(n.name for n in layers)])}"
+            )
+        starts.append(within[0])
+    least = layers[0].index
+    for name, start in zip(names, starts, strict=True):
+        if start <= least:
+            raise ValueError(
+                f"pipeline: expected stages in the order of execution, none of them empty, got "
+                f"{some(names)}, where {name} is not after the beginning of the stage before it; "
+                "change the order"
+            )
+        least = start
+    return starts
+
+
+def balanced_boundaries(nodes: Sequence[Node], outputs: Sequence[Node], stages: int) -> list[int]:
+    """Return the index of the first node of each further stage so that stages take equal times.
+
+    The largest stage is minimised over all cuts of the order of execution, by dynamic programming.
+    The time of a stage is that of forward and backward of its layers (`Layer.cost`) and of its
+    messages. A layer that fusion combines with the one before it stays in the same stage, unless
+    there are too few others; all uses of a layer with parameters do in any case.
+
+    Parameters
+    ----------
+    nodes, outputs : sequence of Node
+    stages : int
+
+    Raises
+    ------
+    ValueError
+        If there are fewer layers than stages.
+    """
+    layers = [node for node in nodes if node.inputs]
+    split = _splits_uses(layers)
+    allowed = [node for node in layers[1:] if node.index not in split]
+    if len(allowed) < stages - 1:
+        shared = "" if len(allowed) == len(layers) - 1 else ", some of which share parameters"
+        raise ValueError(
+            f"pipeline: expected at most {len(allowed) + 1} stages for a network of {len(layers)} "
+            f"layers{shared}, got {stages}; use fewer ranks along the axis"
+        )
+    fused = [node for node in allowed if isinstance(node.layer, BatchNorm | ReLU | Add)]
+    apart = [node for node in allowed if node not in fused]
+    starts = [node.index for node in (apart if len(apart) >= stages - 1 else allowed)]
+    first, end = layers[0].index, layers[-1].index + 1
+    work = [0.0]
+    for node in layers:
+        work.append(work[-1] + work_of(node.layer))
+    sent = {start: message_bytes(nodes, outputs, start) for start in starts} | {first: 0, end: 0}
+
+    def time(start: int, stop: int) -> float:
+        own = work[stop - first] - work[start - first]
+        return own + MESSAGES * (sent[start] + sent[stop])
+
+    return smallest_largest([first, *starts, end], stages, time)
+
+
+def work_of(layer: Layer) -> float:
+    """Return the time of one sample's forward and backward, in floating-point operations."""
+    cost = layer.cost(1)
+    return (
+        cost.flops_forward
+        + cost.flops_backward
+        + MEMORY * (cost.bytes_forward + cost.bytes_backward)
+    )
+
+
+def message_bytes(nodes: Sequence[Node], outputs: Sequence[Node], start: int) -> int:
+    """Return the bytes that are sent over a boundary for one sample, in one direction."""
+    return sum(
+        prod(node.shape) * node.layer.parameter_dtype.itemsize
+        for node in crossing(nodes, outputs, start)
+    )
+
+
+def _splits_uses(layers: Sequence[Node]) -> set[int]:
+    """Return the boundaries between two uses of the same parameters or statistics."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for node in layers:
+        for part in state_of(node.layer):
+            first.setdefault(part, node.index)
+            last[part] = node.index
+    return {start for part in first for start in range(first[part] + 1, last[part] + 1)}
+
+
+def state_of(layer: Layer) -> set[int]:
+    """Return identifiers of a layer's parameters and running statistics."""
+    return {*(id(p.source) for p in layer.parameters), *map(id, layer.statistics)}
+
+
+def smallest_largest(
+    places: Sequence[int], stages: int, time: Callable[[int, int], float]
+) -> list[int]:
+    """Return the places, without the first and last, that minimise the longest of the stages.
+
+    Parameters
+    ----------
+    places : sequence of int
+        Where a stage may begin, and the end of the last one.
+    stages : int
+        At most one less than the places.
+    time : callable
+        Returns the time of the stage between two places.
+    """
+    longest = [[inf] * len(places) for _ in range(stages + 1)]
+    last = [[0] * len(places) for _ in range(stages + 1)]
+    longest[0][0] = 0.0
+    for stage in range(1, stages + 1):
+        for stop in range(stage, len(places)):
+            for start in range(stage - 1, stop):
+                if longest[stage - 1][start] < longest[stage][stop]:
+                    value = max(longest[stage - 1][start], time(places[start], places[stop]))
+                    if value < longest[stage][stop]:
+                        longest[stage][stop], last[stage][stop] = value, start
+    chosen: list[int] = []
+    place = len(places) - 1
+    for stage in range(stages, 1, -1):
+        place = last[stage][place]
+        chosen.append(places[place])
+    return chosen[::-1]
 
 
 class Value(NamedTuple):

@@ -21,7 +21,7 @@ from pydtnn.perfmodel.compute.detached import Detachable
 from pydtnn.perfmodel.compute.profile import Profile, RankProfile
 from pydtnn.perfmodel.compute.segments import SegmentTimes
 from pydtnn.perfmodel.workload import Rank, Workload
-from pydtnn.training.examination import autotune
+from pydtnn.training.preparation import autotune
 from pydtnn.utils.machine import cpu_model
 from pydtnn.utils.validate import check_int
 

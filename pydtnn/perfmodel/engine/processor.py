@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.schedules.rule import create_allreduce
-from pydtnn.comm.supervision import MIN_SLEEP_S, number_of_tests, pause, sleeps
+from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform

@@ -16,7 +16,8 @@ import numpy as np
 
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.schedules.steps import Round, timeline
+from pydtnn.comm.schedules.steps import Round
+from pydtnn.comm.schedules.timeline import timeline
 
 MAX_ROUND_BY_ROUND = 64
 """Ranks up to which the rounds of all are generated without looking for a rotation."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from pydtnn.comm.schedules.executor import ACTIVE, pieces
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.schedules.steps import ACTIVE, pieces
 from pydtnn.perfmodel.formulas.table import NONE, Terms, terms_of
 
 

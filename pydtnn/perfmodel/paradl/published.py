@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import prod
 
-from pydtnn.model.partition.rules import smallest_largest
+from pydtnn.model.partition.stages import smallest_largest
 from pydtnn.perfmodel.paradl.case import Case, Link
 from pydtnn.perfmodel.paradl.layers import LayerSize
 

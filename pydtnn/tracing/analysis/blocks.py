@@ -1,4 +1,4 @@
-"""When a rank is inside of its communicator, and on which other rank it depends there."""
+"""Labels of activities, and when a rank waits in its communicator for which other rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time per phase, layer and operation."""
+"""Where time goes: per rank, phase, layer and operation, with bytes and rates."""
 
 from __future__ import annotations
 

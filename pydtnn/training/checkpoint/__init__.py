@@ -5,7 +5,8 @@ A checkpoint is a folder ``checkpoint-<step>``, renamed into place once, with
 path, and its arrays have the parameters' names and shapes, independently of the buckets.
 """
 
-from pydtnn.training.checkpoint.content import Stateful, find_checkpoints, tidy
+from pydtnn.training.checkpoint.content import Stateful
+from pydtnn.training.checkpoint.folder import find_checkpoints, tidy
 from pydtnn.training.checkpoint.loading import load_checkpoint, read_configuration
 from pydtnn.training.checkpoint.saving import save_checkpoint
 

@@ -14,20 +14,17 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.model.whole import describe as describe_network
+from pydtnn.model.load_report import describe as describe_network
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import (
-    ARRAYS,
-    STATE,
     Parts,
     State,
     Stateful,
-    find_checkpoints,
     parts_of,
-    read_checkpoint,
     read_content,
     unpack,
 )
+from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
 _log = logging.getLogger("pydtnn.training.checkpoint")

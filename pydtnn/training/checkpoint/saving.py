@@ -11,16 +11,8 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.content import (
-    Parts,
-    State,
-    checkpoint_path,
-    checksum,
-    pack,
-    parts_of,
-    split,
-    write_checkpoint,
-)
+from pydtnn.training.checkpoint.content import Parts, State, checksum, pack, parts_of, split
+from pydtnn.training.checkpoint.folder import checkpoint_path, write_checkpoint
 from pydtnn.training.mesh import first_ranks
 
 

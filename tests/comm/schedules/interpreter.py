@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from pydtnn.comm.schedules.steps import Plan, timeline
+from pydtnn.comm.schedules.timeline import Plan, timeline
 
 
 def carry_out(ranks: Plan, arrays: list[np.ndarray]) -> None:

@@ -15,7 +15,6 @@ from pydtnn.comm.schedules.steps import (
     ALL,
     Group,
     Part,
-    Timeline,
     add,
     back,
     fold,
@@ -26,6 +25,7 @@ from pydtnn.comm.schedules.steps import (
     send,
     together,
 )
+from pydtnn.comm.schedules.timeline import Timeline
 from tests.comm.schedules.interpreter import carry_out
 
 RANKS = range(1, 18)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.comm.schedules import rule
+from pydtnn.comm.schedules import auto
+from pydtnn.comm.schedules.auto import Auto, create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schedules.rule import Auto, create_allreduce
 from pydtnn.comm.wrapper import Wrapper
 from tests.comm.communicator_contract import contract, total, whole
 
@@ -55,17 +55,17 @@ def test_every_size_class_type_and_call_is_measured_once(comm):
     told = Told(comm, vendor=[2, 2], ring=[1, 1])
     for n in (100, 128, 65, 100):  # elements of 4 B: from 257 to 512 B
         told.allreduce(np.ones(n, "float32"))
-    assert told.trials == rule.MEASUREMENTS * 2
+    assert told.trials == auto.MEASUREMENTS * 2
     told.allreduce(np.ones(129, "float32"))
     told.allreduce(np.ones(100, "int32"))
     told.iallreduce(np.ones(100, "float32")).wait()
-    assert told.trials == 4 * rule.MEASUREMENTS * 2
+    assert told.trials == 4 * auto.MEASUREMENTS * 2
     assert [choice.nbytes for choice in told.choices] == [512, 1024, 512, 512]
 
 
 @pytest.mark.threads(2)
 def test_where_a_turn_takes_long_it_is_the_only_one(comm, monkeypatch):
-    monkeypatch.setattr(rule, "MAX_MEASURING_S", 0.0)
+    monkeypatch.setattr(auto, "MAX_MEASURING_S", 0.0)
     told = Told(comm, vendor=[2, 2], ring=[1, 1])
     told.allreduce(np.ones(3))
     assert told.trials == 2

@@ -3,7 +3,8 @@
 import pytest
 
 from pydtnn.comm.schedules import SCHEDULES, rounds
-from pydtnn.comm.schedules.steps import ALL, add, part, pieces, receive, send, work_out
+from pydtnn.comm.schedules.executor import pieces, work_out
+from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 
 
 def test_arrays_are_cut_into_the_number_of_chunks_that_comes_nearest_to_their_length():

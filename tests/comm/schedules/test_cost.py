@@ -12,7 +12,8 @@ from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.cost import cost, fair_rates
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.network import Network, Route
-from pydtnn.comm.schedules.steps import ALL, ScheduleError, add, part, receive, send
+from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
+from pydtnn.comm.schedules.timeline import ScheduleError
 from pydtnn.comm.wrapper import Wrapper
 
 LATENCY, BANDWIDTH, ADD = 3e-5, 1.25e8, 2e-10

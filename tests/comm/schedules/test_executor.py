@@ -8,9 +8,9 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES, executor
-from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schedules.rule import Auto
-from pydtnn.comm.schedules.steps import ACTIVE, ALL, add, part, receive, send
+from pydtnn.comm.schedules.auto import Auto
+from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
+from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.utils.errors import RankError
 from tests.comm.communicator_contract import contract, total, whole
 

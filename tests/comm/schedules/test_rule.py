@@ -12,18 +12,17 @@ import pytest
 
 from pydtnn.comm import create_communicator, mpi, run_threads
 from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import Auto, create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import (
     MAX_DIRECT_HOSTS,
     MAX_VENDOR_BYTES,
     MIN_FIRST_BUCKET_BYTES,
     VENDOR,
-    Auto,
     Ruled,
     bucket_bytes,
     by_rule,
     choose,
-    create_allreduce,
     explain,
 )
 from pydtnn.comm.wrapper import Wrapper

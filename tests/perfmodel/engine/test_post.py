@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pydtnn.comm.supervision import MAX_SLEEP_S
+from pydtnn.comm.waiting import MAX_SLEEP_S
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.utils import clock

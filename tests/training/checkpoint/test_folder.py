@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.comm import Communicator
-from pydtnn.training.checkpoint import content, find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import find_checkpoints, folder, load_checkpoint, save_checkpoint
 from tests.small_training import small_trainer
 
 
@@ -28,7 +28,7 @@ def test_steps_of_more_than_eight_digits_are_sorted_by_number(tmp_path: Path) ->
     for step in (99_999_999, 100_000_000):
         trainer.optimizer.iterations = step
         save_checkpoint(tmp_path, trainer)
-    assert [content.step_of(p) for p in find_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
+    assert [folder.step_of(p) for p in find_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:

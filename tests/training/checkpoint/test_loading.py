@@ -16,7 +16,7 @@ from pydtnn.comm import Communicator
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
-from pydtnn.training.checkpoint import content, find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import find_checkpoints, folder, load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
@@ -44,7 +44,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     files = {name: (path / name).read_bytes() for name in FILES[1:]}
     files["state.json"] = change(files["state.json"])
     shutil.rmtree(path)
-    content.write_checkpoint(path, files, keep=9)
+    folder.write_checkpoint(path, files, keep=9)
 
 
 def put(*keys: str | int, value: Any) -> Callable[[Path], object]:

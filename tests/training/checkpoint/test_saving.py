@@ -130,13 +130,13 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from pydtnn.callbacks import Callback
-from pydtnn.training.checkpoint import content, save_checkpoint
+from pydtnn.training.checkpoint import folder, save_checkpoint
 from pydtnn.utils import files
 from tests.small_training import small_trainer
 
 def killed(path, data):
     path.write_bytes(data[: len(data) // 2])
-    if path.name == content.STATE:
+    if path.name == folder.STATE:
         os.kill(os.getpid(), signal.SIGKILL)
 
 trainer = small_trainer()

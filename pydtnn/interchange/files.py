@@ -1,0 +1,178 @@
+"""State dicts of PyTorch in files: read without executing what a file contains, or written."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn.interchange.matching import Stored, split
+from pydtnn.interchange.torch_files import Tensor, read_tensors
+from pydtnn.saving.weights import decode, encode
+from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.imports import import_optional
+from pydtnn.utils.names import some
+
+SAFETENSORS = ".safetensors"
+
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+"""Suffixes of the files of ``torch.save``, which `torch` writes."""
+
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Entries of checkpoints that contain the state dict."""
+
+PARALLEL = "module."
+"""Prefix of all names in a state dict of DataParallel or DistributedDataParallel."""
+
+
+def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the arrays of a state dict in the order of their definition, without their values.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    source : str, Path or mapping
+        A file in one of the two formats, or tensors or arrays by name. The order of definition is
+        not known for safetensors, whose names are sorted, with numbers by value.
+
+    Raises
+    ------
+    OSError
+        If there is no such file, or it cannot be read.
+    ValueError
+        If the file is damaged, or contains objects other than tensors.
+    """
+    if isinstance(source, Mapping):
+        return _arrays(who, source)
+    path, data = Path(source), read_file(who, source)
+    if path.suffix == SAFETENSORS:
+        try:
+            arrays = decode(data)
+        except ValueError as error:
+            raise ValueError(f"{who}: {path}: {error}") from error
+        return _arrays(f"{who}: {path}", {n: arrays[n] for n in sorted(arrays, key=_numbered)})
+    if path.suffix not in PICKLED:
+        raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
+    try:
+        content = read_tensors(data)
+    except ValueError as error:
+        raise ValueError(f"{who}: {path}: {error}; nothing of it was loaded") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{who}: {path}: expected tensors by name, got {type(content).__name__}; save the "
+            "state_dict() of the module"
+        )
+    return _arrays(f"{who}: {path}", content)
+
+
+def series_of(
+    source: str | Path | Mapping[str, Any], arrays: Mapping[str, Stored]
+) -> dict[str, str]:
+    """Return the series of layers whose order is known; one if it is that of the definition.
+
+    Names in safetensors are sorted: the order is known of layers that differ in a number.
+    """
+    if isinstance(source, Mapping) or Path(source).suffix != SAFETENSORS:
+        return {}
+    layers = {split(name)[0] for name in arrays}
+    return {layer: re.sub(r"\d+", "#", layer) for layer in layers}
+
+
+def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to a file in the format of its suffix, which is replaced atomically.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; an existing file is not changed.
+    ImportError
+        If the format requires PyTorch and it is not installed.
+    ValueError
+        If the suffix is another one.
+    """
+    suffix = Path(path).suffix
+    if suffix == SAFETENSORS:
+        write_file(who, path, encode(arrays))
+        return
+    if suffix not in PICKLED:
+        raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
+    torch = import_optional("torch", "torch", f"{who}: writing {suffix}")
+    buffer = io.BytesIO()
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    torch.save(tensors, buffer)
+    write_file(who, path, buffer.getvalue())
+
+
+def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
+    """Convert the tensors of a state dict, which may be an entry of a checkpoint."""
+    for name in NESTED:
+        if isinstance(entries.get(name), Mapping):
+            entries = entries[name]
+            break
+    arrays: dict[str, Stored] = {}
+    for name, value in entries.items():
+        tensor = isinstance(value, Tensor) or hasattr(value, "detach")
+        if not isinstance(name, str) or not (tensor or isinstance(value, np.ndarray)):
+            raise ValueError(
+                f"{where}: expected tensors by name, got {type(value).__name__} for {name!r:.80}; "
+                "save the state_dict() of the module"
+            )
+        problem = _problem(value)
+        if problem:
+            raise ValueError(
+                f"{where}: expected dense tensors with values, but {name} {problem}; convert it "
+                "before saving"
+            )
+        arrays[name] = Stored(tuple(value.shape), partial(_values, name, value))
+    if not arrays:
+        raise ValueError(f"{where}: expected tensors by name, got none")
+    return _without_prefix(arrays)
+
+
+def _problem(value: Any) -> str:
+    """Return why a tensor has no values that can be read, or "" if it has."""
+    if isinstance(value, Tensor):
+        return value.problem
+    if isinstance(value, np.ndarray):
+        return ""
+    if value.is_meta:
+        return "is on the device meta and has no values"
+    dense = str(value.layout) == "torch.strided" and not value.is_quantized
+    return "" if dense else "is a sparse or quantised tensor, not a dense one"
+
+
+def _values(where: str, value: Any) -> np.ndarray:
+    """Return the elements of an array or tensor, of at least 32 bits."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if isinstance(value, Tensor):
+            return value.read()
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        if value.is_floating_point() and value.element_size() < 4:
+            value = value.float()  # NumPy has no bfloat16 of its own
+        return np.asarray(value.numpy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: its values cannot be read ({error})") from error
+
+
+def _without_prefix(arrays: dict[str, Stored]) -> dict[str, Stored]:
+    if not all(name.startswith(PARALLEL) for name in arrays):
+        return arrays
+    return {name.removeprefix(PARALLEL): array for name, array in arrays.items()}
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts "layer.10" behind "layer.9"."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _suffixes() -> str:
+    return f"a state dict in a file {some([SAFETENSORS, *PICKLED])}"

@@ -1,0 +1,70 @@
+"""Measured time of a step beside that of the performance model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pydtnn.report.runs import Run
+from pydtnn.report.scaling import mean_step
+from pydtnn.report.section import (
+    Section,
+    Source,
+    Table,
+    section,
+)
+
+
+def _prediction(run: Run) -> dict[str, float] | None:
+    """Return the prediction in run.json, if it is valid and the steps were measured."""
+    try:
+        values = {name: float(run.about["predicted"][name]) for name in PARTS}
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    valid = all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0
+    return values if valid and run.ranks else None
+
+
+def _why_unpredicted(runs: Sequence[Run]) -> str:
+    entries = [run.about.get("predicted") for run in runs]
+    reasons = [entry.get("reason") for entry in entries if isinstance(entry, dict)]
+    return next(
+        (str(reason) for reason in reasons if reason), "no run has a prediction in run.json"
+    )
+
+
+def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
+    measured = mean_step(run)
+    total = sum(measured.values())
+    rows = [
+        [name, f"{1e3 * seconds:.4g} ms", f"{1e3 * prediction:.4g} ms"]
+        for name, seconds, prediction in (
+            ("time per step", total, own["seconds"]),
+            ("compute and update", measured["compute"], own["compute"] + own["update"]),
+            ("communication, exposed", measured["communication"], own["communication"]),
+            ("waiting for data", measured["data"], own["data"]),
+        )
+    ]
+    rows.append(["predicted of measured", "", f"{own['seconds'] / total:.2f}"])
+    grown = max(rank["step_memory"] for rank in run.totals())
+    sizes = [f"{size / 1e6:,.0f} MB" if size else "" for size in (grown, own["memory"])]
+    rows.append(["memory of a rank, without interpreter and data", *sizes])
+    return Table(title, ["", "measured", "predicted"], rows, numbers=True)
+
+
+PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
+"""Numbers of the entry "predicted" of run.json: s per step, and B."""
+
+
+@section(
+    "predicted",
+    "Measured and predicted time per step",
+    Source(_prediction, _why_unpredicted),
+    "Predicted before the first step from the platform, the network and the strategy; measured "
+    "times are means over all steps and ranks.",
+)
+def predicted(result: Section, known: Sequence[tuple[Run, dict[str, float]]]) -> None:
+    """Fill the section with a table of measured and predicted parts of a step for each run."""
+    result.tables = [
+        _predicted_table(run.label if len(known) > 1 else "", run, own) for run, own in known
+    ]

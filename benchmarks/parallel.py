@@ -3,7 +3,7 @@
     mpirun -np 2 python -m benchmarks.parallel                         # all cases
     mpirun -np 2 python -m benchmarks.parallel --cases spatial --turns 10 --output FILE
 
-Steps of the same global batch take turns: some by rank 0 alone, while the other ranks sleep, and
+Steps of the same global batch alternate: some by rank 0 alone, while the other ranks sleep, and
 some by all ranks, each with `--threads` threads; the times are medians over the turns. `wait` is
 the time inside communication calls and `sent` the bytes that rank 0 sends to ranks with other parts
 of the network, both per step. The targets with 2 ranks are 1.6 for `spatial`, 1.4 for `alternate`

@@ -234,9 +234,9 @@ def _gpu_name(number: int) -> str:
     """Name, architecture and memory of a GPU: "NVIDIA H200 (sm_90, 139 GiB)"."""
     import cupy
 
-    told = cupy.cuda.runtime.getDeviceProperties(number)
-    name, gibibytes = told["name"].decode(), told["totalGlobalMem"] / 2**30
-    return f"{name} (sm_{told['major']}{told['minor']}, {gibibytes:.0f} GiB)"
+    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    name, gibibytes = properties["name"].decode(), properties["totalGlobalMem"] / 2**30
+    return f"{name} (sm_{properties['major']}{properties['minor']}, {gibibytes:.0f} GiB)"
 
 
 def _dotted(version: int) -> str:

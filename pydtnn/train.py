@@ -96,12 +96,11 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
     If that takes too long, as in a kernel, or a second signal arrives, the process ends at once.
     During training, SIGINT and SIGTERM end the run after the step.
     """
-    told = threading.Lock()
+    reported = threading.Lock()
 
     def report_signal(number: int) -> None:
-        if number != signal.SIGINT and told.acquire(
-            blocking=False
-        ):  # KeyboardInterrupt is reported by main
+        # KeyboardInterrupt is reported by main.
+        if number != signal.SIGINT and reported.acquire(blocking=False):
             os.write(2, f"{SIGNALS[number]}\n".encode())
 
     def leave(number: int, frame: FrameType | None) -> None:

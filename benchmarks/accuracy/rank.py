@@ -35,11 +35,11 @@ from pydtnn.utils.machine import restart_peak
 WARM_UP = 3
 """Steps before those that are measured."""
 
-LONGEST = 3.0
+MAX_TURN_S = 3.0
 """Time of a turn in s above which it has fewer steps, and of a step above which there are fewer
 turns."""
 
-FEW = 2
+MIN_STEPS_AND_TURNS = 2
 """Steps of such a turn, and number of such turns."""
 
 MIB = 1 << 20
@@ -75,8 +75,8 @@ def compare(
     length = period(workload)
     warm_up = seconds_of(rank, comm, length * -(-WARM_UP // length))
     step = max(comm.gather_object(statistics.median(warm_up)))
-    steps = length * -(-max(min(steps, int(LONGEST / step)), FEW) // length)
-    turns = min(turns, FEW) if step > LONGEST else turns
+    steps = length * -(-max(min(steps, int(MAX_TURN_S / step)), MIN_STEPS_AND_TURNS) // length)
+    turns = min(turns, MIN_STEPS_AND_TURNS) if step > MAX_TURN_S else turns
     grown = max(comm.gather_object(resident(peak=True) - before))
     predicted, measured, communicated, memory = [], [], [], 0.0
     number = len(os.sched_getaffinity(0))  # all hosts of an emulated cluster are this machine

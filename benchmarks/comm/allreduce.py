@@ -4,7 +4,7 @@
     mpirun -np 4 python -m benchmarks.comm.allreduce --bytes 4e3 2.6e6 --algorithms ring fixed_tree
     mpirun -np 2 python -m benchmarks.comm.allreduce --dtype bfloat16
 
-All candidates take turns, over and over; before each sum every rank writes its array, as backward
+All candidates alternate; before each sum every rank writes its array, as backward
 would, and waits for the others. The time of a turn is that of the slowest rank. "vendor" is the
 blocking call, "vendor-iallreduce" the one that overlaps with backward; where the library cannot sum
 elements of the type, both are left out. Predictions come from `pydtnn.comm.schedules.cost` and a

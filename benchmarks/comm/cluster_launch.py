@@ -9,7 +9,7 @@ Settings of Open MPI, and what they are for (4 ranks on 2 cores, links of 1 Gbit
   for, and messages of 1 ms take 10 to 40 ms.
 * Messages are sent, not put (`btl_tcp_flags`), in pieces of 64 KiB, and few of them are under way.
   With Open MPI's defaults, the consent to receive queues behind a whole message the other way on
-  the same connection, so that two messages in opposite directions now and then take turns: 43
+  the same connection, so that two messages in opposite directions sometimes alternate: 43
   instead of 22 ms for 2.6 MB.
 """
 

@@ -6,7 +6,7 @@
 
 Every run is the command that users type, under mpirun: SGD with momentum 0.9 and weight decay 5e-4,
 a global batch of 128, the learning rate rising to 0.4 and falling to 0; images of CIFAR-10 are
-cropped and flipped. Runs differ in their seed; those of all compressors take turns.
+cropped and flipped. Runs differ in their seed; those of all compressors alternate.
 
 Columns: accuracy and loss on the test set, means over the runs; what a rank sends in a step, in MB,
 the start of training included; how many times less that is than without; time of a step and what of

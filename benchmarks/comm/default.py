@@ -3,11 +3,11 @@
     mpirun -np 4 python -m benchmarks.comm.default --seconds 60
     python -m benchmarks.comm.cluster --table --parts default --seconds 150
 
-All choices train ResNet-20 in one job, in turns of a few steps each, in another order every turn;
-so what disturbs the machine disturbs all of them. In the first half of the time all take part; in
-the second half only the default and those that were fastest, so that being fastest by chance does
-not count. The time of a step is that of the slowest rank, the median over the turns. The last line
-says how fast the default is as a share of the fastest: the time of the latter by its own.
+All choices train ResNet-20 in one job, alternately, a few steps at a time, in another order each
+time, so what disturbs the machine disturbs all of them. In the first half of the time all of them
+train; in the second half only the default and those that were fastest, so that being fastest by
+chance does not count. The time of a step is that of the slowest rank, the median over the turns.
+The last line says how fast the default is as a share of the fastest: the time of the latter by its own.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Contest:
         return trainer
 
     def run(self, choices: list[Choice], seconds: float, seed: int) -> dict[Choice, float]:
-        """Let some take turns for so long; return the time of a step of each, in s."""
+        """Alternate some for so long; return the time of a step of each, in s."""
         self.times = {choice: [] for choice in choices}
         end, turn = time.perf_counter() + seconds, 0
         while turn == 0 or self._agree(time.perf_counter() < end):

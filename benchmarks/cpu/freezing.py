@@ -3,7 +3,7 @@
     python -m benchmarks.cpu.freezing                                 # ResNet-44 and its head
     python -m benchmarks.cpu.freezing --models resnet18-224 --train stage4 head
 
-Steps take turns: one with all parameters, one in which all but those of the layers of `--train` are
+Steps alternate: one with all parameters, one in which all but those of the layers of `--train` are
 frozen. `messages` are the bytes of gradients that ranks would exchange in a step. The target for
 the head of ResNet-44 is 0.40.
 """

@@ -41,11 +41,11 @@ from pydtnn.kernels import Backend, create_backend
 COMPUTE = {"attention": attentions, "conv": convolutions, "linear": products}
 ALGORITHMS = ("direct", "winograd4", "winograd2")
 COPY = "copy"
-ENOUGH = 0.85
+MIN_SHARE_OF_PEAK = 0.85
 
 
 def best_times(case: Case, repeats: int, flush: Flush | None) -> dict[str, float]:
-    """Shortest time of each way to compute a case, in s; they take turns."""
+    """Shortest time of each way to compute a case, in s; they alternate."""
     largest = max(case.operands, key=lambda array: array.nbytes)
     spare = np.empty_like(largest)
     calls = case.ours | {COPY: lambda: np.copyto(spare, largest)}
@@ -103,7 +103,7 @@ def verdict(rates: dict[str, float], roof: float) -> str:
     theirs = rates.pop("oneDNN", None)
     best = max(rates.values())
     ratio = f"{best / theirs:7.2f}x" if theirs else ""
-    return ratio + " *" * (best < ENOUGH * roof)
+    return ratio + " *" * (best < MIN_SHARE_OF_PEAK * roof)
 
 
 def memory_table(
@@ -124,9 +124,10 @@ def memory_table(
             time_, copied = (statistics.median(column) for column in zip(*pairs, strict=True))
             best = min(pair[0] for pair in pairs)
             rate, peak = moved / time_ / 1e9, 2 * a.size / copied / 1e9
+            mark = " *" if rate < MIN_SHARE_OF_PEAK * peak else ""
             report.line(
                 f"{family + ' ' + name:34} {1e3 * time_:8.3f} {1e3 * best:8.3f} "
-                f"{rate:7.1f} {peak:7.1f} {rate / peak:6.2f}" + " *" * (rate < ENOUGH * peak)
+                f"{rate:7.1f} {peak:7.1f} {rate / peak:6.2f}{mark}"
             )
 
 

@@ -15,7 +15,7 @@ and return of compiled code, and "outside" the rest of the step. Three correctio
 - Collections of garbage, NumPy's arithmetic on coefficients, and taking and returning memory of
   arrays happen outside of kernels and are part of the share as they come.
 
-Steps with and without wrappers take turns, so that the step's true time is seen, too. The targets
+Steps with and without wrappers alternate, so that the step's true time is seen, too. The targets
 are 6 % for ResNet-44 and 25 % for the MLP.
 """
 

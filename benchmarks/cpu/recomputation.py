@@ -3,7 +3,7 @@
     python -m benchmarks.cpu.recomputation                        # ResNet-44, batch 128
     python -m benchmarks.cpu.recomputation --models vgg16_bn --recompute 2 4 auto
 
-Steps take turns: one that keeps everything, and one for each entry of `--recompute`: a number of
+Steps alternate: one that keeps everything, and one for each entry of `--recompute`: a number of
 parts, the name of a layer, or auto; an entry such as 0.4 is auto with this share of the memory as
 its limit. `arrays` is the peak of the memory pool in a step, and `again` the share of forward's
 operations that run again. The targets for ResNet-44 are arrays of at most 0.45 and a step of at

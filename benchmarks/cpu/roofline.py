@@ -31,7 +31,7 @@ from pydtnn.model.graph import Node
 from pydtnn.utils.observer import Kind, Observer
 
 WARM_UP = 3  # steps; the first one chooses algorithms
-ENOUGH = 0.85
+MIN_SHARE_OF_ROOF = 0.85
 
 
 @dataclass
@@ -145,7 +145,7 @@ def table(report: Report, parts: list[Part], step: float, peak: float, rate: flo
             f"{part.name:{width}} {part.direction:9}{part.count:5}{part.flops / 1e9:9.3f}"
             f"{part.bytes / 1e6:9.1f}{part.flops / part.bytes if part.bytes else 0:8.1f}"
             f"{1e3 * floor:10.3f}{1e3 * part.seconds:9.3f}{reached:9.2f}"
-            f"{part.seconds / step:9.1%}" + " *" * (reached < ENOUGH)
+            f"{part.seconds / step:9.1%}" + " *" * (reached < MIN_SHARE_OF_ROOF)
         )
     layers, floor = sum(p.seconds for p in parts), sum(p.floor(peak, rate) for p in parts)
     rest = step - layers

@@ -6,7 +6,7 @@
 Method. Each setting of GOMP_SPINCOUNT gets a process of its own, as the runtime reads it once. The
 process calls two kernels alternately with as many threads as cores: a ReLU of 40,000 elements, of
 which a call takes microseconds, and a convolution, and does 30 us of Python between them, as a step
-does. "busy" has a process beside it for each core that never rests. Settings take turns; the median
+does. "busy" has a process beside it for each core that never rests. Settings alternate; the median
 of all rounds is printed, and the tenth of the calls that take longest.
 """
 

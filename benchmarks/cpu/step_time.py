@@ -1,4 +1,4 @@
-"""Whole training steps, ours beside PyTorch's: two processes that take turns, step by step.
+"""Whole training steps, ours beside PyTorch's: two processes that alternate, step by step.
 
     python benchmarks/step_time.py                      # ResNet-44, batch 64, 1 thread
     python benchmarks/step_time.py --models all --threads 1 2 --variants full no-winograd \
@@ -44,7 +44,7 @@ from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3  # steps; the first one chooses algorithms
 TURN = 0.1  # s
-PATIENCE = 3600.0  # s for a turn
+TURN_TIMEOUT_S = 3600.0  # s for a turn
 REST = 0.03  # s: GCC's OpenMP threads spin for 300,000 turns, up to 15 ms, before they sleep
 
 HELD = {
@@ -133,17 +133,17 @@ class Row:
         self.ratios: dict[str, list[list[float]]] = {}
 
     def run(self, turns: int) -> None:
-        """Start both sides and let them take turns."""
+        """Start both sides and alternate them."""
         name, threads, variant, dtype, isa = self.task
         sides = {side: start(side, threads, isa) for side in self.sides}
         times: dict[str, list[float]] = {side: [] for side in sides}
         for side, process in sides.items():
             process.begin(side, name, threads, variant, dtype)
-            seconds = [process.turn(1, PATIENCE) for _ in range(WARM_UP)]
+            seconds = [process.turn(1, TURN_TIMEOUT_S) for _ in range(WARM_UP)]
         steps = max(1, round(TURN / seconds[-1]))
         for _ in range(turns):
             for side, process in sides.items():
-                times[side].append(process.turn(steps, PATIENCE))
+                times[side].append(process.turn(steps, TURN_TIMEOUT_S))
                 time.sleep(REST)
         for side, process in sides.items():
             self.memory.setdefault(side, []).append(process.end()["memory"])

@@ -37,7 +37,7 @@ from benchmarks.gpu.compute import COMPUTE, LARGE, Case, random
 from benchmarks.gpu.timing import Replay, ours, theirs
 from benchmarks.gpu.work import create_backend, settle_torch
 
-ENOUGH = 0.85
+MIN_SHARE_OF_PEAK = 0.85
 MB256 = 2**28
 SMALL = 512  # rows of matrices that are large enough to try the script out on a CPU
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -107,7 +107,7 @@ class Kernels:
                 fractions[full] = rate / peak
                 line(
                     f"{full:34} {1e6 * time_:9.1f} {rate:7.0f} {peak:7.0f} {rate / peak:6.2f}"
-                    + " *" * (rate < ENOUGH * peak)
+                    + " *" * (rate < MIN_SHARE_OF_PEAK * peak)
                     + mark(replay)
                 )
                 self.write()

@@ -1,4 +1,4 @@
-"""Whole training steps on one GPU, ours beside PyTorch's: processes that take turns.
+"""Whole training steps on one GPU, ours beside PyTorch's: processes that alternate.
 
     python -m benchmarks.gpu.step_time                          # the promised rows
     python -m benchmarks.gpu.step_time all --runs 3 --output benchmarks/results/gpu_step_time.txt
@@ -34,7 +34,7 @@ from benchmarks.gpu.work import DTYPES, PEERS, WORK, create_side, release
 
 TURN = 0.2  # s
 WARM_UP = 12  # steps: algorithms are chosen, graphs captured, clocks rise
-PATIENCE = 150.0  # s for the first steps, in which PyTorch compiles
+FIRST_STEPS_TIMEOUT_S = 150.0  # s for the first steps, in which PyTorch compiles
 AHEAD = 250.0
 PROMISED = (
     "resnet44-128:float32",
@@ -78,19 +78,19 @@ class Row:
         self.note = ""
 
     def run(self, processes: dict[str, Side], turns: int, deadline: float) -> None:
-        """Let all sides take turns; one that fails is left out from then on, and says why."""
+        """Alternate all sides; one that fails is left out from then on, and says why."""
         times: dict[str, list[float]] = {side: [] for side in self.sides}
         steps: dict[str, int] = {}
         for side in self.sides:
             self._guarded(side, lambda side=side: processes[side].begin(self.name, self.dtype))
         for side in self.working():
-            patience = min(PATIENCE, deadline - time.monotonic())
+            patience = min(FIRST_STEPS_TIMEOUT_S, deadline - time.monotonic())
             self._guarded(
                 side, lambda s=side, p=patience: steps.update({s: warm_up(processes[s], p)})
             )
         for _ in range(turns):
             for side in self.working():
-                patience = min(PATIENCE, deadline - time.monotonic())
+                patience = min(FIRST_STEPS_TIMEOUT_S, deadline - time.monotonic())
                 self._guarded(
                     side,
                     lambda s=side, p=patience: times[s].append(processes[s].turn(steps[s], p)),
@@ -259,7 +259,7 @@ def compile_ahead(rows: list[str], device: str) -> None:
     for row, process in processes.items():
         try:
             process.answer(PREPARE)
-            process.answer(PATIENCE)
+            process.answer(FIRST_STEPS_TIMEOUT_S)
             process.end()
             print(f"{row}: compiled", flush=True)
         except SideError as error:

@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   python -m pydtnn.train --resume runs/mine --epochs 8
 """
 
-WIDEST = 100
+MAX_HELP_COLUMNS = 100
 """Maximum width of the help page, in columns."""
 
 
@@ -235,7 +235,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _columns() -> int:
-    return min(shutil.get_terminal_size().columns - 2, WIDEST)
+    return min(shutil.get_terminal_size().columns - 2, MAX_HELP_COLUMNS)
 
 
 def _parser() -> _Parser:

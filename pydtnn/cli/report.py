@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from pydtnn.cli.build import Job
     from pydtnn.kernels.cuda.backend import CudaBackend
 
-SHOWN = ("model", "dataset", "output_dir", "resume", "evaluate_only", "progress", "verbose")
+SHOWN_ELSEWHERE = (
+    "model",
+    "dataset",
+    "output_dir",
+    "resume",
+    "evaluate_only",
+    "progress",
+    "verbose",
+)
 """Options that other lines of the header show, or that the user sees."""
 
 UNTITLED = ("lr", VIRTUAL_SECONDS)
@@ -77,7 +85,7 @@ def not_default(config: TrainConfig) -> str:
     """
     usual = flags(TrainConfig).items()
     names = [name for name, own in usual if getattr(config, name) != own.default]
-    return " ".join(typed(config, name) for name in names if name not in SHOWN)
+    return " ".join(typed(config, name) for name in names if name not in SHOWN_ELSEWHERE)
 
 
 def _count(number: int, word: str) -> str:

@@ -63,7 +63,7 @@ def run(config: TrainConfig, comm: Communicator) -> None:
     comm = together(comm, choose_transport, config, comm, cupy)
     comm = check_messages(config, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
-        _say(config, comm, f"{shared}, which reduces the speed of each")
+        _print_line(config, comm, f"{shared}, which reduces the speed of each")
     if config.trace is not None:
         check_folder(config.trace, comm, "train: --trace")
     if config.download or config.stage is not None:
@@ -73,7 +73,7 @@ def run(config: TrainConfig, comm: Communicator) -> None:
     if config.parallel == AUTO_PARALLEL:
         config, why = together(comm, choose_parallel, config, comm, config.threads or threads)
         for line in why:
-            _say(config, comm, line)
+            _print_line(config, comm, line)
     mesh = together(comm, create_mesh, config.parallel, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     groups = mesh or contextlib.nullcontext()
@@ -88,7 +88,7 @@ def run(config: TrainConfig, comm: Communicator) -> None:
             names = {"libraries of the GPU": "versions", "TF32": "tf32"}
             _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
         for line in align(describe_job(job), 2):
-            _say(config, comm, line)
+            _print_line(config, comm, line)
         log_details(job)
         job.predicted = together(comm, predict_run, config, job.work, comm, threads)
         _carry_out(job)
@@ -98,7 +98,7 @@ def _carry_out(job: Job) -> None:
     """Load, train or evaluate, save and report."""
     config, trainer = job.config, job.trainer
     if config.load_options:
-        _say(config, trainer.comm, str(job.loaded))
+        _print_line(config, trainer.comm, str(job.loaded))
     if config.resume:
         _resume(job)
     complete = not config.evaluate_only and trainer.epoch >= config.epochs
@@ -107,7 +107,7 @@ def _carry_out(job: Job) -> None:
         with traced(job) as trace:
             results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
     elif complete:
-        _say(
+        _print_line(
             config,
             trainer.comm,
             f"the run is complete: {trainer.epoch} of {config.epochs} epochs; add "
@@ -140,7 +140,7 @@ def _carry_out(job: Job) -> None:
     else:
         print_report(job)
     if trace is not None:
-        _say(config, trainer.comm, describe_trace(trace))
+        _print_line(config, trainer.comm, describe_trace(trace))
 
 
 def _resume(job: Job) -> None:
@@ -148,14 +148,14 @@ def _resume(job: Job) -> None:
     path = load_checkpoint(job.directory, job.trainer)
     if path is not None:
         verb = "evaluating" if job.config.evaluate_only else "continuing from"
-        _say(job.config, job.trainer.comm, f"{verb} {path}")
+        _print_line(job.config, job.trainer.comm, f"{verb} {path}")
     elif job.config.evaluate_only:
         raise AgreedError(
             f"train: --resume: expected a checkpoint in {job.directory}, found none; use --load"
         )
     else:
         line = f"no checkpoint in {job.directory} yet: starting from the beginning"
-        _say(job.config, job.trainer.comm, line)
+        _print_line(job.config, job.trainer.comm, line)
 
 
 @contextlib.contextmanager
@@ -215,7 +215,7 @@ def describe_trace(trace: Trace) -> str:
     )
 
 
-def _say(config: TrainConfig, comm: Communicator, line: str) -> None:
+def _print_line(config: TrainConfig, comm: Communicator, line: str) -> None:
     if comm.rank == 0 and not config.quiet:
         print(line, flush=True)
 

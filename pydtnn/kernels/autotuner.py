@@ -263,7 +263,7 @@ ADVANTAGE = 0.97
 """Largest time of another candidate, relative to the first, to be chosen instead of it: noise must
 not decide between equals."""
 
-ALIKE = 2
+MAX_BATCH_RATIO = 2
 """Largest ratio of two batches that share a measurement."""
 
 Key = tuple[str, ConvGeometry, int, Any]
@@ -362,7 +362,7 @@ class Autotuner:
         if self.mode == "direct":
             return candidates[0], "as direct algorithms are asked for"
         near = nearest(self._table.get(what, ()), batch)
-        if near and (self.frozen or max(near, batch) <= ALIKE * min(near, batch)):
+        if near and (self.frozen or max(near, batch) <= MAX_BATCH_RATIO * min(near, batch)):
             choice = self._table[what][near]
             return choice.name, _reason(choice) if near == batch else f"as for batch {near}"
         if self.frozen or self.mode == "fixed":

@@ -15,7 +15,7 @@ SIDE = 768
 COPIED = 1 << 25
 """Bytes of the array that is copied: more than the caches of a core."""
 
-TURNS = 5
+MEASUREMENTS = 5
 """Measurements, of which the fastest counts; one more before them is not counted."""
 
 
@@ -46,7 +46,7 @@ def measure_limits(backend: Backend) -> dict[str, float]:
 def _shortest(call: Callable[[], object]) -> float:
     """Return the shortest time of a call, in s."""
     times = []
-    for _ in range(TURNS + 1):
+    for _ in range(MEASUREMENTS + 1):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

@@ -36,7 +36,7 @@ class Reports:
     ----------
     observer : Observer
     shards : int
-        Shards that take turns. If there are several, a layer that waits for other ranks is
+        Shards that alternate. If there are several, a layer that waits for other ranks is
         interrupted by other layers: its activity ends, and another one begins when it continues.
     """
 

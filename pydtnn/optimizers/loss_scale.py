@@ -16,7 +16,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.utils.validate import check_float, check_int
 
-SMALLEST = 2.0**-24
+MIN_SCALE = 2.0**-24
 """The smallest float16: gradients that are infinite with this scale are infinite without it."""
 
 
@@ -112,7 +112,7 @@ class LossScale:
     @property
     def lost(self) -> bool:
         """Whether gradients are infinite at the smallest scale; synchronises with the device."""
-        return bool(self.backend.to_numpy(self.scale)[0] < SMALLEST)
+        return bool(self.backend.to_numpy(self.scale)[0] < MIN_SCALE)
 
     def state(self) -> dict[str, Any]:
         """Return the state to be saved."""

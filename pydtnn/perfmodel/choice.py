@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydtnn.perfmodel.oracle.diagnosis import bottleneck
 from pydtnn.perfmodel.projection import Projection, Projector
-from pydtnn.perfmodel.search import Found, describe, search
+from pydtnn.perfmodel.search import SearchResult, describe, search
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.units import align, quantity
 
@@ -14,7 +14,7 @@ MAX_LISTED = 5
 COLUMNS = ("strategy", "ms/step", "compute", "update", "messages", "idle", "loader", "memory")
 
 
-def ranked(found: Found, most: int = MAX_LISTED) -> list[str]:
+def ranked(found: SearchResult, most: int = MAX_LISTED) -> list[str]:
     """Return a table of the fastest strategies, with times of a step in ms."""
     shown: list[list[str]] = []
     seen: set[str] = set()
@@ -55,12 +55,12 @@ def plan_lines(one: Projection) -> list[str]:
     return [f"plan: {line}" for line in describe(plan, plan)] if isinstance(plan, dict) else []
 
 
-def explain(found: Found, limit: float) -> str:
+def explain(found: SearchResult, limit: float) -> str:
     """Return why the best strategy was chosen, in one line.
 
     Parameters
     ----------
-    found : Found
+    found : SearchResult
     limit : float
         Memory of a rank, in B.
     """
@@ -80,7 +80,7 @@ def explain(found: Found, limit: float) -> str:
     )
 
 
-def search_lines(projector: Projector, ranks: int) -> tuple[Found, list[str]]:
+def search_lines(projector: Projector, ranks: int) -> tuple[SearchResult, list[str]]:
     """Return the result of a search, and the lines that explain it and how to train with it.
 
     Raises

@@ -15,7 +15,7 @@ import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, autotuner, create_backend, report
 from pydtnn.kernels.autotuner import (
-    ALIKE,
+    MAX_BATCH_RATIO,
     MODES,
     ROUNDS,
     Autotuner,
@@ -137,7 +137,7 @@ def test_operations_geometries_dtypes_and_very_different_batches_are_measured_ap
     pick(own, machine)
     pick(own, machine, operation="backward_data")
     pick(own, machine, where=geometry(32))
-    pick(own, machine, batch=64 * ALIKE + 1)
+    pick(own, machine, batch=64 * MAX_BATCH_RATIO + 1)
     own.pick("forward", geometry(), 64, np.dtype("float64"), THREE, machine.run)
     assert machine.calls["direct"] == 5 * (1 + ROUNDS[0])
     assert len(own.resolved) == 5
@@ -148,7 +148,7 @@ def test_a_similar_batch_takes_the_choice_of_the_nearest(cache: Path) -> None:
     own = tuner(machine)
     pick(own, machine)
     before = machine.now
-    for batch in (64 * ALIKE, 64 // ALIKE, 63):
+    for batch in (64 * MAX_BATCH_RATIO, 64 // MAX_BATCH_RATIO, 63):
         assert pick(own, machine, batch=batch) == "winograd4"
     assert machine.now == before
 

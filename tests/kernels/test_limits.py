@@ -27,7 +27,7 @@ def test_the_kernels_of_the_backend_are_measured(monkeypatch: pytest.MonkeyPatch
         backend.linear, "forward", lambda a, b, _, *, out: calls.append((a.shape, out.dtype))
     )
     measure_limits(backend)
-    assert calls == [((8, 8), np.float32)] * (limits.TURNS + 1)
+    assert calls == [((8, 8), np.float32)] * (limits.MEASUREMENTS + 1)
 
 
 def test_only_compiled_kernels_of_the_host_are_measured() -> None:

@@ -16,7 +16,7 @@ from pydtnn.comm.schedules.timeline import Message, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_optional
 
-WIDEST = 16
+MAX_RANK_COLUMNS = 16
 """Maximum number of ranks with a column each; with more, each round is summarised in a line."""
 
 
@@ -34,7 +34,7 @@ def text(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
     """
     lines = [title(name, done, hosts)]
     if done.messages:
-        table = _table if len(hosts) <= WIDEST else _digest
+        table = _table if len(hosts) <= MAX_RANK_COLUMNS else _digest
         lines += [_legend(done), "", *table(done, hosts)]
     return "\n".join(lines)
 
@@ -325,7 +325,7 @@ def _arrow(message: Message, piece: Part) -> Any:
     top, tip = message.row + THICKNESS / 2, message.row + 1 - THICKNESS / 2
     neck = tip - HEAD
     middle = (top + neck) / 2
-    (a, b), (c, d) = _stretch(message.sender, piece), _stretch(message.receiver, piece)
+    (a, b), (c, d) = _interval(message.sender, piece), _interval(message.receiver, piece)
     left = [(a, top), (a, middle), (c, middle), (c, neck)]
     right = [(d, neck), (d, middle), (b, middle), (b, top)]
     bend = [Outline.CURVE4] * 3
@@ -337,12 +337,12 @@ def _arrays(axes: Any, done: Timeline, size: int, colors: list[Any]) -> None:
     """Draw the arrays of all ranks before and after each round."""
     from matplotlib.collections import PolyCollection
 
-    pieces, full = done.chunks, _stretch(0, Part(Fraction(0), Fraction(1)))
+    pieces, full = done.chunks, _interval(0, Part(Fraction(0), Fraction(1)))
     boxes, shades, frames = [], [], []
     for row, rank, held in _states(done, size):
         frames.append(_box(full[0] + rank, full[1] + rank, row))
         for piece, color, value in zip(pieces, colors, held, strict=True):
-            boxes.append(_box(*_stretch(rank, piece), row))
+            boxes.append(_box(*_interval(rank, piece), row))
             share = value.bit_count() / size
             shades.append(_tint(color, 1.0 if share == 1 else 0.1 + 0.5 * share))
     gap = 0.5 if len(pieces) <= 32 else 0.0
@@ -392,7 +392,7 @@ def _key(axes: Any, middle: float, y: float, colors: list[Any]) -> None:
         axes.text(x, y, meaning, ha="left", **words)
 
 
-def _stretch(rank: int, piece: Part) -> tuple[float, float]:
+def _interval(rank: int, piece: Part) -> tuple[float, float]:
     """Return the first and last x of a stretch of a rank's array on the page."""
     left = rank - BAR / 2
     return left + BAR * float(piece.start), left + BAR * float(piece.stop)

@@ -16,7 +16,7 @@ INDICES = ("uint8", "int32")
 MOST_IMAGES = 8
 """That a thread takes, where there are blocks enough: what it divides, it divides once."""
 
-ENOUGH = 1 << 16
+MIN_BUSY_THREADS = 1 << 16
 """Threads from which on each may take several channels; a GPU needs about as many to be busy."""
 
 BITS_32 = 1 << 31
@@ -104,7 +104,7 @@ class Pool(Own, reference.Pool):
         if not written.size:
             return
         width, lanes = vectors(channels, written, *arrays)
-        if written.size // lanes < ENOUGH:
+        if written.size // lanes < MIN_BUSY_THREADS:
             width, lanes = "single", 1
         across = ceil(written.size // images // lanes, THREADS)
         turns = min(max(across * images // MANY_BLOCKS, 1), MOST_IMAGES)

@@ -28,7 +28,7 @@ from pydtnn.kernels.reference.family import Array, Family, wide
 # Shepherd and Laframboise, "Chebyshev approximation of (1 + 2x) exp(x^2) erfc x in 0 <= x <
 # infinity", 1981.
 
-OFFSET, LARGEST = 4.0, 39.0
+OFFSET, MAX_ARGUMENT = 4.0, 39.0
 
 POLYNOMIAL = (
     *(0.75528513041575148, -0.60789664197189177, 0.38713740074221872, -0.18652185795969299),
@@ -46,7 +46,7 @@ def normal(xp: Any, x: Array, factor: Array | float = 1.0) -> tuple[Array, Array
 
     The exponential itself may be subnormal, and a large multiple of it not: its root is not.
     """
-    t = xp.minimum(abs(x), LARGEST)
+    t = xp.minimum(abs(x), MAX_ARGUMENT)
     root, q = xp.exp(-t * t / 4), 1 / (t + OFFSET)
     s = (t - OFFSET) * q
     series = POLYNOMIAL[-1]
@@ -105,7 +105,7 @@ def _gelu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
 
 def _gelu_exact_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
     distribution, peak, root = normal(xp, x, dy)
-    return distribution + dy * xp.clip(x, -LARGEST, LARGEST) * peak * root
+    return distribution + dy * xp.clip(x, -MAX_ARGUMENT, MAX_ARGUMENT) * peak * root
 
 
 def _silu(xp: Any, x: Array, alpha: float) -> Array:
@@ -178,7 +178,7 @@ FUNCTIONS = ChainMap(
             "input",
         ),
         "gelu_exact": Activation(
-            lambda xp, x, alpha: normal(xp, x, xp.maximum(x, -LARGEST))[0],
+            lambda xp, x, alpha: normal(xp, x, xp.maximum(x, -MAX_ARGUMENT))[0],
             _gelu_exact_backward,
             "input",
         ),

@@ -23,7 +23,7 @@ Rules = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes
@@ -45,7 +45,7 @@ class Found:
         """Time of the best uniform plan over that of the best one."""
         return inf if self.uniform is None else self.uniform.seconds / self.best.seconds
 
-    def prefer_uniform(self, gain: float) -> Found:
+    def prefer_uniform(self, gain: float) -> SearchResult:
         """Return a result whose best strategy is the uniform one if the other gains less."""
         if self.uniform is None or self.gain >= gain:
             return self
@@ -59,7 +59,7 @@ def search(
     memory_limit: float | None = None,
     recompute: Sequence[Any] = (None, "auto"),
     allowed: Callable[[Workload], bool] = lambda work: True,
-) -> Found:
+) -> SearchResult:
     """Return the fastest way to distribute a network, with plans for each layer among them.
 
     For each mesh ``data=d,model=p``, dynamic programming finds the fastest plan, and within a limit
@@ -113,7 +113,7 @@ def search(
             f"{limit / 1e9:.3g} GB; use more ranks or a smaller batch"
         )
     plain = next((one for one in possible if one.work.plan is None), None)
-    return Found(possible[0], plain, tuple(tried))
+    return SearchResult(possible[0], plain, tuple(tried))
 
 
 def meshes(ranks: int, batch: int) -> Iterator[dict[str, int]]:

@@ -36,7 +36,7 @@ def device() -> Any:
 @pytest.fixture(params=["wide", "single"])
 def family(request: pytest.FixtureRequest, device: Any, monkeypatch: pytest.MonkeyPatch) -> Pool:
     """The family with its kernels emulated, which take several channels or one."""
-    monkeypatch.setattr(pool, "ENOUGH", 0 if request.param == "wide" else 1 << 60)
+    monkeypatch.setattr(pool, "MIN_BUSY_THREADS", 0 if request.param == "wide" else 1 << 60)
     return Pool(emulated_cupy(), device)
 
 

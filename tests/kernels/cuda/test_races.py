@@ -115,7 +115,7 @@ def in_place(watched: Watched) -> None:
 def of_pooling(watched: Watched) -> None:
     """With several channels for a thread, and large windows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "ENOUGH", 0)
+        patch.setattr(pool, "MIN_BUSY_THREADS", 0)
         for kernel in MAKERS:
             if kernel.startswith("pool"):
                 of_kernel(kernel, watched)

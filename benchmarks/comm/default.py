@@ -7,7 +7,8 @@ All choices train ResNet-20 in one job, alternately, a few steps at a time, in a
 time, so what disturbs the machine disturbs all of them. In the first half of the time all of them
 train; in the second half only the default and those that were fastest, so that being fastest by
 chance does not count. The time of a step is that of the slowest rank, the median over the turns.
-The last line says how fast the default is as a share of the fastest: the time of the latter by its own.
+The last line says how fast the default is as a share of the fastest: the time of the latter by its
+own.
 """
 
 from __future__ import annotations

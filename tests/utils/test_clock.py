@@ -19,11 +19,11 @@ ROOMS = ("training", "callbacks", "tracing", "comm", "cli")
 """Packages whose times are those of the run."""
 
 REAL = {
-    "training/examination.py": "kernels are timed",
+    "training/preparation.py": "kernels are timed",
     "comm/monitor": "waits of processes",
     "comm/supervision.py": "ranks without the monitor process, signals that some have received",
     "comm/signals.py": "a second signal",
-    "comm/meeting.py": "ranks that have ended",
+    "comm/attendance.py": "ranks that have ended",
 }
 """Modules that read the time of the machine, and what they measure."""
 

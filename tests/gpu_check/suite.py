@@ -39,6 +39,12 @@ USES_GPU = re.compile(r"\bcuda\b|\bgpu\b|nccl", re.IGNORECASE)
 ON_GPU = re.compile(r"test_on_gpu|Gpu|\[(?:[^\]]*-)?cuda[-\]]")
 """What the ids of tests have in them that ran on one if they passed: a class, or a parameter."""
 
+ON_GPU_KEYWORDS = "test_on_gpu or Gpu or cuda"
+"""What pytest selects them by."""
+
+APART = ("tests/comm/test_nccl.py", "tests/comm/test_staged.py")
+"""Files that parts of their own run, since ranks share the GPU in them."""
+
 TOOLKITS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 """Where the sanitizer is that is not on the path."""
 
@@ -123,6 +129,16 @@ def test_files(paths: Sequence[str]) -> list[str]:
 
     files = [str(path.relative_to(ROOT)) for path in sorted(found, key=order)]
     return [*(path for path in paths if "::" in path), *files]
+
+
+def on_gpu() -> list[str]:
+    """Return the files with tests that run on a GPU where there is one, those with most first."""
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=False)
+    files = Counter(test.split("::")[0] for test in done.stdout.splitlines() if ON_GPU.search(test))
+    if done.returncode:
+        print(f"suite: not all tests can be collected:\n{done.stdout[-3000:]}", flush=True)
+    return [file for file, _ in files.most_common() if not file.startswith(APART)]
 
 
 def command(file: str, keywords: str, tool: str | None) -> list[str]:
@@ -247,6 +263,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("paths", nargs="*", default=["tests"])
     parser.add_argument("-k", dest="keywords", default="", help="which tests, as pytest's -k")
+    parser.add_argument("--on-gpu", action="store_true", help="only tests that use a GPU")
     parser.add_argument("--tool", choices=TOOLS, help="watch with compute-sanitizer")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--limit", type=float, default=180, help="s for one file")
@@ -260,8 +277,8 @@ def main() -> int:
     """Run the tests; the exit status is 0 if nothing failed and nothing is left to do."""
     args = arguments().parse_args()
     suite = Suite(
-        test_files(args.paths),
-        args.keywords,
+        on_gpu() if args.on_gpu else test_files(args.paths),
+        ON_GPU_KEYWORDS if args.on_gpu else args.keywords,
         args.tool,
         deadline=time.monotonic() + args.seconds - 8,  # left to end what runs, and to write
         limit=args.limit,

@@ -88,7 +88,9 @@ def parts(python: Path, out: Path, data: Path | None, budget: float) -> list[Par
     cifar = ("--data", str(data)) if data else ()
     return [
         Part("first", script("tests.gpu_check.first"), 60, 240, environment=one_thread),
-        Part("tests", test("tests", "--on-gpu", "--workers", "9"), 150, 260, environment=one_thread),
+        Part(
+            "tests", test("tests", "--on-gpu", "--workers", "9"), 150, 260, environment=one_thread
+        ),
         Part("nccl", test("nccl", f"{nccl}::TestOneGpu"), 20, 60, environment=one_thread),
         Part("nccl2", test("nccl2", f"{nccl}::TestGpus"), 30, 90, environment=several),
         Part("staged2", test("staged2", f"{staged}::TestStagedGpuMpi"), 30, 90),

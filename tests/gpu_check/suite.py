@@ -93,8 +93,8 @@ def read(output: str, status: int | None, tool: str | None = None) -> Result:
     )
     bad = ("FAILED", "ERROR", "XPASS")
     result.told = [f"{outcome} {test}" for test, outcome in outcomes.items() if outcome in bad]
-    found = sum(map(int, _SUMMARY.findall(output)))
-    if tool and (found or status == FOUND):
+    found = sum(map(int, _SUMMARY.findall(output))) if tool else 0
+    if found or (tool and status == FOUND):
         result.told.append(f"{tool}: {found} errors or hazards")
     refused = _REFUSED.findall(output) if tool else []
     if status is None:

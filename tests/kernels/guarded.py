@@ -24,6 +24,7 @@ def assert_guards_hold(inside: np.ndarray) -> None:
     assert np.isnan(buffer[len(buffer) - MARGIN :]).all()
 
 
-def assert_close(value: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+def assert_close(value: np.ndarray, expected: np.ndarray, tolerance: float, what: str = "") -> None:
     """Assert equality in norm, relative to the norm of what is expected."""
-    assert np.linalg.norm(value - expected) <= tolerance * np.linalg.norm(expected)
+    error, norm = np.linalg.norm(value - expected), np.linalg.norm(expected)
+    assert error <= tolerance * norm, f"{what}: {error:.1e} beside {norm:.1e}"

@@ -24,17 +24,31 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 CASES = ["16 filters", "primes", "stride 2", "three groups", "depthwise", "first layer"]
 
 
+TF32 = 2e-3
+"""That of float32 where factors are rounded to 10 bits."""
+
+
+def create(kind: str, *, tf32: bool) -> Any:
+    if kind == "simulated":
+        if reason := why_not():
+            pytest.skip(reason)
+        return simulated_backend(tf32=tf32, tuning="fixed")
+    try:
+        return create_backend("cuda", tf32=tf32, tuning="fixed")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(scope="module", params=["simulated", "cuda"])
 def device(request: pytest.FixtureRequest) -> Any:
     """A backend whose float32 is float32."""
-    if request.param == "simulated":
-        if reason := why_not():
-            pytest.skip(reason)
-        return simulated_backend(tf32=False, tuning="fixed")
-    try:
-        return create_backend("cuda", tf32=False, tuning="fixed")
-    except Unavailable as error:
-        pytest.skip(str(error))
+    return create(request.param, tf32=False)
+
+
+@pytest.fixture(scope="module", params=["simulated", "cuda"])
+def rounding_device(request: pytest.FixtureRequest) -> Any:
+    """A backend that rounds float32 to TF32, as a user's does."""
+    return create(request.param, tf32=True)
 
 
 def to_float64(backend: Any, array: Any) -> np.ndarray:
@@ -91,8 +105,13 @@ def test_every_algorithm_adds_the_gradient_of_the_input_in_place(
 )
 @pytest.mark.parametrize("case", CASES)
 def test_biases_and_relu_in_passing_give_what_they_give_apart(
-    device: Any, rng: np.random.Generator, case: str, passing: tuple[bool, bool], dtype: str
+    rounding_device: Any,
+    rng: np.random.Generator,
+    case: str,
+    passing: tuple[bool, bool],
+    dtype: str,
 ) -> None:
+    device = rounding_device
     arrays, exact, geometry = given(device, rng, case, dtype)
     x, w, y = arrays["x"], arrays["w"], arrays["dy"]
     engine, wanted = device.conv.passing, Passing(*passing)
@@ -103,7 +122,7 @@ def test_biases_and_relu_in_passing_give_what_they_give_apart(
     b = exact["b"] if wanted.shift else None
     expected = np.empty(y.shape)
     REFERENCE.forward(exact["x"], exact["w"], b, geometry, out=expected, relu=wanted.relu)
-    assert_close(to_float64(device, y), expected, TOLERANCE[dtype])
+    assert_close(to_float64(device, y), expected, TF32 if dtype == "float32" else TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

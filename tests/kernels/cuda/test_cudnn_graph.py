@@ -24,7 +24,6 @@ from pydtnn.kernels.cuda.cudnn_graph import (
     SHIFT,
     SQUARES,
     SUM,
-    TENSOR_CORE,
     WORKSPACE_BYTES,
     GraphConvolutions,
     GraphPlan,
@@ -90,22 +89,19 @@ class Scripted:
         return SimpleNamespace(size=size, get=lambda *_: [engine])
 
 
-def workspaces(
-    monkeypatch: pytest.MonkeyPatch, script: Scripted, most: int = 4, *, tensor_cores: bool = True
-) -> list[int]:
+def workspaces(monkeypatch: pytest.MonkeyPatch, script: Scripted, most: int = 4) -> list[int]:
     monkeypatch.setattr("pydtnn.kernels.cuda.cudnn_graph.Node", script)
     nothing: Any = SimpleNamespace(graph={}, heuristics={}, plan={})
-    found = plans(nothing, nothing, nothing, most, tensor_cores=tensor_cores)
+    found = plans(nothing, nothing, nothing, most)
     return [plan.workspace for plan in found]
 
 
 def test_engines_that_are_not_deterministic_or_compute_with_less_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    notes = [{NONDETERMINISTIC}, {TENSOR_CORE}, {DOWN_CONVERTED}, set(), {REDUCED_SUMS, 9}, {9}]
+    notes = [{NONDETERMINISTIC}, {0}, {DOWN_CONVERTED}, set(), {REDUCED_SUMS, 9}, {9}]
     script = Scripted({3: [(note, size) for size, note in enumerate(notes)]})
     assert workspaces(monkeypatch, script) == [1, 3, 5]
-    assert workspaces(monkeypatch, script, tensor_cores=False) == [3, 5]
 
 
 def test_engines_that_fail_or_need_too_much_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,14 +133,14 @@ def test_what_no_usual_engine_does_is_left_to_those_for_all_else(
 class Recorded(GraphConvolutions):
     """Keeps what it executes, and writes sums that are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tf32: bool = True) -> None:
         stream = SimpleNamespace(ptr=0)
         cupy: Any = SimpleNamespace(
             empty=empty, cuda=SimpleNamespace(get_current_stream=lambda: stream)
         )
         nothing: Any = None
         handle: Any = SimpleNamespace(pointer=None, to_current_stream=lambda: None)
-        super().__init__(nothing, cupy, handle, Elementwise(np), Scratch(cupy), tf32=False)
+        super().__init__(nothing, cupy, handle, Elementwise(np), Scratch(cupy), tf32=tf32)
         self.executed: list[tuple[Any, dict[int, Any]]] = []
 
     def _execute(self, plan: GraphPlan, arrays: dict[int, Any]) -> None:
@@ -175,8 +171,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         graphs.append((*shape, accumulate, passing))
         return graphs[-1]
 
-    def three(cudnn: Any, target: Any, graph: Any, most: int, *, tensor_cores: bool) -> Any:
-        assert tensor_cores == (graph[3] != "float32")
+    def three(cudnn: Any, target: Any, graph: Any, most: int) -> Any:
         return [GraphPlan((graph, i), 64) for i in range(min(most, 3))]  # type: ignore[arg-type]
 
     monkeypatch.setattr(cudnn_graph, "convolution_graph", graph)
@@ -208,6 +203,22 @@ def test_plans_are_made_once_and_given_the_arrays_that_they_are_for(
     for _, arrays in engine.executed:
         assert all(arrays[uid] is a for uid, a in zip(uids, (first, second, out), strict=True))
     assert made.count(graph) == 1
+
+
+def test_gradients_with_uneven_padding_and_float32_without_tf32_are_left_to_others(
+    made: list[Any],
+) -> None:
+    uneven = replace(GEOMETRY, padding=((1, 1), (0, 1)))
+    exact, rounding = Recorded(tf32=False), Recorded()
+    for direction in cudnn_graph.OPERATIONS:
+        for dtype in map(np.dtype, ("float16", "float32")):
+            even = () if dtype == "float32" else NAMES[:3]
+            assert exact.candidates(direction, GEOMETRY, 4, dtype) == even
+            found = NAMES[:3] if direction == "forward" else ()
+            assert rounding.candidates(direction, uneven, 4, dtype) == found
+    shift = Passing(shift=True)
+    assert rounding.passes(uneven, 4, np.dtype("float32"), shift)
+    assert not exact.passes(GEOMETRY, 4, np.dtype("float32"), shift)
 
 
 def test_the_gradient_of_16_bit_filters_is_added_to_one_of_float32(made: list[Any]) -> None:

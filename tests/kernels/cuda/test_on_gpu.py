@@ -88,8 +88,9 @@ def check_convolutions(
                 )
                 for _ in range(2)
             ]
-            assert_close(results[0].astype(np.float64), expected, tolerance)
-            assert results[0].tobytes() == results[1].tobytes(), f"{direction}: {algorithm}"
+            what = f"{direction}: {algorithm}"
+            assert_close(results[0].astype(np.float64), expected, tolerance, what)
+            assert results[0].tobytes() == results[1].tobytes(), what
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,7 +104,7 @@ def test_convolutions_agree_with_the_reference_and_with_themselves(
 
 def test_convolutions_in_tf32_stay_within_its_rounding(rng: np.random.Generator) -> None:
     backend = make(tf32=True)
-    for case in ("16 filters", "first layer", "stride 2", "three groups", "depthwise"):
+    for case in AWKWARD:
         batch, shape = AWKWARD[case]
         arrays = operands(rng, batch, shape)
         check_convolutions(backend, batch, shape, arrays, "float32", TF32_TOLERANCE)

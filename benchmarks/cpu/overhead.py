@@ -50,9 +50,9 @@ class Clock:
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function."""
 
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             start = time.perf_counter()
-            result = function(*args)
+            result = function(*args, **options)
             self.seconds += time.perf_counter() - start
             self.calls += 1
             return result

@@ -24,6 +24,7 @@ REAL = {
     "comm/supervision.py": "ranks without the monitor process, signals that some have received",
     "comm/signals.py": "a second signal",
     "comm/attendance.py": "ranks that have ended",
+    "comm/waiting.py": "waits of a rank",
 }
 """Modules that read the time of the machine, and what they measure."""
 

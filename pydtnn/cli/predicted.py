@@ -12,7 +12,7 @@ from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.model.recomputing import AUTO
+from pydtnn.model.recompute_choice import AUTO
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checks import DEFAULT_PER_STAGE

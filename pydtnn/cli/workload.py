@@ -12,7 +12,7 @@ from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, load_dataset, split_validation
 from pydtnn.data.loader import samples_of_step
 from pydtnn.data.shards import stage_shards, staged_folder
-from pydtnn.model.recomputing import AUTO
+from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import Optimizer
 from pydtnn.perfmodel.workload import Workload, names_of_fields
 from pydtnn.utils import clock

@@ -15,7 +15,7 @@ from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.node import Node, nodes
-from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
 from pydtnn.model.description import Layers, describe
 from pydtnn.model.execution import Communicate, Reports, backward_loop, forward_loop, run_together
@@ -25,119 +25,14 @@ from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
-from pydtnn.model.recomputing import Recompute, Recomputing
-from pydtnn.model.stage import Stage, create_stage
+from pydtnn.model.recompute import cut
+from pydtnn.model.recompute_choice import Recompute, check_recompute, find_cuts
+from pydtnn.model.stage import create_stage
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import WholeArrays
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
-
-
-class FlatParameters:
-    """Methods of `Model` that place parameters in flat arrays, freeze and thaw them."""
-
-    backend: Backend
-    graph: Graph
-    parameters: dict[str, Parameter]
-    buffers: tuple[ParameterBuffer, ...]
-    frozen_buffers: tuple[ParameterBuffer, ...]
-    buckets: tuple[Bucket, ...]
-    statistics: RunningStatistics
-    stage: Stage | None
-    _frozen_elsewhere: frozenset[str] = frozenset()
-    _buckets_fixed: bool
-    _bucket_bytes: Sequence[int]
-
-    def choose_segments(self) -> None:
-        """Choose what is recomputed for a batch size."""
-        raise NotImplementedError
-
-    @recycled
-    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
-        """Allocate flat arrays for all parameters, with the values they have, if any."""
-        self._bucket_bytes = bucket_bytes
-        values = {name: p.master.copy() for name, p in self.parameters.items()}
-        placement = place_parameters(self.graph, bucket_bytes)
-        self.buffers, self.frozen_buffers = placement.buffers, placement.frozen
-        self.buckets, self.parameters = placement.buckets, placement.parameters
-        for name, array in values.items():
-            self.parameters[name].master[...] = array
-
-    def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
-        """Partition the parameters again if `bucket_bytes` was not set, at the first call only.
-
-        Later an optimizer references the arrays. Values are copied to new arrays. `choose` receives
-        the bytes of all gradients and the default length of buckets, and returns their lengths.
-        """
-        total = sum(buffer.grads.nbytes for buffer in self.buffers)
-        nbytes = choose(total, DEFAULT_BUCKET_BYTES)
-        if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
-            self._place_parameters(nbytes)
-            self.refresh()
-            self.backend.trim()
-        self._buckets_fixed = True
-
-    def refresh(self) -> None:
-        """Round the parameters into the working copies of a 16-bit model; called by forward."""
-        for buffer in (*self.buffers, *self.frozen_buffers):
-            buffer.refresh()
-
-    def freeze(self, *patterns: str) -> None:
-        """Make parameters constant, from the next `fit` on.
-
-        A frozen parameter has no gradient, message or update, and no state in the optimizer; layers
-        before which everything is frozen run no backward. Frozen batch norms use their running
-        statistics in training, too, and do not change them. All ranks must freeze the same.
-
-        Parameters
-        ----------
-        *patterns : str
-            Names of blocks, layers or parameters, such as "stage1" or "head.fc.b", with wildcards:
-            "*.bn?", and "*" for all.
-
-        Raises
-        ------
-        ValueError
-            If a pattern matches no parameter.
-        """
-        self.set_frozen({*self.frozen, *self._select("Model.freeze", patterns)})
-
-    def thaw(self, *patterns: str) -> None:
-        """Train frozen parameters again: see `freeze`. The optimizer's state for them is 0."""
-        self.set_frozen({*self.frozen} - {*self._select("Model.thaw", patterns)})
-
-    def _select(self, who: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        if not patterns:
-            raise ValueError(f'{who}: expected names of layers, got none; "*" means all')
-        return select(who, patterns, self.parameter_names)
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Names of the parameters of the network: of all stages, if it is cut into several."""
-        if self.stage is None:
-            return tuple(self.parameters)
-        return tuple(n for n in self.stage.shapes if n.rpartition(".")[2] not in RUNNING)
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the frozen parameters."""
-        own = {name for name, p in self.parameters.items() if p.frozen} | self._frozen_elsewhere
-        return tuple(name for name in self.parameter_names if name in own)
-
-    def set_frozen(self, names: Collection[str]) -> None:
-        """Freeze these parameters and thaw all others."""
-        if {*names} == {*self.frozen}:
-            return
-        self._frozen_elsewhere = frozenset(names) - self.parameters.keys()
-        for name, p in self.parameters.items():
-            p.frozen = name in names
-        freeze_statistics(self.statistics.statistics, self.parameters.values())
-        self.graph.find_trained()
-        self.choose_segments()
-        self._place_parameters(self._bucket_bytes)
-        self.refresh()
-        self.backend.trim()
 
 
 def example_inputs(
@@ -216,7 +111,7 @@ def warn_of_channels_first(inputs: Sequence[Node]) -> None:
             )
 
 
-class Model(NotCallable, Predictor, Recomputing, FlatParameters):
+class Model(NotCallable, Predictor):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters
@@ -307,6 +202,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         if bucket_bytes is not None:
             bucket_bytes = check_int("Model", "bucket_bytes", bucket_bytes, at_least=1)
         self._buckets_fixed = bucket_bytes is not None
+        self._frozen_elsewhere: frozenset[str] = frozenset()
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
@@ -332,7 +228,8 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         self.statistics = RunningStatistics(list(statistics), self.backend)
         self.loaded: str | None = None
         self.given: dict[str, np.ndarray] = {}
-        self._set_recompute(recompute, memory_limit)
+        self.recompute, self.memory_limit = check_recompute(recompute, memory_limit)
+        self.choose_segments()
 
     @property
     def layers(self) -> Layers:
@@ -530,6 +427,129 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         finally:
             for buffer in self.buffers:
                 buffer.write_to(0)
+
+    @recycled
+    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
+        """Allocate flat arrays for all parameters, with the values they have, if any."""
+        self._bucket_bytes = bucket_bytes
+        values = {name: p.master.copy() for name, p in self.parameters.items()}
+        placement = place_parameters(self.graph, bucket_bytes)
+        self.buffers, self.frozen_buffers = placement.buffers, placement.frozen
+        self.buckets, self.parameters = placement.buckets, placement.parameters
+        for name, array in values.items():
+            self.parameters[name].master[...] = array
+
+    def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
+        """Partition the parameters again if `bucket_bytes` was not set, at the first call only.
+
+        Later an optimizer references the arrays. Values are copied to new arrays. `choose` receives
+        the bytes of all gradients and the default length of buckets, and returns their lengths.
+        """
+        total = sum(buffer.grads.nbytes for buffer in self.buffers)
+        nbytes = choose(total, DEFAULT_BUCKET_BYTES)
+        if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
+            self._place_parameters(nbytes)
+            self.refresh()
+            self.backend.trim()
+        self._buckets_fixed = True
+
+    def refresh(self) -> None:
+        """Round the parameters into the working copies of a 16-bit model; called by forward."""
+        for buffer in (*self.buffers, *self.frozen_buffers):
+            buffer.refresh()
+
+    def freeze(self, *patterns: str) -> None:
+        """Make parameters constant, from the next `fit` on.
+
+        A frozen parameter has no gradient, message or update, and no state in the optimizer; layers
+        before which everything is frozen run no backward. Frozen batch norms use their running
+        statistics in training, too, and do not change them. All ranks must freeze the same.
+
+        Parameters
+        ----------
+        *patterns : str
+            Names of blocks, layers or parameters, such as "stage1" or "head.fc.b", with wildcards:
+            "*.bn?", and "*" for all.
+
+        Raises
+        ------
+        ValueError
+            If a pattern matches no parameter.
+        """
+        self.set_frozen({*self.frozen, *self._select("Model.freeze", patterns)})
+
+    def thaw(self, *patterns: str) -> None:
+        """Train frozen parameters again: see `freeze`. The optimizer's state for them is 0."""
+        self.set_frozen({*self.frozen} - {*self._select("Model.thaw", patterns)})
+
+    def _select(self, who: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        if not patterns:
+            raise ValueError(f'{who}: expected names of layers, got none; "*" means all')
+        return select(who, patterns, self.parameter_names)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the parameters of the network: of all stages, if it is cut into several."""
+        if self.stage is None:
+            return tuple(self.parameters)
+        return tuple(n for n in self.stage.shapes if n.rpartition(".")[2] not in RUNNING)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the frozen parameters."""
+        own = {name for name, p in self.parameters.items() if p.frozen} | self._frozen_elsewhere
+        return tuple(name for name in self.parameter_names if name in own)
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        """Freeze these parameters and thaw all others."""
+        if {*names} == {*self.frozen}:
+            return
+        self._frozen_elsewhere = frozenset(names) - self.parameters.keys()
+        for name, p in self.parameters.items():
+            p.frozen = name in names
+        freeze_statistics(self.statistics.statistics, self.parameters.values())
+        self.graph.find_trained()
+        self.choose_segments()
+        self._place_parameters(self._bucket_bytes)
+        self.refresh()
+        self.backend.trim()
+
+    def choose_segments(
+        self, batch: int | None = None, *, slots: int = 0, in_flight: int = 1
+    ) -> None:
+        """Choose what is recomputed for a batch size: see `find_cuts`."""
+        self.cut(self.find_cuts(batch, slots=slots, in_flight=in_flight))
+
+    def find_cuts(
+        self, batch: int | None = None, *, slots: int = 0, in_flight: int = 1
+    ) -> tuple[int, ...]:
+        """Return the cuts for a batch size: nodes before which segments begin or end.
+
+        Parameters
+        ----------
+        batch : int, optional
+            Samples per pass. If it is not known, `memory_limit` is ignored.
+        slots : int
+            Slots of the optimizer, for the memory.
+        in_flight : int
+            Micro-batches whose saved values exist at a time, in a stage of a pipeline. If there are
+            several, the last part of the stage is recomputed too.
+
+        Raises
+        ------
+        ValueError
+            If a name matches no layer, there are too few layers for the parts, or no choice of
+            segments needs at most `memory_limit`.
+        """
+        names = [part.name for part in self.description.parts]
+        options = self.recompute, self.memory_limit
+        return find_cuts(self, *options, names, batch, slots, in_flight)
+
+    def cut(self, cuts: Sequence[int]) -> None:
+        """Recompute the segments between cuts, and nothing if there are none."""
+        self.cuts = tuple(cuts)
+        self.segments = cut(self.graph.nodes, self.graph.trained, self.cuts)
+        self.graph.find_overwrites(self.segments.checkpoints)
 
     @property
     def whole(self) -> WholeArrays:

@@ -105,7 +105,7 @@ def test_messages_of_processes_arrive_after_they_are_sent(
 
 
 @pytest.mark.long
-@pytest.mark.mpi(4, checked=False)
+@pytest.mark.mpi(2, checked=False)
 def test_in_a_thousand_steps_no_message_arrives_before_it_is_sent(
     comm: Communicator, tmp_path: Path
 ) -> None:

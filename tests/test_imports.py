@@ -29,9 +29,7 @@ AREAS = {
     "data": ["data"],
     "parameters": [
         "layers.collectives",
-        "layers.parameters",
         "layers.initializers",
-        "layers.parameters",
         "layers.parameters",
         "layers.statistics",
     ],
@@ -133,7 +131,7 @@ class Import:
     """One import statement's target, without the leading "pydtnn." where it has one.
 
     `name` is what it takes from the target, "" if that is the module itself; `ours` says whether it
-    is in this repository.
+    is in this repository, `for_types` whether it is under TYPE_CHECKING.
     """
 
     target: str
@@ -141,6 +139,7 @@ class Import:
     ours: bool
     line: int
     in_function: bool
+    for_types: bool
 
 
 @cache
@@ -162,15 +161,17 @@ def sources() -> dict[str, Path]:
     return {name: path for name, path in repository().items() if name.split(".")[0] not in OUTSIDE}
 
 
-@cache
-def imports(module: str, *, annotations: bool = False) -> tuple[Import, ...]:
+def imports(module: str, *, annotations: bool = False) -> list[Import]:
     """Every import that can run, and with `annotations` those under TYPE_CHECKING, too."""
-    path = repository()[module]
+    return [found for found in all_imports(module) if annotations or not found.for_types]
 
-    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
-        children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            children = [*(node.body if annotations else ()), *node.orelse]
+
+@cache
+def all_imports(module: str) -> tuple[Import, ...]:
+    text = repository()[module].read_text()
+    with_calls = "import_optional" in text
+
+    def visit(node: ast.AST, in_function: bool, for_types: bool) -> Iterator[Import]:
         names: list[tuple[str, str]] = []
         if isinstance(node, ast.Import):
             names = [(alias.name, "") for alias in node.names]
@@ -187,12 +188,22 @@ def imports(module: str, *, annotations: bool = False) -> tuple[Import, ...]:
             names = [(ast.unparse(node.args[0]).strip("f'\""), "")]
         for target, name in names:
             ours = target.split(".")[0] in {"pydtnn", *OUTSIDE}
-            yield Import(without_prefix(target), name, ours, node.lineno, in_function)
+            target = without_prefix(target)
+            yield Import(target, name, ours, node.lineno, in_function, for_types)
         inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in children:
-            yield from visit(child, inside)
+        guarded = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for child in ast.iter_child_nodes(node) if with_calls else statements(node):
+            typing = for_types or (guarded and child in node.body)
+            yield from visit(child, inside, typing)
 
-    return tuple(visit(ast.parse(path.read_text()), in_function=False))
+    return tuple(visit(ast.parse(text), in_function=False, for_types=False))
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those in a node, and what contains more of them."""
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        found = getattr(node, part, ())
+        yield from found if isinstance(found, list) else ()
 
 
 def without_prefix(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Run the tests in three processes at a time: ``python -m tests.side_by_side -m "not long"``.
+"""Run the tests in four processes at a time: ``python -m tests.side_by_side -m "not long"``.
 
 Most tests use one core, and those that start ranks often wait. The output of the first process is
 shown while it runs, that of the others at the end. Paths cannot be selected.
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 OTHERS = (
-    ("tests/comm", "tests/data", "tests/parallel", "tests/testing", "tests/tracing"),
+    ("tests/comm", "tests/data", "tests/testing", "tests/tracing"),
+    ("tests/layers", "tests/parallel", "tests/perfmodel", "tests/utils"),
     (
-        *("tests/callbacks", "tests/cli", "tests/interchange", "tests/perfmodel"),
+        *("tests/callbacks", "tests/cli", "tests/interchange", "tests/saving"),
         *("tests/simulated", "tests/training"),
     ),
 )
-"""Tests of the other processes: about a third of the time each, with and without the long ones."""
+"""Tests of the other processes: about a quarter of the time each."""
 
 
 def main(arguments: Sequence[str]) -> int:

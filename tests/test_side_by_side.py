@@ -1,4 +1,4 @@
-"""The tests in three processes."""
+"""The tests in several processes."""
 
 from __future__ import annotations
 

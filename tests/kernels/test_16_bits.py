@@ -419,6 +419,7 @@ def _(b: Backend, a: Arrays) -> Any:
     return dqkv
 
 
+@pytest.mark.few(129)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kernel", CASES)
 @pytest.mark.parametrize("name", ["numpy", *instruction_sets()])

@@ -75,6 +75,7 @@ def lengths_of(size: tuple[int, int, int, int]) -> np.ndarray:
     return np.array([length, 0, (length + 1) // 2, 1, length - 1][:samples], np.int64)
 
 
+@pytest.mark.few(96)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)

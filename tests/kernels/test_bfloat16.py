@@ -95,6 +95,7 @@ def norm_error(value: np.ndarray, exact: np.ndarray) -> float:
     return float(error / max(np.linalg.norm(exact), 1e-300) / UNIT)
 
 
+@pytest.mark.few(80)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_convolutions_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str

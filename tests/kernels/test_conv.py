@@ -172,6 +172,7 @@ def all_directions(
     return arrays, directions(arrays, geometry)
 
 
+@pytest.mark.few(100)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_all_directions_agree_with_the_reference(
@@ -214,6 +215,7 @@ def test_random_geometries_agree_with_the_reference(cpu_backend: Backend, once: 
             assert_close(value, expected[direction], 1e-12)
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_backward_of_data_is_the_adjoint_of_forward(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
@@ -230,6 +232,7 @@ def test_backward_of_data_is_the_adjoint_of_forward(
     assert abs(np.vdot(dw, arrays["w"]) - product) <= 1e-12 * size
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str

@@ -73,7 +73,7 @@ def forward(case: str, dtype: Any) -> tuple[Deferred, Arrays, np.ndarray, dict[b
     return x, arrays, Fused(np).values(exact), expected
 
 
-@pytest.mark.few(150)
+@pytest.mark.few(50)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_forward_of_a_deferred_input_agrees_with_the_reference(
@@ -140,6 +140,7 @@ def test_backward_of_data_through_a_gate_agrees_with_the_reference(
         assert_sums_close(sums, [out.astype(np.float64), *centred], SUMS[dtype])
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("added", ["nothing", "another array", "the output"])
 @pytest.mark.parametrize("gated", ["no gate", "kept values", "no ReLU"])
 @pytest.mark.parametrize("case", ["primes", "stride 2", "depthwise", "three vectors of filters"])
@@ -173,7 +174,7 @@ def backward_filter(case: str, dtype: Any) -> tuple[Deferred, Deferred, np.ndarr
     return x, dy, expected
 
 
-@pytest.mark.few(150)
+@pytest.mark.few(50)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_backward_of_filters_of_deferred_arrays_agrees_with_the_reference(
@@ -203,7 +204,7 @@ def both_gradients(case: str) -> tuple[Any, dict[bool, Any]]:
     return (x, dy, w, add, before), expected
 
 
-@pytest.mark.few(75)
+@pytest.mark.few(25)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_both_gradients_at_once_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str
@@ -226,6 +227,7 @@ def test_both_gradients_at_once_agree_with_the_reference(
             assert_close(sums, exact, 1e-12)
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str

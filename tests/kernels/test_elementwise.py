@@ -118,6 +118,7 @@ def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
     np.testing.assert_allclose(dx, numeric_gradient(forward, x, dy), atol=1e-9)
 
 
+@pytest.mark.few(143)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", FUNCTIONS)

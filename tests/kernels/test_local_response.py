@@ -56,6 +56,7 @@ def test_the_gradient_of_the_reference_is_that_of_differences(
     np.testing.assert_allclose(backward(REFERENCE, x, dy, OPTIONS[name]), expected, atol=1e-7)
 
 
+@pytest.mark.few(67)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("name", OPTIONS)

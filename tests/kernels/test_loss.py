@@ -104,6 +104,7 @@ def test_hinge_equals_the_reference(
     np.testing.assert_array_equal(out, exact)  # multiples of a quarter
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 5, 2), (17,)])
 @pytest.mark.parametrize("name", ELEMENTWISE)

@@ -140,6 +140,7 @@ def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, backend_nam
         np.testing.assert_array_equal(index[0, ..., 1], [[3, 2], [1, 0]])
 
 
+@pytest.mark.few(140)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("name", EVERY)
@@ -163,6 +164,7 @@ def test_maximum_equals_the_reference(
     np.testing.assert_allclose(results[0][2], results[1][2], atol=20 * eps(dtype))
 
 
+@pytest.mark.few(140)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count_padding", [True, False])
 @pytest.mark.parametrize("channels", CHANNELS)
@@ -184,6 +186,7 @@ def test_mean_equals_the_reference(
         np.testing.assert_allclose(actual, expected, atol=10 * eps(dtype))  # 20 terms below 1
 
 
+@pytest.mark.few(75)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize(("size", "output"), [*BINS, *BINS_OF_VOLUMES])

@@ -46,6 +46,7 @@ def test_stream_of_a_name_never_changes() -> None:
     assert stream("blocks.3.dropout") == 0x76AE11E3
 
 
+@pytest.mark.few(48)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -83,6 +83,7 @@ def test_reference_update_is_the_rule_of_the_paper(case: str, decay: float) -> N
     np.testing.assert_allclose(w, numbers, rtol=1e-12)
 
 
+@pytest.mark.few(75)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("case", CASES)

@@ -63,6 +63,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "PLANES_BYTES", 20_000)
 
 
+@pytest.mark.few(43)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_all_directions_agree_with_the_reference(
@@ -76,6 +77,7 @@ def test_all_directions_agree_with_the_reference(
         assert_close(value, expected[direction], TOLERANCE[dtype])
 
 
+@pytest.mark.few(34)
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("case", AWKWARD)
 def test_both_gradients_at_once_are_those_of_the_two_kernels(

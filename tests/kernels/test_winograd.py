@@ -81,6 +81,7 @@ def error(value: np.ndarray, exact: np.ndarray) -> float:
     return float(np.linalg.norm(value - exact) / np.linalg.norm(exact))
 
 
+@pytest.mark.few(59)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_every_way_of_walking_agrees_with_the_reference(
@@ -182,6 +183,7 @@ def deferred_case(case: str) -> tuple[Any, Any]:
     return arrays, sinks(REFERENCE, *arrays, shape)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sinks_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str
@@ -192,6 +194,7 @@ def test_deferred_arrays_and_sinks_agree_with_the_reference(
         assert_close(value, exact, 1e-11)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
@@ -212,6 +215,7 @@ def test_the_number_of_threads_does_not_change_a_byte(
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_both_gradients_at_once_are_those_of_each_alone(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str

@@ -197,6 +197,7 @@ def assert_close(given: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
         assert np.abs(given[key] - array).max(initial=0) <= allowed, key
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", NETS)
 def test_outputs_and_gradients_are_those_of_the_plain_network(

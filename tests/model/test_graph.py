@@ -339,6 +339,7 @@ def step(model: Model, training: bool) -> list[np.ndarray]:
     return [to_host(array) for array in (y, dx, *gradients) if array is not None]
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("input_gradient", [True, False])

@@ -122,6 +122,7 @@ def test_long_sums_go_by_the_schedule_and_short_ones_and_extremes_do_not(hosts):
     assert run_threads(3, calls, hosts=hosts) == [[own, {}, {}, own]] * 3
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", [F32, np.dtype("float64"), np.dtype("int32"), F16, BF16], ids=str)
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_sums_between_hosts_are_exact_where_they_can_be(hosts, dtype):

@@ -6,6 +6,7 @@ import pytest
 from pydtnn.parallel.compression.floats import code_type, pack_bits, unpack_bits
 
 
+@pytest.mark.few(64)
 @pytest.mark.parametrize("width", range(1, 33))
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 101])
 def test_codes_come_back_from_as_few_bytes_as_hold_them(width, count, rng):

@@ -50,6 +50,7 @@ def prepared(
     return sums, bucket
 
 
+@pytest.mark.few(26)
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_case
@@ -69,6 +70,7 @@ def test_what_is_not_finite_shows_in_the_sum_of_the_step_on_all_ranks(comm, case
         assert np.isfinite(bucket.grads).all()  # nothing of it is left
 
 
+@pytest.mark.few(25)
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_case

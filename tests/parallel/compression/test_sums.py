@@ -63,6 +63,7 @@ def expected(sums: CompressedSums, bucket: Bucket, size: int, steps: int) -> lis
     ]
 
 
+@pytest.mark.few(24)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -85,6 +86,7 @@ def test_sums_are_those_of_what_each_rank_sends(comm, case, dtype):
                 np.testing.assert_array_equal(given, wanted)
 
 
+@pytest.mark.few(18)
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2, 4)
 @pytest.mark.parametrize("case", ALL, ids=names)

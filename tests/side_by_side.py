@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 OTHERS = (
-    ("tests/comm", "tests/data", "tests/testing", "tests/tracing"),
-    ("tests/layers", "tests/parallel", "tests/perfmodel", "tests/utils"),
+    ("tests/comm", "tests/layers", "tests/testing", "tests/tracing"),
+    ("tests/model", "tests/parallel", "tests/perfmodel", "tests/utils"),
     (
         *("tests/callbacks", "tests/cli", "tests/interchange", "tests/saving"),
         *("tests/simulated", "tests/training"),

@@ -8,19 +8,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.launch import ROOT, Finished
 
+needs_digits = pytest.mark.skipif(
+    find_spec("sklearn") is None, reason="the examples read scikit-learn's digits"
+)
 CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "gpt")
 
 
+@needs_digits
 @pytest.mark.few(1)
 @pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(path)]
     done = subprocess.run(
@@ -48,10 +52,10 @@ def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
     assert float(perplexity[1]) < 1.5
 
 
+@needs_digits
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["own_scheme", "asynchronous_scheme"])
 def test_a_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished], name: str) -> None:
-    pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
     done = mpiexec(2, [str(ROOT / "examples" / f"{name}.py")])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks: test accuracy 0.") == 1

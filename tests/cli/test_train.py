@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -207,8 +208,8 @@ def test_every_choice_trains(
     assert all(value is not None for value in epoch.values())
 
 
+@pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_digits_are_learnt(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     options = ["--dataset=digits", "--model=mlp", "--epochs=3", "--threads=1"]
     assert main([*options, f"--output-dir={tmp_path}"]) == 0
     assert json.loads((tmp_path / "history.json").read_text())[-1]["val_accuracy"] > 0.8

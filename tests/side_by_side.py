@@ -19,11 +19,11 @@ BYTECODE = Path(__file__).resolve().parents[1] / "build" / "bytecode"
 that each of them imports takes a second."""
 
 OTHERS = (
-    ("tests/comm", "tests/perfmodel", "tests/testing", "tests/tracing"),
+    ("tests/comm", "tests/perfmodel", "tests/testing"),
     ("tests/layers", "tests/model", "tests/parallel", "tests/utils"),
     (
         *("tests/callbacks", "tests/cli", "tests/interchange", "tests/saving"),
-        *("tests/simulated", "tests/training"),
+        *("tests/simulated", "tests/tracing", "tests/training"),
     ),
 )
 """Tests of the other processes: about a quarter of the time each."""

@@ -8,16 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.digits import needs_digits
 from tests.launch import ROOT, Finished
 
-needs_digits = pytest.mark.skipif(
-    find_spec("sklearn") is None, reason="the examples read scikit-learn's digits"
-)
 CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "gpt")
 
 

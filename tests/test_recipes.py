@@ -6,15 +6,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-if find_spec("sklearn") is None:
-    pytest.skip("scikit-learn is not installed: the extra `data`", allow_module_level=True)
+from tests.digits import needs_digits
+
+pytestmark = needs_digits
 
 DOC = Path(__file__).parent.parent / "docs" / "recipes.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))

@@ -32,6 +32,7 @@ def test_every_test_runs_once_and_a_failure_in_any_process_counts(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(
             f"import pytest\ndef {name}():\n    open('{name}', 'x').close()\n"
+            "    import os\n    assert 'PYTHONDONTWRITEBYTECODE' not in os.environ\n"
             f"    assert {path != failing}\n@pytest.mark.slow\ndef test_slow():\n    assert False\n"
         )
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True)

@@ -150,6 +150,7 @@ SUMMARY = "========= ERROR SUMMARY: {} errors\n"
         (PASSED + SUMMARY.format(0), 0, "memcheck", "passed", ""),
         (PASSED + SUMMARY.format(2), 9, "memcheck", "failed", "memcheck: 2 errors"),
         (PASSED, 0, "memcheck", "failed", "status 0"),
+        (PASSED + SUMMARY.format(2), 0, None, "passed", ""),  # in the name of a test, perhaps
         (
             PASSED + "========= RACECHECK SUMMARY: 3 hazards displayed (0 errors, 3 warnings)\n",
             0,
@@ -168,6 +169,20 @@ def test_the_output_of_pytest_and_of_a_sanitizer_is_judged(output, status, tool,
     assert told in " ".join(result.told)
     if output.startswith(PASSED):
         assert (result.passed, result.on_gpu) == (2, 1)
+
+
+def test_only_files_with_tests_on_a_gpu_are_chosen(monkeypatch):
+    from tests.gpu_check import suite
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/layers/test_linear.py"]
+        + ["tests/kernels/cuda/test_on_gpu.py", "tests/utils", "tests/comm/test_nccl.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    monkeypatch.setattr("tests.gpu_check.suite.subprocess.run", lambda *a, **k: done)
+    assert suite.on_gpu() == ["tests/kernels/cuda/test_on_gpu.py", "tests/layers/test_linear.py"]
 
 
 def test_files_are_tested_side_by_side_and_what_happened_to_each_is_written(tmp_path):

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +28,7 @@ from pydtnn.metrics import METRICS
 from pydtnn.optimizers import OPTIMIZERS
 from pydtnn.schedules import SCHEDULES
 from pydtnn.train import main
+from tests.digits import needs_digits
 from tests.launch import ROOT, Finished
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -208,7 +208,7 @@ def test_every_choice_trains(
     assert all(value is not None for value in epoch.values())
 
 
-@pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@needs_digits
 def test_digits_are_learnt(tmp_path: Path) -> None:
     options = ["--dataset=digits", "--model=mlp", "--epochs=3", "--threads=1"]
     assert main([*options, f"--output-dir={tmp_path}"]) == 0

@@ -27,4 +27,4 @@ def assert_guards_hold(inside: np.ndarray) -> None:
 def assert_close(value: np.ndarray, expected: np.ndarray, tolerance: float, what: str = "") -> None:
     """Assert equality in norm, relative to the norm of what is expected."""
     error, norm = np.linalg.norm(value - expected), np.linalg.norm(expected)
-    assert error <= tolerance * norm, f"{what}: {error:.1e} beside {norm:.1e}"
+    assert error <= tolerance * norm, f"{what} error {error:.1e}, norm {norm:.1e}"

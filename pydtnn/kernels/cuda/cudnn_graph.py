@@ -200,6 +200,7 @@ DOWN_CONVERTED, REDUCED_SUMS, NONDETERMINISTIC = 1, 2, 4
 """What an engine says about its arithmetic (cudnnBackendNumericalNote_t)."""
 
 UNWANTED = frozenset({DOWN_CONVERTED, REDUCED_SUMS, NONDETERMINISTIC})
+"""Notes of engines that are not used."""
 
 ADD, RELU, SUM_SQUARES = 0, 100, 0
 """Operations on elements (cudnnPointwiseMode_t), and the statistics (cudnnGenStatsMode_t)."""
@@ -422,11 +423,11 @@ class GraphConvolutions(CudnnEngine):
     Plans that also add to the output, or do what follows in passing, are made when they are first
     asked for. The parameters are those of `CudnnEngine`.
 
-    Two kinds of convolutions are left to the older interface, because not all that cuDNN 9.19
-    proposes for them is right, and its notes do not tell which (seen on an H100):
+    Two kinds of convolutions are left to the older interface, because some of the engines that
+    cuDNN 9.19 proposes for them on an H100 return wrong results, without a note that tells which:
 
-    - gradients with uneven padding: some engines ignore the padding behind;
-    - float32 without TF32: an engine for the gradient of the filters is no more precise than TF32.
+    - gradients with asymmetric padding: some engines ignore the padding at the end of an axis;
+    - float32 without TF32: an engine for the gradient of the filters has errors as large as TF32's.
     """
 
     def __init__(self, cudnn: Cudnn, cupy: Any, handle: Handle, *given: Any, tf32: bool) -> None:
@@ -440,15 +441,15 @@ class GraphConvolutions(CudnnEngine):
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
     ) -> tuple[str, ...]:
         """Name the plans that there are for the convolution alone."""
-        if not self._right(direction, geometry, batch, dtype.name):
+        if not self._reliable(direction, geometry, batch, dtype.name):
             return ()
         return NAMES[: len(self.plans(direction, geometry, batch, dtype.name))]
 
-    def _right(self, direction: str, geometry: ConvGeometry, batch: int, dtype: str) -> bool:
-        """Whether whatever cuDNN proposes can be relied upon, and it may be asked at all."""
+    def _reliable(self, direction: str, geometry: ConvGeometry, batch: int, dtype: str) -> bool:
+        """Whether cuDNN may be asked, and all engines that it proposes compute what they should."""
         exact = dtype == "float32" and not self._tf32
-        padded_alike = direction == "forward" or is_even(geometry)
-        return self.suits(geometry, batch, dtype) and padded_alike and not exact
+        symmetric = direction == "forward" or is_even(geometry)
+        return self.suits(geometry, batch, dtype) and symmetric and not exact
 
     def plans(
         self,
@@ -509,7 +510,7 @@ class GraphConvolutions(CudnnEngine):
 
         Which plans there are, only making them says, and that may take a second.
         """
-        if not self._right("forward", geometry, batch, dtype.name):
+        if not self._reliable("forward", geometry, batch, dtype.name):
             return False
         return not passing.sums or (dtype.itemsize == 2 and geometry.filters % 4 == 0)
 

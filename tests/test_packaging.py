@@ -199,7 +199,8 @@ def test_the_citation_and_the_metadata_say_what_the_package_says() -> None:
     assert [author["name"] for author in codemeta["author"]] == authors
     assert citation["title"] == codemeta["name"] == PROJECT["name"]
     assert codemeta["description"] == PROJECT["description"]
-    assert codemeta["softwareRequirements"] == PROJECT["dependencies"]
+    needed = [entry["name"] + entry["version"] for entry in codemeta["softwareRequirements"]]
+    assert needed == PROJECT["dependencies"]
     assert codemeta["runtimePlatform"] == f"Python {PROJECT['requires-python']}"
 
 

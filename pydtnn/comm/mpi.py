@@ -105,7 +105,8 @@ def _initialise() -> Any:
     if not MPI.Is_initialized():
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in _library(MPI):
             raise ValueError(_mismatch(MPI, "is that of Open MPI"))
-        if "MPICH" in _library(MPI) and not os.access(SHARED_MEMORY, os.W_OK):
+        linux = sys.platform == "linux"  # other systems have no such folder
+        if linux and "MPICH" in _library(MPI) and not os.access(SHARED_MEMORY, os.W_OK):
             raise ValueError(  # it would end the process with a page of text
                 f"mpi: {_library(MPI)} requires a folder {SHARED_MEMORY} that can be written, for "
                 "messages; mount it read-write, or start one process without mpirun."

@@ -1,11 +1,16 @@
-"""List the commands: ``python -m pydtnn``."""
+"""All commands as one: ``pydtnn COMMAND ...``, or ``python -m pydtnn``; it lists them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 from pydtnn import __version__
-from pydtnn.utils.command import run_command
+from pydtnn.utils.command import printing
+from pydtnn.utils.errors import printable
 from pydtnn.utils.names import unknown
 
 COMMANDS = {
@@ -22,25 +27,48 @@ COMMANDS = {
     "parallel.pipeline": "draw schedules of pipelines",
     "perfmodel.paradl": "the published performance model ParaDL",
     "testing": "check a scheme, layer, loss or plan",
+    "completion": "complete commands and options in bash, zsh and fish",
 }
-"""Modules that are run, and what they do."""
+"""Commands, and what they do: ``pydtnn NAME`` is ``python -m pydtnn.NAME``."""
+
+ELSEWHERE = {"completion": "cli.completion"}
+"""Modules of commands that have another name."""
+
+HELP = ("-h", "--help")
 
 
-def main(arguments: list[str]) -> int:
-    """Print the commands; return the exit status, 1 if there is an argument."""
-    return run_command("pydtnn", lambda: _print_commands(arguments))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, or print their list; return the exit status, 1 if there is no such command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
+    if name in COMMANDS:
+        return module_of(name).main(rest[:-1])
+    if name and name not in HELP:
+        if name == "--version":
+            print(f"pydtnn {__version__}")
+            return 0
+        print(printable(f"pydtnn: {unknown('command', name, COMMANDS)}"), file=sys.stderr)
+        return 1
+    with printing():
+        print(f"pydtnn {__version__}: pydtnn COMMAND --help, or python -m pydtnn.COMMAND --help\n")
+        width = max(map(len, COMMANDS))
+        for name, purpose in COMMANDS.items():
+            print(f"{name:{width}}  {purpose}")
+    return 0
 
 
-def _print_commands(arguments: list[str]) -> None:
-    if arguments and arguments[0] not in ("-h", "--help"):
-        name, use = arguments[0], "use python -m pydtnn."
-        hint = use + name if name in COMMANDS else unknown("command", name, COMMANDS)
-        raise ValueError(f"expected no arguments; {hint}")
-    print(f"pydtnn {__version__}: python -m pydtnn.COMMAND --help\n")
-    width = max(map(len, COMMANDS))
-    for name, purpose in COMMANDS.items():
-        print(f"{name:{width}}  {purpose}")
+def module_of(name: str) -> ModuleType:
+    """Return the module with the ``main`` of a command."""
+    module = f"pydtnn.{ELSEWHERE.get(name, name)}"
+    spec = find_spec(module)
+    package = spec is not None and spec.submodule_search_locations is not None
+    return import_module(f"{module}.__main__" if package else module)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn import __version__
-from pydtnn.utils.command import printing
-from pydtnn.utils.errors import printable
+from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.machine import cpu_name, default_threads
 
 PACKAGES = (
@@ -88,16 +87,20 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] = ()) -> None:
-    """Print the report as text."""
-    if arguments:
-        sys.exit("usage: python -m pydtnn.info  (no options)")
-    try:
-        with printing():
-            for name, value in _lines(collect(probe=True)):
-                print(f"{name:<18}{value}")
-    except (OSError, ValueError) as error:
-        sys.exit(printable(f"pydtnn.info: {error}"))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the report as text; return the exit status, 0 on success."""
+    return run_command("pydtnn.info", lambda: _run(arguments))
+
+
+def create_parser() -> Parser:
+    """Return the parser of the command line, which has no options."""
+    return Parser("python -m pydtnn.info", description=__doc__)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    create_parser().parse_args(arguments)
+    for name, value in _lines(collect(probe=True)):
+        print(f"{name:<18}{value}")
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -245,4 +248,4 @@ def _dotted(version: int) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    options = _parser().parse_args(arguments)
+    options = create_parser().parse_args(arguments)
     try:
         with printing():
             classes = [import_object(where, "--custom") for where in options.custom]
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pydtnn.predict", description=__doc__)
     parser.add_argument("model", help="folder that --save or Trainer.save wrote")
     parser.add_argument(

@@ -1,5 +1,6 @@
-"""``python -m pydtnn`` lists every module that is run."""
+"""``python -m pydtnn`` lists every module that is run, and runs each of them."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pydtnn
-from pydtnn.__main__ import COMMANDS, main
+from pydtnn.__main__ import COMMANDS, ELSEWHERE, main
 
 ROOT = Path(pydtnn.__file__).parent
 
@@ -17,7 +18,7 @@ def test_every_command_is_listed() -> None:
     files = {f.relative_to(ROOT) for f in ROOT.rglob("*.py") if run in f.read_text()}
     names = {".".join(f.with_suffix("").parts).removesuffix(".__main__") for f in files}
     monitor = "comm.monitor.process"  # not for users
-    assert names - {"__main__", monitor} == {*COMMANDS}
+    assert names - {"__main__", monitor} == {ELSEWHERE.get(name, name) for name in COMMANDS}
 
 
 def test_the_list_is_printed() -> None:
@@ -26,9 +27,37 @@ def test_the_list_is_printed() -> None:
     assert [line.split()[0] for line in found.stdout.splitlines()[2:]] == [*COMMANDS]
 
 
-@pytest.mark.parametrize(
-    ("given", "answer"), [("train", "use python -m pydtnn.train"), ("tran", "did you mean 'train'")]
-)
-def test_a_command_is_a_module(given: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([given, "--model", "mlp"]) == 1
-    assert answer in capsys.readouterr().err
+def test_an_unknown_command_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["tran", "--model", "mlp"]) == 1
+    assert "did you mean 'train'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_run_with_its_arguments(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([command, "--help"])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 0
+    assert f"python -m pydtnn{' ' if command in ELSEWHERE else '.'}{command}" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_help_page_fits_on_a_screen_unless_it_is_the_complete_one(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    assert len(capsys.readouterr().out.splitlines()) <= 50
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pydtnn {pydtnn.__version__}\n"

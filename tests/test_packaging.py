@@ -145,8 +145,12 @@ def test_the_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
         assert place.startswith(environment)
 
 
-def test_the_console_script_is_installed(installed, tmp_path):
+def test_the_console_scripts_are_installed(installed, tmp_path):
     assert "--model" in run(installed.with_name("pydtnn-train"), "--help", cwd=tmp_path)
+    command = installed.with_name("pydtnn")
+    assert "--model" in run(command, "train", "--help", cwd=tmp_path)
+    for shell in ("bash", "zsh", "fish"):
+        assert "|--model|" in run(command, "completion", shell, cwd=tmp_path)
 
 
 def test_a_checkout_trains_with_the_installed_package(installed, tree, tmp_path):

@@ -17,17 +17,17 @@ from pydtnn.utils.machine import MAX_THREADS
 from pydtnn.utils.names import key_of
 from pydtnn.utils.option import Option, options_of
 
-MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT, OBSERVATION, VIRTUAL = GROUPS = (
+MODEL, TRAINING, OPTIMIZER, OUTPUT, OBSERVATION, DEVICE, COMMUNICATION, VIRTUAL = GROUPS = (
     "model and data",
     "training",
     "optimizer",
-    "communication",
-    "device",
     "output",
     "observation",
+    "device",
+    "communication",
     "virtual ranks",
 )
-"""The groups of options, in the order of the help page."""
+"""The groups of options, in the order of the help page, which is that of use."""
 
 PLACEHOLDERS = {int: "N", float: "X", str: "NAME", dict: "JSON"}
 """Placeholders of values on the help page, by the option's type."""

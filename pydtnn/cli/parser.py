@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from pydtnn import __version__
 from pydtnn.cli.config import GROUPS, Flag, TrainConfig, flags
 from pydtnn.utils import plain_yaml
+from pydtnn.utils.command import ALL, HelpFormatter, Parser, help_columns
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import foreign_names, unknown
 
@@ -25,8 +25,15 @@ EXAMPLES = """examples:
   python -m pydtnn.train --resume runs/mine --epochs 8
 """
 
-MAX_HELP_COLUMNS = 100
-"""Maximum width of the help page, in columns."""
+NAMES = "names"
+"""Section of the help page with the names that options accept."""
+
+ESSENTIAL = (
+    *("model", "dataset", "data_dir", "augment", "epochs", "batch_size", "loss", "metrics"),
+    *("optimizer", "lr", "schedule", "output_dir", "save", "load", "resume", "evaluate_only"),
+    *("device", "dtype", "threads", "scheme", "parallel", "config", "print_config"),
+)
+"""Options that the short help page contains, in the order of use."""
 
 
 class Arguments:
@@ -54,7 +61,7 @@ class Arguments:
 
     def __init__(self, arguments: Sequence[str] | None = None) -> None:
         given = sys.argv[1:] if arguments is None else arguments
-        parser = _parser()
+        parser = create_parser()
         known = [name for action in parser._actions for name in action.option_strings]
         self._texts = vars(parser.parse_args(list(_whole(_translate(given, known)))))
         self._printing = self._texts.pop("print_config", False)
@@ -208,47 +215,30 @@ def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
     return text if value is None else value
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """Parser that raises its errors as exceptions with a one-sentence message."""
 
     def error(self, message: str) -> Any:
         raise _explain(" ".join(message.split()))
 
-    def format_help(self) -> str:
-        self.epilog = f"{_names()}\n{EXAMPLES}"
-        return super().format_help()
+    def format_help(self, section: str = ALL) -> str:
+        if section:
+            self.sections[NAMES].description = _names()
+        return super().format_help(section)
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help page as wide as the terminal; names of options are not broken at hyphens."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=_columns())
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return action.option_strings[0].replace("--", "--[no-]")
-        return super()._format_action_invocation(action)
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-def _columns() -> int:
-    return min(shutil.get_terminal_size().columns - 2, MAX_HELP_COLUMNS)
-
-
-def _parser() -> _Parser:
+def create_parser() -> _Parser:
+    """Return the parser, in which values are text."""
     parser = _Parser(
         prog="python -m pydtnn.train",
         usage="[mpirun -np RANKS] python -m pydtnn.train [options]",
         description="Train a network over the ranks that mpirun started, or in this process alone.",
-        formatter_class=_Help,
+        epilog=EXAMPLES,
+        essential=ESSENTIAL,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        add_help=False,
     )
-    parser.add_argument("-h", "--help", action="help", help="show this page and exit")
     shown = "show the version and exit"
     parser.add_argument("--version", action="version", version=f"pydtnn {__version__}", help=shown)
     read = "read options from this YAML file; the command line overrides them"
@@ -269,24 +259,25 @@ def _parser() -> _Parser:
         else:
             action = "append" if own.kind is dict else "store"
             group.add_argument(own.label, action=action, metavar=own.metavar, help=help)
+    parser.add_argument_group(NAMES)
     return parser
 
 
 def _names() -> str:
-    """Return the list of available names, for the end of the help page."""
+    """Return the list of available names, a section of the help page."""
     from pydtnn.cli.parts import PARTS
 
     widest = max(map(len, PARTS))
     lines = [
         textwrap.fill(
             ", ".join(kind.entries),
-            _columns(),
-            initial_indent=f"  {option:<{widest}}  ",
-            subsequent_indent=" " * (widest + 4),
+            help_columns() - 2,
+            initial_indent=f"{option:<{widest}}  ",
+            subsequent_indent=" " * (widest + 2),
         )
         for option, kind in PARTS.items()
     ]
-    return "\n".join(["names:", *lines, ""])
+    return "\n".join(lines)
 
 
 def _explain(message: str) -> Exception:

@@ -28,10 +28,11 @@ MOST_ORDERED = 64
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments; return the exit status, see `run_subcommand`."""
-    return run_subcommand("pydtnn.comm", _parser(), arguments)
+    return run_subcommand("pydtnn.comm", create_parser(), arguments)
 
 
-def _parser() -> Parser:
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         "python -m pydtnn.comm",
         description="List, draw and check allreduce schedules.",

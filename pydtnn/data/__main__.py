@@ -21,10 +21,11 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments; return the exit status, see `run_subcommand`."""
-    return run_subcommand("pydtnn.data", _parser(), arguments)
+    return run_subcommand("pydtnn.data", create_parser(), arguments)
 
 
-def _parser() -> Parser:
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         "python -m pydtnn.data",
         description="Pack images into shards, and verify shards.",

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    options = _parser().parse_args(arguments)
+    options = create_parser().parse_args(arguments)
     try:
         runs = read_runs(options.runs, options.trace)
         page = render(runs, [*map(read_step, options.step)]).encode()
@@ -45,7 +45,8 @@ def read_step(text: str) -> Step:
     return Step(int(epoch), int(number))
 
 
-def _parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pydtnn.report",
         description="Write one HTML page with curves, times, configuration and environment of "

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         with printing():
-            print(_check(_parser().parse_args(arguments)))
+            print(_check(create_parser().parse_args(arguments)))
     except Exception as error:
         message = str(error) if isinstance(error, AssertionError) else describe(error)
         print(f"{requested_traceback(error)}{message}", file=sys.stderr)
@@ -84,7 +84,8 @@ CHECKS: dict[type, Callable[..., None]] = {
 """Checks by base class; anything else is a scheme."""
 
 
-def _parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="python -m pydtnn.testing",
         description="Check that a parallel scheme, layer, loss or metric keeps its contract, or "

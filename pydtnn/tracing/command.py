@@ -22,10 +22,11 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments; return the exit status, see `run_subcommand`."""
-    return run_subcommand("pydtnn.trace", _parser(), arguments)
+    return run_subcommand("pydtnn.trace", create_parser(), arguments)
 
 
-def _parser() -> Parser:
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="python -m pydtnn.trace",
         description="Export, summarise and compare traces that --trace has written.",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import os
+import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.names import unknown
 
 
 @contextlib.contextmanager
@@ -53,11 +58,137 @@ def _flush() -> None:
         raise OSError(f"the standard output cannot be written: {reason}") from error
 
 
+MAX_HELP_COLUMNS = 100
+"""Maximum width of a help page, in columns."""
+
+ALL = "all"
+"""Section that is the complete help page."""
+
+
 class Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
+    """Parser that raises its errors as exceptions with a one-sentence message.
+
+    If there are many options, ``--help`` prints the essential ones, ``--help all`` all of them, and
+    ``--help SECTION`` those of a group; the sections are the groups with a title of their own.
+
+    Parameters
+    ----------
+    *args, **keywords
+        Of `argparse.ArgumentParser`.
+    essential : sequence of str
+        Destinations of the options that ``--help`` prints, in this order; by default it prints the
+        complete page.
+    """
+
+    def __init__(self, *args: Any, essential: Sequence[str] = (), **keywords: Any) -> None:
+        self.essential = essential
+        if essential:
+            keywords["add_help"] = False
+        super().__init__(*args, **keywords)
+        if essential:
+            self.add_argument(
+                "-h", "--help", action=_Help, help=f"show a section, or {ALL}, and exit"
+            )
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
+
+    @property
+    def sections(self) -> dict[str, argparse._ArgumentGroup]:
+        """Groups of arguments by title, in the order of the page, without those of argparse."""
+        return {
+            str(group.title): group
+            for group in self._action_groups
+            if group.title not in ("positional arguments", "options")
+        }
+
+    def format_help(self, section: str = ALL) -> str:
+        """Return the help page, or a part of it.
+
+        Parameters
+        ----------
+        section : str
+            The title of a section, or the beginning of a word in it; empty for the essential
+            options.
+
+        Raises
+        ------
+        ValueError
+            If there is no such section; the message contains all of them.
+        """
+        if section == ALL:
+            return super().format_help()
+        formatter = self._get_formatter()
+        sections = self.sections
+        if section:
+            given = section.lower()
+            chosen = [title for title in sections if f" {title}".find(f" {given}") >= 0]
+            if not chosen:
+                self.error(unknown("section of --help", section, [*sections, ALL]))
+            formatter.start_section(chosen[0])
+            formatter.add_text(sections[chosen[0]].description)
+            formatter.add_arguments(sections[chosen[0]]._group_actions)
+            formatter.end_section()
+            return formatter.format_help()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        by_name = {action.dest: action for action in shown}
+        formatter.start_section("most used options")
+        formatter.add_arguments(map(_shortened, map(by_name.__getitem__, self.essential)))
+        formatter.end_section()
+        more = f"--help {ALL} shows all {len(shown)} options, --help SECTION those of a section: "
+        formatter.add_text(textwrap.fill(more + ", ".join(sections), help_columns()))
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+
+def _shortened(action: argparse.Action) -> argparse.Action:
+    """Return an option with the first clause of its description, and its default."""
+    shown, text = copy.copy(action), action.help or ""
+    shown.help = "".join([first_clause(text), *re.findall(r" \(default: .*\)", text)])
+    return shown
+
+
+def first_clause(text: str) -> str:
+    """Return the first clause of the description of an option, without its default.
+
+    >>> first_clause("samples per rank; by default 64 (default: 1)")
+    'samples per rank'
+    """
+    return re.split(r"; |:? by default|, or path/|(?:^| )\(default", text)[0]
+
+
+class _Help(argparse.Action):
+    """Option ``--help [SECTION]``."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
+        own = {"nargs": "?", "const": "", "default": argparse.SUPPRESS, "metavar": "SECTION"}
+        super().__init__(option_strings, dest, **{**keywords, **own})
+
+    def __call__(self, parser: Any, namespace: Any, section: Any, option: Any = None) -> None:
+        parser._print_message(parser.format_help(section), sys.stdout)
+        parser.exit()
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Page as wide as the terminal, up to `MAX_HELP_COLUMNS`; names are not broken at hyphens."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=help_columns())
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]")
+        return super()._format_action_invocation(action)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def help_columns() -> int:
+    """Return the width of help pages."""
+    return min(shutil.get_terminal_size().columns - 2, MAX_HELP_COLUMNS)
 
 
 def run_command(name: str, run: Callable[[], None]) -> int:

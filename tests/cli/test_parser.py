@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.config import TrainConfig, flags
-from pydtnn.cli.parser import parse
+from pydtnn.cli.config import GROUPS, TrainConfig, flags
+from pydtnn.cli.parser import ESSENTIAL, parse
 from pydtnn.models import MODELS
 from pydtnn.train import main
 
@@ -27,10 +27,14 @@ def page(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """The help page on a terminal of so many columns."""
+    """The complete help page on a terminal of so many columns."""
     monkeypatch.setenv("COLUMNS", str(getattr(request, "param", 80)))
+    return help_page(capsys, "all")
+
+
+def help_page(capsys: pytest.CaptureFixture[str], *section: str) -> str:
     with pytest.raises(SystemExit) as end:
-        main(["--help"])
+        main(["--help", *section])
     assert end.value.code == 0
     printed, told = capsys.readouterr()
     assert told == ""
@@ -181,6 +185,45 @@ def test_the_help_page_has_every_option_and_those_that_were_promised(page: str) 
     names = {name.replace("_", "-") for name in flags(TrainConfig)}
     assert shown == names | {"config", "print-config", "version"}
     assert set(PROMISED.split()) <= names
+
+
+def test_the_short_help_page_has_the_most_used_options_and_names_the_sections(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = help_page(capsys)
+    shown = re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE)
+    assert shown == [name.replace("_", "-") for name in ESSENTIAL]
+    words = " ".join(page.split())
+    assert "--epochs N passes over the training set (default: 4)" in words
+    assert "--data-dir FOLDER folder of the data --augment" in words
+    assert f"--help SECTION those of a section: {', '.join((*GROUPS, 'names'))}" in words
+
+
+@pytest.mark.parametrize("section", ["device", "Dev", "virtual ranks", "ranks", "data"])
+def test_a_section_of_the_help_page_is_named_by_the_beginning_of_a_word(
+    section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = help_page(capsys, section)
+    titles = re.findall(r"^(\w.*):$", page, re.MULTILINE)
+    assert len(titles) == 1
+    assert section.lower() in titles[0]
+    shown = re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE)
+    own = [o for o in flags(TrainConfig).values() if o.group == titles[0]]
+    assert shown == [option.label[2:] for option in own]
+
+
+def test_the_names_of_everything_are_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    page = help_page(capsys, "names")
+    assert {"resnet44", "cifar10", "adamw", "local_sgd"} <= {*re.findall(r"\w+", page)}
+    assert "--" not in page
+
+
+def test_an_unknown_section_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help", "optimiser"]) == 1
+    told = capsys.readouterr().err
+    assert told == "train: unknown section of --help 'optimiser'; did you mean 'optimizer'?\n"
 
 
 @pytest.mark.parametrize(("page", "widest"), [(60, 80), (80, 80), (300, 100)], indirect=["page"])

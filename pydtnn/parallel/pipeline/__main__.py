@@ -31,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Default: the arguments of this process.
     """
     name = "pydtnn.parallel.pipeline"
-    return run_command(name, lambda: _run(_parser().parse_args(arguments)))
+    return run_command(name, lambda: _run(create_parser().parse_args(arguments)))
 
 
-def _parser() -> Parser:
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         "python -m pydtnn.parallel.pipeline",
         description="Draw and check pipeline schedules.",

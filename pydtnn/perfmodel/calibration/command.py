@@ -54,7 +54,7 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
     options, error = argparse.Namespace(), None
     try:
         with printing():
-            options = _parser(comm.rank == 0).parse_args(arguments)
+            options = create_parser(comm.rank == 0).parse_args(arguments)
         if not options.list and options.output.suffix not in (".yaml", ".yml"):
             raise ValueError(
                 f"{WHO}: --output must be a file named *.yaml, got {options.output}; rename it"
@@ -118,7 +118,8 @@ class _Silent(_Parser):
         """Print nothing."""
 
 
-def _parser(prints: bool) -> argparse.ArgumentParser:
+def create_parser(prints: bool = True) -> argparse.ArgumentParser:
+    """Return the parser of the command line, of which one rank prints the help page."""
     parser = (_Parser if prints else _Silent)(
         prog="python -m pydtnn.calibrate",
         description=DESCRIPTION,

@@ -11,7 +11,7 @@ from pydtnn.parallel.mesh import parse_axes
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.command import Parser
+from pydtnn.utils.command import HelpFormatter, Parser
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import parse_shape
 
@@ -30,13 +30,22 @@ EXAMPLES = """examples:
 """
 
 
+ESSENTIAL = (
+    *("model", "shape", "classes", "platform", "ranks", "global_batch_size", "batch_size"),
+    *("strategies", "top", "explain", "search", "sweep", "csv"),
+)
+"""Options that the short help page contains."""
+
+
 def create_parser() -> Parser:
     """Return the parser of all options."""
     parser = Parser(
         "python -m pydtnn.oracle",
+        usage="python -m pydtnn.oracle --model NAME --platform NAME [options]",
         description="Predict the training of a network with every strategy on a platform.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        essential=ESSENTIAL,
+        formatter_class=HelpFormatter,
     )
     what = parser.add_argument_group("network and training")
     what.add_argument("--model", required=True, metavar="NAME", help="or path/to/file.py:function")

@@ -34,10 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    return run_command("", lambda: _run(_parser().parse_args(arguments)))
+    return run_command("", lambda: _run(create_parser().parse_args(arguments)))
 
 
-def _parser() -> Parser:
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         "python -m pydtnn.perfmodel.paradl",
         description="Project the training time of a network with the formulas of ParaDL (Kahira et "

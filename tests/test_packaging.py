@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -218,6 +220,40 @@ def test_the_extra_all_has_every_other_one_that_a_user_can_have() -> None:
     name, _, names = requirement.rstrip("]").partition("[")
     assert name == PROJECT["name"]
     assert {*names.split(",")} == {*extras} - NOT_IN_ALL
+
+
+def test_the_recipes_have_the_version_and_the_dependencies_of_the_package() -> None:
+    conda = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    spack = (ROOT / "packaging/spack/package.py").read_text()
+    [easybuild] = (ROOT / "packaging/easybuild").iterdir()
+    assert conda["context"]["version"] == pydtnn.__version__
+    assert f'version("{pydtnn.__version__}",' in spack
+    assert easybuild.name.startswith(f"pydtnn-{pydtnn.__version__}-")
+    assert f"version = '{pydtnn.__version__}'" in easybuild.read_text()
+    needed = {f"python{PROJECT['requires-python']}", *PROJECT["dependencies"]}
+    assert {line.replace(" ", "") for line in conda["requirements"]["run"]} == needed
+    runs = re.findall(r'^    depends_on\("(?:py-)?(\S+)@([\d.]+):", type=(.*run.*)\)', spack, re.M)
+    assert {f"{name}>={lower}".replace("ml-", "ml_") for name, lower, _ in runs} == needed
+    modules = [name.partition(">")[0] for name in PROJECT["dependencies"]]
+    with_others = {"numpy": "SciPy-bundle", "rich": "Python-bundle-PyPI"}
+    with_others["threadpoolctl"] = with_others["rich"]
+    for name in modules:
+        assert f"('{with_others.get(name, name)}'".lower() in easybuild.read_text().lower()
+
+
+def test_the_recipes_of_a_release_have_its_addresses_and_checksum(tmp_path) -> None:
+    sdist = tmp_path / "pydtnn.tar.gz"
+    sdist.write_bytes(b"content")
+    checksum = hashlib.sha256(b"content").hexdigest()
+    options = ["--repository=https://a.example/r", "--sdist-url=https://a.example/s.tar.gz"]
+    script = ROOT / "packaging/release.py"
+    printed = run(sys.executable, script, sdist, *options, f"--out={tmp_path}", cwd=tmp_path)
+    texts = [Path(line).read_text() for line in printed.splitlines()]
+    assert len(texts) == 3
+    for text in texts:
+        assert not re.search(r"@[A-Z]", text)
+        for part in (checksum, "https://a.example/r", "https://a.example/s.tar.gz"):
+            assert part in text
 
 
 IN_FORKS = """

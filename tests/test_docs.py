@@ -161,3 +161,21 @@ def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> 
         "trace of a rank": str(records.VERSION),
         "profile of compute times": str(profile.FORMAT),
     }
+
+
+def test_the_paper_has_the_sections_and_the_length_of_its_journal_and_cites_its_bibliography() -> (
+    None
+):
+    text = (ROOT / "paper/paper.md").read_text()
+    bibliography = (ROOT / "paper/paper.bib").read_text()
+    entries = re.findall(r"^@\w+\{(\w+),", bibliography, re.M)
+    assert {*re.findall(r"@(\w+)", text)} == {*entries}
+    assert len(re.findall(r"^  doi = \{10\.\d{4,}/\S+\}$", bibliography, re.M)) == len(entries)
+    for section in (
+        *("Summary", "Statement of need", "State of the field", "Software design"),
+        *("Research impact statement", "AI usage disclosure", "Acknowledgements", "References"),
+    ):
+        assert f"\n# {section}\n" in text
+    assert 750 <= len(text.partition("\n# Summary")[2].split()) <= 1750
+    for name in re.findall(r"`(\w+\.txt)`", text):
+        assert (ROOT / "benchmarks/results" / name).exists()

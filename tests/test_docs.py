@@ -163,9 +163,7 @@ def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> 
     }
 
 
-def test_the_paper_has_the_sections_and_the_length_of_its_journal_and_cites_its_bibliography() -> (
-    None
-):
+def test_the_paper_has_the_form_of_its_journal_and_cites_its_bibliography() -> None:
     text = (ROOT / "paper/paper.md").read_text()
     bibliography = (ROOT / "paper/paper.bib").read_text()
     entries = re.findall(r"^@\w+\{(\w+),", bibliography, re.M)

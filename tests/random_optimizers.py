@@ -111,12 +111,14 @@ def random_training(rng: np.random.Generator, name: str) -> Training:
         options["nesterov"] = bool(rng.random() < 0.5)
     if name == "rmsprop":
         options["rho"] = float(rng.choice([0.0, rng.uniform(0.5, 0.999)]))
-    if name in ("adam", "adamw", "nadam", "lamb"):
+    if name == "adagrad":
+        options["initial"] = float(rng.choice([0.0, rng.uniform(0.01, 1)]))
+    if name in ("adam", "adamw", "nadam", "lamb", "lion"):
         options["beta1"] = float(rng.choice([0.0, rng.uniform(0.5, 0.99)]))
         options["beta2"] = float(rng.choice([0.0, rng.uniform(0.5, 0.9999)]))
     if name == "nadam":
         options["momentum_decay"] = float(rng.choice([0.0, 0.004, rng.uniform(0, 0.5)]))
-    if name != "sgd" and name != "lars":
+    if name not in ("sgd", "lars", "lion"):
         options["epsilon"] = float(10 ** rng.uniform(-8, -2))
     if name == "lars":
         options |= {"momentum": float(rng.uniform(0, 0.99)), "trust": float(rng.uniform(1e-3, 0.1))}

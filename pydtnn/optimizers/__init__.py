@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
+from pydtnn.optimizers.adaptive import Adagrad, Adam, AdamW, Lion, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
@@ -17,8 +17,10 @@ __all__ = [
     "LARS",
     "OPTIMIZERS",
     "SGD",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Lion",
     "Nadam",
     "Optimizer",
     "RMSProp",
@@ -28,6 +30,8 @@ __all__ = [
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": SGD,
     "rmsprop": RMSProp,
+    "adagrad": Adagrad,
+    "lion": Lion,
     "adam": Adam,
     "adamw": AdamW,
     "nadam": Nadam,

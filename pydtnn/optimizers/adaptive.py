@@ -1,4 +1,4 @@
-"""Rules that divide each step by a running size of the gradients: RMSProp, Adam, AdamW, Nadam."""
+"""Rules that scale each element's step: RMSProp, Adagrad, Lion, Adam, AdamW, Nadam."""
 
 from __future__ import annotations
 
@@ -52,6 +52,92 @@ class RMSProp(Optimizer):
         self.backend.update.rmsprop(
             w, g, square, lr=lr, decay=decay, rho=self.rho, epsilon=self.epsilon
         )
+
+
+class Adagrad(Optimizer):
+    """Gradients divided by the root of the sum of the squares of all gradients so far.
+
+    ``s = s + g^2``; ``w -= lr g / (sqrt(s + initial) + epsilon)``. `g` includes ``decay w``.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    initial : float
+        Value of the sums before the first update.
+    epsilon : float
+    weight_decay, clip_norm, groups
+        See `Optimizer`.
+
+    References
+    ----------
+    Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic
+    optimization", JMLR 12, 2011, figure 1 with diagonal matrices.
+    """
+
+    slots = ("square",)
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.01,
+        *,
+        initial: float = 0.0,
+        epsilon: float = 1e-10,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        groups: Options | None = None,
+    ) -> None:
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
+        self.initial = self.number("initial", initial, at_least=0)
+        self.epsilon = self.number("epsilon", epsilon, above=0)
+
+    def update(
+        self, w: Array, g: Array, square: Array, *, lr: Number, decay: float, step: Number
+    ) -> None:
+        self.backend.update.adagrad(
+            w, g, square, lr=lr, decay=decay, initial=self.initial, epsilon=self.epsilon
+        )
+
+
+class Lion(Optimizer):
+    """Steps of equal size in the direction of the sign of a running mean of the gradients.
+
+    ``w -= lr (sign(beta1 m + (1 - beta1) g) + decay w)``; ``m = beta2 m + (1 - beta2) g``. Every
+    element changes by `lr`: the paper uses a third to a tenth of the learning rate of AdamW, and as
+    much more weight decay.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    beta1, beta2 : float
+        In [0, 1): weights of the running mean in the step, and in the next running mean.
+    weight_decay, clip_norm, groups
+        See `Optimizer`; the decay is decoupled, as that of `AdamW`.
+
+    References
+    ----------
+    Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+    """
+
+    slots = ("m",)
+
+    def __init__(
+        self,
+        lr: float | Schedule = 1e-4,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        groups: Options | None = None,
+    ) -> None:
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
+        self.beta1 = self.number("beta1", beta1, at_least=0, below=1)
+        self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
+
+    def update(
+        self, w: Array, g: Array, m: Array, *, lr: Number, decay: float, step: Number
+    ) -> None:
+        self.backend.update.lion(w, g, m, lr=lr, decay=decay, beta1=self.beta1, beta2=self.beta2)
 
 
 class Adam(Optimizer):

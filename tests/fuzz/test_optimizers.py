@@ -11,7 +11,7 @@ from tests.random_cases import Cases
 from tests.random_optimizers import STEPS, Training, assert_same_course, random_training
 
 NUMPY = create_backend("numpy")
-RULES = ("sgd", "rmsprop", "adam", "adamw", "nadam", "lars", "lamb")
+RULES = ("sgd", "rmsprop", "adagrad", "lion", "adam", "adamw", "nadam", "lars", "lamb")
 
 Course = list[dict[str, np.ndarray]]
 

@@ -16,7 +16,7 @@ from pydtnn.data import ArrayDataset, Augmentation, Cutout, HorizontalFlip, Rand
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.model import Model
-from pydtnn.optimizers import LAMB, LARS, SGD, Adam, AdamW, Nadam, Optimizer, RMSProp
+from pydtnn.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Nadam, Optimizer, RMSProp
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import Hierarchical, ParameterServer, ShardedOptimizer
@@ -25,13 +25,17 @@ from pydtnn.schedules import get_schedule
 from pydtnn.training.trainer import Trainer
 from tests.fuzz.small_networks import Kinds, random_net
 
-SCHEDULED = ("constant", "warmup", "step", "epochs", "polynomial", "cosine", "triangular")
+SCHEDULED = (
+    *("constant", "warmup", "step", "epochs", "polynomial", "cosine", "cosine_restarts"),
+    "triangular",
+)
 
 RULES: dict[str, Callable[..., Optimizer]] = {
     "sgd": SGD,
     "momentum": partial(SGD, momentum=0.9),
     "nesterov": partial(SGD, momentum=0.8, nesterov=True),
     "rmsprop": partial(RMSProp, epsilon=1e-3),
+    "adagrad": partial(Adagrad, initial=1e-3),
     "adam": partial(Adam, epsilon=1e-3),
     "adamw": partial(AdamW, epsilon=1e-3),
     "nadam": partial(Nadam, epsilon=1e-3),

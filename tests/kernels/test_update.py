@@ -22,6 +22,8 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, Any]]]] = {
     "momentum": ("sgd", 1, lambda t: {"momentum": 0.9, "nesterov": False}),
     "nesterov": ("sgd", 1, lambda t: {"momentum": 0.9, "nesterov": True}),
     "rmsprop": ("rmsprop", 1, lambda t: {"rho": 0.9, "epsilon": 1e-7}),
+    "adagrad": ("adagrad", 1, lambda t: {"initial": 0.1, "epsilon": 1e-7}),
+    "lion": ("lion", 1, lambda t: {"beta1": 0.9, "beta2": 0.99}),
     "adam": ("adam", 2, lambda t: {"step": t, "decoupled": False, **ADAM}),
     "adamw": ("adam", 2, lambda t: {"step": t, "decoupled": True, **ADAM}),
     "nadam": (
@@ -44,7 +46,7 @@ def step(backend: Backend, case: str, t: int, arrays: list[np.ndarray], decay: f
 def scalar_step(case: str, t: int, w: float, g: float, s: list[float], decay: float) -> float:
     """The same step of one number, as the papers write it; `s` holds its two slots."""
     lr, e = 0.1, ADAM["epsilon"]
-    if case == "adamw":
+    if case in ("adamw", "lion"):
         w, decay = w - lr * decay * w, 0.0
     g += decay * w
     if case == "sgd":
@@ -55,6 +57,12 @@ def scalar_step(case: str, t: int, w: float, g: float, s: list[float], decay: fl
     if case == "rmsprop":
         s[0] = 0.9 * s[0] + 0.1 * g**2
         return w - lr * g / (math.sqrt(s[0]) + 1e-7)
+    if case == "adagrad":
+        s[0] += g**2
+        return w - lr * g / (math.sqrt(s[0] + 0.1) + 1e-7)
+    if case == "lion":
+        c, s[0] = 0.9 * s[0] + 0.1 * g, 0.99 * s[0] + 0.01 * g
+        return w - lr * (c > 0) + lr * (c < 0)
     s[0] = 0.9 * s[0] + 0.1 * g
     s[1] = 0.99 * s[1] + 0.01 * g**2
     v_hat = s[1] / (1 - 0.99**t)

@@ -25,6 +25,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
         {"momentum": 0.9, "nesterov": True},
     ),
     "rmsprop": ("rmsprop", {"rho": 0.95}, torch.optim.RMSprop, {"alpha": 0.95}),
+    "adagrad": ("adagrad", {}, torch.optim.Adagrad, {}),
+    "adagrad from 0.1": (
+        "adagrad",
+        {"initial": 0.1},
+        torch.optim.Adagrad,
+        {"initial_accumulator_value": 0.1},
+    ),
     "adam": ("adam", {}, torch.optim.Adam, {}),
     "adamw": ("adamw", {}, torch.optim.AdamW, {}),
     "nadam": ("nadam", {}, torch.optim.NAdam, {}),

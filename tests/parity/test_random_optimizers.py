@@ -17,7 +17,7 @@ from tests.random_optimizers import STEPS, Training, assert_same_course, random_
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-RULES = ("sgd", "rmsprop", "adam", "adamw", "nadam")
+RULES = ("sgd", "rmsprop", "adagrad", "adam", "adamw", "nadam")
 SCHEDULES = ("step", "steps", "polynomial", "cosine", "warm-up", "warm-up, then cosine")
 
 
@@ -30,6 +30,9 @@ def peer(training: Training, groups: list[dict[str, Any]]) -> Any:
             groups, 1.0, momentum=o.get("momentum", 0.0), nesterov=o.get("nesterov", False)
         ),
         "rmsprop": lambda: torch.optim.RMSprop(groups, 1.0, alpha=o["rho"], eps=o["epsilon"]),
+        "adagrad": lambda: torch.optim.Adagrad(
+            groups, 1.0, initial_accumulator_value=o["initial"], eps=o["epsilon"]
+        ),
         "adam": lambda: torch.optim.Adam(groups, 1.0, betas, o["epsilon"]),
         "adamw": lambda: torch.optim.AdamW(groups, 1.0, betas, o["epsilon"]),
         "nadam": lambda: torch.optim.NAdam(

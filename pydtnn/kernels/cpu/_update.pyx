@@ -11,6 +11,10 @@ cdef extern from "update.h":
                     double momentum, int nesterov, int threads) nogil
         void (*rmsprop)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
                         double rho, double epsilon, int threads) nogil
+        void (*adagrad)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
+                        double initial, double epsilon, int threads) nogil
+        void (*lion)(void *w, const void *g, void *m, ptrdiff_t n, double lr, double shrink,
+                     double beta1, double beta2, int threads) nogil
         void (*adam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double rate,
                      double decay, double shrink, double beta1, double beta2, double inv_root,
                      double epsilon, int threads) nogil
@@ -55,6 +59,29 @@ cdef class UpdateKernels:
         cdef const update_kernels *kernels = update_select(self.isa, size)
         with nogil:
             kernels.rmsprop(w_, g_, square_, n, lr, decay, rho, epsilon, threads)
+
+    def adagrad(self, w, g, square, double lr, double decay, double initial, double epsilon,
+                int threads):
+        """One step of w and square."""
+        cdef int size = itemsize(w)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
+        cdef void *w_ = output(w, size, n)
+        cdef const void *g_ = data(g, size, n)
+        cdef void *square_ = output(square, size, n)
+        cdef const update_kernels *kernels = update_select(self.isa, size)
+        with nogil:
+            kernels.adagrad(w_, g_, square_, n, lr, decay, initial, epsilon, threads)
+
+    def lion(self, w, g, m, double lr, double shrink, double beta1, double beta2, int threads):
+        """One step of w and m: ``w = shrink w - lr sign(beta1 m + (1 - beta1) g)``."""
+        cdef int size = itemsize(w)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
+        cdef void *w_ = output(w, size, n)
+        cdef const void *g_ = data(g, size, n)
+        cdef void *m_ = output(m, size, n)
+        cdef const update_kernels *kernels = update_select(self.isa, size)
+        with nogil:
+            kernels.lion(w_, g_, m_, n, lr, shrink, beta1, beta2, threads)
 
     def adam(self, w, g, m, v, double rate, double decay, double shrink, double beta1,
              double beta2, double inv_root, double epsilon, int threads):

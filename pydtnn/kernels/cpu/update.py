@@ -27,6 +27,19 @@ class Update(Compiled, reference.Update):
             return super().rmsprop(w, g, *slots, **numbers)
         self.kernels.rmsprop(w, contiguous(g), *slots, **numbers, threads=self.threads)
 
+    def adagrad(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
+        """Adagrad."""
+        if not _native(w, g, *slots):
+            return super().adagrad(w, g, *slots, **numbers)
+        self.kernels.adagrad(w, contiguous(g), *slots, **numbers, threads=self.threads)
+
+    def lion(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
+        """Lion."""
+        if not _native(w, g, *slots):
+            return super().lion(w, g, *slots, **numbers)
+        shrink = 1 - numbers["lr"] * numbers.pop("decay")
+        self.kernels.lion(w, contiguous(g), *slots, **numbers, shrink=shrink, threads=self.threads)
+
     def adam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Adam, or with `decoupled` AdamW."""
         if not _native(w, g, *slots):

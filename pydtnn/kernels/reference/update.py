@@ -3,7 +3,7 @@
 All rules have one signature, ``rule(w, g, *slots, **numbers)``: the parameters `w`, the gradient
 `g` (not changed) and the state arrays of the rule, all flat and of equal length, then its numbers
 by name. A device overrides the rules with this signature. `decay` is the L2 coefficient added to
-the gradient, except in AdamW, where it shrinks the parameter itself.
+the gradient, except in AdamW and Lion, where it shrinks the parameter itself.
 
 A `Number` is a float here, and on a device possibly one float64 in its memory. Flags are float64
 arrays (1,), 1 or 0: if the device's `go` is 0, parameters and state are not changed.
@@ -62,6 +62,38 @@ class Update(Family):
         square *= rho
         square += (1 - rho) * g * g
         w -= lr * g / (self.xp.sqrt(square) + epsilon)
+
+    def adagrad(
+        self,
+        w: Array,
+        g: Array,
+        square: Array,
+        *,
+        lr: Number,
+        decay: float,
+        initial: float,
+        epsilon: float,
+    ) -> None:
+        """``s = s + g^2``; ``w -= lr g / (sqrt(s + initial) + epsilon)``.
+
+        Duchi, Hazan and Singer 2011.
+        """
+        g = g + decay * w
+        square += g * g
+        w -= lr * g / (self.xp.sqrt(square + initial) + epsilon)
+
+    def lion(
+        self, w: Array, g: Array, m: Array, *, lr: Number, decay: float, beta1: float, beta2: float
+    ) -> None:
+        """``w -= lr (sign(beta1 m + (1 - beta1) g) + decay w)``; ``m = beta2 m + (1 - beta2) g``.
+
+        Chen et al. 2023, algorithm 2.
+        """
+        sign = self.xp.sign(beta1 * m + (1 - beta1) * g)
+        m *= beta2
+        m += (1 - beta2) * g
+        w *= 1 - lr * decay
+        w -= lr * sign
 
     def adam(
         self,

@@ -21,7 +21,10 @@ BOUNDS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2
 ELSEWHERE = ("conv", "linear", "attention")
 """Tested in test_on_gpu.py, test_conv.py, test_linear.py; attention has no kernels of our own."""
 REALS = ("update",)  # parameters, gradients and state are never of 16 bits
-REFERENCE_ONLY = {"norm.local_response_forward", "norm.local_response_backward"}
+REFERENCE_ONLY = {
+    *("norm.local_response_forward", "norm.local_response_backward"),
+    *("update.adagrad", "update.lion", "loss.weighted_cross_entropy"),
+}
 """Kernels that run on the arrays of a GPU as on those of the host."""
 
 

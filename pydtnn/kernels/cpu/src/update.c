@@ -48,6 +48,25 @@ static void rmsprop_part(real *restrict w, const real *restrict g, real *restric
     }
 }
 
+static void adagrad_part(real *restrict w, const real *restrict g, real *restrict square,
+                         ptrdiff_t n, real lr, real decay, real initial, real epsilon) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const real d = g[i] + decay * w[i];
+        square[i] += d * d;
+        w[i] -= lr * d / (SQRT(square[i] + initial) + epsilon);
+    }
+}
+
+static void lion_part(real *restrict w, const real *restrict g, real *restrict m, ptrdiff_t n,
+                      real lr, real shrink, real beta1, real rest1, real beta2, real rest2) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const real c = beta1 * m[i] + rest1 * g[i];
+        const real sign = c > 0 ? 1 : c < 0 ? -1 : c; /* c itself if it is 0 or NaN */
+        m[i] = beta2 * m[i] + rest2 * g[i];
+        w[i] = shrink * w[i] - lr * sign;
+    }
+}
+
 struct moments {
     real decay, beta1, rest1, beta2, rest2, inv_root, epsilon; /* rest = 1 - beta, rounded once */
 };
@@ -114,6 +133,22 @@ static void rmsprop(void *w_, const void *g_, void *square, ptrdiff_t n, double 
                           (real)epsilon));
 }
 
+static void adagrad(void *w_, const void *g_, void *square, ptrdiff_t n, double lr, double decay,
+                    double initial, double epsilon, int threads) {
+    real *w = w_, *s = square;
+    const real *g = g_;
+    FOR_FLAT(adagrad_part(w + i, g + i, s + i, k, (real)lr, (real)decay, (real)initial,
+                          (real)epsilon));
+}
+
+static void lion(void *w_, const void *g_, void *m_, ptrdiff_t n, double lr, double shrink,
+                 double beta1, double beta2, int threads) {
+    real *w = w_, *m = m_;
+    const real *g = g_;
+    FOR_FLAT(lion_part(w + i, g + i, m + i, k, (real)lr, (real)shrink, (real)beta1,
+                       (real)(1 - beta1), (real)beta2, (real)(1 - beta2)));
+}
+
 static struct moments moments_of(double decay, double beta1, double beta2, double inv_root,
                                  double epsilon) {
     return (struct moments){
@@ -165,6 +200,8 @@ static void scale(void *x_, ptrdiff_t n, double factor, int threads) {
 const struct update_kernels NAME(update_kernels) = {
     .sgd = sgd,
     .rmsprop = rmsprop,
+    .adagrad = adagrad,
+    .lion = lion,
     .adam = adam,
     .nadam = nadam,
     .squared_norm = squared_norm,

@@ -9,6 +9,11 @@ struct update_kernels {
                 double momentum, int nesterov, int threads); /* velocity may be NULL */
     void (*rmsprop)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
                     double rho, double epsilon, int threads);
+    void (*adagrad)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
+                    double initial, double epsilon, int threads);
+    /* shrink: factor of w before the step */
+    void (*lion)(void *w, const void *g, void *m, ptrdiff_t n, double lr, double shrink,
+                 double beta1, double beta2, int threads);
     /* shrink: factor of w before the step; inv_root: 1 / sqrt(1 - beta2^t) */
     void (*adam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double rate, double decay,
                  double shrink, double beta1, double beta2, double inv_root, double epsilon,

@@ -11,6 +11,7 @@ from pydtnn.schedules import (
     SCHEDULES,
     Constant,
     Cosine,
+    CosineRestarts,
     OneCycle,
     Polynomial,
     Step,
@@ -40,6 +41,19 @@ def test_a_cosine_falls_from_its_beginning_to_its_end():
     assert schedule(35) == pytest.approx(0.2 + 0.8 * (1 + 0.5**0.5) / 2, rel=1e-12)
     assert schedule(60) == pytest.approx(0.6, rel=1e-12)
     assert [schedule(t) for t in (110, 111)] == pytest.approx([0.2, 0.2], rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_restarts_are_cosines_one_after_the_other(factor):
+    schedule, begin = CosineRestarts(1.0, 5, factor, final=0.1, begin=3), 3
+    assert [schedule(t) for t in range(4)] == [1] * 4
+    for length in (5 * factor**i for i in range(4)):
+        one = Cosine(1.0, begin + length, 0.1, begin)
+        given = [schedule(t) for t in range(begin, begin + length)]
+        assert given == pytest.approx([one(t) for t in range(begin, begin + length)], rel=1e-12)
+        begin += length
+        assert schedule(begin) == 1
+    assert 0.1 < schedule(10**12) <= 1  # without a loop over all periods
 
 
 @pytest.mark.parametrize(("power", "middle"), [(1, 0.5), (2, 0.25)])
@@ -106,6 +120,9 @@ def test_names_give_schedules_for_a_length_of_training():
     assert by_name("every-n-epochs", epochs=3, gamma=0.5) == Step(0.4, 300, 0.5)
     assert by_name("polynomial", power=2.0) == Polynomial(0.4, 1000, 2.0)
     assert by_name("cosine", final=0.01) == Cosine(0.4, 1000, 0.01)
+    assert by_name("cosine_restarts") == CosineRestarts(0.4, 334)
+    assert by_name("sgdr", epochs=2, factor=2) == CosineRestarts(0.4, 200, 2)
+    assert by_name("sgdr", warmup_steps=100)(400) == 0.4
     assert by_name("triangular") == Triangular(0.4, 1000, 0.2)
     assert by_name("one-cycle", rise=0.4) == OneCycle(0.4, 1000, 0.4)
 
@@ -147,6 +164,8 @@ def test_a_function_is_a_schedule_already():
         (lambda: Constant(-0.1), "Constant: lr (the learning rate) must be at least 0, got -0.1"),
         (lambda: Cosine(0.1, 0), "Cosine: steps must be at least 1, got 0"),
         (lambda: Cosine(0.1, 10, begin=10), "Cosine: begin must be below steps=10, got 10"),
+        (lambda: CosineRestarts(0.1, 0), "CosineRestarts: steps must be at least 1, got 0"),
+        (lambda: CosineRestarts(0.1, 9, 0), "CosineRestarts: factor must be at least 1, got 0"),
         (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, got 0"),
         (lambda: Step(0.1, (20, 10)), "Step: boundaries must increase, got (20, 10)"),
         (lambda: Step(0.1, 0), "Step: boundaries must be at least 1, got 0"),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from pydtnn.schedules.curves import (
     Constant,
     Cosine,
+    CosineRestarts,
     OneCycle,
     Polynomial,
     Schedule,
@@ -19,6 +20,7 @@ __all__ = [
     "SCHEDULES",
     "Constant",
     "Cosine",
+    "CosineRestarts",
     "OneCycle",
     "Polynomial",
     "Schedule",

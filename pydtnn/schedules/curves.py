@@ -2,7 +2,8 @@
 
 A schedule is any callable ``schedule(step) -> lr`` with steps (updates) counted from 0. All
 schedules count steps from the beginning of training, including the warm-up: "divide at step 1000"
-means step 1000 with or without a warm-up. After their last step they are constant.
+means step 1000 with or without a warm-up. After their last step they are constant;
+`CosineRestarts` has none.
 
 A training of n steps makes its updates at steps 0 to n - 1. `Polynomial`, `Cosine` and `Triangular`
 reach their final rate at step n, after the last update, like ``PolynomialLR`` and
@@ -181,6 +182,54 @@ class Cosine(SuggestsNames):
 
     def __call__(self, step: int) -> float:
         return _between(self.lr, self.final, _progress(step, self.begin, self.steps))
+
+
+@dataclass(frozen=True)
+class CosineRestarts(SuggestsNames):
+    """Cosine decay that starts again whenever it is complete (SGDR).
+
+    The rate of period i, of length ``steps * factor^i``, is that of `Cosine`: `lr` at its first
+    step, and `final` would be reached at the first step of the next one. There is no last period.
+
+    Parameters
+    ----------
+    lr : float
+        Before `begin`, and at the first step of each period.
+    steps : int
+        Length of the first period.
+    factor : int
+        Ratio of the lengths of successive periods.
+    final : float
+        Learning rate at which each period ends.
+    begin : int
+        Step at which the first period begins.
+
+    References
+    ----------
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017,
+    section 3; as in PyTorch's ``CosineAnnealingWarmRestarts``.
+    """
+
+    lr: float
+    steps: int
+    factor: int = 1
+    final: float = 0.0
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+        check_int("CosineRestarts", "steps", self.steps, at_least=1)
+        check_int("CosineRestarts", "factor", self.factor, at_least=1)
+        check_float("CosineRestarts", "final", self.final, at_least=0)
+        check_int("CosineRestarts", "begin", self.begin, at_least=0)
+
+    def __call__(self, step: int) -> float:
+        passed, length = max(step - self.begin, 0), self.steps
+        if self.factor == 1:
+            passed %= length
+        while passed >= length:
+            passed, length = passed - length, length * self.factor
+        return _between(self.lr, self.final, passed / length)
 
 
 @dataclass(frozen=True)

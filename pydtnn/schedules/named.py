@@ -9,6 +9,7 @@ from typing import Any
 from pydtnn.schedules.curves import (
     Constant,
     Cosine,
+    CosineRestarts,
     OneCycle,
     Polynomial,
     Schedule,
@@ -86,6 +87,16 @@ def _cosine(run: Run, final: float = 0.0) -> Schedule:
     return Cosine(run.lr, run.steps, final, begin=run.warmup_steps)
 
 
+def _cosine_restarts(
+    run: Run, epochs: int | None = None, factor: int = 1, final: float = 0.0
+) -> Schedule:
+    """Start again after `epochs` epochs: by default twice, after each third of the training."""
+    steps = max(-(-(run.steps - run.warmup_steps) // 3), 1)
+    if epochs is not None:
+        steps = check_int("cosine_restarts", "epochs", epochs, at_least=1) * run.steps_per_epoch
+    return CosineRestarts(run.lr, steps, factor, final, begin=run.warmup_steps)
+
+
 def _triangular(run: Run, rise: float = 0.2) -> Schedule:
     return Triangular(run.lr, run.steps, rise)
 
@@ -103,6 +114,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "epochs": _epochs,
     "polynomial": _polynomial,
     "cosine": _cosine,
+    "cosine_restarts": _cosine_restarts,
     "triangular": _triangular,
     "one_cycle": _one_cycle,
 }
@@ -113,6 +125,8 @@ ALIASES = {
     "every_n_epochs": "epochs",
     "linear": "polynomial",
     "onecycle": "one_cycle",
+    "sgdr": "cosine_restarts",
+    "cosine_with_restarts": "cosine_restarts",
 }
 """Other names of the schedules."""
 
@@ -142,12 +156,14 @@ def get_schedule(
     total_steps, steps_per_epoch : int
         Steps (updates) of the whole training and of an epoch.
     warmup_steps : int
-        Length of an initial linear increase, for any schedule. "cosine" and "polynomial" decay over
-        the rest; the steps and epochs of the others are counted from the beginning of training.
+        Length of an initial linear increase, for any schedule. "cosine", "cosine_restarts" and
+        "polynomial" decay over the rest; the steps and epochs of the others are counted from the
+        beginning of training.
     **options
         By name: "step": `boundaries` (steps, or one number for a fixed interval), `gamma`;
         "epochs": `epochs`, `gamma`; "polynomial": `power`, `final`; "cosine": `final`;
-        "triangular": `rise`; "one_cycle": `rise`, `start`, `end`.
+        "cosine_restarts": `epochs` of the first period, `factor`, `final`; "triangular": `rise`;
+        "one_cycle": `rise`, `start`, `end`.
 
     Returns
     -------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import ReduceOnPlateau
-from pydtnn.schedules import Cosine, OneCycle, Polynomial, Schedule, Step
+from pydtnn.schedules import Cosine, CosineRestarts, OneCycle, Polynomial, Schedule, Step
 from tests.small_training import STEPS, small_trainer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -36,6 +36,14 @@ PAIRS: dict[str, tuple[Callable[[int], Schedule], Callable[[Any, int], Any]]] = 
     "cosine": (
         lambda n: Cosine(LR, n, 0.01),
         lambda o, n: torch.optim.lr_scheduler.CosineAnnealingLR(o, n, 0.01),
+    ),
+    "restarts": (
+        lambda n: CosineRestarts(LR, 4, final=0.01),
+        lambda o, n: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 4, eta_min=0.01),
+    ),
+    "restarts of twice the length": (
+        lambda n: CosineRestarts(LR, 3, 2),
+        lambda o, n: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
     ),
     "polynomial": (
         lambda n: Polynomial(LR, n, 2),

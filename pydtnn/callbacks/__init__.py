@@ -11,7 +11,7 @@ from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.slow_ranks import SlowRanks
 from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
 from pydtnn.callbacks.tensorboard import TensorBoard
-from pydtnn.training.callback import Callback
+from pydtnn.training.callback import Callback, FunctionCallback
 from pydtnn.training.equality import CheckEqual
 from pydtnn.training.progress import ProgressBar
 from pydtnn.utils.names import module_getattr
@@ -24,6 +24,7 @@ __all__ = [
     "Checkpointer",
     "EarlyStopping",
     "ExponentialMovingAverage",
+    "FunctionCallback",
     "HistoryWriter",
     "MeasurementWriter",
     "Monitor",

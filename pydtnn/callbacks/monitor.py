@@ -6,10 +6,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from pydtnn.training.callback import Callback, Training
+import numpy as np
+
+from pydtnn.training.callback import Callback, Training, evaluated
 from pydtnn.training.logs import VALIDATION, missing
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.validate import check_float, check_int
+from pydtnn.utils.validate import check_bool, check_float, check_int
+
+WEIGHTS = "weights"
+"""Prefix of the arrays of the best epoch in the saved state."""
 
 
 class Monitor(Callback):
@@ -23,6 +28,10 @@ class Monitor(Callback):
         Whether smaller or larger is better; by default that of the metric, and "min" for the loss.
     min_delta : float
         Minimum improvement over the best value. NaN is never an improvement.
+    restore_best : bool
+        Whether the model has the weights of the best epoch at the end of `fit`: those that were
+        evaluated. They are kept in memory, and saved with checkpoints. A further `fit` continues
+        from them.
 
     Attributes
     ----------
@@ -32,13 +41,21 @@ class Monitor(Callback):
         Epochs since the best value.
     """
 
-    def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        monitor: str,
+        mode: str | None = None,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+    ) -> None:
         if mode not in (None, "min", "max"):
             raise ValueError(f"{type(self).__name__}: mode must be 'min' or 'max', got {mode!r}")
         self.monitor = monitor
         self.mode = mode
         self.min_delta = check_float(type(self).__name__, "min_delta", min_delta, at_least=0)
+        self.restore_best = check_bool(type(self).__name__, "restore_best", restore_best)
         self.best: float | None = None
+        self._weights: dict[str, np.ndarray] = {}  # of the best epoch, if they are restored
         self.waited = 0
 
     @abstractmethod
@@ -75,8 +92,20 @@ class Monitor(Callback):
         improved = self._better(value)
         if improved:
             self.best = value
+            self._keep_weights(trainer)
         self.waited = 0 if improved else self.waited + 1
         self.on_value(trainer, value, improved)
+
+    def finish(self, trainer: Training) -> None:
+        """Restore the weights of the best epoch. Collective: all ranks call it."""
+        if self._weights:
+            trainer.model.load(self._weights)
+
+    def _keep_weights(self, trainer: Training) -> None:
+        if self.restore_best:
+            with evaluated(trainer):
+                state = trainer.model.state()
+                self._weights = {name: np.array(value) for name, value in state.items()}
 
     def _check(self, name: str, choices: list[str]) -> None:
         if name not in choices:
@@ -93,12 +122,25 @@ class Monitor(Callback):
         return gain > self.min_delta
 
     def state(self) -> dict[str, Any]:
-        """Return the best value and the number of epochs since."""
-        return {"best": self.best, "waited": self.waited}
+        """Return the best value, the number of epochs since, and the weights to restore."""
+        weights = {f"{WEIGHTS}/{name}": value for name, value in self._weights.items()}
+        return {"best": self.best, "waited": self.waited} | weights
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`; nothing is changed if it is invalid."""
         who, best = type(self).__name__, state["best"]
         if best is not None and (isinstance(best, bool) or not isinstance(best, int | float)):
             raise TypeError(f"{who}: the saved best value must be a number, got {best!r}")
+        weights = {
+            name.partition("/")[2]: np.array(value)
+            for name, value in state.items()
+            if name.startswith(f"{WEIGHTS}/")
+        }
+        if self.restore_best and best is not None and not weights:
+            raise ValueError(
+                f"{who}: restore_best requires the weights of the best epoch, which were not saved "
+                "without it; continue without restore_best, or load the file of BestWeights"
+            )
+        if self.restore_best:
+            self._weights = weights
         self.best, self.waited = best, check_int(who, "waited", state["waited"], at_least=0)

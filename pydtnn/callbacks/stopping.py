@@ -22,12 +22,19 @@ class BestWeights(Monitor):
         "loss" or a metric's name, with the prefix "val_" for validation.
     mode : {"min", "max"}, optional
         Whether smaller or larger is better; by default that of the metric.
+    restore_best : bool
+        Whether the model has these weights at the end of `fit`, see `Monitor`.
     """
 
     def __init__(
-        self, path: str | Path, monitor: str = "val_accuracy", mode: str | None = None
+        self,
+        path: str | Path,
+        monitor: str = "val_accuracy",
+        mode: str | None = None,
+        *,
+        restore_best: bool = False,
     ) -> None:
-        super().__init__(monitor, mode)
+        super().__init__(monitor, mode, restore_best=restore_best)
         self.path = Path(path)
 
     def on_value(self, trainer: Training, value: float, improved: bool) -> None:
@@ -57,6 +64,8 @@ class EarlyStopping(Monitor):
         Minimum improvement over the best value.
     mode : {"min", "max"}, optional
         Whether smaller or larger is better; by default that of the metric.
+    restore_best : bool
+        Whether the model has the weights of the best epoch at the end of `fit`, see `Monitor`.
 
     References
     ----------
@@ -69,8 +78,10 @@ class EarlyStopping(Monitor):
         patience: int = 10,
         min_delta: float = 0.0,
         mode: str | None = None,
+        *,
+        restore_best: bool = False,
     ) -> None:
-        super().__init__(monitor, mode, min_delta)
+        super().__init__(monitor, mode, min_delta, restore_best)
         self.patience = check_int("EarlyStopping", "patience", patience, at_least=1)
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:

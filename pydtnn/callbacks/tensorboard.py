@@ -275,7 +275,7 @@ class TensorBoard(Callback):
             raise self._error
         self._write_losses(trainer)
         step, seconds = trainer.optimizer.iterations, self._epoch_end - self._epoch_begin
-        values = dict(trainer.logs)
+        values = dict(trainer.logs.numbers)
         if seconds > 0:  # not if the last step was complete when the epoch was resumed
             values["samples_per_second"] = (trainer.samples_seen - self._epoch_seen) / seconds
         self._file.scalars(step, values)

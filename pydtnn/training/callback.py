@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -62,6 +63,10 @@ class Training(Protocol):
         """Load the state returned by `state`."""
 
 
+Function = Callable[[Any], object]
+"""A function of the trainer."""
+
+
 class Callback(SuggestsNames, StoresArguments):
     """Base class of callbacks; its methods do nothing.
 
@@ -99,6 +104,13 @@ class Callback(SuggestsNames, StoresArguments):
     def on_fit_end(self, trainer: Training) -> None:
         """Called when training ends."""
 
+    def finish(self, trainer: Training) -> None:
+        """Called after `on_fit_end` of all callbacks, which may save the state of training.
+
+        Collective: all ranks call it. A callback that leaves other parameters in the model than
+        those with which training would continue replaces them here.
+        """
+
     def on_interrupt(self, trainer: Training) -> None:
         """Called instead of `on_fit_end` when a signal ends training after a step."""
 
@@ -119,6 +131,98 @@ class Callback(SuggestsNames, StoresArguments):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`."""
+
+
+class FunctionCallback(Callback):
+    """Functions that are called with the trainer when something happens.
+
+    ``Trainer(callbacks=[function])`` is ``FunctionCallback(on_epoch_end=function)``. All ranks call
+    them, see `Callback`.
+
+    Parameters
+    ----------
+    on_fit_start, on_epoch_start, on_step_end, on_epoch_end, on_fit_end : callable, optional
+        ``function(trainer)``; its result is ignored.
+
+    Raises
+    ------
+    TypeError
+        If one is not a function of one argument.
+
+    Examples
+    --------
+    >>> FunctionCallback(on_epoch_end=lambda trainer: print(trainer.logs["loss"]))
+    FunctionCallback(on_epoch_end=<lambda>)
+    """
+
+    def __init__(
+        self,
+        *,
+        on_fit_start: Function | None = None,
+        on_epoch_start: Function | None = None,
+        on_step_end: Function | None = None,
+        on_epoch_end: Function | None = None,
+        on_fit_end: Function | None = None,
+    ) -> None:
+        self.functions = {
+            "on_fit_start": on_fit_start,
+            "on_epoch_start": on_epoch_start,
+            "on_step_end": on_step_end,
+            "on_epoch_end": on_epoch_end,
+            "on_fit_end": on_fit_end,
+        }
+        for name, function in self.functions.items():
+            if function is not None:
+                _check_function(name, function)
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Call the function."""
+        self._call("on_fit_start", trainer)
+
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Call the function."""
+        self._call("on_epoch_start", trainer)
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Call the function."""
+        self._call("on_step_end", trainer)
+
+    def on_epoch_end(self, trainer: Training) -> None:
+        """Call the function."""
+        self._call("on_epoch_end", trainer)
+
+    def on_fit_end(self, trainer: Training) -> None:
+        """Call the function."""
+        self._call("on_fit_end", trainer)
+
+    def _call(self, event: str, trainer: Training) -> None:
+        if (function := self.functions[event]) is not None:
+            function(trainer)
+
+
+def as_callback(given: Any) -> Any:
+    """Return a callback for a function, which is called after every epoch; others unchanged."""
+    if isinstance(given, Callback | type) or not callable(given):
+        return given
+    return FunctionCallback(on_epoch_end=given)
+
+
+def _check_function(event: str, function: Any) -> None:
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(
+            f"FunctionCallback: {event} must be a function of the trainer, got {function!r}"
+        )
+    try:
+        takes = inspect.signature(function)
+    except ValueError:  # some functions of extension modules have none
+        return
+    try:
+        takes.bind("trainer")
+    except TypeError:
+        raise TypeError(
+            f"FunctionCallback: {event} must take one argument, the trainer, got a function of "
+            f"{takes}; use trainer.epoch and trainer.logs"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "beginning, `more_epochs` from there",
     "verbose": 'set Trainer(progress="bar"), "plain" or "none"',
     "callbacks": "set Trainer(callbacks=[...])",
+    "restore_best": "set Trainer(callbacks=[EarlyStopping(monitor, patience, restore_best=True)])",
     "shuffle": "omit it: samples are shuffled in every epoch, depending on `seed`",
     "n_epochs": "use `epochs`",
     "num_epochs": "use `epochs`",

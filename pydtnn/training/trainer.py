@@ -25,7 +25,7 @@ from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.saving import save_model
 from pydtnn.saving.models import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
-from pydtnn.training.callback import Callback, evaluated
+from pydtnn.training.callback import Callback, Function, as_callback, evaluated
 from pydtnn.training.checks import last_epoch, micro_batches_of, refuse
 from pydtnn.training.equality import compare_ranks, create_check, with_check
 from pydtnn.training.examination import check_loaded
@@ -69,7 +69,8 @@ class Trainer(SuggestsNames):
     mesh : Mesh, optional
         The ranks, if the network is distributed too; by default that of the model. A scheme is then
         constructed with ``mesh.data``.
-    callbacks : sequence of Callback
+    callbacks : sequence of Callback or callable
+        A function is called with the trainer after every epoch, see `FunctionCallback`.
     accumulation : int
         Micro-batches into which each rank divides its part of a step, to save memory.
     micro_batches : int, optional
@@ -147,7 +148,7 @@ class Trainer(SuggestsNames):
         auxiliary_weights: Sequence[float] | None = None,
         exchange: GradientExchange | None = None,
         mesh: Mesh | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback | Function] = (),
         accumulation: int = 1,
         micro_batches: int | None = None,
         pipeline_schedule: str | Schedule = "1f1b",
@@ -158,11 +159,13 @@ class Trainer(SuggestsNames):
         observers: Sequence[Observer] = (),
     ) -> None:
         optimizer = get_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        if isinstance(callbacks, list | tuple):
+            callbacks = [as_callback(callback) for callback in callbacks]
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
         self.optimizer = optimizer
         self.objective = Objective(
-            model.backend, len(model.output_shapes), loss, loss_weights, metrics, auxiliary_weights
+            model.backend, model.output_shapes, loss, loss_weights, metrics, auxiliary_weights
         )
         self.setup = create_setup(
             model,
@@ -176,7 +179,7 @@ class Trainer(SuggestsNames):
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
         self.comm = self.setup.comm
-        self.callbacks = list(callbacks)
+        self.callbacks: list[Callback] = list(callbacks)
         self._progress = create_progress(progress)
         self._check = create_check(check_equal, self.setup)
         self.accumulation = micro_batches_of(self.setup, accumulation, micro_batches)
@@ -300,6 +303,7 @@ class Trainer(SuggestsNames):
             if not self.exchange.equal:
                 self.exchange.average_parameters()
             self._notify("on_fit_end")
+            self._notify("finish")
         except NotFiniteError:
             self.compare_ranks()  # a difference may be the cause
             raise
@@ -340,7 +344,7 @@ class Trainer(SuggestsNames):
             if validation is not None:
                 results = self.evaluate(validation, global_batch_size=self.global_batch_size)
                 self.logs |= {f"val_{name}": value for name, value in results.items()}
-            self.history.append(self.logs)
+            self.history.append(self.logs.numbers)
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
             self._notify("on_epoch_end")
 

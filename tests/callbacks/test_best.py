@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import (
-    BestWeights,
-)
+from pydtnn.callbacks import EMA, BestWeights, Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.saving.weights import load_weights
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import (
     Recorder,
+    checksums,
     small_data,
     small_fit,
     small_model,
@@ -35,6 +38,68 @@ def test_best_weights_are_those_of_the_best_epoch(tmp_path: Path) -> None:
     load_weights(model, path)
     for name, value in model.state().items():
         np.testing.assert_array_equal(value, weights[best][name])
+
+
+def best_of(epochs: int) -> dict[str, np.ndarray]:
+    """The weights of the epoch with the largest loss in validation: not the last one."""
+    weights: list[dict[str, np.ndarray]] = []
+    copy = Recorder(
+        on_epoch=lambda t: weights.append({n: a.copy() for n, a in t.model.state().items()})
+    )
+    history = small_fit(small_trainer(None, copy), epochs)
+    return weights[int(np.argmax([logs["val_loss"] for logs in history]))]
+
+
+def restoring(*others: Callback) -> list[Callback]:
+    return [EarlyStopping("val_loss", 9, mode="max", restore_best=True), *others]
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+def test_training_ends_with_the_weights_of_the_best_epoch_on_every_rank(
+    comm: Communicator, scheme: type[AllReduce]
+) -> None:
+    trainer = small_trainer(None, *restoring(), exchange=scheme(comm))
+    small_fit(trainer, epochs=4)
+    if comm.size == 1:  # otherwise batch norm normalises the samples of each rank
+        for name, value in best_of(4).items():
+            np.testing.assert_allclose(trainer.model.state()[name], value, rtol=1e-10, atol=1e-12)
+    logs = trainer.evaluate(small_data()[1], global_batch_size=8)
+    best = max(logs["val_loss"] for logs in trainer.history)
+    assert logs["loss"] == pytest.approx(best, rel=1e-12)
+    assert len(set(comm.gather_object(str(checksums(trainer.model.state()))))) == 1
+
+
+def test_a_resumed_run_restores_the_best_epoch_before_it_was_interrupted(tmp_path: Path) -> None:
+    """And the checkpoint at the end of training contains the last weights, not the restored."""
+
+    def run(epochs: int) -> Trainer:
+        trainer = small_trainer(None, *restoring(Checkpointer(tmp_path, every_epochs=3)))
+        load_checkpoint(tmp_path, trainer)
+        small_fit(trainer, epochs)
+        return trainer
+
+    run(1), run(2)
+    trainer = run(4)
+    for name, value in best_of(4).items():
+        np.testing.assert_array_equal(trainer.model.state()[name], value)
+    plain = small_trainer()
+    history = small_fit(plain, 4)
+    assert trainer.history == history
+
+
+def test_weights_that_were_not_saved_cannot_be_restored(tmp_path: Path) -> None:
+    small_fit(small_trainer(None, EarlyStopping(), Checkpointer(tmp_path)), 1)
+    trainer = small_trainer(None, *restoring(Checkpointer(tmp_path)))
+    with pytest.raises(AgreedError, match="restore_best requires the weights of the best epoch"):
+        load_checkpoint(tmp_path, trainer)
+
+
+def test_the_average_of_the_best_epoch_is_restored_if_it_was_evaluated() -> None:
+    trainer = small_trainer(None, EMA(0.5), *restoring())
+    history = small_fit(trainer, 4)
+    logs = trainer.evaluate(small_data()[1], global_batch_size=8)
+    assert logs["loss"] == pytest.approx(max(e["val_loss"] for e in history), rel=1e-12)
 
 
 @pytest.mark.threads(2)

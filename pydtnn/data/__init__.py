@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pydtnn.data.digits import load_digits
     from pydtnn.data.download import data_folder
     from pydtnn.data.folder import load_folder
-    from pydtnn.data.loader import Loader, balanced_weights
+    from pydtnn.data.loader import Loader
     from pydtnn.data.mixing import CutMix, Mixing, Mixup
     from pydtnn.data.mnist import load_mnist
     from pydtnn.data.named import DATASETS, load_dataset
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pydtnn.data.shards import load_shards
     from pydtnn.data.synthetic import Synthetic, load_synthetic
     from pydtnn.data.text import TokenDataset, load_text
+    from pydtnn.data.weighted import WeightedDataset, balanced_weights
 
 __all__ = [
     "AUGMENTATIONS",
@@ -69,6 +70,7 @@ __all__ = [
     "Subset",
     "Synthetic",
     "TokenDataset",
+    "WeightedDataset",
     "balanced_weights",
     "create_augmentations",
     "data_folder",
@@ -105,7 +107,6 @@ _HOMES = {
         ),
         "pydtnn.data.augment",
     ),
-    "balanced_weights": "pydtnn.data.loader",
     "Batch": "pydtnn.data.batch",
     **dict.fromkeys(("load_cifar10", "load_cifar100"), "pydtnn.data.cifar"),
     **dict.fromkeys(("Dataset", "Subset", "split_validation"), "pydtnn.data.dataset"),
@@ -121,6 +122,7 @@ _HOMES = {
     "load_shards": "pydtnn.data.shards",
     **dict.fromkeys(("Synthetic", "load_synthetic"), "pydtnn.data.synthetic"),
     **dict.fromkeys(("TokenDataset", "load_text"), "pydtnn.data.text"),
+    **dict.fromkeys(("WeightedDataset", "balanced_weights"), "pydtnn.data.weighted"),
 }
 """Module of each name."""
 

@@ -13,6 +13,9 @@ from math import exp, inf, log, nan
 from sys import float_info
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pydtnn.kernels.reference import doubled
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import (
     check_dense,
@@ -38,14 +41,19 @@ class Metric(SuggestsNames, StoresArguments, ABC):
     name : str
         Name in logs.
     better : str
-        "max" or "min": whether callbacks treat larger or smaller values as better.
+        "max" or "min": whether callbacks treat larger or smaller values as better. Empty if the
+        result is an array, which no callback can monitor.
     size : int
         Number of sums: `compute` returns an array of so many, and `finish` receives their means.
+        `prepare` sets it if it depends on the predictions.
     """
 
     name: str
     better: str = "max"
     size: int = 1
+
+    def prepare(self, shape: tuple[int, ...]) -> None:
+        """Set what depends on the shape ``(N, ...)`` of the predictions, such as `size`."""
 
     def __call__(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the metric over the samples.
@@ -71,6 +79,7 @@ class Metric(SuggestsNames, StoresArguments, ABC):
             If the target does not fit the predictions.
         """
         self.check(y.shape, target)
+        self.prepare(y.shape)
         return self.compute(xp, y, target)
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
@@ -88,6 +97,21 @@ class Metric(SuggestsNames, StoresArguments, ABC):
         mean : float, or ndarray of shape ``(size,)``
         """
         return mean
+
+    def result(self, sums: Any, count: int) -> Any:
+        """Return what is logged for sums over `count` samples: by default `finish` of the mean.
+
+        Parameters
+        ----------
+        sums : float, or ndarray of shape ``(size,)``
+        count : int
+            Above 0.
+
+        Returns
+        -------
+        float or ndarray
+        """
+        return self.finish(sums / count)
 
 
 class _ClassMetric(Metric):
@@ -424,25 +448,329 @@ def _sum_of_means(errors: Array) -> Number:
     return errors.sum(dtype="float64") / max(errors[:1].size, 1)
 
 
+AVERAGES = ("macro", "micro", "weighted", "none")
+"""Values of `average`."""
+
+
+class _Counted(Metric):
+    """A quotient of the numbers of right predictions, predictions and targets of each label.
+
+    The labels are the classes, of which the one with the largest score is predicted, or outputs
+    that are independent of each other (`threshold`). With one output per sample, the only label is
+    class 1. Counts are sums over all samples of all ranks, so that the quotients are those of the
+    whole data set.
+
+    Parameters
+    ----------
+    average : {"macro", "micro", "weighted", "none"}
+        "macro" is the mean of the labels' results, "weighted" the same with the numbers of targets
+        as weights, "micro" the result for the sums of their counts, and "none" an array with the
+        result of each label, NaN without any. Labels that neither targets nor predictions contain
+        are left out, and 0 / 0 is 0 otherwise, as in scikit-learn.
+    label : int, optional
+        The result of this label alone.
+    threshold : float, optional
+        Scores above it are predicted, each output for itself, and targets are 0 and 1 for each
+        output: several labels of a sample. 0 for logits, 0.5 for probabilities. A metric that is
+        given by name has that of the loss, which `binary_cross_entropy` sets. With one output, the
+        default is 0.
+    ignore_index : int, optional
+        A class of targets without a label.
+    """
+
+    kind: str
+
+    def __init__(
+        self,
+        average: str = "macro",
+        *,
+        label: int | None = None,
+        threshold: float | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
+        who = type(self).__name__
+        if average not in AVERAGES:
+            raise ValueError(
+                f"{who}: average must be one of {', '.join(AVERAGES)}, got {average!r}"
+            )
+        self.average = average
+        self.label = None if label is None else check_int(who, "label", label, at_least=0)
+        self.threshold = None if threshold is None else check_float(who, "threshold", threshold)
+        self.ignore_index = checked_index(who, ignore_index)
+        self.better = "" if average == "none" and label is None else "max"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Name in logs, such as "f1", "micro_f1", "per_label_f1" and "f1_3" of label 3."""
+        if self.label is not None:
+            return f"{self.kind}_{self.label}"
+        prefix = {"macro": "", "none": "per_label_"}.get(self.average, f"{self.average}_")
+        return prefix + self.kind
+
+    def prepare(self, shape: tuple[int, ...]) -> None:
+        """Count three numbers for each label."""
+        self.size = 3 * shape[-1]
+        if self.label is not None and self.label >= shape[-1]:
+            raise ValueError(
+                f"{type(self).__name__}: label must be in 0..{shape[-1] - 1}, the outputs of the "
+                f"model, got {self.label}"
+            )
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets are neither classes nor labels of the outputs."""
+        if self._independent(shape):
+            check_dense(type(self).__name__, shape, target)
+        else:
+            check_distribution(type(self).__name__, shape, target, self.ignore_index)
+
+    def _independent(self, shape: tuple[int, ...]) -> bool:
+        return self.threshold is not None or shape[-1] == 1
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        """Count right predictions, predictions and targets, of each label."""
+        if self._independent(y.shape):
+            truth, predicted = dense(xp, y, target), y > (self.threshold or 0)
+            counted = [(truth > 0.5) & predicted, predicted, truth > 0.5]
+            if self.ignore_index is not None and not is_classes(y.shape, target):
+                counted = [part & (truth != self.ignore_index) for part in counted]
+            counts = [part.reshape(-1, y.shape[-1]).sum(axis=0) for part in counted]
+        else:
+            truth, predicted, labels = _classes(xp, y, target, self.ignore_index)
+            right = xp.where(truth == predicted, truth, labels)
+            counts = [
+                xp.bincount(part, minlength=labels + 1)[:labels]
+                for part in (right, predicted, truth)
+            ]
+        return xp.concatenate(counts).astype("float64")
+
+    def finish(self, mean: Any) -> Any:
+        """Return the quotient, or its average over the labels."""
+        counts = mean.reshape(3, -1)
+        if self.label is not None:
+            counts = counts[:, self.label : self.label + 1]
+        elif self.average == "micro":
+            counts = counts.sum(axis=1, keepdims=True)
+        _, predicted, actual = counts
+        above, below = self.quotient(*counts)
+        present, values = predicted + actual > 0, np.zeros(len(above))
+        np.divide(above, below, out=values, where=below > 0)
+        if not self.better:
+            return np.where(present, values, nan)
+        if not present.any():
+            return nan
+        if self.average == "weighted" and self.label is None:
+            return float((values * actual).sum() / actual.sum()) if actual.any() else 0.0
+        return float(values[present].mean())
+
+    @abstractmethod
+    def quotient(self, right: Array, predicted: Array, actual: Array) -> tuple[Array, Array]:
+        """Return numerator and denominator for counts of each label."""
+
+
+class Precision(_Counted):
+    """Share of the predictions of a label that are right: ``right / predicted``.
+
+    Parameters
+    ----------
+    average : {"macro", "micro", "weighted", "none"}
+        Over the labels: "macro" is the mean, "micro" counts all together, "weighted" weights by the
+        number of targets, "none" is an array with each label's result.
+    label : int, optional
+        The result of this label alone.
+    threshold : float, optional
+        For outputs that are independent of each other, the score above which one is predicted.
+    ignore_index : int, optional
+        A class of targets without a label.
+    """
+
+    kind = "precision"
+
+    def quotient(self, right: Array, predicted: Array, actual: Array) -> tuple[Array, Array]:
+        return right, predicted
+
+
+class Recall(_Counted):
+    """Share of the targets of a label that are predicted: ``right / actual``.
+
+    Parameters
+    ----------
+    average, label, threshold, ignore_index
+        See `Precision`.
+    """
+
+    kind = "recall"
+
+    def quotient(self, right: Array, predicted: Array, actual: Array) -> tuple[Array, Array]:
+        return right, actual
+
+
+class F1(_Counted):
+    """Harmonic mean of precision and recall, Dice's: ``2 right / (predicted + actual)``.
+
+    Parameters
+    ----------
+    average, label, threshold, ignore_index
+        See `Precision`.
+    """
+
+    kind = "f1"
+
+    def quotient(self, right: Array, predicted: Array, actual: Array) -> tuple[Array, Array]:
+        return 2 * right, predicted + actual
+
+
+class IoU(_Counted):
+    """Intersection over union, Jaccard's index: ``right / (predicted + actual - right)``.
+
+    With the default average it is the mean IoU of semantic segmentation.
+
+    Parameters
+    ----------
+    average, label, threshold, ignore_index
+        See `Precision`.
+    """
+
+    kind = "iou"
+
+    def quotient(self, right: Array, predicted: Array, actual: Array) -> tuple[Array, Array]:
+        return right, predicted + actual - right
+
+
+class ConfusionMatrix(Metric):
+    """Numbers of samples by class and predicted class, an array ``(K, K)`` of int64.
+
+    Row i contains the samples, or positions, of class i, as in scikit-learn. With one output per
+    sample, the classes are 0 and 1, which is predicted if the logit is above 0. It is a result of
+    `Trainer.evaluate`, and in ``trainer.logs`` of each epoch; `Trainer.history` contains numbers
+    only.
+
+    Parameters
+    ----------
+    ignore_index : int, optional
+        A class of targets without a label.
+    """
+
+    name = "confusion_matrix"
+    better = ""
+
+    def __init__(self, ignore_index: int | None = None) -> None:
+        self.ignore_index = checked_index("ConfusionMatrix", ignore_index)
+
+    def prepare(self, shape: tuple[int, ...]) -> None:
+        """Count every pair of classes."""
+        self.size = max(shape[-1], 2) ** 2
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets are not classes, or numbers for one output."""
+        if shape[-1] == 1:
+            check_dense("ConfusionMatrix", shape, target)
+        else:
+            check_distribution("ConfusionMatrix", shape, target, self.ignore_index)
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        """Count the pairs."""
+        if y.shape[-1] == 1:
+            y, ignored = y.reshape(-1), self.ignore_index
+            kept, truth = target.reshape(-1) != ignored, target.reshape(-1) > 0.5
+            pairs, count = xp.where(kept, 2 * truth.astype("int64") + (y > 0), 4), 4
+        else:
+            truth, predicted, labels = _classes(xp, y, target, self.ignore_index)
+            count = labels**2
+            pairs = xp.where(truth < labels, truth * labels + predicted, count)
+        return xp.bincount(pairs, minlength=count + 1)[:count].astype("float64")
+
+    def result(self, sums: Any, count: int) -> Any:
+        """Return the matrix."""
+        classes = round(sums.size**0.5)
+        return sums.reshape(classes, classes).astype("int64")
+
+
+def _classes(
+    xp: Any, y: Array, target: Array, ignore_index: int | None
+) -> tuple[Array, Array, int]:
+    """Return classes, those with the largest scores, and the number K of classes.
+
+    Both classes of positions without a label are K.
+    """
+    rows, target, _ = rows_of(y, target)
+    classes, truth, predicted = y.shape[-1], most_likely(target), rows.argmax(axis=1)
+    if ignore_index is not None and target.ndim == 1:
+        kept = truth != ignore_index
+        truth, predicted = xp.where(kept, truth, classes), xp.where(kept, predicted, classes)
+    return truth, predicted, classes
+
+
+class R2(_DenseMetric):
+    """Coefficient of determination: ``1 - sum (y - t)^2 / sum (t - mean t)^2``, mean over outputs.
+
+    The mean is that of the targets of all samples of all ranks. As in scikit-learn, an output whose
+    targets are all equal has the result 1 if it is predicted exactly, and 0 otherwise. Sums have
+    two parts, so that targets with a mean far larger than their deviation do not lose digits.
+    """
+
+    name = "r2"
+    better = "max"
+
+    def prepare(self, shape: tuple[int, ...]) -> None:
+        """Add up the samples, and five numbers for each output."""
+        self.size = 1 + 5 * shape[-1]
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        """Add up targets, their squares, both in two parts, and squared errors."""
+        t = dense(xp, y, target).astype("float64").reshape(-1, y.shape[-1])
+        if not len(t):
+            return xp.zeros(1 + 5 * y.shape[-1])
+        errors = xp.square(y.astype("float64").reshape(t.shape) - t).sum(axis=0)
+        offsets = t - t[0]
+        sums = doubled.about_zero(
+            float(len(t)), t[0], offsets.sum(axis=0), xp.square(offsets).sum(axis=0)
+        )
+        return xp.concatenate([xp.full(1, float(len(t))), *sums, errors])
+
+    def result(self, sums: Any, count: int) -> float:
+        """Return the mean of the outputs' results."""
+        x, xx, x_rest, xx_rest, errors = sums[1:].reshape(5, -1)
+        mean, variance = doubled.moments(sums[0], x, xx, x_rest, xx_rest)
+        spread = sums[0] * variance
+        varies = spread > sums[0] * (4 * float_info.epsilon * mean) ** 2
+        values = np.where(errors > 0, 0.0, 1.0)
+        np.divide(spread - errors, spread, out=values, where=varies)
+        return float(values.mean())
+
+
 METRICS: dict[str, Callable[..., Metric]] = {
     "accuracy": Accuracy,
     "binary_accuracy": BinaryAccuracy,
     "auc": AUC,
     "top_k_accuracy": TopKAccuracy,
+    "precision": Precision,
+    "recall": Recall,
+    "f1": F1,
+    "iou": IoU,
+    "confusion_matrix": ConfusionMatrix,
     "perplexity": Perplexity,
     "categorical_mse": CategoricalMSE,
     "categorical_mae": CategoricalMAE,
     "categorical_hinge": CategoricalHinge,
     "regression_mse": RegressionMSE,
     "regression_mae": RegressionMAE,
+    "r2": R2,
 }
-"""Metrics by name; "top5_accuracy" is "top_k_accuracy" with k = 5, likewise for any k."""
+"""Metrics by name; "top5_accuracy" is "top_k_accuracy" with k = 5, likewise for any k, and
+"micro_f1" is "f1" with this average, likewise for "weighted", "per_label" and the others that have
+averages."""
 
 ALIASES = {
     "mse": "regression_mse",
     "mae": "regression_mae",
     "hinge": "categorical_hinge",
     "acc": "accuracy",
+    "f1_score": "f1",
+    "dice": "f1",
+    "mean_iou": "iou",
+    "miou": "iou",
+    "jaccard": "iou",
+    "r2_score": "r2",
     "categorical_accuracy": "accuracy",
     "sparse_categorical_accuracy": "accuracy",
 }
@@ -459,7 +787,8 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
     Parameters
     ----------
     metric : str, Metric or callable
-        A name of `METRICS` or `ALIASES`, "top5_accuracy" with any number,
+        A name of `METRICS` or `ALIASES`, "top5_accuracy" with any number, "micro_f1" or another
+        average of a metric that has them,
         ``path/to/file.py:name``, a metric, or a class or function that returns one.
     **options
         Parameters of a named one.
@@ -474,6 +803,11 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
         top := re.fullmatch(r"top_?(\d+)([_-]accuracy)?", metric.lower())
     ):
         return TopKAccuracy(int(top[1]))
+    if isinstance(metric, str) and (
+        part := re.fullmatch(r"(macro|micro|weighted|per_label)_(\w+)", metric.lower())
+    ):
+        average = "none" if part[1] == "per_label" else part[1]
+        return METRIC.find(part[2]).make({"average": average} | options)
     return METRIC.find(metric).make(options)
 
 

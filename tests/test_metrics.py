@@ -7,17 +7,23 @@ import re
 import numpy as np
 import pytest
 
-from pydtnn.losses import CategoricalCrossEntropy
+from pydtnn.losses import CategoricalCrossEntropy, get_loss
 from pydtnn.metrics import (
     ALIASES,
     AUC,
+    F1,
     METRICS,
+    R2,
     Accuracy,
     BinaryAccuracy,
     CategoricalHinge,
     CategoricalMAE,
     CategoricalMSE,
+    ConfusionMatrix,
+    IoU,
     Metric,
+    Precision,
+    Recall,
     RegressionMAE,
     RegressionMSE,
     TopKAccuracy,
@@ -26,6 +32,7 @@ from pydtnn.metrics import (
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import metrics_of
 
+NUMBERS = {name for name in METRICS if name != "confusion_matrix"}
 SCORES = np.array([[3.0, 1.0, 2.0], [0.0, 2.0, 1.0], [1.0, 5.0, 4.0], [2.0, 1.0, 0.0]])
 TARGET = np.array([0, 2, 0, 0])
 
@@ -98,7 +105,7 @@ def test_binary_accuracy_is_the_share_of_the_labels_of_a_sample_that_are_right()
 
 def area(metric, *parts):
     """The result for samples in several parts."""
-    totals = Totals(["auc"], finish={"auc": metric.finish}, sizes={"auc": metric.size})
+    totals = Totals(["auc"], results={"auc": metric.result}, sizes={"auc": metric.size})
     for y, target in parts:
         totals.add(len(y), metric(np, y, target))
     return totals.means()["auc"]
@@ -140,6 +147,107 @@ def test_the_area_of_equal_targets_is_no_number_and_that_of_ends_is_exact():
     assert area(two, (np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[1, 1], [1, 0]]))) == 1
 
 
+def in_parts(metric, y, target):
+    """The result of samples in parts of different sizes, one of them empty."""
+    metric.prepare(y.shape)
+    totals = Totals(["m"], results={"m": metric.result}, sizes={"m": metric.size})
+    for a, b in ((0, 7), (7, 7), (7, 100), (100, len(y))):
+        totals.add(b - a, metric(np, y[a:b], target[a:b]))
+    return totals.means()["m"]
+
+
+QUOTIENTS = {
+    Precision: "precision_score",
+    Recall: "recall_score",
+    F1: "f1_score",
+    IoU: "jaccard_score",
+}
+
+
+@pytest.mark.parametrize("kind", QUOTIENTS)
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "none"])
+def test_quotients_of_classes_are_those_of_scikit_learn(kind, average):
+    """Class 3 is never predicted, and class 4 neither predicted nor a target: it is left out."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(5)
+    y, target = rng.normal(size=(300, 5)), rng.integers(0, 4, 300)
+    y[:, 3:] = -9
+    score = getattr(metrics, QUOTIENTS[kind])
+    options = {"average": None if average == "none" else average, "zero_division": 0}
+    expected = score(target, y.argmax(axis=1), **options)
+    missing = [np.nan] * (average == "none")
+    # means of counts, divided in another order
+    given = in_parts(kind(average), y, target)
+    np.testing.assert_allclose(given, np.r_[expected, missing].squeeze(), rtol=1e-12)
+    maps = y.reshape(100, 3, 1, 5), target.reshape(100, 3, 1)
+    np.testing.assert_allclose(in_parts(kind(average), *maps), given, rtol=1e-12)
+    ignored = np.where(rng.random(300) < 0.3, 255, target)
+    expected = score(ignored[ignored < 255], y.argmax(axis=1)[ignored < 255], **options)
+    given = in_parts(kind(average, ignore_index=255), y, ignored)
+    np.testing.assert_allclose(given, np.r_[expected, missing].squeeze(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", QUOTIENTS)
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "none"])
+def test_quotients_of_several_labels_are_those_of_scikit_learn(kind, average):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(6)
+    y, target = rng.normal(size=(300, 4)), rng.random((300, 4)) < 0.3
+    score = getattr(metrics, QUOTIENTS[kind])
+    for threshold in (0.0, 0.5):
+        expected = score(target, y > threshold, average=None if average == "none" else average)
+        given = in_parts(kind(average, threshold=threshold), y, target)
+        np.testing.assert_allclose(given, expected, rtol=1e-12)
+    one = in_parts(kind(average), y[:, :1], target[:, 0])
+    np.testing.assert_allclose(one, score(target[:, 0], y[:, 0] > 0), rtol=1e-12)
+    third = in_parts(kind(label=2, threshold=0.0), y, target)
+    assert third == pytest.approx(score(target[:, 2], y[:, 2] > 0), rel=1e-12)
+
+
+def test_the_confusion_matrix_is_that_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(7)
+    y, target = rng.normal(size=(300, 4)), rng.integers(0, 4, 300)
+    given = in_parts(ConfusionMatrix(), y, target)
+    np.testing.assert_array_equal(given, metrics.confusion_matrix(target, y.argmax(axis=1)))
+    kept = target != 1
+    given = in_parts(ConfusionMatrix(ignore_index=1), y, target)
+    expected = metrics.confusion_matrix(target[kept], y[kept].argmax(axis=1), labels=range(4))
+    np.testing.assert_array_equal(given, expected)
+    given = in_parts(ConfusionMatrix(), y[:, :1], target > 1)
+    np.testing.assert_array_equal(given, metrics.confusion_matrix(target > 1, y[:, 0] > 0))
+    given = in_parts(ConfusionMatrix(), y.reshape(150, 2, 4), target.reshape(150, 2))
+    np.testing.assert_array_equal(given, metrics.confusion_matrix(target, y.argmax(axis=1)))
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e7])
+def test_the_coefficient_of_determination_is_that_of_scikit_learn(mean):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(8)
+    target = mean + rng.normal(size=(300, 3))
+    y = target + 0.5 * rng.normal(size=(300, 3))
+    # scikit-learn's own two passes lose mean * 1e-16
+    assert in_parts(R2(), y, target) == pytest.approx(metrics.r2_score(target, y), rel=1e-8)
+    assert in_parts(R2(), y[:, :1], target[:, 0]) == pytest.approx(
+        metrics.r2_score(target[:, 0], y[:, 0]), rel=1e-8
+    )
+    target[:, 1], target[:, 2] = mean + 0.5, y[:, 2]  # all equal, and predicted exactly
+    assert in_parts(R2(), y, target) == pytest.approx(metrics.r2_score(target, y), rel=1e-8)
+    y[:, 1] = target[:, 1]
+    assert in_parts(R2(), y, target) == pytest.approx(metrics.r2_score(target, y), rel=1e-8)
+
+
+def test_averages_are_named():
+    assert get_metric("micro_f1").name == "micro_f1"
+    assert get_metric("per_label_iou").name == "per_label_iou"
+    assert get_metric("per_label_iou").better == ""
+    assert get_metric("macro_recall").name == "recall"
+    assert Precision(label=3).name == "precision_3"
+    assert Precision("none", label=3).better == "max"
+    (metric,) = metrics_of(get_loss("bce"), ["f1"])
+    assert metric.threshold == 0.0
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "perplexity", TopKAccuracy(2)])
 def test_a_metric_without_an_ignored_class_is_the_mean_over_all_other_positions(metric):
     rng = np.random.default_rng(4)
@@ -149,7 +257,7 @@ def test_a_metric_without_an_ignored_class_is_the_mean_over_all_other_positions(
     (metric,) = metrics_of(CategoricalCrossEntropy(ignore_index=255), [metric])
     metric.ignore_index = 255
     given = np.where(kept, target, 255)
-    totals = Totals(["m"], finish={"m": metric.finish}, sizes={"m": metric.size})
+    totals = Totals(["m"], results={"m": metric.result}, sizes={"m": metric.size})
     for part in (slice(0, 1), slice(1, 2), slice(2, 4)):
         totals.add(len(y[part]), metric(np, y[part], given[part]))
     mean, metric.ignore_index = totals.means()["m"], None
@@ -180,7 +288,8 @@ def test_sums_over_shards_add_up_and_an_empty_one_adds_nothing(name):
 def test_every_metric_says_its_name_and_which_way_is_better(name):
     metric = get_metric(name)
     assert metric.name == name.replace("_k_", "5_")
-    assert metric.better == ("max" if name == "auc" or "accuracy" in name else "min")
+    errors = ("categorical", "regression", "perplexity")
+    assert metric.better == ("min" if name.startswith(errors) else "max" * (name in NUMBERS))
 
 
 def test_names_give_metrics():
@@ -233,6 +342,14 @@ def test_a_metric_of_ones_own_is_one_method():
         (
             lambda: AUC(labels=2)(np, SCORES, TARGET),
             "AUC: labels must be the 3 outputs of a sample, got 2",
+        ),
+        (
+            lambda: F1("mean"),
+            "F1: average must be one of macro, micro, weighted, none, got 'mean'",
+        ),
+        (
+            lambda: F1(label=3)(np, SCORES, TARGET),
+            "F1: label must be in 0..2, the outputs of the model, got 3",
         ),
         (lambda: AUC(1), "AUC: thresholds must be at least 2, got 1"),
         (lambda: get_metric("accuracy", k=2), "unknown option of accuracy 'k'"),

@@ -68,7 +68,7 @@ def test_perplexity_is_the_exponential_of_the_mean(target, rng):
     backend = create_backend("cpu", threads=1)
     loss, _ = CategoricalCrossEntropy()(backend, y, target, 1.0)
     metric = get_metric("perplexity")
-    totals = Totals(["perplexity"], finish={"perplexity": metric.finish})
+    totals = Totals(["perplexity"], results={"perplexity": metric.result})
     totals.add(2, metric(np, y[:2], target[:2]))
     totals.add(3, metric(np, y[2:], target[2:]))
     assert totals.means()["perplexity"] == pytest.approx(np.exp(loss / SAMPLES), rel=1e-12)

@@ -130,11 +130,17 @@ def check_metric(
     y, target, xp = case.y, case.target, case.backend.xp
     if not isinstance(getattr(metric, "name", None), str):
         raise case.fail("it must have a `name`, for the logs")
-    if metric.better not in ("min", "max"):
-        raise case.fail(f"`better` must be 'min' or 'max', got {metric.better!r}")
+    if metric.better not in ("min", "max", ""):
+        raise case.fail(
+            f"`better` must be 'min' or 'max', got {metric.better!r}; it is empty for arrays"
+        )
     value = case.number(metric(xp, y, target))
     case.check_arguments()
-    case.check_sums(lambda rows: case.number(metric(xp, y[rows], target[rows])), value)
+    case.check_sums(
+        lambda rows: case.number(metric(xp, y[rows], target[rows])),
+        value,
+        lambda sums: metric.result(sums, len(y)),
+    )
     case.compare("the metric in float32", case.number(metric(xp, *case.single())), value, SINGLE)
     case.check_refusal(lambda target: metric(xp, y, target))
 
@@ -200,8 +206,13 @@ class _Case:
             if not bool((now == before).all()):
                 raise self.fail(f"the {what} are changed; compute on a copy")
 
-    def check_sums(self, part: Callable[[slice], Any], value: Any) -> None:
-        """Check that shards add up, and that the result is 0 without samples and repeatable."""
+    def check_sums(
+        self,
+        part: Callable[[slice], Any],
+        value: Any,
+        result: Callable[[Any], Any] = lambda sums: sums,
+    ) -> None:
+        """Check that shards add up to a result, which is 0 without samples and repeatable."""
         if not np.array_equal(part(slice(0, len(self.y))), value):
             raise self.fail("the result must be the same if it is computed again")
         self.compare("the result for no samples", part(slice(0, 0)), 0.0)
@@ -209,8 +220,8 @@ class _Case:
         self.compare(
             "the sum of the results for shards of 1, 0 and the other samples, which must be that "
             "of all (sums over samples, not means),",
-            total,
-            value,
+            result(total),
+            result(value),
         )
 
     def check_refusal(self, compute: Callable[[Array], Any]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex, overload
 
+import numpy as np
+
 from pydtnn.utils.errors import MissingNameError
 from pydtnn.utils.names import unknown
 
@@ -21,6 +23,11 @@ class Logs(dict[str, float]):
 
     def __or__(self, other: Mapping[str, float]) -> Logs:  # type: ignore[override]
         return Logs({**self, **other})
+
+    @property
+    def numbers(self) -> Logs:
+        """The same without arrays, the results of some metrics of `Trainer.evaluate`."""
+        return Logs((name, value) for name, value in self.items() if not np.ndim(value))
 
     def __missing__(self, name: str) -> float:
         raise MissingNameError(missing(name, self))

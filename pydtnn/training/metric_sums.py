@@ -23,10 +23,12 @@ class Totals:
         Names of the quantities, such as "loss", "accuracy".
     xp : module
         Array module of the sums; `means` and `count` require sums on the host.
-    finish : mapping of str to callable, optional
-        For some of the quantities, a function of the mean that returns what is logged.
+    results : mapping of str to callable, optional
+        For some of the quantities, a function of the sum and the number of samples that returns
+        what is logged, see `Metric.result`.
     sizes : mapping of str to int, optional
-        For some of the quantities, their number of sums if it is not 1; `finish` receives an array.
+        For some of the quantities, their number of sums if it is not 1; `results` receives an
+        array.
 
     Attributes
     ----------
@@ -48,10 +50,10 @@ class Totals:
         self,
         names: Iterable[str],
         xp: Any = np,
-        finish: Mapping[str, Callable[[Any], float]] | None = None,
+        results: Mapping[str, Callable[[Any, int], Any]] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        self.names, self._finish, self._sizes = tuple(names), finish or {}, sizes or {}
+        self.names, self._results, self._sizes = tuple(names), results or {}, sizes or {}
         ends = np.cumsum([0, *(self._sizes.get(name, 1) for name in self.names), 1]).tolist()
         self._parts = [slice(*ends[i : i + 2]) for i in range(len(ends) - 1)]
         self.values: Array = xp.zeros(ends[-1], "float64")
@@ -93,19 +95,22 @@ class Totals:
 
     def __add__(self, other: Totals) -> Totals:
         """Return the sums over the samples of both, on the host."""
-        total = Totals(self.names, finish=self._finish, sizes=self._sizes)
+        total = Totals(self.names, results=self._results, sizes=self._sizes)
         total += self
         total += other
         return total
 
     def means(self) -> Logs:
-        """Divide the sums by the number of samples, and finish; NaN if there is none."""
+        """Return the means, or `results`; NaN if there is no sample."""
         if not self.count:
             return Logs(dict.fromkeys(self.names, float("nan")))
-        means, logs = self.values / self.values[-1], Logs()
+        logs, count = Logs(), self.count
         for name, place in zip(self.names, self._parts, strict=False):
-            mean = means[place] if self._sizes.get(name, 1) > 1 else float(means[place][0])
-            logs[name] = self._finish[name](mean) if name in self._finish else mean
+            part = self.values[place]
+            total = part.copy() if self._sizes.get(name, 1) > 1 else float(part[0])
+            logs[name] = (
+                self._results[name](total, count) if name in self._results else total / count
+            )
         return logs
 
     def not_finite(self) -> list[str]:

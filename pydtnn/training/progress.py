@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
+
+import numpy as np
 
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
 from pydtnn.utils.terminal import terminal_of, width_of
+from pydtnn.utils.units import align
 from pydtnn.utils.validate import check_float
 
 MAX_BAR_WIDTH, MIN_BAR_WIDTH = 20, 6
@@ -309,6 +312,31 @@ def format_logs(logs: Mapping[str, float]) -> str:
     return "  ".join(piece.text for piece in _values(logs))
 
 
+def format_arrays(logs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[str]:
+    """Return the lines of a table for each array of a log, such as a confusion matrix.
+
+    Parameters
+    ----------
+    logs : mapping of str to float or array
+    names : sequence of str, optional
+        Names of the classes; by default their numbers.
+
+    >>> format_arrays({"loss": 0.5, "confusion": np.array([[7, 0], [2, 11]])}, ["cat", "dog"])
+    ['confusion', '     cat  dog', 'cat    7    0', 'dog    2   11']
+    """
+    lines = []
+    for name, value in logs.items():
+        if not np.ndim(value):
+            continue
+        labels = names if names is not None and len(names) == len(value) else range(len(value))
+        rows = [["", *map(str, labels)]] if np.ndim(value) == 2 else []
+        for label, row in zip(labels, value, strict=True):
+            numbers = [f"{x:d}" if isinstance(x, np.integer) else f"{x:.4f}" for x in np.ravel(row)]
+            rows.append([str(label), *numbers])
+        lines += [name, *align(rows, 1)]
+    return lines
+
+
 def _values(logs: Mapping[str, float]) -> list[Piece]:
     """Return the values of a log; the first metric and loss of the validation are kept longest."""
     metric = next((name for name in logs if name != "loss"), "")
@@ -319,4 +347,5 @@ def _values(logs: Mapping[str, float]) -> list[Piece]:
             f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.4f}",
         )
         for name, value in logs.items()
+        if not np.ndim(value)
     ]

@@ -32,7 +32,10 @@ def test_parts_of_a_batch_add_up_like_an_allreduce_of_the_values():
 
 
 def test_a_sum_of_totals_has_their_sizes_and_last_operations():
-    options = {"finish": {"spread": lambda mean: mean[1] - mean[0]}, "sizes": {"spread": 2}}
+    options = {
+        "results": {"spread": lambda sums, count: (sums[1] - sums[0]) / count},
+        "sizes": {"spread": 2},
+    }
     first, second = (Totals(["spread", "loss"], **options) for _ in range(2))
     first.add(1, [1.0, 2.0], 3.0)
     second.add(3, [3.0, 6.0], 1.0)

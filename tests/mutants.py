@@ -342,8 +342,8 @@ MUTANTS = {
         "tests/test_schedules.py::test_a_step_applies_gamma_from_each_boundary_on",
     ),
     "a cross-entropy that is NaN where a probability of 0 has a logit of -infinity": Mutant(
-        "pydtnn/losses/functions.py",
-        "    log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere\n",
+        "pydtnn/kernels/reference/loss.py",
+        "        log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere\n",
         "",
         "tests/test_losses.py::test_a_logit_of_minus_infinity_excludes_a_class_of_probability_0",
     ),
@@ -468,7 +468,7 @@ MUTANTS = {
     ),
     "metrics of a running epoch without their last operation": Mutant(
         "pydtnn/training/metric_sums.py",
-        "total = Totals(self.names, finish=self._finish, sizes=self._sizes)",
+        "total = Totals(self.names, results=self._results, sizes=self._sizes)",
         "total = Totals(self.names, sizes=self._sizes)",
         "tests/training/test_metric_sums.py::"
         "test_a_sum_of_totals_has_their_sizes_and_last_operations",

@@ -291,6 +291,15 @@ def test_the_loss_keeps_its_promises() -> None:
     exec(BLOCKS["check_loss"], {"check_loss": check_loss, "Huber": run("loss")})
 
 
+def test_the_function_is_called_after_every_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"Trainer": Trainer, "SGD": SGD}
+    names["model"] = Model(Sequential(Linear(3)), (5,), backend="numpy")
+    exec(BLOCKS["function_callback"], names)
+    names["trainer"].fit(problem(), epochs=2, batch_size=16)
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("epoch")]
+    assert [line[:2] for line in lines] == ["1 ", "2 "]
+
+
 def test_the_callback_ends_training_when_the_loss_is_flat() -> None:
     def epochs(lr: float) -> int:
         model = Model(Sequential(Linear(3)), (5,), backend="numpy")

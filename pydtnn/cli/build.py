@@ -72,7 +72,7 @@ def create_metrics(config: TrainConfig, loss: Loss) -> list[Metric]:
 
 def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
     """Return the name of the value to monitor: by default the first validation metric or loss."""
-    names = [*(metric.name for metric in metrics), "loss"]
+    names = [*(metric.name for metric in metrics if metric.better), "loss"]
     choices = [*(f"val_{name}" for name in names), *names]
     if config.monitor is not None and config.monitor not in choices:
         raise ValueError(f"train: {unknown('value of --monitor', config.monitor, choices)}")
@@ -363,7 +363,8 @@ def create_callbacks(
     callbacks += [HistoryWriter(directory), MeasurementWriter(directory, grown)]
     if config.tensorboard:
         callbacks.append(create_tensorboard(config, directory))
-    callbacks.append(BestWeights(directory / "best.safetensors", monitor))
+    best = directory / "best.safetensors"
+    callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
     if config.checkpoint_epochs or config.checkpoint_steps:
         callbacks.append(
             Checkpointer(

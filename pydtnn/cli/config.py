@@ -296,6 +296,9 @@ class TrainConfig:
     drop_last: bool = option(
         TRAINING, False, "omit the last step of an epoch if it has fewer samples than the others"
     )
+    class_balanced: bool = option(
+        TRAINING, False, "draw training samples with replacement, all classes equally often"
+    )
     accumulation: int = option(
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
     )
@@ -322,11 +325,15 @@ class TrainConfig:
     monitor: str | None = option(
         TRAINING,
         str,
-        "value monitored for the best weights, --early-stopping, --stop-at and --plateau; "
+        "value monitored for the best weights, --restore-best, --early-stopping, --stop-at and "
+        "--plateau; "
         "by default the first validation metric",
     )
     early_stopping: int | None = option(
         TRAINING, int, "stop after this number of epochs without improvement", at_least=1
+    )
+    restore_best: bool = option(
+        TRAINING, False, "end with the weights of the best epoch, which --save then writes"
     )
     stop_at: float | None = option(TRAINING, float, "stop when the monitored value reaches this")
     ema: float | None = option(

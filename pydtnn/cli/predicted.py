@@ -113,7 +113,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("load", "load_options"),
     ),
     "samples are prepared by other threads, at the rate of the platform": (
-        *("augment", "mixup", "cutmix", "data_dir", "stage", "download"),
+        *("augment", "mixup", "cutmix", "class_balanced", "data_dir", "stage", "download"),
     ),
     "how many steps there are": (
         *("epochs", "steps_per_epoch", "validation_split", "early_stopping", "stop_at", "monitor"),
@@ -122,7 +122,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     "happens between steps": (
         *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
-        *("timeout", "straggler_factor"),
+        *("timeout", "straggler_factor", "restore_best"),
     ),
     "observes steps, in less than a percent of their time": (
         *("trace", "trace_steps", "trace_kernels"),

@@ -38,7 +38,8 @@ from pydtnn.tracing.writing import Trace, check_folder
 from pydtnn.training.callback import evaluated
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
-from pydtnn.training.progress import format_logs
+from pydtnn.training.logs import Logs
+from pydtnn.training.progress import format_arrays, format_logs
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
@@ -102,7 +103,7 @@ def _carry_out(job: Job) -> None:
     if config.resume:
         _resume(job)
     complete = not config.evaluate_only and trainer.epoch >= config.epochs
-    trace = None
+    trace, results = None, Logs()
     if config.evaluate_only:
         with traced(job) as trace:
             results = trainer.evaluate(job.validation, global_batch_size=job.work.batch)
@@ -139,6 +140,10 @@ def _carry_out(job: Job) -> None:
             print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
     else:
         print_report(job)
+        results = trainer.logs
+    if trainer.comm.rank == 0 and not config.quiet:
+        for line in format_arrays(results, job.validation.class_names):
+            print(line, flush=True)
     if trace is not None:
         _print_line(config, trainer.comm, describe_trace(trace))
 

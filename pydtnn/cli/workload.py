@@ -9,7 +9,7 @@ from typing import Any
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, load_dataset, split_validation
+from pydtnn.data import Dataset, WeightedDataset, load_dataset, split_validation
 from pydtnn.data.loader import samples_of_step
 from pydtnn.data.shards import stage_shards, staged_folder
 from pydtnn.model.recompute_choice import AUTO
@@ -34,9 +34,12 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     folder = config.data_dir
     if config.stage is not None:
         folder = str(staged_folder(folder, config.stage))
+    train: Dataset
     train, test = load_dataset(found, folder, config.download, **options)
     if config.validation_split:
-        return split_validation(train, config.validation_split, config.seed)
+        train, test = split_validation(train, config.validation_split, config.seed)
+    if config.class_balanced:
+        train = WeightedDataset(train)
     return train, test
 
 

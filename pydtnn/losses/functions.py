@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.family import Array, Number, wide
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import (
     check_classes,
     check_dense,
@@ -105,62 +106,6 @@ def _list(who: str, given: Any) -> list[Any]:
     return [*given]
 
 
-def soft_cross_entropy(
-    xp: Any,
-    logits: Array,
-    target: Array,
-    weights: Array | None,
-    smoothing: float,
-    scale: Number,
-    out: Array,
-    rows: Array | None = None,
-) -> Number:
-    """Compute the cross-entropy of logits (N, K) with classes or probabilities; see the loss.
-
-    ``L = -sum_nk w_k q_nk log p_nk`` with ``p = softmax(x)``, so
-    ``dx_nk = p_nk sum_j w_j q_nj - w_k q_nk``.
-
-    Parameters
-    ----------
-    xp : module
-    logits : Array, shape (N, K)
-    target : Array, shape (N, K) or (N,) of int64
-        The probability t of each class, or the class with t = 1.
-    weights : Array, shape (K,), or None
-        By default all are 1.
-    smoothing : float
-        ``q = (1 - s) t + s / K``.
-    scale : Number
-        Factor on the gradient.
-    out : Array, shape (N, K)
-        The gradient.
-    rows : Array, shape (N,), optional
-        Weight of each row; by default all are 1.
-
-    Returns
-    -------
-    Number
-        The loss, in float64.
-    """
-    logits = wide(logits)
-    if target.ndim == 1:
-        target = xp.arange(logits.shape[1]) == target[:, None]
-    q = (1 - smoothing) * target.astype(logits.dtype, copy=False) + smoothing / logits.shape[1]
-    if weights is not None:
-        q = q * weights
-    if rows is not None:
-        q = q * rows[:, None]
-    log_p = _log_softmax(xp, logits)
-    out[...] = (xp.exp(log_p) * q.sum(axis=1, keepdims=True) - q) * scale
-    log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere
-    return -(q * log_p).sum(dtype="float64")
-
-
-def _log_softmax(xp: Any, logits: Array) -> Array:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
-
-
 class Loss(SuggestsNames, StoresArguments, ABC):
     """A function of predictions and targets, summed over the samples.
 
@@ -172,10 +117,18 @@ class Loss(SuggestsNames, StoresArguments, ABC):
         Names of the metrics that a trainer reports by default.
     ignore_index : int or None
         The class of targets that are left out, also by metrics.
+    threshold : float or None
+        The score above which an output is predicted, if outputs are independent of each other; also
+        that of metrics.
+    counts_targets : bool
+        Whether the mean loss is the sum over all samples of all ranks divided by the sum of `count`
+        rather than by the number of samples.
     """
 
     metrics: tuple[str, ...] = ()
     ignore_index: int | None = None
+    threshold: float | None = None
+    counts_targets: bool = False
 
     def __call__(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array | None = None
@@ -212,6 +165,10 @@ class Loss(SuggestsNames, StoresArguments, ABC):
         if out is None:
             out = backend.empty(y.shape, y.dtype)
         return self.compute(backend, y, target, scale, out), out
+
+    def count(self, shape: tuple[int, ...], target: Array) -> Number:
+        """Return the number of targets of predictions ``(N, ...)``: by default N."""
+        return shape[0]
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if a target does not fit predictions of `shape`.
@@ -286,8 +243,9 @@ class CategoricalCrossEntropy(_ClassLoss):
         the scale of the loss.
     ignore_index : int, optional
         A class, such as 255 or -100, of targets without a label, which need not be one of 0 to K -
-        1. Such positions have neither loss nor gradient, and a sample has the mean of its other
-        positions; a sample without any has the loss 0.
+        1. Such positions have neither loss nor gradient. The loss is the sum over all others, and
+        the mean that is minimised divides by their number in the batch of all ranks, as PyTorch's
+        does for a whole batch; without any it is 0.
 
     References
     ----------
@@ -314,26 +272,35 @@ class CategoricalCrossEntropy(_ClassLoss):
         if self.class_weights is not None:
             self.class_weights.check(shape[-1])
 
+    @property
+    def counts_targets(self) -> bool:  # type: ignore[override]
+        """Whether the mean is over the targets that are not ignored."""
+        return self.ignore_index is not None
+
+    def count(self, shape: tuple[int, ...], target: Array) -> Number:
+        """Count the targets that are not ignored: all if they are probabilities."""
+        if self.ignore_index is None:
+            return shape[0]
+        if tuple(target.shape) == tuple(shape):
+            return prod(shape[:-1])
+        return (target != self.ignore_index).sum()
+
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        rows, classes, positions = rows_of(y, target)
-        if self.ignore_index is None or classes.ndim == 2:
+        if self.ignore_index is None:
             return super().compute(backend, y, target, scale, out)
-        xp, out = backend.xp, out.reshape(rows.shape)
-        kept = (classes != self.ignore_index).reshape(-1, positions)
-        share = kept / xp.maximum(kept.sum(axis=1, keepdims=True), 1)  # a mean for each sample
-        share = share.reshape(-1).astype(np.promote_types(y.dtype, "float32"), copy=False)
-        classes, weights = xp.where(kept.reshape(-1), classes, 0), self._weights(backend, rows)
-        smoothing = self.label_smoothing
-        return soft_cross_entropy(xp, rows, classes, weights, smoothing, scale, out, share)
+        rows, target, _ = rows_of(y, target)
+        return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape))
 
     def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
         weights, smoothing = self._weights(backend, y), self.label_smoothing
-        if target.ndim == 2 or weights is not None:
-            return soft_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
+        if target.ndim == 2 or weights is not None or self.ignore_index is not None:
+            return backend.loss.weighted_cross_entropy(
+                y, target, weights, self.ignore_index, smoothing, scale, out=out
+            )
         return backend.loss.cross_entropy(y, target, smoothing, scale, out=out)
 
     def _weights(self, backend: Backend, y: Array) -> Array | None:
@@ -352,6 +319,7 @@ class BinaryCrossEntropy(_DenseLoss):
     """
 
     metrics = ("binary_accuracy",)
+    threshold = 0.0
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets have a wrong shape or are outside [0, 1]."""

@@ -165,4 +165,6 @@ def why_not(setup: Setup) -> str:
         return "the model is a stage of a pipeline"
     if len(setup.model.input_shapes) > 1 or len(setup.model.graph.outputs) > 1:
         return "the model has several inputs or outputs"
+    if any(loss.counts_targets for loss in setup.objective.losses):
+        return "the number of targets that are not ignored changes between steps"
     return setup.exchange.why_not_captured()

@@ -32,8 +32,8 @@ class Objective:
     Parameters
     ----------
     backend : Backend
-    outputs : int
-        Number of the model's outputs.
+    shapes : sequence of tuple of int
+        Shape of each output of the model, of one sample.
     loss, weights, metrics, auxiliary
         See `pydtnn.Trainer`; `auxiliary` are the weights of auxiliary outputs.
 
@@ -44,9 +44,9 @@ class Objective:
     metrics : tuple of tuple of Metric
         For each output.
     better : dict of str to str
-        For each value by its name, "max" or "min": whether larger or smaller is better.
-    finish : dict of str to callable
-        For each metric by its name, `Metric.finish`.
+        For each number by its name, "max" or "min": whether larger or smaller is better.
+    results : dict of str to callable
+        For each metric by its name, `Metric.result`.
     sizes : dict of str to int
         For each metric by its name, `Metric.size`.
     names : tuple of str
@@ -61,13 +61,13 @@ class Objective:
     def __init__(
         self,
         backend: Backend,
-        outputs: int,
+        shapes: Sequence[tuple[int, ...]],
         loss: Losses,
         weights: Sequence[float] | None,
         metrics: Metrics | None,
         auxiliary: Sequence[float] | None = None,
     ) -> None:
-        self.backend = backend
+        self.backend, outputs = backend, len(shapes)
         self._main = main = outputs if auxiliary is None else 1
         losses = tuple(map(get_loss, _one_each("loss", loss, main)))
         self.losses = losses if auxiliary is None else losses * outputs
@@ -85,17 +85,25 @@ class Objective:
         )
         self.metrics = (*own_metrics, *((),) * (outputs - main))
         self.better = {"loss": "min"}
-        self.finish: dict[str, Callable[[Any], float]] = {}
+        self.results: dict[str, Callable[[Any, int], Any]] = {}
         self.sizes: dict[str, int] = {}
         names = [] if main == 1 else ["loss"]
         for i, own in enumerate(own_metrics):
+            for metric in own:
+                metric.prepare((1, *shapes[i]))
             prefix = f"output{i}." if main > 1 else ""
             self.better |= {f"{prefix}loss": "min"}
-            self.better |= {f"{prefix}{metric.name}": metric.better for metric in own}
-            self.finish |= {f"{prefix}{metric.name}": metric.finish for metric in own}
+            self.better |= {f"{prefix}{m.name}": m.better for m in own if m.better}
+            self.results |= {f"{prefix}{metric.name}": metric.result for metric in own}
             self.sizes |= {f"{prefix}{metric.name}": metric.size for metric in own}
+            if losses[i].counts_targets and main > 1:
+                self.sizes[f"{prefix}loss"] = 2
+                self.results[f"{prefix}loss"] = _quotient
             names += [f"{prefix}loss", *(f"{prefix}{metric.name}" for metric in own)]
         self.names = tuple(names)
+        self._counted = any(loss.counts_targets for loss in self.losses)
+        if self._counted:
+            self.sizes["loss"], self.results["loss"] = 2 * outputs, self._sum_of_quotients
 
     def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
         """Raise ValueError if targets do not fit losses and metrics of outputs of these shapes."""
@@ -111,8 +119,35 @@ class Objective:
             loss.check(shape, target)
             check_metrics(metrics, shape, target)
 
+    def counts(self, shapes: Sequence[tuple[int, ...]], target: Any) -> Array | None:
+        """Return the number of targets that the mean of each loss divides by.
+
+        Parameters
+        ----------
+        shapes : sequence of tuple of int
+            Shape ``(N, ...)`` of each output.
+        target : ndarray, or a tuple of one per output
+
+        Returns
+        -------
+        ndarray of float64, shape ``(outputs,)``, or None
+            None if all losses divide by the number of samples.
+        """
+        if not self._counted:
+            return None
+        targets = self._for_each(target if isinstance(target, tuple) else (target,))
+        rows = zip(self.losses, shapes, targets, strict=True)
+        return np.array([float(loss.count(shape, part)) for loss, shape, part in rows])
+
     def compute(
-        self, y: Any, target: Any, scale: Number, totals: Totals, *, training: bool = True
+        self,
+        y: Any,
+        target: Any,
+        scale: Number,
+        totals: Totals,
+        *,
+        training: bool = True,
+        ratios: Sequence[float] | None = None,
     ) -> Any:
         """Add all values to `totals`; return the gradient of the scaled loss.
 
@@ -126,6 +161,8 @@ class Objective:
         totals : Totals
         training : bool
             Whether the losses of auxiliary outputs are added to that of the first.
+        ratios : sequence of float, optional
+            A further factor on the gradient for each output: samples per counted target.
 
         Returns
         -------
@@ -138,22 +175,40 @@ class Objective:
         sums: list[Number] = []
         terms: list[Number] = []
         dys: list[Array] = []
-        for y, target, loss, weight, metrics in zip(
-            ys, targets, self.losses, self.weights, self.metrics, strict=True
+        xp = self.backend.xp
+        for y, target, loss, weight, metrics, ratio in zip(
+            *(ys, targets, self.losses, self.weights, self.metrics),
+            ratios or (1.0,) * len(ys),
+            strict=True,
         ):
             target, dy = self.backend.asarray(target), self.backend.empty(y.shape, y.dtype)
-            own = [metric.compute(self.backend.xp, y, target) for metric in metrics]
-            factor = scale if weight == 1 else weight * scale
+            own = [metric.compute(xp, y, target) for metric in metrics]
+            factor = scale if weight * ratio == 1 else weight * ratio * scale
             value = loss.compute(self.backend, y, target, factor, dy)
-            terms.append(value if weight == 1 else weight * value)
+            if self._counted:
+                pair = value, loss.count(y.shape, target)
+                terms.append(xp.stack([xp.asarray(number, "float64") for number in pair]))
+                value = terms[-1] if loss.counts_targets else value
+            else:
+                terms.append(value if weight == 1 else weight * value)
             sums += [value, *own]
             dys.append(dy)
-        if not training:
-            terms = terms[: self._main]
-        total = sum(terms[1:], terms[0])
+        if self._counted:
+            unused = range(len(terms) if training else self._main, len(terms))
+            total = xp.concatenate(
+                [0 * term if i in unused else term for i, term in enumerate(terms)]
+            )
+        else:
+            terms = terms if training else terms[: self._main]
+            total = sum(terms[1:], terms[0])
         sums = sums if self._main > 1 else sums[1 : 1 + len(self.metrics[0])]
         totals.add(len(targets[0]), total, *sums)
         return dys[0] if len(ys) == 1 else tuple(dys)
+
+    def _sum_of_quotients(self, sums: Array, count: int) -> float:
+        """Return the weighted sum of the means of all losses."""
+        pairs = sums.reshape(-1, 2)
+        return sum(w * _quotient(pair, count) for w, pair in zip(self.weights, pairs, strict=True))
 
     def _for_each(self, targets: Sequence[Array]) -> Sequence[Array]:
         """Return a target for each output: auxiliary ones have that of the first."""
@@ -161,13 +216,23 @@ class Objective:
         return [*targets] * len(self.losses) if repeated else targets
 
 
+def _quotient(sums: Array, count: int) -> float:
+    """Return the mean of a loss over its counted targets; 0 without any."""
+    return float(sums[0] / sums[1]) if sums[1] else 0.0
+
+
 def metrics_of(loss: Loss, metrics: Sequence[Metric | str] | None) -> list[Metric]:
-    """Return metrics beside a loss: by default its own, and named ones with its `ignore_index`."""
+    """Return metrics beside a loss: by default its own.
+
+    Those that are given by name have its `ignore_index` and `threshold`.
+    """
     made = []
     for metric in loss.metrics if metrics is None else metrics:
         known = get_metric(metric)
         if isinstance(metric, str) and hasattr(known, "ignore_index"):
             known.ignore_index = loss.ignore_index
+        if isinstance(metric, str) and loss.threshold is not None and hasattr(known, "threshold"):
+            known.threshold = loss.threshold
         made.append(known)
     return made
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, Loader
+from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
@@ -89,6 +89,22 @@ class Setup:
         if self.observer is not None:
             self.observer.samples(samples)
 
+    def count_targets(self, batch: Batch) -> list[float] | None:
+        """Return the samples per counted target for each loss; None if losses count samples.
+
+        Both are those of all ranks if they compute a step together, otherwise of this rank.
+        Collective in the first case.
+        """
+        shapes = [(len(batch), *shape) for shape in self.model.output_shapes]
+        counts, samples = self.objective.counts(shapes, batch.y), len(batch)
+        if counts is None:
+            return None
+        if self.exchange.sums_losses:
+            samples = batch.total
+            with self.phase("loss"):
+                self.data.allreduce(counts)
+        return [samples / count if count else 0.0 for count in counts.tolist()]
+
     def update(self) -> None:
         """Exchange gradients or parameters, and update the parameters.
 
@@ -132,7 +148,7 @@ class Setup:
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics, initially 0, as arrays of a module."""
         objective = self.objective
-        return Totals(objective.names, xp, objective.finish, objective.sizes)
+        return Totals(objective.names, xp, objective.results, objective.sizes)
 
     def to_host(self, totals: Totals) -> Totals:
         """Copy sums to the host when they are complete."""

@@ -57,6 +57,7 @@ class Passes:
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
         if setup.loss_scale is not None:
             self.scale = setup.loss_scale.loss(self.scale)
+        self.ratios = setup.count_targets(batch)
         self.shards = batch.shards or (Shard(None, slice(0, len(batch))),)
         self.joint = setup.sync_batch_norm
         self.separate = self.sums.shards is not None and not self.joint  # statistics of each shard
@@ -121,7 +122,7 @@ class Passes:
         with self.setup.phase("loss"):
             totals = self.setup.new_totals(self.model.backend.xp)
             target = self.batch.targets(shard.rows)
-            dy = self.setup.objective.compute(y, target, self.scale, totals)
+            dy = self.setup.objective.compute(y, target, self.scale, totals, ratios=self.ratios)
             self.losses.append((shard.number, totals.values))
             return dy
 

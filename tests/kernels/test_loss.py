@@ -90,6 +90,54 @@ def test_cross_entropy_equals_the_reference(
     np.testing.assert_allclose(out, exact, rtol=30 * eps(dtype), atol=2 * eps(dtype))
 
 
+@pytest.mark.few(40)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ignored", [None, 0, -100])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weighted_cross_entropy_equals_the_reference(
+    cpu_backend: Backend,
+    shape: tuple[int, int],
+    smoothing: float,
+    dtype: str,
+    ignored: int | None,
+    weighted: bool,
+) -> None:
+    rng = np.random.default_rng(0)
+    x, target = rng.normal(0, 3, shape).astype(dtype), rng.integers(shape[1], size=shape[0])
+    weights = rng.integers(0, 4, shape[1]).astype(dtype) if weighted else None
+    if ignored is not None:
+        target[rng.random(shape[0]) < 0.3] = ignored
+    out, exact = np.full(shape, np.nan, dtype), np.empty(shape)
+    args = target, weights, ignored, smoothing, 0.25
+    loss = cpu_backend.loss.weighted_cross_entropy(x, *args, out=out)
+    expected = REFERENCE.loss.weighted_cross_entropy(x.astype(float), *args, out=exact)
+    # exponentials of floats, up to 1000 of them added, with weights up to 3
+    assert loss == pytest.approx(expected, rel=20 * eps(dtype), abs=20 * eps(dtype))
+    np.testing.assert_allclose(out, exact, rtol=30 * eps(dtype), atol=6 * eps(dtype))
+    assert not out[target == ignored].any()
+
+
+def test_a_class_of_weight_0_may_have_any_score(cpu_backend: Backend) -> None:
+    x, out = np.array([[1.0, -np.inf, 2.0]] * 2), np.empty((2, 3))
+    args = np.array([1, 2]), np.array([1.0, 0.0, 1.0]), None
+    for smoothing in (0.0, 0.1):
+        for backend in (REFERENCE, cpu_backend):
+            loss = backend.loss.weighted_cross_entropy(x, *args, smoothing, 1.0, out=out)
+            assert math.isfinite(loss)
+            assert np.isfinite(out).all()
+
+
+def test_targets_that_are_no_classes_are_refused_unless_ignored(cpu_backend: Backend) -> None:
+    x, out = np.zeros((3, 4)), np.empty((3, 4))
+    for target, ignored in (([0, -1, 2], None), ([0, 255, 4], 255), ([0, -1, 2], 7)):
+        with pytest.raises(IndexError, match=r"cross_entropy: targets must be in 0\.\.3, got"):
+            cpu_backend.loss.weighted_cross_entropy(
+                x, np.array(target), None, ignored, 0.0, 1.0, out=out
+            )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_hinge_equals_the_reference(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Conv2d, Linear, Sequential
+from pydtnn.layers import Block, Conv2d, Linear, Sequential
 from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.metrics import AUC
 from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.training.objective import Objective
 from pydtnn.training.trainer import Trainer
 
@@ -25,7 +30,7 @@ class Own(Loss):
 
 
 def names(loss: Any, outputs: int = 1) -> tuple[str, ...]:
-    return Objective(create_backend("numpy"), outputs, loss, None, None).names
+    return Objective(create_backend("numpy"), [(3,)] * outputs, loss, None, None).names
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,7 @@ def test_each_output_has_the_metrics_of_its_loss() -> None:
 
 RNG = np.random.default_rng(0)
 X, IMAGES = RNG.normal(size=(12, 5)), RNG.normal(size=(12, 4, 4, 2))
+LABELS = np.arange(12) % 3
 MASKS = RNG.integers(0, 3, (12, 4, 4))
 DENSE, PIXELS, ONE = partial(Linear, 3), partial(Conv2d, 3, 1), partial(Linear, 1)
 
@@ -90,6 +96,118 @@ def test_labels_that_are_ignored_are_ignored_by_metrics_and_do_not_change_traini
     assert first[-1] == pytest.approx(second[-1], rel=1e-12)
     for name, value in weights.items():
         np.testing.assert_allclose(value, others[name], rtol=1e-12)
+
+
+def segment(
+    comm: Communicator, *, scheme: Callable[..., AllReduce] = AllReduce, **options: Any
+) -> Trainer:
+    """Train on masks, of which some samples have few labels and some none."""
+    rng = np.random.default_rng(3)
+    share = np.array([0.0, 0.1, 1.0, 0.9] * 3)[:, None, None]
+    y = np.where(rng.random(MASKS.shape) < share, MASKS, 255)
+    data = ArrayDataset(IMAGES, y, classes=3, ignore_index=255)
+    model = Model(Sequential(Conv2d(3, 1, name="map")), data.input_shape, dtype="float64")
+    loss = CategoricalCrossEntropy(ignore_index=255)
+    trainer = Trainer(
+        model, "sgd", loss=loss, metrics=["f1"], exchange=scheme(comm), progress=False, **options
+    )
+    trainer.fit(data, data, epochs=2, global_batch_size=5)
+    return trainer
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_mean_over_targets_that_are_not_ignored_is_that_of_the_whole_batch(
+    comm: Communicator, accumulation: int
+) -> None:
+    trainer, one = segment(comm, accumulation=accumulation), segment(Serial())
+    for name, value in one.model.state().items():
+        # sums in another order
+        np.testing.assert_allclose(trainer.model.state()[name], value, rtol=1e-11, atol=1e-14)
+    assert trainer.losses == pytest.approx(one.losses, rel=1e-12)
+    assert trainer.history == [pytest.approx(logs, rel=1e-12) for logs in one.history]
+
+
+@pytest.mark.threads(1, 2, 3)
+def test_exact_sums_give_the_same_bytes_with_targets_that_are_ignored(comm: Communicator) -> None:
+    exact = partial(AllReduce, sums=lambda comm: ExactSums(comm, shards=4))
+    trainer, one = segment(comm, scheme=exact), segment(Serial(), scheme=exact)
+    for name, value in one.model.state().items():
+        assert trainer.model.state()[name].tobytes() == value.tobytes()
+    assert trainer.history == one.history
+
+
+def test_a_step_with_ignored_targets_is_the_formula_of_pytorch() -> None:
+    """``sum over labels of -log p / number of labels``, and its gradient."""
+    data = ArrayDataset(IMAGES[:4], np.where(MASKS[:4] == 1, 255, MASKS[:4]), ignore_index=255)
+    model = Model(Sequential(Conv2d(3, 1, name="map")), data.input_shape, dtype="float64")
+    w = model.state()["map.w"].reshape(3, 2).copy()
+    x, y = IMAGES[:4][data.y < 255], data.y[data.y < 255]
+    scores = x @ w.T
+    p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    gradient = (p - np.eye(3)[y]).T @ x / len(y)
+    trainer = Trainer(model, SGD(1.0), loss=CategoricalCrossEntropy(ignore_index=255))
+    trainer.fit(data, epochs=1, batch_size=4)
+    assert trainer.losses == [pytest.approx(loss, rel=1e-12)]
+    np.testing.assert_allclose(model.state()["map.w"].reshape(3, 2), w - gradient, rtol=1e-10)
+
+
+class Both(Block):
+    """Two linear layers beside each other."""
+
+    def wire(self, graph: Any, x: Any) -> Any:
+        return graph.add(Linear(3, name="a"), x), graph.add(Linear(2, name="b"), x)
+
+
+def test_each_output_divides_by_its_own_targets() -> None:
+    rng = np.random.default_rng(4)
+    first, second = rng.integers(0, 3, 12), rng.integers(0, 2, 12)
+    first[:9] = -1
+    data = ArrayDataset(X, (first, second), ignore_index=-1)
+    losses = [CategoricalCrossEntropy(ignore_index=-1), "cross_entropy"]
+    trainer = Trainer(
+        *(Model(Both(), (5,), dtype="float64"), SGD(0.0)), loss=losses, loss_weights=[0.5, 2.0]
+    )
+    trainer.fit(data, data, epochs=1, batch_size=5)
+    x, y = X[9:], first[9:]
+    scores = x @ trainer.model.state()["a.w"].T
+    expected = (np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(3), y]).mean()
+    logs = trainer.history[-1]
+    assert logs["output0.loss"] == pytest.approx(expected, rel=1e-12)
+    total = 0.5 * logs["val_output0.loss"] + 2 * logs["val_output1.loss"]
+    assert logs["val_loss"] == pytest.approx(total, rel=1e-12)
+
+
+def test_no_target_at_all_has_the_loss_0_and_no_gradient() -> None:
+    data = ArrayDataset(X, np.full(12, -1), classes=3, ignore_index=-1)
+    model = Model(Sequential(Linear(3, name="a")), (5,), dtype="float64")
+    before = model.state()["a.w"].copy()
+    trainer = Trainer(model, "sgd", loss=CategoricalCrossEntropy(ignore_index=-1))
+    trainer.fit(data, data, epochs=1, batch_size=4)
+    assert trainer.losses == [0, 0, 0]
+    np.testing.assert_array_equal(model.state()["a.w"], before)
+
+
+@pytest.mark.threads(1, 2, 3)
+def test_counts_of_several_ranks_are_those_of_the_whole_data(comm: Communicator) -> None:
+    metrics = ["f1", "per_label_recall", "confusion_matrix", "iou"]
+    model = Model(Sequential(Linear(3)), (5,), dtype="float64")
+    trainer = Trainer(model, "sgd", metrics=metrics, exchange=AllReduce(comm), progress=False)
+    data = ArrayDataset(X, LABELS)
+    logs = trainer.evaluate(data, batch_size=2)
+    predicted = model.predict(X).argmax(axis=1)
+    matrix = np.zeros((3, 3), int)
+    np.add.at(matrix, (LABELS, predicted), 1)
+    np.testing.assert_array_equal(logs["confusion_matrix"], matrix)
+    right = np.diag(matrix)
+    f1 = 2 * right / (matrix.sum(axis=0) + matrix.sum(axis=1))
+    assert logs["f1"] == pytest.approx(f1.mean(), rel=1e-12)
+    np.testing.assert_allclose(logs["per_label_recall"], right / matrix.sum(axis=1), rtol=1e-12)
+    trainer.fit(data, data, epochs=1, global_batch_size=5)
+    assert trainer.logs["val_confusion_matrix"].sum() == len(data)
+    assert {"f1", "val_iou"} <= set(trainer.history[-1])
+    assert not any("matrix" in name or "per_label" in name for name in trainer.history[-1])
 
 
 def test_a_metric_that_does_not_fit_says_that_others_can_be_chosen() -> None:

@@ -16,18 +16,26 @@ cdef extern from "loss.h":
         int (*cross_entropy)(const void *logits, const int64_t *target, ptrdiff_t rows,
                              ptrdiff_t classes, double smoothing, double scale, void *out,
                              double *loss, int threads) nogil
+        int (*weighted_cross_entropy)(const void *logits, const int64_t *target,
+                                      const void *weights, int64_t ignored, ptrdiff_t rows,
+                                      ptrdiff_t classes, double smoothing, double scale, void *out,
+                                      double *loss, int threads) nogil
         int (*hinge)(const void *y, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes,
                      double scale, void *out, double *loss, int threads) nogil
         int (*elementwise)(int kind, const void *y, const void *target, ptrdiff_t n, double scale,
                            void *out, double *loss, int threads) nogil
     const loss_kernels *loss_select(int isa, int itemsize)
-    ptrdiff_t first_wrong_target(const int64_t *target, ptrdiff_t rows, ptrdiff_t classes) nogil
+    const int64_t NOTHING_IGNORED
+    ptrdiff_t first_wrong_target(const int64_t *target, ptrdiff_t rows, ptrdiff_t classes,
+                                 int ignores, int64_t ignored) nogil
 
 
-cdef const int64_t *classes_of(str name, target, ptrdiff_t rows, ptrdiff_t classes) except? NULL:
-    """Return a pointer to the targets, which are classes."""
+cdef const int64_t *classes_of(
+    str name, target, ptrdiff_t rows, ptrdiff_t classes, bint ignores=False, int64_t ignored=0
+) except? NULL:
+    """Return a pointer to the targets, which are classes or ignored."""
     cdef const int64_t *targets = <const int64_t *>data(target, sizeof(int64_t), rows)
-    cdef ptrdiff_t wrong = first_wrong_target(targets, rows, classes)
+    cdef ptrdiff_t wrong = first_wrong_target(targets, rows, classes, ignores, ignored)
     if wrong >= 0:
         raise wrong_target(name, wrong, targets[wrong], classes)
     return targets
@@ -65,6 +73,32 @@ cdef class LossKernels:
         with nogil:
             status = kernels.cross_entropy(
                 x, target_, rows, classes, smoothing, scale, out_, &loss, threads
+            )
+        check(status)
+        return loss
+
+    def weighted_cross_entropy(
+        self, logits, target, weights, ignored, double smoothing, double scale, out, int threads
+    ):
+        """The same with weights (K,), or None, and without the rows of an ignored class, or None.
+        """
+        cdef int size = itemsize(logits)
+        cdef ptrdiff_t rows = out.shape[0], classes = out.shape[1]
+        cdef const void *x = data(logits, size, rows * classes)
+        cdef void *out_ = output(out, size, rows * classes)
+        cdef const void *weights_ = NULL if weights is None else data(weights, size, classes)
+        cdef bint ignores = ignored is not None
+        cdef int64_t ignored_ = ignored if ignores else NOTHING_IGNORED
+        cdef const int64_t *target_ = classes_of(
+            "cross_entropy", target, rows, classes, ignores, ignored_
+        )
+        cdef const loss_kernels *kernels = loss_select(self.isa, size)
+        cdef double loss
+        cdef int status
+        with nogil:
+            status = kernels.weighted_cross_entropy(
+                x, target_, weights_, ignored_, rows, classes, smoothing, scale, out_, &loss,
+                threads
             )
         check(status)
         return loss

@@ -25,6 +25,28 @@ class Loss(Compiled, reference.Loss):
             contiguous(logits), _classes(target), smoothing, scale, out, self.threads
         )
 
+    def weighted_cross_entropy(
+        self,
+        logits: Array,
+        target: Array,
+        weights: Array | None,
+        ignored: int | None,
+        smoothing: float,
+        scale: float,
+        *,
+        out: Array,
+    ) -> float:
+        """Cross-entropy with weights (K,) of the classes, without rows of an ignored class."""
+        if target.ndim > 1 or not native(out, logits, weights):
+            return super().weighted_cross_entropy(
+                logits, target, weights, ignored, smoothing, scale, out=out
+            )
+        weights = None if weights is None else contiguous(weights)
+        arrays = contiguous(logits), _classes(target), weights
+        return self.kernels.weighted_cross_entropy(
+            *arrays, ignored, smoothing, scale, out, self.threads
+        )
+
     def hinge(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
         """Multi-class hinge loss of scores (N, K) with classes (N,)."""
         if not native(out, y):

@@ -42,6 +42,39 @@ class Loss(Family):
             loss += smoothing / classes * log_p.sum(dtype="float64")
         return -float(loss)
 
+    def weighted_cross_entropy(
+        self,
+        logits: Array,
+        target: Array,
+        weights: Array | None,
+        ignored: int | None,
+        smoothing: float,
+        scale: Number,
+        *,
+        out: Array,
+    ) -> Number:
+        """Cross-entropy of logits (N, K) with weighted classes, or with probabilities.
+
+        ``L = -sum_nk w_k q_nk log p_nk`` with ``p = softmax(x)`` and ``q = (1 - s) t + s / K``, so
+        ``dx_nk = p_nk sum_j w_j q_nj - w_k q_nk``. The target t has shape (N, K), or is classes
+        (N,) int64; rows whose class is `ignored` have neither loss nor gradient. `weights` (K,) are
+        1 by default.
+        """
+        xp, logits, classes = self.xp, wide(logits), logits.shape[1]
+        kept = target != ignored if ignored is not None and target.ndim == 1 else None
+        if target.ndim == 1:
+            target = xp.arange(classes) == target[:, None]
+        q = (1 - smoothing) * target.astype(logits.dtype, copy=False) + smoothing / classes
+        if weights is not None:
+            q = q * weights
+        if kept is not None:
+            q = q * kept[:, None]
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_p = shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
+        out[...] = (xp.exp(log_p) * q.sum(axis=1, keepdims=True) - q) * scale
+        log_p = xp.where(q > 0, log_p, 0)  # it may be -infinity elsewhere
+        return -(q * log_p).sum(dtype="float64")
+
     def binary_cross_entropy(
         self, logits: Array, target: Array, scale: Number, *, out: Array
     ) -> float:

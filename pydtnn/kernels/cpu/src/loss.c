@@ -38,6 +38,39 @@ static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, doub
     return loss;
 }
 
+/* q_j = w_j ((1 - s) [j = target] + s / n); out = scale (p sum q - q). `all` is the sum of all
+   weights. A class with q = 0 has no loss, also where its logit is -infinity. */
+static double weighted_row(const real *x, int64_t target, const real *w, double all, ptrdiff_t n,
+                           double smoothing, double scale, real *out) {
+    const ptrdiff_t tail = n % LANES, whole = n - tail;
+    const real shift = row_max(x, n);
+    vec last;
+    const real sum = row_exp(x, n, shift, out, &last);
+    const double log_sum = log((double)sum), own = (1 - smoothing) * (double)w[target];
+    const double each = smoothing / (double)n;
+    double loss = own > 0 ? own * (log_sum - ((double)x[target] - (double)shift)) : 0;
+    const vec factor = vset((real)(scale * (own + each * all) / sum));
+    const vec one = vset((real)(own * scale)), every = vset((real)(each * scale));
+    for (ptrdiff_t j = 0; j < whole; j += LANES) {
+        const vec q = every * vload(w + j) + vselect(vlanes(j) == (ireal)target, one, vzero());
+        vstore(out + j, vload(out + j) * factor - q);
+    }
+    const vec q =
+        every * vload_part(w + whole, tail) + vselect(vlanes(whole) == (ireal)target, one, vzero());
+    vstore_part(out + whole, last * factor - q, tail);
+    if (smoothing > 0) {
+        struct doubles total = {0};
+        for (ptrdiff_t j = 0; j < n; j += LANES) {
+            const ptrdiff_t lanes = min_of(LANES, n - j);
+            const vec weight = vload_part(w + j, lanes);
+            const vec term = weight * (vload_or(x + j, lanes, vset(shift)) - shift);
+            add_doubles(&total, vselect(weight > 0, term, vzero()));
+        }
+        loss += each * (all * log_sum - sum_doubles(total));
+    }
+    return loss;
+}
+
 /* out = scale for each class but the target whose margin 1 + y - y_t is violated, and minus
    their sum for the target */
 static double hinge_row(const real *y, int64_t target, ptrdiff_t n, double scale, real *out) {
@@ -128,6 +161,28 @@ static int cross_entropy(const void *logits, const int64_t *target, ptrdiff_t ro
     return 0;
 }
 
+static double ignored_row(ptrdiff_t n, real *out) {
+    for (ptrdiff_t j = 0; j < n; j++) out[j] = 0;
+    return 0;
+}
+
+static int weighted_cross_entropy(const void *logits, const int64_t *target, const void *weights,
+                                  int64_t ignored, ptrdiff_t rows, ptrdiff_t n, double smoothing,
+                                  double scale, void *out_, double *loss, int threads) {
+    const real *x = logits, *w = weights;
+    real *out = out_;
+    double *losses = malloc(((size_t)rows + 1) * sizeof *losses), all = 0;
+    if (!losses) return -1;
+    for (ptrdiff_t j = 0; w && j < n; j++) all += (double)w[j];
+    FOR_PARTS(i, rows, rows * n, threads, const ptrdiff_t at = i * n; losses[i] =
+              target[i] == ignored ? ignored_row(n, out + at)
+              : w ? weighted_row(x + at, target[i], w, all, n, smoothing, scale, out + at)
+                  : cross_entropy_row(x + at, target[i], n, smoothing, scale, out + at));
+    *loss = add_up(losses, rows);
+    free(losses);
+    return 0;
+}
+
 static int hinge(const void *y_, const int64_t *target, ptrdiff_t rows, ptrdiff_t n, double scale,
                  void *out_, double *loss, int threads) {
     const real *y = y_;
@@ -158,6 +213,7 @@ static int elementwise(int kind, const void *y_, const void *target_, ptrdiff_t 
 
 const struct loss_kernels NAME(loss_kernels) = {
     .cross_entropy = cross_entropy,
+    .weighted_cross_entropy = weighted_cross_entropy,
     .hinge = hinge,
     .elementwise = elementwise,
 };

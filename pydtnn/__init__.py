@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         model,
         optimizers,
         parallel,
+        runs,
         saving,
         schedules,
         testing,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pydtnn.layers import initializers
     from pydtnn.model import Model
     from pydtnn.parallel import Mesh
+    from pydtnn.runs import load_run
     from pydtnn.saving import load, weights
     from pydtnn.training import Trainer
 
@@ -59,6 +61,7 @@ __all__ = [
     "layers",
     "load",
     "load_dataset",
+    "load_run",
     "losses",
     "metrics",
     "model",
@@ -66,6 +69,7 @@ __all__ = [
     "optimizers",
     "parallel",
     "run_threads",
+    "runs",
     "saving",
     "schedules",
     "testing",
@@ -83,6 +87,7 @@ _HOMES = {
     "initializers": "pydtnn.layers",
     "load": "pydtnn.saving",
     "load_dataset": "pydtnn.data",
+    "load_run": "pydtnn.runs",
     "run_threads": "pydtnn.comm",
     "weights": "pydtnn.saving",
 }

@@ -16,6 +16,7 @@ from pydtnn.utils.names import unknown
 COMMANDS = {
     "train": "train a network on this process, or on the ranks of mpirun",
     "predict": "predict the classes of images with a saved model",
+    "runs": "a table of runs, and what differs between them",
     "report": "one HTML page about runs",
     "trace": "summarise, compare and export what every rank did",
     "oracle": "predict the time of all parallel strategies on a platform",

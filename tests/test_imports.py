@@ -46,6 +46,7 @@ AREAS = {
     "testing": ["testing"],
     "tracing": ["tracing"],
     "report": ["report"],
+    "runs": ["runs"],
     "perfmodel": ["perfmodel"],
     "programs": [
         "__main__",
@@ -59,6 +60,7 @@ AREAS = {
         "train",
         "comm.__main__",
         "report.__main__",
+        "runs.__main__",
         "testing.__main__",
     ],
 }
@@ -88,7 +90,8 @@ ALLOWED = {
     "models": {"utils", "layers", "parameters"},
     "testing": {*BELOW_TRAINING, "training"},
     "tracing": {"utils", "comm", "version"},
-    "report": {"utils", "tracing", "rules", "version"},
+    "report": {"utils", "tracing", "runs", "version"},
+    "runs": {*BELOW_TRAINING, "training"},
     "perfmodel": {*BELOW_PROGRAMS, "models"},
     "programs": {
         *BELOW_PROGRAMS,
@@ -97,6 +100,7 @@ ALLOWED = {
         "testing",
         "tracing",
         "report",
+        "runs",
         "perfmodel",
     },
     "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
@@ -385,7 +389,7 @@ def test_each_module_can_be_imported_and_each_test_file_collected_alone() -> Non
 
 def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:
     entries = [path.name for path in (ROOT / "pydtnn").iterdir()]
-    assert len({*entries} - {"__main__.py", "__pycache__", "models"}) <= 28
+    assert len({*entries} - {"__main__.py", "__pycache__", "models"}) <= 29
 
 
 def test_optional_packages_are_imported_only_where_they_are_needed():

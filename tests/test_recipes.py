@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.train import main
 from tests.digits import needs_digits
 
 pytestmark = needs_digits
@@ -41,7 +42,12 @@ def _png(folder: Path) -> None:
                 Image.fromarray(pixels).save(place / f"{i}.png")
 
 
-BEFORE: dict[str, Callable[[Path], None]] = {"folder": _png, "shards": _png}
+def _run(folder: Path) -> None:
+    options = "--model mlp --dataset digits --epochs 3 --batch-size 32 --quiet"
+    assert main([*options.split(), f"--output-dir={folder / 'runs' / 'mlp-digits-1'}"]) == 0
+
+
+BEFORE: dict[str, Callable[[Path], None]] = {"folder": _png, "shards": _png, "load_run": _run}
 
 CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "arrays": lambda names: logs(names)["val_accuracy"] > 0.75,
@@ -70,6 +76,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "oracle": lambda names: names["found"].seconds > 0,
     "virtual": lambda names: max(names["run"].seconds) > 0,
     "predict": lambda names: (names["scores"].argmax(axis=1) == names["labels"]).mean() > 0.7,
+    "load_run": lambda names: names["value"] == names["history"]["val_accuracy"].max() > 0.5,
     "confusion": lambda names: names["matrix"].sum() == len(names["test"]),
     "curves": lambda names: len(names["trainer"].losses) == 4 * 23,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,8 @@ class Job:
         Growth of this process since the model was built.
     predicted : Predicted or None
         Time and memory of a step by the performance model, on rank 0.
+    about : dict
+        Content of run.json, on rank 0.
     """
 
     config: TrainConfig
@@ -177,6 +179,7 @@ class Job:
     recorder: Recorder | None = None
     memory: StepMemory | None = None
     predicted: Predicted | None = None
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 def create_job(

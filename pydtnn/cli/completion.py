@@ -39,7 +39,7 @@ FILES = ("FILE", "FILE.yaml", "FILE.py:CLASS", "PATH", "NETWORK")
 
 FOLDERS = ("FOLDER", "SHARDS", "folder", "before", "after", "shards")
 
-RUNS = ("resume", "runs")
+RUNS = ("resume", "runs", "diff")
 """Destinations of arguments that are folders of runs."""
 
 

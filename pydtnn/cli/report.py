@@ -19,7 +19,10 @@ from pydtnn.cli.virtual import describe_virtual
 from pydtnn.comm.schedules.auto import RULE, Auto, Choice
 from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
 from pydtnn.comm.staged import Staged
+from pydtnn.data.inputs import inputs_of
 from pydtnn.info import collect
+from pydtnn.runs.run import MODEL_FILE, RUN_FILE
+from pydtnn.saving.models import describe_model
 from pydtnn.utils.clock import VIRTUAL_SECONDS
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import peak_memory
@@ -92,9 +95,10 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def write_run_file(job: Job) -> None:
+def write_run_files(job: Job) -> None:
     """Write run.json: configuration, command, versions, ranks, threads, device and commit.
 
+    The network is in model.json, as in a saved model, unless an option of a layer cannot be saved.
     With several ranks, call it on one of them.
 
     Raises
@@ -107,7 +111,7 @@ def write_run_file(job: Job) -> None:
     content = {
         "configuration": asdict(job.config),
         "command": shlex.join(sys.orig_argv),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "started": _now(),
         "ranks": trainer.comm.size,
         "mesh": None if trainer.setup.mesh is None else trainer.setup.mesh.shape,
         "hosts": len(set(trainer.comm.hosts)),
@@ -125,8 +129,32 @@ def write_run_file(job: Job) -> None:
         "predicted": None if job.predicted is None else asdict(job.predicted),
         "environment": collect(),
     }
-    text = json.dumps(content, indent=2, default=str) + "\n"
-    write_file("run.json", job.directory / "run.json", text.encode())
+    job.about = content
+    _write_about(job)
+    try:
+        text = describe_model(trainer.model, trainer.model.inputs or inputs_of(job.train))
+    except ValueError as error:
+        _log.debug("%s was not written: %s", MODEL_FILE, error)
+        return
+    write_file(MODEL_FILE, job.directory / MODEL_FILE, text)
+
+
+def write_end(job: Job) -> None:
+    """Add to run.json when the run has ended, unless it was interrupted.
+
+    With several ranks, call it on one of them.
+    """
+    job.about["ended"] = _now()
+    _write_about(job)
+
+
+def _write_about(job: Job) -> None:
+    text = json.dumps(job.about, indent=2, default=str) + "\n"
+    write_file(RUN_FILE, job.directory / RUN_FILE, text.encode())
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def log_details(job: Job) -> None:

@@ -24,7 +24,7 @@ from pydtnn.cli.parallel import (
     take_gpu,
 )
 from pydtnn.cli.predicted import choose_parallel, predict_run
-from pydtnn.cli.report import describe_job, log_details, print_report, write_run_file
+from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
 from pydtnn.cli.run_directory import run_directory
 from pydtnn.cli.workload import fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
@@ -115,7 +115,7 @@ def _carry_out(job: Job) -> None:
             f"--epochs {2 * trainer.epoch} to train on",
         )
     else:
-        on_rank_0(trainer.comm, write_run_file, job)
+        on_rank_0(trainer.comm, write_run_files, job)
         with traced(job) as trace:
             trainer.fit(
                 job.train,
@@ -129,6 +129,7 @@ def _carry_out(job: Job) -> None:
                 seed=config.seed,
                 loader_threads=0 if config.virtual_ranks else config.loader_threads,
             )
+        on_rank_0(trainer.comm, write_end, job)
     if config.save and config.saves_weights:
         with evaluated(trainer):
             state = trainer.model.state()

@@ -16,6 +16,15 @@ from typing import Any, NamedTuple
 from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
+from pydtnn.runs.run import (
+    BEST_FILE,
+    HISTORY_FILE,
+    MAX_FILE_B,
+    MODEL_FILE,
+    RUN_FILE,
+    find_runs,
+    is_run,
+)
 from pydtnn.saving import check_replaceable
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, read_configuration, tidy
@@ -26,10 +35,7 @@ from pydtnn.utils.names import some
 RUNS = Path("runs")
 """Parent of the folders of runs without `--output-dir`."""
 
-RUN_FILE = "run.json"
-"""File with the options of the run."""
-
-FILES = (RUN_FILE, "history.csv", "history.json", "best.safetensors")
+FILES = (RUN_FILE, "history.csv", HISTORY_FILE, MODEL_FILE, BEST_FILE)
 """Files that a run writes besides checkpoints."""
 
 _LOST = "was removed or renamed while the run was writing in it"
@@ -83,7 +89,7 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
     if config.evaluate_only:
         return Path(config.output_dir or ".")
     if config.output_dir is None:
-        return _next_free(config, made)
+        return _next_free(config, made, held)
     path = Path(config.output_dir)
     _make("train: --output-dir", path, made)
     if _claim(path, held):
@@ -195,7 +201,7 @@ class RunFolder(Callback):
         _log.warning("%s %s; the run continues in a new folder of that name", self.directory, _LOST)
 
 
-def _next_free(config: TrainConfig, made: list[Path]) -> Path:
+def _next_free(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:
     name = "-".join(Path(of.rpartition(":")[2]).name for of in (config.model, config.dataset))
     number = 1
     while True:
@@ -203,6 +209,7 @@ def _next_free(config: TrainConfig, made: list[Path]) -> Path:
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another run has created it
                 _make("train: --output-dir", path, made, exist_ok=False)
+                _claim(path, held)
                 return path
         number += 1
 
@@ -266,7 +273,7 @@ def read_run(folder: str) -> Run:
         If the folder contains no run, or the file is damaged or from another version.
     """
     path = Path(folder)
-    if not _is_run(path):
+    if not is_run(path):
         raise ValueError(f"train: --resume: {_no_run(path)}")
     checkpoints = find_checkpoints(path)
     content: dict[str, Any] = {}
@@ -335,39 +342,23 @@ def _show(value: Any) -> str:
     return "none" if value is None else plain_yaml.dump(value)
 
 
-def _is_run(path: Path) -> bool:
-    return (path / RUN_FILE).is_file() or bool(find_checkpoints(path))
-
-
 def _no_run(path: Path) -> str:
     """Return why a folder contains no run, with the runs beside it, newest first."""
     if path.is_file():
         return f"expected the folder of a run, got the file {path}; --load reads a file of weights"
-    if _is_run(path.parent) and path.name.startswith("checkpoint-"):
+    if is_run(path.parent) and path.name.startswith("checkpoint-"):
         return f"expected the folder of a run, got the checkpoint {path}; use {path.parent}"
     missing = "contains no run" if path.is_dir() else "does not exist"
     for place in (path, path.parent, RUNS):
-        if runs := _runs_in(place):
+        if runs := [str(run) for run in find_runs(place)]:
             return f"{path} {missing}; use one of the runs in {place}, newest first: {some(runs)}"
     return f"{path} {missing}; name the folder of a run, such as {RUNS / 'resnet44-cifar10-1'}"
 
 
-def _runs_in(place: Path) -> list[str]:
-    """Return the paths of the runs in a folder, newest first."""
-    found = []
-    try:
-        for path in place.iterdir():
-            if path.is_dir() and _is_run(path):
-                file = path / RUN_FILE
-                found.append(((file if file.is_file() else path).stat().st_mtime, str(path)))
-    except OSError:
-        return []
-    return [name for _, name in sorted(found, reverse=True)]
-
-
 def _read_run_file(file: Path) -> dict[str, Any]:
+    data = read_file("train: --resume", file, MAX_FILE_B)
     try:
-        content = json.loads(read_file("train: --resume", file))
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"train: --resume: {file} cannot be parsed; set the options of the run, and "

@@ -9,6 +9,7 @@ import numpy as np
 
 from pydtnn.report.runs import MEASUREMENTS, Run
 from pydtnn.report.section import Figure, Section, every, line, section
+from pydtnn.runs.run import VALIDATION
 
 MAX_POINTS_OF_CURVE = 800
 
@@ -29,9 +30,6 @@ def _inside(run: Run, name: str, count: int) -> dict[str, Any]:
     y = np.concatenate([getattr(epoch, name) for epoch in intervals])
     label = run.title if count > 1 else "training"
     return line(label, x, y, run.colour, "epoch %{x:.2f}: %{y:.4g}", extra=_plain(run.label))
-
-
-VALIDATION = "val_"
 
 
 def training(runs: Sequence[Run]) -> Section:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.metrics import METRICS
-from pydtnn.report.curves import VALIDATION, title_of
+from pydtnn.report.curves import title_of
 from pydtnn.report.runs import ABOUT, ENVIRONMENT, Run
 from pydtnn.report.section import Section, Table, section
+from pydtnn.runs.run import VALIDATION, better
+from pydtnn.utils.units import duration
 
 NONE = "\N{EN DASH}"
 """Cell of a value that is missing or not set."""
@@ -31,7 +32,7 @@ def overview(runs: Sequence[Run]) -> Section:
     """Return a table of the results: a row for each run, or a column for each of a few runs."""
     values = dict.fromkeys(name for run in runs for name in run.history[-1] if name != "lr")
     swept = [name for name in runs[0].swept if name not in ("model", "dataset")]
-    judged = monitored(runs)
+    judged = runs[0].monitored
     columns = ["run", "model", "data", *map(_label, swept), "ranks and cores", "samples per step"]
     columns += ["epochs", *(_words(name) for name in values)]
     columns += [f"best {_words(judged)}", "best epoch"] if judged else []
@@ -40,7 +41,7 @@ def overview(runs: Sequence[Run]) -> Section:
         [
             *_facts(run, swept),
             *(_number(run.history[-1].get(name)) for name in values),
-            *(best_of(run, judged) if judged else []),
+            *(_best(run, judged) if judged else []),
             *_speed(run),
         ]
         for run in runs
@@ -52,38 +53,6 @@ def overview(runs: Sequence[Run]) -> Section:
         text += f" The best epoch is that of the {SENSE[better(judged)]} {_words(judged)}."
     table = Table("", columns, rows, numbers=True, sortable=not turned)
     return Section("results", "Results", text, tables=[table])
-
-
-def monitored(runs: Sequence[Run]) -> str:
-    """Return the value by which epochs are compared; empty if there is none.
-
-    The one that the first run monitored, otherwise the first metric of the validation, its loss, or
-    the loss of training.
-    """
-    names = [*dict.fromkeys(name for run in runs for logs in run.history for name in logs)]
-    metrics = [name for name in names if name.startswith(VALIDATION) and name != "val_loss"]
-    chosen = runs[0].configuration.get("monitor")
-    return next((name for name in (chosen, *metrics, "val_loss", "loss") if name in names), "")
-
-
-def better(name: str) -> str:
-    """Return whether larger or smaller values of a loss or metric are better: "max" or "min".
-
-    >>> better("val_accuracy"), better("val_loss"), better("regression_mse")
-    ('max', 'min', 'min')
-    """
-    name = name.removeprefix(VALIDATION)
-    return "min" if name.endswith("loss") else str(getattr(METRICS.get(name), "better", "max"))
-
-
-def best_of(run: Run, name: str) -> list[str]:
-    """Return the best value of a run, and its epoch."""
-    found = {epoch: logs.get(name) for epoch, logs in enumerate(run.history, 1)}
-    values = {epoch: value for epoch, value in found.items() if value is not None}
-    if not values:
-        return [NONE, NONE]
-    best = (max if better(name) == "max" else min)(values, key=values.__getitem__)
-    return [_number(values[best]), str(best)]
 
 
 @section("configuration", "Configuration", ABOUT)
@@ -175,6 +144,12 @@ def _facts(run: Run, swept: Sequence[str]) -> list[str]:
     return [run.label, *names, run.places(), show(batch), str(len(run.history))]
 
 
+def _best(run: Run, name: str) -> list[str]:
+    """Return the best value of a run, and its epoch."""
+    best = run.best(name)
+    return [NONE, NONE] if best is None else [_number(best[1]), str(best[0])]
+
+
 def _speed(run: Run) -> list[str]:
     rate, totals = run.samples_per_second(), run.totals()
     if rate is None or not totals:
@@ -182,16 +157,3 @@ def _speed(run: Run) -> list[str]:
     seconds = max(rank["total"] for rank in totals)
     memory = max(rank["peak_memory"] for rank in totals)
     return [f"{rate:,.0f}", duration(seconds), f"{memory / 1e6:,.0f} MB"]
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in the units in which it is read.
-
-    >>> duration(7.04), duration(125), duration(7320)
-    ('7.0 s', '2 min 5 s', '2 h 2 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

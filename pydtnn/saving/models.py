@@ -199,7 +199,7 @@ def save_model(
     """
     files = {
         WEIGHTS: encode_weights(model.state() if state is None else state),
-        MODEL: _to_json(model),
+        MODEL: describe_model(model, model.inputs),
     }
     write_model("save", Path(path), files)
 
@@ -255,33 +255,74 @@ def load(
     """
     files = read_model("load", Path(path))
     try:
-        content = read_content(files[MODEL])
+        arrays = decode_weights(files[WEIGHTS])
+    except ValueError as error:
+        raise ValueError(f"load: {path}: {error}") from error
+    return build_model(
+        f"load: {path}", files[MODEL], arrays, backend=backend, dtype=dtype, custom=custom
+    )
+
+
+def build_model(
+    who: str,
+    data: bytes,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    backend: Backend | str = "cpu",
+    dtype: str | None = None,
+    custom: Mapping[str, type] | None = None,
+) -> Model:
+    """Return a model from the content of `MODEL` and its weights.
+
+    Parameters
+    ----------
+    who : str
+        Begins the messages of errors.
+    data : bytes
+    arrays : mapping of str to ndarray
+        Parameters and running statistics.
+    backend, dtype, custom
+        See `load`.
+
+    Raises
+    ------
+    ValueError
+        If the content is damaged or invalid, or does not fit the weights.
+    """
+    try:
+        content = read_content(data)
         if dtype is None:
             dtype = content["dtype"]
         elif str(dtype) not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-        arrays = decode_weights(files[WEIGHTS])
         check_numbers(arrays, np.dtype(dtype))
         inputs, known = inputs_from_json(content)
         names, shapes = [list(column) for column in zip(*inputs, strict=True)]
         parts = names, content["layers"], content["outputs"], custom or {}
         _check_shapes(Network(*parts), shapes, str(dtype), arrays)
     except ValueError as error:
-        raise ValueError(f"load: {path}: {error}") from error
+        raise ValueError(f"{who}: {error}") from error
     model = Model(Network(*parts), shapes, backend=backend, dtype=str(dtype), fuse=content["fused"])
     model.load(arrays)
     model.inputs = known
     return model
 
 
-def _to_json(model: Model) -> bytes:
+def describe_model(model: Model, inputs: Inputs | None) -> bytes:
+    """Return the content of `MODEL`: layers, and what is known of the inputs.
+
+    Raises
+    ------
+    ValueError
+        If an option of a layer cannot be saved.
+    """
     description = model.description
     content = {
         "format": FORMAT,
         "pydtnn": __version__,
         "dtype": str(model.dtype),
         "fused": description.fused,
-        **inputs_to_json(description.inputs, model.inputs),
+        **inputs_to_json(description.inputs, inputs),
         "layers": layers_to_json(description),
         "outputs": list(description.outputs),
     }

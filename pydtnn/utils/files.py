@@ -130,15 +130,28 @@ def open_file(who: str, path: str | Path) -> BinaryIO:
     raise _irregular(who, path, _KINDS.get(stat.S_IFMT(mode), "special file"))
 
 
-def read_file(who: str, path: str | Path) -> bytes:
+def read_file(who: str, path: str | Path, at_most: int | None = None) -> bytes:
     """Return the content of a regular file, see `open_file`.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    path : str or Path
+    at_most : int, optional
+        Largest plausible size, in B; by default any.
 
     Raises
     ------
     OSError
         If the file does not exist, is not a regular file or cannot be read.
+    ValueError
+        If it is larger.
     """
     with open_file(who, path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if at_most is not None and size > at_most:
+            raise ValueError(f"{who}: {path} must have at most {at_most:,} B, got {size:,} B")
         try:
             return file.read()
         except OSError as error:

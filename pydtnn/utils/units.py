@@ -162,6 +162,19 @@ def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     ]
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in the units in which it is read.
+
+    >>> duration(7.04), duration(125), duration(7320)
+    ('7.0 s', '2 min 5 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def quantity(value: float, base: int, unit: str = "") -> str:
     """Format a number with three digits and a prefix.
 

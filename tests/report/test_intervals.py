@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.report.runs import Intervals, read_intervals
+from pydtnn.runs.run import Intervals, read_intervals
 
 
 def intervals(count: int) -> Intervals:

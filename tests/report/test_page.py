@@ -88,7 +88,7 @@ def test_wrong_folders_and_outputs_are_sentences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 1
-    assert "contains no run, as history.json is missing" in capsys.readouterr().err
+    assert "contains no run; give the folder that a run prints" in capsys.readouterr().err
     run = str(write_run(tmp_path / "run"))
     assert main([run, "--step", "7"]) == 1
     said = "report: --step: expected EPOCH:STEP, such as 0:12, got '7'\n"

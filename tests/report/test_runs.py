@@ -50,7 +50,7 @@ def test_labels_of_runs_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("history.json", None, "contains no run, as history.json is missing; give the folder"),
+        ("history.json", None, "contains a run without a completed epoch; wait until"),
         ("history.json", "[]", "contains a run without a completed epoch; wait until"),
         ("history.json", "[", "history.json is damaged: it cannot be parsed; give"),
         ("history.json", "[1]", "history.json is damaged: it must contain an object for each"),
@@ -70,6 +70,9 @@ def test_a_folder_without_a_readable_run_is_refused(
 
 def test_a_folder_that_is_missing_or_named_twice_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"report: .*empty contains no run; give the folder"):
+        read_runs([tmp_path / "empty"])
     with pytest.raises(ValueError, match=r"report: .*nothing does not exist; give the folder"):
         read_runs([tmp_path / "nothing"])
     with pytest.raises(ValueError, match=r"report: .*run\.json is a file; give the folder"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydtnn.report.curves import throughput, training
-from pydtnn.report.overview import NONE, best_of, configuration, environment, monitored, overview
+from pydtnn.report.overview import configuration, environment, overview
 from pydtnn.report.predicted import predicted
 from pydtnn.report.runs import Run, read_runs
 from pydtnn.report.scaling import scaling
@@ -179,14 +179,14 @@ def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
 
 def test_the_best_epoch_is_that_of_the_monitored_value_or_of_the_validation(tmp_path: Path) -> None:
     [run] = runs(tmp_path, 1)
-    assert monitored([run]) == "val_accuracy"
+    assert run.monitored == "val_accuracy"
     for epoch, logs in enumerate(run.history):
         logs |= {"val_accuracy": [0.2, 0.4, 0.3][epoch], "val_loss": [None, 3.0, 2.0][epoch]}
-    assert best_of(run, "val_accuracy") == ["0.4000", "2"]
-    assert best_of(run, "val_loss") == ["2.0000", "3"]
-    assert best_of(run, "val_mse") == [NONE, NONE]
+    assert run.best("val_accuracy") == (2, 0.4)
+    assert run.best("val_loss") == (3, 2.0)
+    assert run.best("val_mse") is None
     run.about["configuration"]["monitor"] = "val_loss"
-    assert monitored([run]) == "val_loss"
+    assert run.monitored == "val_loss"
 
 
 def test_swept_options_are_in_the_results_and_in_the_names_of_runs(tmp_path: Path) -> None:

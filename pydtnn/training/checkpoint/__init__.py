@@ -7,7 +7,7 @@ path, and its arrays have the parameters' names and shapes, independently of the
 
 from pydtnn.training.checkpoint.content import Stateful
 from pydtnn.training.checkpoint.folder import find_checkpoints, tidy
-from pydtnn.training.checkpoint.loading import load_checkpoint, read_configuration
+from pydtnn.training.checkpoint.loading import load_checkpoint, read_configuration, read_weights
 from pydtnn.training.checkpoint.saving import save_checkpoint
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "find_checkpoints",
     "load_checkpoint",
     "read_configuration",
+    "read_weights",
     "save_checkpoint",
     "tidy",
 ]

@@ -110,6 +110,20 @@ def read_configuration(path: Path) -> dict[str, Any]:
     return configuration if isinstance(configuration, dict) else {}
 
 
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Return parameters and running statistics of a checkpoint, as of `Model.state`.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint is damaged; the message contains its path.
+    """
+    try:
+        return unpack(read_checkpoint(path))["model"][0]
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be used: {error}") from error
+
+
 def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
     """Read the newest valid checkpoint; log warnings about others."""
     problems: list[str] = []

@@ -1,0 +1,189 @@
+"""Runs as objects."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pydtnn
+from pydtnn.runs import find_runs
+from pydtnn.runs.run import MAX_FILE_B, differences
+from pydtnn.train import main
+from tests.report.folders import EPOCHS, write_run
+from tests.small_run import TINY
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two epochs."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    assert main([*TINY, "--epochs=2", "--quiet", f"--output-dir={folder}"]) == 0
+    return folder
+
+
+def test_a_run_has_what_its_command_has_written(trained: Path) -> None:
+    run = pydtnn.load_run(trained)
+    assert run.configuration["epochs"] == run.planned == run.epochs == 2
+    assert run.about["environment"]["pydtnn"] == pydtnn.__version__
+    assert (run.state, run.size) == ("finished", 1)
+    assert [path.name[:11] for path in run.checkpoints] == ["checkpoint-"] * 2
+    assert len(run.intervals) == 2
+    assert run.seconds() is not None
+    columns = run.columns()
+    assert list(columns["epoch"]) == [1, 2]
+    assert columns["loss"].dtype == np.float64
+    best = run.best()
+    assert best == run.best("val_accuracy")
+    assert best is not None
+    assert best[1] == max(columns["val_accuracy"])
+
+
+def test_the_model_of_a_run_has_the_best_or_the_last_weights(trained: Path) -> None:
+    run = pydtnn.load_run(trained)
+    best, last = run.model(), run.model("last")
+    saved = pydtnn.weights.load_weights(run.model("last"), trained / "best.safetensors")
+    assert not saved.missing
+    first = run.model(run.checkpoints[0])
+    names = [*last.state()]
+    assert any((first.state()[name] != last.state()[name]).any() for name in names)
+    expected = {1: first, 2: last}[run.best()[0]]  # type: ignore[index]
+    for name, array in best.state().items():
+        np.testing.assert_array_equal(array, expected.state()[name])
+    assert best.inputs is not None  # raw samples are normalised as in training
+
+
+def test_a_run_that_ended_early_is_finished_and_one_that_is_cut_off_is_not(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", configuration={"epochs": 9})
+    assert pydtnn.load_run(folder).state == "interrupted"
+    (folder / "run.json").write_text('{"configuration": {"epochs": 9}, "ended": "now"}')
+    assert pydtnn.load_run(folder).state == "finished"
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system has no /proc/locks")
+def test_a_run_whose_folder_is_locked_is_running(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", configuration={"epochs": 9})
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert pydtnn.load_run(folder).state == "running"
+    finally:
+        os.close(descriptor)
+    assert pydtnn.load_run(folder).state == "interrupted"
+
+
+def test_values_that_are_not_finite_are_none_and_nan(tmp_path: Path) -> None:
+    run = pydtnn.load_run(write_run(tmp_path / "a"))
+    assert run.history[0]["val_loss"] is None
+    assert np.isnan(run.columns()["val_loss"]).all()
+    assert run.best("val_loss") is None
+    assert len(run.columns()["epoch"]) == EPOCHS
+
+
+def test_a_run_before_its_first_epoch_has_no_results(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    for name in ("history.json", "measurements.jsonl"):
+        (folder / name).unlink()
+    run = pydtnn.load_run(folder)
+    assert (run.epochs, run.best(), run.seconds(), run.checkpoints) == (0, None, None, [])
+    assert [*run.columns()] == ["epoch"]
+
+
+def test_options_that_differ_are_those_of_the_experiment(tmp_path: Path) -> None:
+    pair = [pydtnn.load_run(write_run(tmp_path / str(lr), lr=lr)) for lr in (0.1, 0.2)]
+    for run in pair:
+        run.configuration["output_dir"] = str(run.folder)
+    assert differences(pair) == {"lr": [0.1, 0.2]}
+
+
+def test_runs_are_found_newest_first_and_to_a_depth(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "sub/old", "sub/sub/older")):
+        folder = write_run(tmp_path / name)
+        os.utime(folder / "run.json", (9 - age, 9 - age))
+    (tmp_path / "new" / "copy").symlink_to(tmp_path)
+    found = [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path, 2)]
+    assert found == ["new", "sub/old"]
+    assert find_runs(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("run.json", b"{", "run.json is damaged: it cannot be parsed"),
+        ("run.json", b"[" * 100_000, "run.json is damaged: it cannot be parsed"),
+        ("run.json", b'{"a": 1' + b"0" * 5000 + b"}", "run.json is damaged: it cannot be parsed"),
+        ("history.json", b"{}", "history.json is damaged: it must contain a list"),
+        ("history.json", b"\xff", "history.json is damaged: it cannot be parsed"),
+    ],
+)
+def test_a_damaged_run_is_one_sentence(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^load_run: .*{said}; give the folder of another run$"):
+        pydtnn.load_run(folder)
+
+
+@pytest.mark.parametrize("name", ["run.json", "history.json", "measurements.jsonl"])
+def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    os.truncate(folder / name, MAX_FILE_B + 1)  # without blocks on the disk
+    with pytest.raises(ValueError, match=f"^load_run: .*{name} must have at most 268,435,456 B"):
+        pydtnn.load_run(folder)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / "history.json").unlink()
+    os.mkfifo(folder / "history.json")
+    assert pydtnn.load_run(folder).history == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.json", "contains no model.json, which is written for layers whose options"),
+        ("best.safetensors", "file .*best.safetensors does not exist"),
+        ("checkpoint", "contains no checkpoint; use the weights 'best'"),
+    ],
+)
+def test_a_model_without_its_files_is_one_sentence(
+    name: str, said: str, trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "b"
+    folder.mkdir()
+    for file in ("run.json", "history.json", "model.json", "best.safetensors"):
+        if file != name:
+            (folder / file).write_bytes((trained / file).read_bytes())
+    run = pydtnn.load_run(folder)
+    with pytest.raises((OSError, ValueError), match=said):
+        run.model("last" if name == "checkpoint" else "best")
+
+
+@pytest.mark.parametrize("name", ["model.json", "best.safetensors"])
+def test_a_damaged_model_is_one_sentence(name: str, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    folder.mkdir()
+    for file in ("run.json", "history.json", "model.json", "best.safetensors"):
+        (folder / file).write_bytes((trained / file).read_bytes())
+    (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    with pytest.raises(ValueError, match="^load_run: "):
+        pydtnn.load_run(folder).model()
+
+
+def test_weights_of_another_network_are_refused(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    folder.mkdir()
+    for file in ("run.json", "history.json", "best.safetensors"):
+        (folder / file).write_bytes((trained / file).read_bytes())
+    content = json.loads((trained / "model.json").read_text())
+    content["layers"] = content["layers"][:-1]
+    content["outputs"] = [content["layers"][-1]["name"]]
+    (folder / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="^load_run: .*does not fit model.json"):
+        pydtnn.load_run(folder).model()

@@ -31,7 +31,7 @@ EXAMPLES = """examples:
       --shape 224,224,3 --classes 1000
   python -m pydtnn.interchange import network.onnx network.pydtnn
   python -m pydtnn.interchange export resnet18.pydtnn resnet18.pt --like torchvision.pth
-  python -m pydtnn.interchange export resnet18.pydtnn resnet18.onnx
+  python -m pydtnn.interchange export resnet18.pydtnn resnet18.onnx --normalize
 """
 
 
@@ -81,6 +81,11 @@ def create_parser() -> Parser:
     exporting.add_argument(
         "--like", metavar="FILE", help="state dict whose names and order the result has"
     )
+    exporting.add_argument(
+        "--normalize",
+        action="store_true",
+        help="let the graph of an ONNX file normalise, so that raw pixels are its input",
+    )
     exporting.set_defaults(command=_export)
     return parser
 
@@ -121,7 +126,9 @@ def _export(options: argparse.Namespace) -> None:
     if Path(options.target).suffix == ONNX:
         if options.like:
             raise ValueError("export: --like is for state dicts, not for ONNX; omit it")
-        export_onnx(model, options.target)
+        export_onnx(model, options.target, normalize=options.normalize)
+    elif options.normalize:
+        raise ValueError("export: --normalize is for ONNX, not for state dicts; omit it")
     else:
         save_state_dict(model, options.target, like=options.like)
     print(f"wrote {options.target}: {model.whole.describe()}")

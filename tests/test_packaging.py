@@ -210,8 +210,11 @@ def test_the_citation_and_the_metadata_say_what_the_package_says() -> None:
     assert codemeta["runtimePlatform"] == f"Python {PROJECT['requires-python']}"
 
 
-NOT_IN_ALL = {"openmpi", "cuda12", "cuda13", "trace", "torch", "test", "dev", "all"}
-"""Another MPI, what depends on the driver, what is compiled, 3 GB for a suffix, and tools."""
+NOT_IN_ALL = {
+    *("openmpi", "cuda12", "cuda13", "trace", "torch", "mlflow", "wandb"),
+    *("test", "docs", "dev", "all"),
+}
+"""Another MPI, what depends on the driver, what is compiled, large packages, and tools."""
 
 
 def test_the_extra_all_has_every_other_one_that_a_user_can_have() -> None:

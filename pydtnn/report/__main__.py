@@ -1,4 +1,4 @@
-"""Report of training runs as one HTML page: ``python -m pydtnn.report --help``."""
+"""Report of training runs as one HTML page, or as figures: ``python -m pydtnn.report --help``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pydtnn.report import Step, read_runs, render
+from pydtnn.report.drawing import FORMATS, draw_figures
+from pydtnn.report.page import render, sections_of
+from pydtnn.report.runs import Step, read_runs
 from pydtnn.utils.command import printing
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.files import write_file
@@ -22,11 +24,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = create_parser().parse_args(arguments)
     try:
-        runs = read_runs(options.runs, options.trace)
-        page = render(runs, [*map(read_step, options.step)]).encode()
-        write_file("report: --output", options.output, page)
+        runs, steps = read_runs(options.runs, options.trace), [*map(read_step, options.step)]
+        if options.figures:
+            sections = sections_of(runs, steps)
+            paths = draw_figures(sections, options.output or "figures", options.figures)
+            lines = [*map(str, paths)]
+        else:
+            page, output = render(runs, steps).encode(), options.output or "report.html"
+            write_file("report: --output", output, page)
+            lines = [f"{output}: {len(page) / 1e6:.1f} MB"]
         with printing():
-            print(f"{options.output}: {len(page) / 1e6:.1f} MB")
+            print("\n".join(lines))
     except EXPLAINED as error:
         print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
         return 1
@@ -54,7 +62,15 @@ def create_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that a run printed")
     parser.add_argument(
-        "-o", "--output", default="report.html", metavar="FILE", help="page (default: %(default)s)"
+        *("-o", "--output"),
+        metavar="FILE",
+        help="page, or folder of --figures (default: report.html, or figures)",
+    )
+    parser.add_argument(
+        "--figures",
+        choices=FORMATS,
+        help="write each figure to a file for a paper instead: one column wide, with a legend and "
+        "without a title",
     )
     parser.add_argument(
         "--trace",

@@ -97,7 +97,7 @@ class Twin(Peer):
         result = {}
         for layer, module in zip(self.layers, self.steps, strict=True):
             for p, tensor in pairs(layer, module):
-                result[p.name] = to_ours(tensor.grad).reshape(p.shape)
+                result[p.name] = channels_last(layer, tensor.grad).numpy().reshape(p.shape)
         return result
 
 
@@ -132,7 +132,14 @@ def copy_weights(layer: Layer, module: nn.Module) -> None:
     """Copy a layer's parameters into its module."""
     with torch.no_grad():
         for p, tensor in pairs(layer, module):
-            tensor.copy_(to_torch(layer.backend.to_numpy(p.master)).reshape(tensor.shape))
+            view = channels_last(layer, tensor)
+            view.copy_(torch.from_numpy(layer.backend.to_numpy(p.master)).reshape(view.shape))
+
+
+def channels_last(layer: Layer, tensor: torch.Tensor) -> torch.Tensor:
+    """View a parameter, or its gradient, with the input channels of filters last."""
+    filters = tensor.ndim in MAPS or (isinstance(layer, layers.Conv1d) and tensor.ndim == 3)
+    return tensor.movedim(1, -1) if filters else tensor
 
 
 class Padded(nn.Module):
@@ -155,9 +162,9 @@ def windowed(make: Callable[..., nn.Module], padding: tuple, value: float) -> nn
     return Padded(make(padding=0), padding, value)
 
 
-def conv(layer: layers.Conv2d | layers.Conv3d) -> nn.Module:
+def conv(layer: layers.Conv1d | layers.Conv2d | layers.Conv3d) -> nn.Module:
     g = layer.geometry
-    kind = nn.Conv3d if layer.axes == 3 else nn.Conv2d
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[layer.axes - 1]
     module = windowed(
         lambda padding: kind(
             g.channels, g.filters, g.kernel, g.stride, padding, g.dilation, g.groups, layer.bias
@@ -165,6 +172,8 @@ def conv(layer: layers.Conv2d | layers.Conv3d) -> nn.Module:
         g.padding,
         0.0,
     )
+    if layer.axes == 1:
+        return ChannelsSecond(module)
     relu = isinstance(layer, FusedConv2d) and layer.relu
     return nn.Sequential(module, nn.ReLU()) if relu else module
 
@@ -223,17 +232,17 @@ def is_small(g: Any) -> bool:
     return all(2 * max(p) <= k for p, k in zip(g.padding, g.kernel, strict=True))
 
 
-def max_pool(layer: layers.MaxPool2d | layers.MaxPool3d) -> nn.Module:
+def max_pool(layer: layers.MaxPool1d | layers.MaxPool2d | layers.MaxPool3d) -> nn.Module:
     g = layer.geometry
-    kind = nn.MaxPool3d if layer.axes == 3 else nn.MaxPool2d
+    kind = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[layer.axes - 1]
     if not is_small(g):
         return Padded(kind(g.kernel, g.stride), g.padding, -torch.inf)
     return windowed(lambda padding: kind(g.kernel, g.stride, padding), g.padding, -torch.inf)
 
 
-def average_pool(layer: layers.AvgPool2d | layers.AvgPool3d) -> nn.Module:
+def average_pool(layer: layers.AvgPool1d | layers.AvgPool2d | layers.AvgPool3d) -> nn.Module:
     g = layer.geometry
-    kind = nn.AvgPool3d if layer.axes == 3 else nn.AvgPool2d
+    kind = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[layer.axes - 1]
     if is_small(g) and all(before == after for before, after in g.padding):
         padding = tuple(before for before, _ in g.padding)
         return kind(g.kernel, g.stride, padding, count_include_pad=layer.count_padding)
@@ -342,6 +351,7 @@ def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
 
 
 CONVERTERS: dict[type[Layer], Convert] = {
+    layers.Conv1d: conv,
     layers.Conv2d: conv,
     layers.Conv3d: conv,
     layers.ConvTranspose2d: conv_transpose,
@@ -355,11 +365,14 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.LocalResponseNorm: lambda layer: nn.LocalResponseNorm(
         layer.size, layer.alpha, layer.beta, layer.k
     ),
+    layers.MaxPool1d: lambda layer: ChannelsSecond(max_pool(layer)),
     layers.MaxPool2d: max_pool,
     layers.MaxPool3d: max_pool,
+    layers.AvgPool1d: lambda layer: ChannelsSecond(average_pool(layer)),
     layers.AvgPool2d: average_pool,
     layers.AvgPool3d: average_pool,
     layers.AdaptiveAvgPool2d: lambda layer: nn.AdaptiveAvgPool2d(layer.output),
+    layers.GlobalAvgPool1d: lambda layer: Apply(lambda x: x.mean(1)),
     layers.GlobalAvgPool2d: lambda layer: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     layers.GlobalAvgPool3d: lambda layer: nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten()),
     layers.ReLU: lambda layer: nn.ReLU(inplace=layer.overwrites_input),

@@ -39,6 +39,7 @@ NAMES = {
 """PyTorch's names of the arrays of `ARRAYS`."""
 
 ARRAYS = {
+    "Conv1D": ("kernel", "bias"),
     "Conv2D": ("kernel", "bias"),
     "Conv2DTranspose": ("kernel", "bias"),
     "Conv3D": ("kernel", "bias"),
@@ -51,6 +52,7 @@ ARRAYS = {
 """Arrays of the layers that are read, in the order in which Keras 3 stores them."""
 
 CLASSES = {
+    "conv1d": "Conv1D",
     "conv2d": "Conv2D",
     "conv2d_transpose": "Conv2DTranspose",
     "conv3d": "Conv3D",

@@ -11,8 +11,10 @@ import numpy as np
 from pydtnn.layers import (
     Activation,
     Add,
+    AvgPool1d,
     BatchNorm,
     Concat,
+    Conv1d,
     Conv2d,
     Conv3d,
     ConvTranspose2d,
@@ -20,6 +22,7 @@ from pydtnn.layers import (
     GroupNorm,
     Identity,
     Linear,
+    MaxPool1d,
     Multiply,
     Rescale,
     Reshape,
@@ -38,8 +41,11 @@ the name of the layer behind which the order is not known.
 KEEPS = (Activation, BatchNorm, Dropout, GroupNorm, Identity, Rescale, Softmax)
 """Layers whose outputs have the order of their inputs."""
 
-FILTERS = (Conv2d, Conv3d, ConvTranspose2d)
+FILTERS = (Conv1d, Conv2d, Conv3d, ConvTranspose2d)
 """Layers whose arrays "w" have the channels last, and second in other programs."""
+
+SIGNALS = (Conv1d, MaxPool1d, AvgPool1d)
+"""Layers whose outputs (L, C) are (C, L) in other programs; other sequences are the same there."""
 
 NEW = (*FILTERS, Linear)
 """Layers whose filters determine the order of their outputs."""
@@ -48,7 +54,7 @@ NEW = (*FILTERS, Linear)
 def flatten_order(shape: Shape) -> np.ndarray | None:
     """Return the order of the features of a flattened image (H, W, C), which is (C, H, W) there.
 
-    Volumes (D, H, W, C) are (C, D, H, W) there.
+    Volumes (D, H, W, C) are (C, D, H, W) there, and signals (L, C) are (C, L).
 
     >>> flatten_order((1, 3, 2))
     array([0, 3, 1, 4, 2, 5])
@@ -61,12 +67,26 @@ def flatten_order(shape: Shape) -> np.ndarray | None:
 
 def feature_orders(description: Description) -> dict[str, Order]:
     """Return the order of the output of each input and layer of a model, by name."""
-    shapes = shapes_by_name(description)
+    shapes, signals = shapes_by_name(description), names_of_signals(description)
     orders: dict[str, Order] = {name: None for name, _ in description.inputs}
     for part in description.parts:
         given = [orders[name] for name in part.inputs]
-        orders[part.name] = _order(part, given, [shapes[name] for name in part.inputs])
+        signal = part.inputs[0] in signals
+        orders[part.name] = _order(part, given, [shapes[name] for name in part.inputs], signal)
     return orders
+
+
+def names_of_signals(description: Description) -> set[str]:
+    """Return the layers whose outputs (L, C) are (C, L) in other programs.
+
+    These are the outputs of `SIGNALS`, and of layers that keep the axes of such an output.
+    """
+    names: set[str] = set()
+    for part in description.parts:
+        kept = issubclass(part.layer.kind, (*KEEPS, Add, Concat, Multiply))
+        if issubclass(part.layer.kind, SIGNALS) or (kept and part.inputs[0] in names):
+            names.add(part.name)
+    return names
 
 
 def shapes_by_name(description: Description) -> dict[str, Shape]:
@@ -101,7 +121,7 @@ def _all_equal(orders: Sequence[Order]) -> bool:
     return all(same_order(orders[0], order) for order in orders)
 
 
-def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape]) -> Order:
+def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape], signal: bool) -> Order:
     kind, unknown = part.layer.kind, any(isinstance(order, str) for order in given)
     if issubclass(kind, NEW):
         return None
@@ -109,9 +129,10 @@ def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape]) -> Order
         (source,) = shapes
         if len(source) == len(part.shape) == 1 or source == part.shape:
             return given[0]
-        if len(source) >= 3 and len(part.shape) == 1 and not unknown:
+        if (len(source) >= 3 or signal) and len(part.shape) == 1 and not unknown:
             return flatten_order(source)
-        same = source[-1] == part.shape[-1] or (len(source) == 2 and len(part.shape) < 3)
+        sequence = len(source) == 2 and len(part.shape) < 3 and not signal
+        same = source[-1] == part.shape[-1] or sequence
         if same and given[0] is None:
             return None  # positions with their channels are the same in PyTorch
         return part.name

@@ -10,8 +10,8 @@ from pydtnn.layers.base import Layer, Shape
 Padding = int | str | tuple[int, ...] | tuple[tuple[int, int], ...]
 """An int, one int or one (before, after) pair per axis, "same" or "valid"."""
 
-AXES = ("D", "H", "W")
-"""Spatial axes of a volume; those of an image are the last two."""
+AXES = {1: ("L",), 2: ("H", "W"), 3: ("D", "H", "W")}
+"""Names of the axes of signals, images and volumes."""
 
 
 def resolve_padding(
@@ -82,6 +82,6 @@ def split_shape(layer: Layer, shapes: tuple[Shape, ...], axes: int) -> tuple[Sha
     """
     shape = layer.single(shapes)
     if len(shape) != axes + 1:
-        expected = ", ".join((*AXES[-axes:], "C"))
+        expected = ", ".join((*AXES[axes], "C"))
         raise layer.fail(f"expected an input of shape ({expected}), got {shape}")
     return shape[:-1], shape[-1]

@@ -34,6 +34,8 @@ GEOMETRIES = {
     "rows left over": geometry((9, 9), (2, 2), (2, 3), ((0, 0), (0, 0))),
 }
 VOLUMES = {
+    "signal": geometry((17,), (3,), (2,), ((1, 1),)),
+    "signal, gaps": geometry((11,), (2,), (3,), ((0, 1),)),
     "volume": geometry((4, 6, 5), (2, 2, 2), (2, 2, 2), ((0, 0),) * 3),
     "volume, overlapping": geometry((5, 4, 6), (3, 2, 3), (1, 2, 2), ((1, 0), (0, 1), (2, 1))),
     "volume, gaps": geometry((7, 5, 4), (2, 1, 2), (3, 2, 3), ((0, 1), (0, 0), (1, 0))),

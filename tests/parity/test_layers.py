@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make par
 
 IMAGE = (9, 11, 6)
 VOLUME = (5, 7, 6, 4)
+SIGNAL = (23, 6)
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "linear": (lambda: layers.Linear(7), (13,)),
     "linear without bias": (lambda: layers.Linear(7, bias=False), (13,)),
@@ -47,6 +48,13 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     ),
     "nearest": (lambda: layers.Upsample((2, 3)), IMAGE),
     "bilinear": (lambda: layers.Upsample((3, 2), "bilinear"), IMAGE),
+    "conv of signals": (lambda: layers.Conv1d(5, 5, padding=2), SIGNAL),
+    "conv of signals, causal": (lambda: layers.Conv1d(7, 3, dilation=4, padding=((8, 0),)), SIGNAL),
+    "conv of signals, stride and groups": (
+        lambda: layers.Conv1d(9, 4, stride=3, groups=3, padding="same", bias=False),
+        SIGNAL,
+    ),
+    "conv of signals, depthwise": (lambda: layers.Conv1d(12, 7, groups=6, padding=3), SIGNAL),
     "conv of volumes": (lambda: layers.Conv3d(5, 3, padding=1), VOLUME),
     "conv of volumes, even kernel": (lambda: layers.Conv3d(5, 2, padding="same"), VOLUME),
     "conv of volumes, stride and dilation": (
@@ -69,6 +77,13 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "max pool": (lambda: layers.MaxPool2d(2), IMAGE),
     "max pool overlapping": (lambda: layers.MaxPool2d(3, stride=2, padding=1), IMAGE),
     "max pool asymmetric": (lambda: layers.MaxPool2d(3, stride=2, padding=((0, 1), (2, 0))), IMAGE),
+    "max pool of signals": (lambda: layers.MaxPool1d(3, stride=2, padding=1), SIGNAL),
+    "average pool of signals": (lambda: layers.AvgPool1d(4, padding=2), SIGNAL),
+    "average pool of signals without padding": (
+        lambda: layers.AvgPool1d(3, stride=2, padding=((0, 2),), count_padding=False),
+        SIGNAL,
+    ),
+    "global pool of signals": (lambda: layers.GlobalAvgPool1d(), SIGNAL),
     "max pool of volumes": (lambda: layers.MaxPool3d(2), VOLUME),
     "max pool of volumes, overlapping": (
         lambda: layers.MaxPool3d(3, stride=(1, 2, 2), padding=1),

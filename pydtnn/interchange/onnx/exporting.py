@@ -10,7 +10,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.interchange.onnx.operators import WRITERS, Draft, Place
-from pydtnn.interchange.orders import feature_orders, known, shapes_by_name
+from pydtnn.interchange.orders import feature_orders, known, names_of_signals, shapes_by_name
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Embedding
@@ -122,6 +122,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
         raise ValueError(f"{WHO}: expected parameters of less than 2 GiB, got more")
     draft = Draft(WHO, dtype)
     shapes, orders = shapes_by_name(description), feature_orders(description)
+    signals = names_of_signals(description)
     arrays: dict[str, dict[str, np.ndarray]] = {}
     state = model.state()
     try:
@@ -145,6 +146,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
                 part.shape,
                 arrays.get(part.same_as or part.name, {}),
                 any(orders[name] is not None for name in part.inputs),
+                part.inputs[0] in signals,
             )
             WRITERS[made.kind](draft, place)
         for name in description.outputs:

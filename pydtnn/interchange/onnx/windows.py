@@ -1,4 +1,4 @@
-"""Operators of ONNX with windows that slide over images and volumes, and means of axes."""
+"""Operators of ONNX with windows that slide over signals, images and volumes; means of axes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _window(at: Reading, size: Sequence[int], kernel: Sequence[int]) -> dict[str
     stride = tuple(at.get("strides", (1,) * axes))
     dilation = tuple(at.get("dilations", (1,) * axes))
     pads = list(at.get("pads", (0,) * (2 * axes)))
-    if axes not in (2, 3) or automatic not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+    if axes not in (1, 2, 3) or automatic not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise at.fail(
-            f"expected images or volumes, and auto_pad of NOTSET, VALID, SAME_UPPER or SAME_LOWER, "
+            f"expected one to three axes, and auto_pad of NOTSET, VALID, SAME_UPPER or SAME_LOWER, "
             f"got a kernel of shape {tuple(kernel)} and auto_pad {automatic}"
         )
     if not len(kernel) == len(stride) == len(dilation) == len(pads) / 2 == axes:
@@ -55,8 +55,10 @@ def _filters(at: Reading) -> tuple[Array, dict[str, Array]]:
     """Return the filters of a convolution, channels last, and its arrays."""
     weight, bias = at.required(1), at.constant(2)
     kernel = tuple(at.get("kernel_shape", weight.shape[2:]))
-    if weight.ndim not in (4, 5):
-        raise at.fail(f"filters must be (O, C, kh, kw) or (O, C, kd, kh, kw), got {weight.shape}")
+    if weight.ndim not in (3, 4, 5):
+        raise at.fail(
+            f"filters must be (O, C, k), (O, C, kh, kw) or (O, C, kd, kh, kw), got {weight.shape}"
+        )
     if kernel != weight.shape[2:]:
         raise at.fail(f"kernel_shape must be that of the weights {weight.shape}, got {kernel}")
     arrays = {"w": np.moveaxis(weight, 1, -1)}
@@ -73,8 +75,9 @@ def _conv(at: Reading) -> Value:
         if arrays["w"].shape[-1] != len(order):
             raise at.fail(f"filters {weight.shape} must have the channels of {x.given}")
         arrays["w"] = arrays["w"][..., order]
-    kind = layers.Conv2d if weight.ndim == 4 else layers.Conv3d
-    layer = kind(len(weight), weight.shape[2:], groups=groups, bias=bias, **options)
+    layer = CONVOLUTIONS[weight.ndim - 2](
+        len(weight), weight.shape[2:], groups=groups, bias=bias, **options
+    )
     made = at.net.add(at.node.name, layer, node, arrays=arrays)
     return at.net.image(made, x.batch, at.node.name)
 
@@ -103,7 +106,11 @@ def _conv_transpose(at: Reading) -> Value:
     return at.image(layer, x, **arrays)
 
 
+CONVOLUTIONS: dict[int, Any] = {1: layers.Conv1d, 2: layers.Conv2d, 3: layers.Conv3d}
+
 POOLS: dict[tuple[str, int], Any] = {
+    ("MaxPool", 1): layers.MaxPool1d,
+    ("AveragePool", 1): layers.AvgPool1d,
     ("MaxPool", 2): layers.MaxPool2d,
     ("MaxPool", 3): layers.MaxPool3d,
     ("AveragePool", 2): layers.AvgPool2d,
@@ -141,6 +148,14 @@ def _reach_the_end(
         options["count_padding"] = False
 
 
+MEANS: dict[int, Any] = {
+    2: layers.GlobalAvgPool1d,
+    3: layers.GlobalAvgPool2d,
+    4: layers.GlobalAvgPool3d,
+}
+"""Means of all positions, by the axes of a sample."""
+
+
 def _global_average(at: Reading) -> Value:
     x = at.value()
     return _means(at, x, range(2, len(x.axes)), keep=True)
@@ -170,12 +185,12 @@ def _means(at: Reading, x: Value, axes: Sequence[int], *, keep: bool) -> Value:
         elif not all(gone[first : first + count]):
             order = sorted(x.atoms, key=lambda atom: atom in others)
             before, after = 1, size_of(others)
-            node = at.net.arrange(x, order, (size, 1, after))
-        elif before > 1 or len(node.shape) not in (3, 4) or node.shape[-1] != after:
-            shape = (before, size, after) if before > 1 else (size, 1, after)
+            node = at.net.arrange(x, order, (size, after))
+        elif before > 1 or len(node.shape) not in MEANS or node.shape[-1] != after:
+            shape = (before, size, after) if before > 1 else (size, after)
             node = at.net.reshape(node, shape, f"{at.node.name}.positions")
         if pooled is None:
-            whole = layers.GlobalAvgPool2d if len(node.shape) == 3 else layers.GlobalAvgPool3d
+            whole = MEANS[len(node.shape)]
             layer = whole() if before == 1 else layers.AdaptiveAvgPool2d((before, 1))
         source = Source(at.net.add(at.node.name, layer, node))
     kept = [(i, axis) for i, axis in enumerate(x.axes) if keep or i not in reduced]
@@ -198,8 +213,8 @@ def _pooled_axis(
 def _global_max(at: Reading) -> Value:
     x = at.value()
     kernel = x.shape[2:]
-    if len(kernel) not in (2, 3):
-        raise at.fail(f"expected an image or volume, got an input of shape {x.given}")
+    if len(kernel) not in CONVOLUTIONS:
+        raise at.fail(f"expected one to three axes of positions, got an input of shape {x.given}")
     return at.image(POOLS["MaxPool", len(kernel)](kernel), x)
 
 

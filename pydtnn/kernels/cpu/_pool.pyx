@@ -35,14 +35,15 @@ cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t positions):
 
 
 cdef pool_shape shape_of(cnp.ndarray x, cnp.ndarray y, geometry, bint count_padding):
-    """Return the shapes of the arrays x (N, H, W, C) or (N, D, H, W, C), the input, and y."""
+    """Return the shapes of x (N, L, C), (N, H, W, C) or (N, D, H, W, C), the input, and y."""
     cdef pool_shape shape
     cdef int axes = x.ndim - 2
     shape.batch, shape.channels, shape.count_padding = x.shape[0], x.shape[axes + 1], count_padding
-    shape.depths = pool_axis(1, 1, 1, 1, 0)
+    shape.depths = shape.rows = pool_axis(1, 1, 1, 1, 0)
     if axes == 3:
         shape.depths = axis_of(geometry, 0, x.shape[1], y.shape[1])
-    shape.rows = axis_of(geometry, axes - 2, x.shape[axes - 1], y.shape[axes - 1])
+    if axes > 1:
+        shape.rows = axis_of(geometry, axes - 2, x.shape[axes - 1], y.shape[axes - 1])
     shape.columns = axis_of(geometry, axes - 1, x.shape[axes], y.shape[axes])
     return shape
 
@@ -61,7 +62,7 @@ cdef int check(int status) except -1:
 cdef class PoolKernels:
     """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
 
-    Images are (N, H, W, C), volumes (N, D, H, W, C); `index` is uint8 or int32.
+    Signals are (N, L, C), images (N, H, W, C), volumes (N, D, H, W, C); `index` is uint8 or int32.
     """
 
     cdef int isa

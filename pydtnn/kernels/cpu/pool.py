@@ -1,4 +1,4 @@
-"""Compiled pooling of images and volumes."""
+"""Compiled pooling of signals, images and volumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDICES = (np.dtype(np.uint8), np.dtype(np.int32))
 
 
 class Pool(Compiled, reference.Pool):
-    """Maximum and mean over windows of images and volumes; other data run on the reference."""
+    """Maximum and mean over windows of one to three axes; other data run on the reference."""
 
     table = PoolKernels
 
@@ -63,5 +63,5 @@ class Pool(Compiled, reference.Pool):
 
 
 def _native(out: Array, array: Array) -> bool:
-    """Return whether the kernels support these: images or volumes of one real type."""
-    return out.ndim in (4, 5) and supported(out, array)
+    """Return whether the kernels support these: up to three axes, and one real type."""
+    return out.ndim in (3, 4, 5) and supported(out, array)

@@ -33,6 +33,7 @@ SHARED = {  # templates besides a family's own
     "attention": ["gemm"],
     "conv": ["fused", "gemm"],
     "linear": ["gemm"],
+    "recurrent": ["gemm"],
 }
 PLAIN = ["recycle"]  # sources without variants, linked into every family and _memory
 PYTHON_H = "#include <Python.h>\n"

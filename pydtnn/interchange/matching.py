@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pydtnn.interchange.published_names import NAMINGS, Naming
-from pydtnn.interchange.slots import PROJECTION, Slot
+from pydtnn.interchange.slots import PROJECTION, RECURRENT, Slot
 from pydtnn.layers.base import Shape
 from pydtnn.utils.names import some
 from pydtnn.utils.units import align
@@ -346,6 +346,9 @@ def _by_order(
 def split(name: str) -> tuple[str, str]:
     """Return the layer and the name of an array in it."""
     layer, _, what = name.rpartition(".")
+    if recurrent := RECURRENT.fullmatch(what):
+        what, number = recurrent.groups()
+        return f"{layer}.layer{number}".lstrip("."), what
     if not what.startswith(f"{PROJECTION}_"):
         return layer, what
     return f"{layer}.{PROJECTION}".lstrip("."), what.removeprefix(f"{PROJECTION}_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from pydtnn.interchange.orders import (
     same_order,
     shapes_by_name,
 )
-from pydtnn.layers import BatchNorm, DotProductAttention, LayerNorm, Linear
+from pydtnn.layers import BatchNorm, DotProductAttention, GRULayer, LayerNorm, Linear, LSTMLayer
 from pydtnn.layers.base import Shape
 from pydtnn.model.description import Part
 
@@ -32,6 +33,15 @@ NAMES = {
     "running_variance": "running_var",
 }
 """PyTorch's names of arrays; others are the same."""
+
+RECURRENT_NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih", "b_u": "bias_hh"}
+"""Those of recurrent layers, in PyTorch's order."""
+
+RECURRENT = re.compile(rf"({'|'.join(RECURRENT_NAMES.values())})_l(\d+(?:_reverse)?)")
+"""Names of their arrays in PyTorch, with the number of the layer."""
+
+NUMBERED = re.compile(r"(?:(.*)\.)?layer(\d+)(_reverse)?")
+"""Names of the layers of `pydtnn.layers.LSTM`."""
 
 ARRAY_NAMES = ("weight", "bias", "running_mean", "running_var")
 """Their order in PyTorch."""
@@ -55,8 +65,8 @@ class Slot:
     shape, their_shape : tuple of int
         Here and in PyTorch.
     filters : bool
-        Whether they are filters, ``(O, kh, kw, C)`` here and ``(O, C, kh, kw)`` in PyTorch, of two
-        or three axes.
+        Whether they are filters, ``(O, kh, kw, C)`` here and ``(O, C, kh, kw)`` in PyTorch, of one
+        to three axes.
     order : ndarray, optional
         Order of the last axis, see `pydtnn.interchange.orders`.
     attention : bool
@@ -145,13 +155,18 @@ def slots_of(model: Model) -> list[Slot]:
         ]
         if part.name in attentions:
             made = [replace(slot, attention=True) for slot in made]
-        slots += sorted(made, key=lambda slot: (*ARRAY_NAMES, slot.what).index(slot.what))
+        names = (*ARRAY_NAMES, *RECURRENT_NAMES.values())
+        slots += sorted(made, key=lambda slot: (*names, slot.what).index(slot.what))
     return slots
 
 
 def _slot(name: str, part: Part, shape: Shape, image: Shape, order: Order) -> Slot:
     """Return the slot of an array of a layer whose input has a shape and an order."""
     kind, what = part.layer.kind, name.rpartition(".")[2]
+    if issubclass(kind, LSTMLayer | GRULayer):
+        order = known(order, part.name) if what == "w" else None
+        slot = Slot(name, part.name, RECURRENT_NAMES[what], shape, shape, order=order)
+        return slot.renamed(_numbered(part.name, slot.what))
     theirs = NAMES.get(what, what)
     if issubclass(kind, FILTERS) and what == "w":
         own = (shape[0], shape[-1], *shape[1:-1])  # (O, kh, kw, C) -> (O, C, kh, kw)
@@ -164,3 +179,16 @@ def _slot(name: str, part: Part, shape: Shape, image: Shape, order: Order) -> Sl
     reads = issubclass(kind, Linear | BatchNorm | LayerNorm)
     order = known(order if reads or order is None else part.inputs[0], part.name)
     return Slot(name, part.name, theirs, shape, shape, order=order)
+
+
+def _numbered(layer: str, what: str) -> str:
+    """Return the name of an array of a recurrent layer, which has a number in PyTorch's module.
+
+    >>> _numbered("encoder.layer1_reverse", "weight_hh")
+    'encoder.weight_hh_l1_reverse'
+    """
+    found = NUMBERED.fullmatch(layer)
+    if found is None:  # a layer by itself
+        return f"{layer}.{what}_l0"
+    outer, number, reverse = found.groups(default="")
+    return f"{outer}.{what}_l{number}{reverse}".lstrip(".")

@@ -33,7 +33,7 @@ class Backend:
         Instruction set of the compiled kernels, for a GPU "sm_90" and so on; "none" without these.
     autotuner : Autotuner
         The algorithms of the kernels.
-    linear, conv, pool, norm, fused, attention, elementwise, loss, update, random
+    linear, conv, pool, norm, fused, attention, recurrent, elementwise, loss, update, random
         The families of kernels.
     memory : MemoryPool or None
         The pool of large arrays; None if the array module allocates them.
@@ -69,6 +69,7 @@ class Backend:
     norm: reference.Norm
     fused: reference.Fused
     attention: reference.Attention
+    recurrent: reference.Recurrent
     elementwise: reference.Elementwise
     loss: reference.Loss
     update: reference.Update

@@ -29,9 +29,11 @@ from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat, Multiply
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.recurrent import GRU, LSTM, GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
+from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.utils.names import module_getattr
@@ -39,10 +41,15 @@ from pydtnn.utils.names import module_getattr
 __all__ = [
     "ELU",
     "GELU",
+    "GRU",
+    "GRULayer",
+    "LSTM",
+    "LSTMLayer",
     "Activation",
     "AdaptiveAvgPool2d",
     "Add",
     "ArcTan",
+    "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
     "BatchNorm",
@@ -50,6 +57,7 @@ __all__ = [
     "Branches",
     "ClassToken",
     "Concat",
+    "Conv1d",
     "Conv2d",
     "Conv3d",
     "ConvTranspose2d",
@@ -58,6 +66,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Flatten",
+    "GlobalAvgPool1d",
     "GlobalAvgPool2d",
     "GlobalAvgPool3d",
     "GroupNorm",
@@ -70,6 +79,7 @@ __all__ = [
     "Linear",
     "LocalResponseNorm",
     "Log",
+    "MaxPool1d",
     "MaxPool2d",
     "MultiHeadAttention",
     "MaxPool3d",
@@ -96,24 +106,32 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = module_getattr(__name__)
     __all__ += [  # names in other libraries, which `from package import *` includes
+        "AveragePooling1D",
         "AveragePooling2D",
         "AveragePooling3D",
+        "AvgPool1D",
         "AvgPool2D",
         "AvgPool3D",
         "Concatenate",
+        "Conv1D",
         "Conv2D",
         "Conv2DTranspose",
         "Conv3D",
+        "Convolution1D",
         "Convolution2D",
         "Dense",
+        "GlobalAveragePooling1D",
         "GlobalAveragePooling2D",
         "GlobalAveragePooling3D",
+        "GlobalAvgPool1D",
         "GlobalAvgPool2D",
         "GlobalAvgPool3D",
         "Hardsigmoid",
         "Hardswish",
+        "MaxPool1D",
         "MaxPool2D",
         "MaxPool3D",
+        "MaxPooling1D",
         "MaxPooling2D",
         "MaxPooling3D",
         "Relu",

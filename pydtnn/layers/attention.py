@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.attention import Dropped
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
@@ -16,10 +13,11 @@ from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.node import Node
+from pydtnn.layers.sequence import TakesLengths
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 
-class DotProductAttention(Layer):
+class DotProductAttention(TakesLengths):
     """``softmax(q k' / sqrt(E)) v`` of each head, where q, k and v are thirds of the input.
 
     Dropout sets weights, the results of softmax, to zero. The mask is a function of (seed, this
@@ -67,20 +65,9 @@ class DotProductAttention(Layer):
         self.causal = check_bool(who, "causal", causal)
         self.dropout = check_float(who, "dropout", dropout, at_least=0, below=1)
 
-    def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
-        """Refuse lengths of 16 bits: they do not represent all."""
-        if len(shapes) > 1 and dtype.itemsize == 2:
-            raise self.fail(
-                f"expected a model of float32 or float64, which represent all lengths, got {dtype}"
-            )
-        super().bind(backend, dtype, name, shapes)
-
     def build(self, *shapes: Shape) -> Shape:
         """Check that the input has queries, keys and values of all heads."""
-        shape = self.single(shapes[:1])
-        if shapes[1:] not in ((), ((1,),)):
-            given = " and ".join(map(str, shapes[1:]))
-            raise self.fail(f"a second input must be lengths of shape (1,), got {given}")
+        shape = self.sequence(shapes)
         if len(shape) != 2 or shape[1] % (3 * self.heads):
             raise self.fail(
                 f"expected queries, keys and values of shape (T, 3 D) with D a multiple of "
@@ -93,7 +80,7 @@ class DotProductAttention(Layer):
         """Compute the output, and the logarithm of each row's sum of exponentials."""
         x, *others = xs
         length, _ = self.output_shape
-        lengths = self._lengths(others[0], context) if others else None
+        lengths = self.lengths(others[0], context) if others else None
         y = self.empty(len(x), self.output_shape)
         log_sums = self.backend.empty((len(x), self.heads, length), self.parameter_dtype)
         options: dict[str, Any] = {
@@ -112,28 +99,6 @@ class DotProductAttention(Layer):
         if len(self.input_shapes) == 1:
             return dx
         return dx, self.backend.zeros((len(x), 1), self.dtype)
-
-    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        """Draw lengths, or queries, keys and values."""
-        if shape[1:] != (1,):
-            return super().example(shape, rng)
-        return rng.integers(1, self.input_shapes[0][0] + 1, size=shape).astype(np.float32)
-
-    def _lengths(self, given: Array, context: StepContext) -> Array:
-        """Return lengths as int64 ``(N,)``."""
-        flat = given.reshape(-1)
-        with np.errstate(invalid="ignore"):  # NaN is found below
-            lengths = flat.astype("int64")
-        most = self.input_shapes[0][0]
-        wrong = (lengths != flat) | (lengths < 0) | (lengths > most)
-        if self.backend.has_values and wrong.any():
-            row = int(wrong.argmax())
-            sample = row if context.samples is None else int(context.samples[row])
-            raise self.fail(
-                f"lengths must be whole numbers in 0..{most}, got {float(flat[row]):g} of sample "
-                f"{sample}"
-            )
-        return lengths
 
     def _dropped(self, context: StepContext) -> Dropped | None:
         """Return the key of the mask in training."""

@@ -183,6 +183,27 @@ class Normal:
         return rng.normal(0.0, self.deviation, shape)
 
 
+@dataclass(frozen=True)
+class Uniform:
+    """Uniformly distributed values of at most `limit`, which does not depend on the fans.
+
+    Parameters
+    ----------
+    limit : float
+    """
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        check_float("Uniform", "limit", self.limit, at_least=0)
+
+    def __call__(
+        self, shape: tuple[int, ...], fan_in: int, fan_out: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Draw a float64 array of `shape`."""
+        return rng.uniform(-self.limit, self.limit, shape)
+
+
 INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "glorot_uniform": partial(Glorot, "uniform"),
     "glorot_normal": partial(Glorot, "normal"),

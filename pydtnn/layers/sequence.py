@@ -1,11 +1,64 @@
-"""Learned vectors of sequences: a class token and positional embeddings."""
+"""Sequences: lengths of samples; learned vectors, a class token and positional embeddings."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
+
+
+class TakesLengths(Layer):
+    """Base class of layers of sequences that may have a second input, the lengths of the samples.
+
+    Lengths are ``(N, 1)``: only the first positions of a sample exist.
+    """
+
+    def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
+        """Refuse lengths of 16 bits: they do not represent all."""
+        if len(shapes) > 1 and dtype.itemsize == 2:
+            raise self.fail(
+                f"expected a model of float32 or float64, which represent all lengths, got {dtype}"
+            )
+        super().bind(backend, dtype, name, shapes)
+
+    def sequence(self, shapes: tuple[Shape, ...]) -> Shape:
+        """Return the shape of the first input, after a check of the second."""
+        if shapes[1:] not in ((), ((1,),)):
+            given = " and ".join(map(str, shapes[1:]))
+            raise self.fail(f"a second input must be lengths of shape (1,), got {given}")
+        return self.single(shapes[:1])
+
+    def lengths(self, given: Array, context: StepContext) -> Array:
+        """Return lengths as int64 ``(N,)``.
+
+        Raises
+        ------
+        ValueError
+            If one is not a whole number in 0..T: with the sample and the value.
+        """
+        flat = given.reshape(-1)
+        with np.errstate(invalid="ignore"):  # NaN is found below
+            lengths = flat.astype("int64")
+        most = self.input_shapes[0][0]
+        wrong = (lengths != flat) | (lengths < 0) | (lengths > most)
+        if self.backend.has_values and wrong.any():
+            row = int(wrong.argmax())
+            sample = row if context.samples is None else int(context.samples[row])
+            raise self.fail(
+                f"lengths must be whole numbers in 0..{most}, got {float(flat[row]):g} of sample "
+                f"{sample}"
+            )
+        return lengths
+
+    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        """Draw lengths, or the first input."""
+        if shape[1:] != (1,):
+            return super().example(shape, rng)
+        return rng.integers(1, self.input_shapes[0][0] + 1, size=shape).astype(np.float32)
 
 
 class ClassToken(Layer):

@@ -11,16 +11,22 @@ import pytest
 
 from pydtnn.interchange import export_onnx, import_onnx, load_state_dict, state_dict
 from pydtnn.layers import (
+    GRU,
+    LSTM,
+    AvgPool1d,
     AvgPool3d,
     BatchNorm,
     Branches,
     ClassToken,
     Concat,
+    Conv1d,
     Conv2d,
     Conv3d,
     ConvTranspose2d,
+    Dropout,
     Embedding,
     Flatten,
+    GlobalAvgPool1d,
     GlobalAvgPool2d,
     GlobalAvgPool3d,
     GroupNorm,
@@ -29,6 +35,7 @@ from pydtnn.layers import (
     LayerNorm,
     Linear,
     LocalResponseNorm,
+    MaxPool1d,
     MaxPool3d,
     MultiHeadAttention,
     Multiply,
@@ -75,6 +82,30 @@ NETWORKS = {
             Reshape((5, 2, 2)),
         ),
         (6, 9),
+    ),
+    "signals": (
+        Sequential(
+            Conv1d(6, 3, dilation=2, padding=((4, 0),), groups=3),
+            BatchNorm(),
+            ReLU(),
+            MaxPool1d(3, stride=2, padding=1),
+            Conv1d(4, 2, bias=False),
+            AvgPool1d(2, stride=1, padding=((1, 0),), count_padding=False),
+            Branches(
+                GlobalAvgPool1d(), Sequential(Dropout(), Flatten(), Linear(4)), merge=Concat()
+            ),
+        ),
+        (11, 3),
+    ),
+    "recurrent": (
+        Sequential(
+            LSTM(5, layers=2, bidirectional=True, dropout=0.1),
+            Linear(4),
+            GRU(3, bias=False),
+            GRU(4, bidirectional=True, return_sequences=False),
+            Linear(2),
+        ),
+        (6, 3),
     ),
     "volumes": (
         Sequential(
@@ -134,7 +165,7 @@ def test_tokens_are_integers_and_a_tied_matrix_is_stored_once(tmp_path: Path) ->
     assert [c.name for c in graph.initializer if list(c.dims) == [11, 6]] == ["token.weight"]
 
 
-@pytest.mark.parametrize("name", ["volumes", "images", "positions"])
+@pytest.mark.parametrize("name", ["signals", "recurrent", "volumes", "images", "positions"])
 def test_layouts_are_those_of_pytorch_and_come_back(name: str) -> None:
     net, shape = deepcopy(NETWORKS[name])
     model = randomized(Model(net, shape))
@@ -143,6 +174,23 @@ def test_layouts_are_those_of_pytorch_and_come_back(name: str) -> None:
     load_state_dict(other, theirs)
     for array, again in zip(model.state().values(), other.state().values(), strict=True):
         np.testing.assert_array_equal(array, again)
+
+
+def test_signals_are_flattened_in_the_order_of_pytorch(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+    twin = torch.nn.Sequential(
+        *(torch.nn.Conv1d(2, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool1d(2)),
+        *(torch.nn.Flatten(), torch.nn.Linear(4 * 4, 5)),
+    )
+    net = Sequential(Conv1d(4, 3), ReLU(), MaxPool1d(2), Flatten(), Linear(5))
+    model = Model(net, (10, 2))
+    load_state_dict(model, twin.state_dict())
+    x = rng.normal(size=(3, 10, 2)).astype("float32")
+    with torch.no_grad():
+        expected = twin(torch.from_numpy(np.moveaxis(x, -1, 1).copy())).numpy()
+    assert_close(model.predict(x), expected)
 
 
 def test_filters_of_volumes_have_the_layout_of_pytorch(rng: np.random.Generator) -> None:

@@ -142,11 +142,10 @@ class NodeNetwork(Block):
                     raise node.fail(
                         "constants that nodes compute must not exceed those of the file"
                     )
-            values.update(
-                zip(node.outputs, made, strict=True)
-                if isinstance(made, list)
-                else [(node.outputs[0], made)]
-            )
+            several = made if isinstance(made, list) else [made]
+            for name, value in zip(node.outputs, several, strict=False):
+                if name:
+                    values[name] = value
         self.arrays = net.arrays
         outputs = [self._output(net, values, name, inputs) for name in self.nodes.outputs]
         unique = [
@@ -211,7 +210,10 @@ def _read(at: Reading) -> Any:
     node = at.node
     if any(isinstance(x, Scores) for x in at.inputs):
         return read_scores(at)
-    if any(isinstance(x, Repeated) for x in at.inputs) and node.operator != "Concat":
+    states = _states(at)
+    if states is not None:
+        return states
+    if any(isinstance(x, Repeated) for x in at.inputs) and node.operator not in READ_STATES:
         raise at.fail("a constant row for each sample must be concatenated with a sequence")
     computed = any(isinstance(x, Value | Repeated) for x in at.inputs)
     if node.operator == "Shape" and computed:
@@ -236,6 +238,27 @@ def _read(at: Reading) -> Any:
     except (IndexError, KeyError, OverflowError, TypeError, ZeroDivisionError) as error:
         reason = f"{type(error).__name__}: {error}"  # inputs or attributes of another kind
         raise at.fail(f"inputs and attributes must suit the operator, got {reason}") from error
+
+
+READ_STATES = ("Concat", "GRU", "LSTM")
+"""Operators that read constants with a row for each sample."""
+
+
+def _states(at: Reading) -> Repeated | None:
+    """Return states (D, N, H) of a batch of any size before the first step; None for others."""
+    node, given = at.node, at.inputs
+    if node.operator in ("ConstantOfShape", "Expand"):
+        shape = given[-1]
+        if all(isinstance(x, np.ndarray) for x in given) and shape.size == 3:
+            sizes = shape.reshape(-1)
+            if sizes[1] == ANY_BATCH:
+                one = np.array([sizes[0], 1, sizes[2]])
+                return Repeated(fold(node, [*given[:-1], one]), axis=1)
+    if node.operator == "Slice" and isinstance(given[0], Repeated) and given[0].axis == 1:
+        axes = given[3] if len(given) > 3 else None
+        if isinstance(axes, np.ndarray) and not {1, -2} & {*axes.reshape(-1).tolist()}:
+            return Repeated(fold(node, [given[0].array, *given[1:]]), axis=1)
+    return None
 
 
 def _verify(model: Model, graph: NodeGraph, data: bytes) -> None:

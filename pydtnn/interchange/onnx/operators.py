@@ -55,10 +55,21 @@ class Draft:
         return name
 
     def node(
-        self, operator: str, inputs: list[str], output: str, *, name: str = "", **attributes: Any
+        self,
+        operator: str,
+        inputs: list[str],
+        output: str,
+        *,
+        name: str = "",
+        first: str = "",
+        **attributes: Any,
     ) -> str:
-        """Add a node of one output, which is named as the node by default; return its name."""
-        made = self.helper.make_node(operator, inputs, [output], name=name or output, **attributes)
+        """Add a node, which is named as its output by default; return the output's name.
+
+        With `first`, the name of an output before it, which is not read.
+        """
+        outputs = [first, output] if first else [output]
+        made = self.helper.make_node(operator, inputs, outputs, name=name or output, **attributes)
         self.nodes.append(made)
         return output
 
@@ -102,6 +113,8 @@ class Place:
         Parameters and running statistics in ONNX's layout, by PyTorch's names.
     reordered : bool
         Whether the features of the inputs are in another order than in ONNX.
+    signal : bool
+        Whether the first input is a signal (L, C), of which features are flattened as (C, L).
     output : str
         Name of the output, by default that of the layer.
     """
@@ -114,6 +127,7 @@ class Place:
     shape: Shape
     arrays: Mapping[str, np.ndarray]
     reordered: bool
+    signal: bool = False
     output: str = ""
 
     def __post_init__(self) -> None:
@@ -196,6 +210,45 @@ def attention(draft: Draft, at: Place) -> None:
     draft.node("Reshape", [means, draft.constant(f"{name}.shape", [0, length, features])], name)
 
 
+ROWS = {layers.LSTMLayer: (0, 3, 1, 2), layers.GRULayer: (1, 0, 2)}
+"""Gates of recurrent layers in the order of ONNX: i, o, f, c of an LSTM, z, r, h of a GRU."""
+
+
+def recurrent(draft: Draft, at: Place) -> None:
+    """Write a direction of a recurrent layer, of sequences (T, N, C)."""
+    layer, name = at.layer, at.name
+    order, operator = ROWS[type(layer)], type(layer).__name__.removesuffix("Layer")
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array.reshape(len(order), layer.features, -1)[[*order]].reshape(array.shape)
+
+    inputs = [draft.node("Transpose", at.inputs[:1], f"{name}.steps", perm=[1, 0, 2])]
+    arrays = {what: rows(array)[None] for what, array in at.arrays.items()}
+    inputs += [draft.constant(f"{name}.{w}", arrays[w]) for w in ("weight_ih", "weight_hh")]
+    if layer.bias:
+        both = np.concatenate([arrays["bias_ih"], arrays["bias_hh"]], axis=1)
+        inputs.append(draft.constant(f"{name}.bias", both))
+    if at.inputs[1:]:  # lengths (N, 1)
+        flat = draft.constant(f"{name}.flat", [-1])
+        lengths = draft.node("Reshape", [at.inputs[1], flat], f"{name}.reshaped")
+        integer = draft.helper.np_dtype_to_tensor_dtype(np.dtype("int32"))
+        lengths = draft.node("Cast", [lengths], f"{name}.lengths", to=integer)
+        inputs += [*[""] * (not layer.bias), lengths]
+    options: dict[str, Any] = {"direction": "reverse" if layer.reverse else "forward"}
+    if not layer.return_sequences:
+        options["first"] = f"{name}.all"
+    if operator == "GRU":
+        options["linear_before_reset"] = 1
+    options |= {"name": name, "hidden_size": layer.features}
+    states = draft.node(operator, inputs, f"{name}.states", **options)
+    one = draft.constant(f"{name}.one", [1 if layer.return_sequences else 0])
+    if not layer.return_sequences:  # (1, N, H)
+        draft.node("Squeeze", [states, one], name, name=f"{name}.last")
+        return
+    states = draft.node("Squeeze", [states, one], f"{name}.squeezed")  # (T, 1, N, H)
+    draft.node("Transpose", [states], name, name=f"{name}.back", perm=[1, 0, 2])
+
+
 Write = Callable[[Draft, Place], None]
 
 
@@ -218,7 +271,8 @@ def _filters(operator: str, *attributes: str) -> Write:
         draft.node(
             operator,
             [*at.inputs, *constants],
-            at.name,
+            at.output,
+            name=at.name,
             dilations=layer.dilation,
             group=layer.groups,
             **{name: getattr(layer, name) for name in attributes},
@@ -435,16 +489,16 @@ def _axis(axis: int, shape: Shape) -> int:
 
 
 def _max_pool(draft: Draft, at: Place) -> None:
-    draft.node(
-        "MaxPool", at.inputs, at.name, **_window(at.layer, at.shapes[0], (1,) * at.layer.axes)
-    )
+    window = _window(at.layer, at.shapes[0], (1,) * at.layer.axes)
+    draft.node("MaxPool", at.inputs, at.output, name=at.name, **window)
 
 
 def _avg_pool(draft: Draft, at: Place) -> None:
     draft.node(
         "AveragePool",
         at.inputs,
-        at.name,
+        at.output,
+        name=at.name,
         count_include_pad=int(at.layer.count_padding),
         **_window(at.layer, at.shapes[0], (1,) * at.layer.axes),
     )
@@ -453,6 +507,10 @@ def _avg_pool(draft: Draft, at: Place) -> None:
 def _global_pool(draft: Draft, at: Place) -> None:
     pooled = draft.node("GlobalAveragePool", at.inputs, f"{at.name}.pooled")
     draft.node("Flatten", [pooled], at.name)
+
+
+def _mean_of_positions(draft: Draft, at: Place) -> None:
+    draft.node("ReduceMean", at.inputs, at.name, axes=[1], keepdims=0)
 
 
 def _adaptive_pool(draft: Draft, at: Place) -> None:
@@ -485,6 +543,8 @@ def _reshape(draft: Draft, at: Place) -> None:
     """Write features of images in the order of ONNX, and others in the order of pydtnn."""
     (source,), shape, (x,) = at.shapes, at.shape, at.inputs
     if len(shape) == 1:
+        if at.signal:
+            x = draft.node("Transpose", [x], f"{at.name}.second", perm=[0, 2, 1])
         draft.node("Flatten", [x], at.name)
         return
     at.require(not at.reordered, "features in the order of ONNX")
@@ -530,11 +590,13 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.AdaptiveAvgPool2d: _adaptive_pool,
     layers.Add: _add,
     layers.ArcTan: _plain("Atan"),
+    layers.AvgPool1d: lambda draft, at: _with_second(draft, at, _avg_pool),
     layers.AvgPool2d: _avg_pool,
     layers.AvgPool3d: _avg_pool,
     layers.BatchNorm: lambda draft, at: _with_second(draft, at, _batch_norm),
     layers.ClassToken: class_token,
     layers.Concat: _concat,
+    layers.Conv1d: lambda draft, at: _with_second(draft, at, _filters("Conv")),
     layers.Conv2d: _filters("Conv"),
     layers.Conv3d: _filters("Conv"),
     layers.ConvTranspose2d: _filters("ConvTranspose", "output_padding"),
@@ -542,8 +604,11 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Dropout: _dropout,
     layers.ELU: _plain("Elu", "alpha"),
     layers.Embedding: embedding,
+    layers.GRULayer: recurrent,
+    layers.LSTMLayer: recurrent,
     layers.Flatten: _reshape,
     layers.GELU: _gelu,
+    layers.GlobalAvgPool1d: _mean_of_positions,
     layers.GlobalAvgPool2d: _global_pool,
     layers.GlobalAvgPool3d: _global_pool,
     layers.GroupNorm: lambda draft, at: _with_second(draft, at, _group_norm),
@@ -555,6 +620,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Linear: _linear,
     layers.LocalResponseNorm: _local_response_norm,
     layers.Log: _plain("Log"),
+    layers.MaxPool1d: lambda draft, at: _with_second(draft, at, _max_pool),
     layers.MaxPool2d: _max_pool,
     layers.MaxPool3d: _max_pool,
     layers.Multiply: _plain("Mul"),

@@ -19,9 +19,18 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """A constant (1, ...) that is the same for each sample, with as many rows as a batch."""
+    """A constant that is the same for each sample, with as many rows as a batch along an axis.
+
+    Attributes
+    ----------
+    array : Array
+        With the axis of size 1.
+    axis : int
+        0, or 1 for states (D, N, H) before the first step of a recurrent layer.
+    """
 
     array: Array
+    axis: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Operators of ONNX that are layers of sequences: tokens, attention; and products of matrices."""
+"""Operators of ONNX that are layers of sequences: tokens, attention, recurrence; and products."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from pydtnn import layers
 from pydtnn.interchange.onnx.functions import factor_of
-from pydtnn.interchange.onnx.operators import means_of_bins
+from pydtnn.interchange.onnx.operators import ROWS, means_of_bins
 from pydtnn.interchange.onnx.readers import OPERATORS, linear
-from pydtnn.interchange.onnx.reading import Read, Reading
+from pydtnn.interchange.onnx.reading import Read, Reading, Repeated
 from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
 
 MAX_MASKED_SCORE = -1e4
@@ -315,7 +315,132 @@ def _projection(
     return at.net.reshape(node, (length, 3 * features), f"{at.node.name}.positions")
 
 
-READERS: Mapping[str, Read] = {**OPERATORS, "Gather": _gather, "MatMul": _matmul}
+# -- recurrence
+
+
+KINDS: Mapping[str, type[layers.LSTMLayer] | type[layers.GRULayer]] = {
+    "LSTM": layers.LSTMLayer,
+    "GRU": layers.GRULayer,
+}
+
+
+def _recurrent(at: Reading) -> list[Value]:
+    """Read the states of all steps, ``(T, D, N, H)``, and the last ones, ``(D, N, H)``."""
+    kind, features, reverse = _directions(at)
+    x = at.value()
+    x = at.net.plain(x if at.get("layout", 0) else x.transposed([1, 0, 2]))
+    length, inputs = (size_of(axis) for axis in x.axes[1:])
+    node = at.net.reshape(x.source.node, (length, inputs), f"{at.node.name}.steps")
+    states = [
+        at.net.add(
+            f"{at.node.name}_reverse" if backward else at.node.name,
+            kind(features, reverse=backward, bias=at.constant(3) is not None),
+            node,
+            arrays=_arrays(at, kind, d),
+        )
+        for d, backward in enumerate(reverse)
+    ]
+    made = states[0]
+    if len(states) > 1:
+        made = at.net.add(f"{at.node.name}.directions", layers.Concat(), *states)
+    steps, both, units = (
+        (Atom(size),) if size > 1 else () for size in (length, len(states), features)
+    )
+    axes: tuple[tuple[Atom, ...], ...] = (steps, both, x.batch_axis, units)
+    atoms = (*steps, *both, *units)
+    if at.get("layout", 0):
+        axes = (x.batch_axis, steps, both, units)
+    every = Value(Source(made), atoms, axes, x.batch, at.node.name)
+
+    def last() -> Any:
+        """Add slices of the last steps of all directions."""
+        parts = []
+        for state, backward in zip(states, reverse, strict=True):
+            cut = slice(0, 1) if backward else slice(length - 1, length)
+            name = f"{at.node.name}.last"
+            parts.append(at.net.add(name, layers.Slice(cut), state))
+        joined = parts[0]
+        if len(parts) > 1:
+            joined = at.net.add(f"{at.node.name}.lasts", layers.Concat(), *parts)
+        return at.net.reshape(joined, (len(parts) * features,), f"{at.node.name}.state")
+
+    two, wide = ((Atom(size),) if size > 1 else () for size in (len(states), features))
+    axes = (x.batch_axis, two, wide) if at.get("layout", 0) else (two, x.batch_axis, wide)
+    return [every, Value(Source(last), (*two, *wide), axes, x.batch, at.node.name)]
+
+
+def _directions(
+    at: Reading,
+) -> tuple[type[layers.LSTMLayer] | type[layers.GRULayer], int, tuple[bool, ...]]:
+    """Return the kind, the units, and whether each direction is reversed.
+
+    Raises
+    ------
+    ValueError
+        If the operator has attributes or inputs that the layers do not have.
+    """
+    operator, kind = at.node.operator, KINDS[at.node.operator]
+    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    direction = at.get("direction", "forward")
+    if direction not in directions:
+        raise at.fail(f"direction must be one of {', '.join(directions)}, got {direction}")
+    reverse = directions[direction]
+    weights, recurrent = at.required(1), at.required(2)
+    features = recurrent.shape[-1] if recurrent.ndim == 3 else 0
+    expected = (len(reverse), kind.gates * features)
+    if weights.ndim != 3 or not features or recurrent.shape[:2] != expected:
+        raise at.fail(f"expected matrices of {direction} {operator}, got {recurrent.shape}")
+    usual = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}[operator]
+    usual *= len(reverse)
+    functions = [
+        name.decode() if isinstance(name, bytes) else name for name in at.get("activations", usual)
+    ]
+    others = {"clip": None, "input_forget": 0, "activation_alpha": None}
+    other = any(at.get(name, default) != default for name, default in others.items())
+    if functions != usual or other:
+        raise at.fail("expected the usual functions sigmoid and tanh, without clip or input_forget")
+    if operator == "GRU" and not at.get("linear_before_reset", 0):
+        raise at.fail("linear_before_reset must be 1: the reset gate is applied to the product")
+    given = at.inputs[4] if len(at.inputs) > 4 else None
+    if given is not None:
+        raise at.fail("expected sequences of full length, got sequence_lens")
+    for first in at.inputs[5:]:
+        array = first.array if isinstance(first, Repeated) else first
+        if array is not None and (not isinstance(array, np.ndarray) or _any(array)):
+            raise at.fail("states before the first step must be zeros, and peepholes be omitted")
+    return kind, features, reverse
+
+
+def _any(array: np.ndarray) -> bool:
+    """Return whether an element is not 0, of an array that may be repeated without memory."""
+    once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+    return bool(once.any())
+
+
+def _arrays(
+    at: Reading, kind: type[layers.LSTMLayer] | type[layers.GRULayer], direction: int
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a direction, with the gates in the order of the layer."""
+    order = np.argsort(ROWS[kind])
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array.reshape(kind.gates, -1, *array.shape[1:])[order].reshape(array.shape)
+
+    arrays = {"w": rows(at.required(1)[direction]), "u": rows(at.required(2)[direction])}
+    biases = at.constant(3)
+    if biases is None:
+        return arrays
+    b, b_u = np.split(biases[direction], 2)
+    return arrays | {"b": rows(b), "b_u": rows(b_u)}
+
+
+READERS: Mapping[str, Read] = {
+    **OPERATORS,
+    "GRU": _recurrent,
+    "Gather": _gather,
+    "LSTM": _recurrent,
+    "MatMul": _matmul,
+}
 """Functions that read an operator; others cannot be imported."""
 
 PARTS_OF_ATTENTION = frozenset({"IsNaN", "Where"})

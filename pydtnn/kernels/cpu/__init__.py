@@ -24,6 +24,7 @@ from pydtnn.kernels.cpu.loss import Loss
 from pydtnn.kernels.cpu.norm import Norm
 from pydtnn.kernels.cpu.pool import Pool
 from pydtnn.kernels.cpu.random import Random
+from pydtnn.kernels.cpu.recurrent import Recurrent
 from pydtnn.kernels.cpu.update import Update
 from pydtnn.utils.machine import cpu_model
 
@@ -37,6 +38,7 @@ COMPILED = {
     "norm": Norm,
     "pool": Pool,
     "random": Random,
+    "recurrent": Recurrent,
     "update": Update,
 }
 

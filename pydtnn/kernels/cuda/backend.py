@@ -136,6 +136,7 @@ def create_cuda_backend(
         "norm": Norm(cupy, own),
         "pool": Pool(cupy, own),
         "random": Random(cupy, own),
+        "recurrent": reference.Recurrent(cupy),
         "update": Update(cupy, own),
     }
     tools = Tools(

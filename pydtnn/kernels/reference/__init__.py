@@ -15,6 +15,7 @@ from pydtnn.kernels.reference.loss import Loss
 from pydtnn.kernels.reference.norm import Norm
 from pydtnn.kernels.reference.pool import Pool
 from pydtnn.kernels.reference.random import Random
+from pydtnn.kernels.reference.recurrent import Recurrent
 from pydtnn.kernels.reference.update import Update
 
 FAMILIES = {
@@ -28,6 +29,7 @@ FAMILIES = {
     "update": Update,
     "random": Random,
     "attention": Attention,
+    "recurrent": Recurrent,
 }
 """Families by their attribute name on a `Backend`."""
 
@@ -42,5 +44,6 @@ __all__ = [
     "Norm",
     "Pool",
     "Random",
+    "Recurrent",
     "Update",
 ]

@@ -19,9 +19,11 @@ from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, LocalResponseNorm
 from pydtnn.layers.parameters import Cut
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.recurrent import GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
+from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
 from pydtnn.layers.striped_conv import ExtendedConv2d, StripedConv2d, readers_of, stripe_padding
 from pydtnn.layers.stripes import HaloExchange, window_rows
 from pydtnn.layers.upsample import Upsample
@@ -175,11 +177,14 @@ def samples(draft: Draft, axis: str) -> None:
 
 STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
     Conv2d: ("filter", "channel", "alternate", "spatial", "width", "data"),
+    Conv1d: ("filter", "channel", "alternate", "data"),
     Conv3d: ("filter", "channel", "alternate", "data"),
     Linear: ("filter", "channel", "alternate", "data"),
     MaxPool2d: ("spatial", "width", "data"),
     AvgPool2d: ("spatial", "width", "data"),
     ConvTranspose2d: ("data",),
+    MaxPool1d: ("data",),
+    AvgPool1d: ("data",),
     MaxPool3d: ("data",),
     AvgPool3d: ("data",),
 }
@@ -370,16 +375,22 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     Concat: _concat,
     Conv2d: _convolution,
     DotProductAttention: _whole_samples,
+    Conv1d: _convolution,
     Conv3d: _convolution,
     Dropout: _dropout,
+    GRULayer: _whole_samples,
+    LSTMLayer: _whole_samples,
     Flatten: _flatten,
     AdaptiveAvgPool2d: _global_pool,
+    GlobalAvgPool1d: _global_pool,
     GlobalAvgPool3d: _global_pool,
     Identity: _each,
     Linear: _linear,
     LocalResponseNorm: _positions,
     MaxPool2d: _window,
     AvgPool2d: _window,
+    MaxPool1d: _channelwise,
+    AvgPool1d: _channelwise,
     MaxPool3d: _channelwise,
     AvgPool3d: _channelwise,
     Pad: _pad,

@@ -16,13 +16,19 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.norm import BatchNorm, GroupNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from pydtnn.layers.recurrent import RecurrentLayer
+from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.perfmodel.entries import KernelClass, read_rate
 
 IMAGE = 4
 """Channels up to which a convolution's input is an image."""
 
-POOLS = (MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, MaxPool3d, AvgPool3d, GlobalAvgPool3d)
+POOLS = (
+    *(MaxPool1d, AvgPool1d, GlobalAvgPool1d),
+    *(MaxPool2d, AvgPool2d, AdaptiveAvgPool2d),
+    *(MaxPool3d, AvgPool3d, GlobalAvgPool3d),
+)
 
 
 def classify(layer: Layer) -> KernelClass:
@@ -30,9 +36,9 @@ def classify(layer: Layer) -> KernelClass:
 
     Convolutions differ by window, by channels, and by whether norms are fused with them; those of
     volumes are in the classes of the convolutions of planes that compute them. Other layers are
-    limited by memory, except for `Linear` and attention, which multiply matrices.
+    limited by memory, except for `Linear`, attention and recurrent layers, which multiply matrices.
     """
-    if isinstance(layer, Conv2d | Conv3d):
+    if isinstance(layer, Conv1d | Conv2d | Conv3d):
         g = planes_of(layer.geometry) if isinstance(layer, Conv3d) else layer.geometry
         size = round(math.sqrt(g.channels * g.filters))
         if g.channels == g.groups > 1:
@@ -40,7 +46,7 @@ def classify(layer: Layer) -> KernelClass:
         if g.channels <= IMAGE:
             return KernelClass("conv of images", size)
         fused = isinstance(layer, FusedConv2d) and (layer.evaluation.operations or layer.norm)
-        window = "x".join(map(str, g.kernel))
+        window = "x".join(map(str, (1, *g.kernel)[-max(len(g.kernel), 2) :]))
         slow = max(g.stride) > 1 or max(g.dilation) > 1 or g.groups > 1
         kind = f"conv {window}" if window in ("1x1", "3x3") and not slow else "conv other"
         return KernelClass(f"{kind} fused" if fused else kind, size)
@@ -49,6 +55,8 @@ def classify(layer: Layer) -> KernelClass:
     if isinstance(layer, DotProductAttention):  # products of (T, E) matrices
         length, features = layer.output_shape
         return KernelClass("linear", round(math.sqrt(length * features / layer.heads)))
+    if isinstance(layer, RecurrentLayer):
+        return KernelClass("linear", round(math.sqrt(layer.w.size + layer.u.size)))
     if isinstance(layer, BatchNorm | GroupNorm | NormAddReLU):
         return KernelClass("norm")
     if isinstance(layer, POOLS):

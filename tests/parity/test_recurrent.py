@@ -1,0 +1,182 @@
+"""Recurrent layers equal PyTorch's: outputs, states and all gradients in float64."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn import layers
+from pydtnn.interchange import import_onnx, load_state_dict, state_dict
+from pydtnn.interchange.slots import slots_of
+from pydtnn.kernels import Backend
+from pydtnn.layers import StepContext
+from pydtnn.layers.blocks import Block, Graph
+from pydtnn.layers.node import Node
+from pydtnn.model import Model
+from tests.gpu import to_host
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+
+KINDS = {"LSTM": layers.LSTM, "GRU": layers.GRU}
+SIZES = [(1, 1, 1, 1), (3, 7, 5, 4), (5, 2, 3, 19), (2, 13, 17, 33)]
+"""Samples, steps, features of the input and of the state."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "one layer": {},
+    "without biases": {"bias": False},
+    "two directions": {"bidirectional": True},
+    "two layers": {"layers": 2},
+    "three layers, two directions": {"layers": 3, "bidirectional": True},
+}
+
+
+class WithLengths(Block):
+    """Sequences and their lengths."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def wire(self, graph: Graph, *inputs: Node) -> Any:
+        return graph.add(self.net, *inputs)
+
+
+def twins(
+    kind: str, size: tuple[int, ...], options: dict[str, Any], **ours: Any
+) -> tuple[Any, Any]:
+    """Our block, and PyTorch's module with random weights."""
+    _, _, inputs, features = size
+    theirs = {"num_layers" if key == "layers" else key: value for key, value in options.items()}
+    module = getattr(torch.nn, kind)(inputs, features, batch_first=True, **theirs).double()
+    return KINDS[kind](features, **options, **ours, name="rnn"), module
+
+
+def assert_close(ours: Any, theirs: Any, what: str) -> None:
+    ours, theirs = to_host(ours), theirs.detach().numpy()
+    scale = max(float(np.abs(theirs).max(initial=0)), 1e-30)
+    assert float(np.abs(ours - theirs).max(initial=0)) <= 1e-10 * scale, what
+
+
+def compare(model: Model, module: Any, xs: tuple[Any, ...], call: Any) -> None:
+    """Compare the output of `call`, of the module and a tensor, and all gradients."""
+    load_state_dict(model, {f"rnn.{name}": value for name, value in module.state_dict().items()})
+    dy = np.random.default_rng(1).normal(size=(len(xs[0]), *model.output_shape))
+    tensor = torch.from_numpy(xs[0].copy()).requires_grad_()
+    output = call(module, tensor)
+    output.backward(torch.from_numpy(dy))
+    given = tuple(map(model.backend.asarray, xs))
+    y, saved = model.forward(given if len(given) > 1 else given[0], StepContext(training=True))
+    dx = model.backward(model.backend.asarray(dy), saved)
+    assert_close(y, output, "output")
+    assert_close(dx[0] if len(given) > 1 else dx, tensor.grad, "dx")
+    names = {slot.name: slot.their_name for slot in slots_of(model)}
+    assert {*names.values()} == {*state_dict(model)}
+    gradients = {f"rnn.{name}": p.grad for name, p in module.named_parameters()}
+    assert {*names.values()} == {*gradients}
+    for name, p in model.parameters.items():
+        assert_close(p.grad, gradients[names[name]], name)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_steps_equal_pytorch(
+    kind: str, size: tuple[int, ...], options: str, backend: Backend
+) -> None:
+    net, module = twins(kind, size, OPTIONS[options])
+    settings: dict[str, Any] = {"dtype": "float64", "input_gradient": True, "backend": backend}
+    model = Model(net, size[1:3], **settings)
+    x = np.random.default_rng(0).normal(size=size[:3])
+    compare(model, module, (x,), lambda module, tensor: module(tensor)[0])
+
+
+class Classifier(torch.nn.Module):
+    """Two recurrent layers in two directions, and a layer that reads their last step."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.rnn = getattr(torch.nn, kind)(3, 4, 2, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("any_batch", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_onnx_file_of_pytorch_is_imported(kind: str, any_batch: bool, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    module, x = Classifier(kind).eval(), torch.randn(2 if any_batch else 1, 5, 3)
+    options: dict[str, Any] = {"input_names": ["x"], "dynamo": False}
+    if any_batch:
+        options["dynamic_axes"] = {"x": {0: "N"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself and about sizes of batches
+        torch.onnx.export(module, (x,), str(tmp_path / "net.onnx"), **options)
+    model = import_onnx(tmp_path / "net.onnx")
+    kinds = [type(layer).__name__ for layer in model.layers]
+    assert kinds.count(f"{kind}Layer") == 4
+    expected = module(x).detach().numpy()
+    np.testing.assert_allclose(model.predict(x.numpy()), expected, rtol=1e-5, atol=1e-6)
+
+
+def last_states(result: Any) -> Any:
+    """The last states of both directions of the last layer, next to each other."""
+    states = result[1][0] if isinstance(result[1], tuple) else result[1]
+    return torch.cat([*states[-2:]], -1)
+
+
+@pytest.mark.parametrize("return_sequences", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_with_lengths_equal_packed_sequences(kind: str, return_sequences: bool) -> None:
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+    size, options = (5, 9, 4, 6), {"layers": 2, "bidirectional": True}
+    net, module = twins(kind, size, options, return_sequences=return_sequences)
+    model = Model(
+        WithLengths(net), [size[1:3], (1,)], dtype="float64", input_gradient=True, backend="cpu"
+    )
+    x = np.random.default_rng(0).normal(size=size[:3])
+    lengths = np.array([9, 1, 4, 9, 7])
+
+    def call(module: Any, tensor: Any) -> Any:
+        given = torch.from_numpy(lengths)
+        packed = pack_padded_sequence(tensor, given, batch_first=True, enforce_sorted=False)
+        result = module(packed)
+        if not return_sequences:
+            return last_states(result)
+        return pad_packed_sequence(result[0], batch_first=True)[0]
+
+    compare(model, module, (x, lengths[:, None].astype("float64")), call)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_states_and_their_gradients_equal_pytorch(kind: str, cpu_backend: Backend) -> None:
+    rng, (n, steps, features) = np.random.default_rng(0), (5, 6, 13)
+    module = getattr(torch.nn, kind)(3, features, batch_first=True).double()
+    w, u, b, b_u = (p.detach().numpy() for p in module.parameters())
+    x, dy = rng.normal(size=(n, steps, 3)), rng.normal(size=(n, steps, features))
+    first = [rng.normal(size=(n, features)) for _ in range(1 + (kind == "LSTM"))]
+    tensors = [torch.from_numpy(state[None].copy()).requires_grad_() for state in first]
+    state = tuple(tensors) if kind == "LSTM" else tensors[0]
+    output, last = module(torch.from_numpy(x), state)
+    output.backward(torch.from_numpy(dy))
+
+    gates, dfirst = x @ w.T + b, [np.empty_like(state) for state in first]
+    y, kept, dgates = np.empty_like(dy), np.empty_like(dy), np.empty_like(gates)
+    recurrent = cpu_backend.recurrent
+    if kind == "LSTM":
+        recurrent.lstm_forward(gates, u, b_u, out=y, cells=kept, first=first)
+        recurrent.lstm_backward(dy, gates, kept, u, out=dgates, first=first, dfirst=dfirst)
+        assert_close(kept[:, -1], last[1][0], "last cells")
+    else:
+        recurrent.gru_forward(gates, u, b_u, out=y, products=kept, first=first)
+        options: dict[str, Any] = {"dproducts": np.empty_like(gates), "first": first}
+        recurrent.gru_backward(dy, gates, y, kept, u, out=dgates, dfirst=dfirst, **options)
+    assert_close(y, output, "states")
+    for ours, theirs in zip(dfirst, tensors, strict=True):
+        assert_close(ours, theirs.grad[0], "gradient of the first states")

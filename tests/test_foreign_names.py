@@ -184,7 +184,7 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "layers.BatchNorm2d": (AttributeError, r"BatchNorm\(\)"),
     "layers.BatchNormalization": (AttributeError, r"BatchNorm\(\).* 1 minus that of Keras"),
     "layers.Module": (AttributeError, "pydtnn.layers.Layer"),
-    "layers.LSTM": (AttributeError, "Layer with forward and backward"),
+    "layers.PReLU": (AttributeError, "Layer with forward and backward"),
     "layers.MultiheadAttention": (AttributeError, r"MultiHeadAttention\(heads\)"),
     "layers.ZeroPadding2D": (AttributeError, "pydtnn.layers.Pad"),
     "layers.LogSoftmax": (AttributeError, "which takes logits"),
@@ -401,7 +401,7 @@ def test_an_attribute_without_effect_cannot_be_set(statement: str, names: dict[s
 IMPORTS = {
     "from pydtnn import nn": "layers are in pydtnn.layers",
     "from pydtnn import Sequentiall": "did you mean 'Sequential'",
-    "from pydtnn.layers import LSTM": "write it as a Layer",
+    "from pydtnn.layers import PReLU": "write it as a Layer",
     "from pydtnn.layers import Linear, BatchNorm2d": r"use pydtnn.layers.BatchNorm\(\)",
     "from pydtnn.callbacks import ModelCheckpoint as Saver": "BestWeights",
     "from pydtnn.optimizers import StepLR": r"pydtnn.schedules.Step",

@@ -162,6 +162,12 @@ def loss_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
         2 * a.size,
         lambda: loss.cross_entropy(logits, target, 0.0, 1.0, out=out),
     )
+    weights = a.xp.ones(1024, a.coefficients)
+    yield (
+        "cross_entropy of 1024, weighted",
+        2 * a.size,
+        lambda: loss.weighted_cross_entropy(logits, target, weights, 255, 0.1, 1.0, out=out),
+    )
     yield "squared_error", 3 * a.size, lambda: loss.squared_error(a.x, a.dy, 1.0, out=a.out)
 
 
@@ -184,6 +190,12 @@ def update_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
             decoupled=True,
         ),
     )  # fmt: skip
+    yield (
+        "adagrad",
+        5 * n,
+        lambda: update.adagrad(w, g, v, lr=0.0, decay=0.1, initial=0.1, epsilon=1e-8),
+    )
+    yield "lion", 5 * n, lambda: update.lion(w, g, m, lr=0.0, decay=0.1, beta1=0.9, beta2=0.99)
     yield "squared_norm", n, lambda: update.squared_norm(g)
     yield "scale", 2 * n, lambda: update.scale(g, 1.0)
     yield "unscale", 2 * n, lambda: update.unscale(g, one, go)

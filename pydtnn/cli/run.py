@@ -38,7 +38,7 @@ from pydtnn.tracing.writing import Trace, check_folder
 from pydtnn.training.callback import evaluated
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
-from pydtnn.training.logs import Logs
+from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
@@ -141,7 +141,7 @@ def _carry_out(job: Job) -> None:
             print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
     else:
         print_report(job)
-        results = trainer.logs
+        results = Logs((n, value) for n, value in trainer.logs.items() if n.startswith(VALIDATION))
     if trainer.comm.rank == 0 and not config.quiet:
         for line in format_arrays(results, job.validation.class_names):
             print(line, flush=True)

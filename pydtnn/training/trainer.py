@@ -159,9 +159,10 @@ class Trainer(SuggestsNames):
         observers: Sequence[Observer] = (),
     ) -> None:
         optimizer = get_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        own: Any = callbacks  # checked below
         if isinstance(callbacks, list | tuple):
-            callbacks = [as_callback(callback) for callback in callbacks]
-        checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
+            own = [as_callback(callback) for callback in callbacks]
+        checks.check_parts(model, optimizer, exchange, own, metrics or ())
         self.model = model
         self.optimizer = optimizer
         self.objective = Objective(
@@ -179,7 +180,7 @@ class Trainer(SuggestsNames):
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
         self.comm = self.setup.comm
-        self.callbacks: list[Callback] = list(callbacks)
+        self.callbacks: list[Callback] = list(own)
         self._progress = create_progress(progress)
         self._check = create_check(check_equal, self.setup)
         self.accumulation = micro_batches_of(self.setup, accumulation, micro_batches)

@@ -192,6 +192,7 @@ CHOICES = [
     *("--dtype=float64", "--device=numpy", "--clip-norm=1", "--steps-per-epoch=1"),
     *("--plateau=1", "--early-stopping=1", "--stop-at=0.1", "--monitor=loss", "--model=cnn"),
     *("--checkpoint-epochs=0", "--checkpoint-steps=3", "--bucket-bytes=1", "--lr=0.01"),
+    *("--class-balanced", "--restore-best", "--metrics=micro_f1,per_label_recall"),
     *("--ema=0.9", "--mixup=0.2", "--cutmix=1", "--augment=resized_crop:0.3,randaugment:3:20"),
 ]
 
@@ -206,6 +207,29 @@ def test_every_choice_trains(
     assert capsys.readouterr().err == ""
     (epoch,) = json.loads((tmp_path / "history.json").read_text())
     assert all(value is not None for value in epoch.values())
+
+
+def test_a_run_ends_with_its_best_weights_if_they_are_to_be_restored(tmp_path: Path) -> None:
+    """The rate is so high that later epochs are hardly better than the first."""
+    options = ["--epochs=4", "--lr=0.3", "--monitor=val_accuracy", "--restore-best"]
+    saved = tmp_path / "last.safetensors"
+    out = f"--output-dir={tmp_path / 'run'}"
+    assert main([*TINY, *options, f"--save={saved}", out]) == 0
+    assert "checkpoint-00000032" in os.listdir(tmp_path / "run")
+    assert saved.read_bytes() == (tmp_path / "run" / "best.safetensors").read_bytes()
+
+
+def test_tables_of_metrics_are_printed_with_the_names_of_the_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--epochs=1", "--metrics=accuracy,confusion_matrix", f"--output-dir={tmp_path}"]
+    assert main([*TINY, *options]) == 0
+    table = capsys.readouterr().out.partition("val_confusion_matrix\n")[2].splitlines()
+    matrix = np.array([[int(x) for x in line.split()[1:]] for line in table[1:]])
+    assert matrix.shape == (4, 4)
+    (epoch,) = json.loads((tmp_path / "history.json").read_text())
+    assert np.trace(matrix) == round(epoch["val_accuracy"] * matrix.sum())
+    assert "val_confusion_matrix" not in epoch
 
 
 @needs_digits

@@ -47,7 +47,7 @@ GOOD: dict[str, list[str]] = {
     "accumulation": ["1", "2"],
     "loss": [*LOSSES, "CROSS-ENTROPY"],
     "label_smoothing": ["0", "0.1", "0.999"],
-    "metrics": [*METRICS, "", "accuracy,top2_accuracy", " accuracy , ", "top3"],
+    "metrics": [*METRICS, "", "accuracy,top2_accuracy", "micro_f1,confusion_matrix", " accuracy , ", "top3"],
     "monitor": ["loss", "val_loss", "val_accuracy", "accuracy"],
     "early_stopping": ["1", "3"],
     "stop_at": ["0", "-5.5", "1e30", "0.5"],

@@ -105,10 +105,7 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
         {"exchange": "allreduce"},
         "exchange must be a GradientExchange, got 'al",
     ),
-    "a function": (
-        {"callbacks": [print]},
-        "callback must be a Callback, got <built-in funct",
-    ),
+    "a path": ({"callbacks": ["best"]}, "callback must be a Callback, got 'best'"),
     "a word": ({"metrics": "accuracy"}, r"metrics must be a list, such as \['accuracy'\], got"),
     "half a pass": ({"accumulation": 1.5}, "accumulation must be a whole number, got 1.5"),
 }

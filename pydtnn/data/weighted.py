@@ -22,7 +22,7 @@ def balanced_weights(dataset: Dataset) -> np.ndarray:
 
     ``w_k = n / (K n_k)`` for n samples of K classes, n_k of class k: every class has the same total
     weight, and the mean weight of a sample is 1. Classes without samples are not counted and have
-    weight 1.
+    weight 1. If samples have labels at several positions, such as masks, the positions are counted.
 
     Parameters
     ----------
@@ -53,14 +53,9 @@ def balanced_weights(dataset: Dataset) -> np.ndarray:
     counts = np.zeros(dataset.classes, np.int64)
     for start in range(0, len(dataset), SAMPLES_PER_READ):
         rows = np.arange(start, min(start + SAMPLES_PER_READ, len(dataset)))
-        targets = dataset.read_targets(rows)
-        if np.ndim(targets) != 1:
-            raise ValueError(
-                f"balanced_weights: expected a data set with one class per sample, got "
-                f"{dataset.name} with targets of shape {np.shape(targets)}; compute the weights "
-                "from its targets"
-            )
-        counts += np.bincount(np.asarray(targets), minlength=len(counts))
+        labels = np.asarray(dataset.read_targets(rows)).reshape(-1)
+        labels = labels[(labels >= 0) & (labels < len(counts))]  # without those of `ignore_index`
+        counts += np.bincount(labels, minlength=len(counts))
     present = np.count_nonzero(counts)
     return np.where(counts > 0, counts.sum() / (max(present, 1) * np.maximum(counts, 1)), 1.0)
 
@@ -70,7 +65,8 @@ class WeightedDataset(Subset):
 
     The probability of a sample is proportional to its weight. The samples of an epoch depend only
     on the seed and the epoch, so that they are the same for any number of ranks and when training
-    is resumed. Each repetition of a sample in an epoch is augmented in another way.
+    is resumed. Each repetition of a sample in an epoch is augmented in another way. Samples of
+    shards are read from all of them, not in windows.
 
     Parameters
     ----------
@@ -125,7 +121,13 @@ def _weights(dataset: Dataset, given: Any) -> NDArray[np.float64]:
     if isinstance(given, str):
         if given != "balanced":
             raise ValueError(f"{who}: weights must be an array or 'balanced', got {given!r}")
-        return balanced_weights(dataset)[dataset.read_targets(np.arange(count))]
+        weights, targets = balanced_weights(dataset), dataset.read_targets(np.arange(count))
+        if np.ndim(targets) != 1 or np.min(targets) < 0 or np.max(targets) >= len(weights):
+            raise ValueError(
+                f"{who}: balanced weights require one class for each sample, got targets of shape "
+                f"{np.shape(targets)[1:]} in {dataset.name}; pass one weight for each sample"
+            )
+        return weights[targets]
     weights = np.array(given, np.float64)
     if weights.shape != (count,):
         raise ValueError(

@@ -51,6 +51,16 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         lambda y, t: F.cross_entropy(y, t, torch.tensor(WEIGHTS).double()),
         "distributions",
     ),
+    "cross_entropy, ignoring": (
+        {"ignore_index": 3},
+        lambda y, t: F.cross_entropy(y, t, ignore_index=3),
+        "classes",
+    ),
+    "cross_entropy, ignoring and smoothed": (
+        {"ignore_index": 3, "label_smoothing": 0.1},
+        lambda y, t: F.cross_entropy(y, t, ignore_index=3, label_smoothing=0.1),
+        "classes",
+    ),
     "binary_cross_entropy": (
         {},
         lambda y, t: F.binary_cross_entropy_with_logits(y, t),
@@ -79,6 +89,7 @@ def test_a_loss_equals_pytorch(case: str, backend: Backend) -> None:
     loss.backward()
     name = case.partition(",")[0]
     loss_of = get_loss(name, **options)
-    ours, dy = loss_of(backend, backend.asarray(y), backend.asarray(target), 1 / len(y))
-    assert float(ours) / len(y) == pytest.approx(loss.item(), rel=1e-12)
+    count = int(loss_of.count(y.shape, target))
+    ours, dy = loss_of(backend, backend.asarray(y), backend.asarray(target), 1 / count)
+    assert float(ours) / count == pytest.approx(loss.item(), rel=1e-12)
     np.testing.assert_allclose(to_host(dy), theirs.grad.numpy(), rtol=1e-10, atol=1e-15)

@@ -12,7 +12,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Block, Conv2d, Linear, Sequential
+from pydtnn.layers import Block, Conv2d, Embedding, Linear, Sequential
 from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.metrics import AUC
 from pydtnn.model import Model
@@ -57,6 +57,8 @@ RNG = np.random.default_rng(0)
 X, IMAGES = RNG.normal(size=(12, 5)), RNG.normal(size=(12, 4, 4, 2))
 LABELS = np.arange(12) % 3
 MASKS = RNG.integers(0, 3, (12, 4, 4))
+TOKENS = RNG.integers(0, 3, (12, 7)).astype("float32")
+EMBEDDED = partial(Sequential, Embedding(3, 4), Linear(3))
 DENSE, PIXELS, ONE = partial(Linear, 3), partial(Conv2d, 3, 1), partial(Linear, 1)
 
 
@@ -67,7 +69,10 @@ DENSE, PIXELS, ONE = partial(Linear, 3), partial(Conv2d, 3, 1), partial(Linear, 
         (X, RNG.integers(0, 2, (12, 3)), DENSE, "bce", None),
         (X, RNG.random((12, 3)) < 0.5, DENSE, "bce", ["binary_accuracy", AUC(labels=3)]),
         (X, RNG.random(12) < 0.5, ONE, "bce", ["accuracy", "auc"]),
+        (TOKENS, TOKENS.astype(int), EMBEDDED, "cross_entropy", ["perplexity", "f1"]),
         (IMAGES, MASKS, PIXELS, "cross_entropy", None),
+        (IMAGES, MASKS, PIXELS, "cross_entropy", ["iou", "confusion_matrix", "micro_recall"]),
+        (X, RNG.normal(size=(12, 3)), DENSE, "mse", ["r2"]),
         (IMAGES, np.eye(3, dtype=int)[MASKS], PIXELS, "cross_entropy", None),
         (IMAGES, np.eye(3)[MASKS], PIXELS, "cross_entropy", ["accuracy", "perplexity"]),
         (IMAGES, MASKS == 2, partial(Conv2d, 1, 1), "bce", None),

@@ -779,6 +779,7 @@ ALIASES = {
 METRIC = Registry(
     "metric", METRICS, Metric, "a Metric, or a class or function that returns one", ALIASES
 )
+"""Finds metrics by name."""
 
 
 def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> Metric:

@@ -23,7 +23,7 @@ class Monitor(Callback):
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, with the prefix "val_" for validation.
+        "loss" or a metric's name, with the prefix ``val_`` for validation.
     mode : {"min", "max"}, optional
         Whether smaller or larger is better; by default that of the metric, and "min" for the loss.
     min_delta : float

@@ -18,7 +18,7 @@ class ReduceOnPlateau(Monitor):
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, with the prefix "val_" for validation.
+        "loss" or a metric's name, with the prefix ``val_`` for validation.
     factor : float
         Between 0 and 1.
     patience : int

@@ -19,7 +19,7 @@ class BestWeights(Monitor):
     path : str or Path
         A safetensors file, replaced atomically.
     monitor : str
-        "loss" or a metric's name, with the prefix "val_" for validation.
+        "loss" or a metric's name, with the prefix ``val_`` for validation.
     mode : {"min", "max"}, optional
         Whether smaller or larger is better; by default that of the metric.
     restore_best : bool
@@ -57,7 +57,7 @@ class EarlyStopping(Monitor):
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, with the prefix "val_" for validation.
+        "loss" or a metric's name, with the prefix ``val_`` for validation.
     patience : int
         Epochs without improvement.
     min_delta : float
@@ -104,7 +104,7 @@ class StopAtMetric(Monitor):
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, with the prefix "val_" for validation.
+        "loss" or a metric's name, with the prefix ``val_`` for validation.
     value : float
         The target.
     mode : {"min", "max"}, optional

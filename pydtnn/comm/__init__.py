@@ -1,7 +1,7 @@
 """Communicators: ranks, collectives and messages.
 
 `create_communicator` returns the group of all ranks, `run_threads` runs a group of threads for
-tests and notebooks; both use `Communicator`s. mpi4py is imported only if the group requires it.
+tests and notebooks; both are a `Communicator`. mpi4py is imported only if the group requires it.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 BACKENDS = ("cpu", "cuda", "numpy")
+"""Names of the backends."""
 
 
 def create_backend(

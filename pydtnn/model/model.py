@@ -248,7 +248,7 @@ class Model(NotCallable, Predictor):
 
         Parameters
         ----------
-        x : Array, shape (N, *input_shape), or one per input
+        x : Array, shape ``(N, *input_shape)``, or one per input
         context : StepContext
         keep : bool
             Whether to keep the values for backward; if not, every array is freed after its last
@@ -258,8 +258,8 @@ class Model(NotCallable, Predictor):
 
         Returns
         -------
-        y : Array, shape (N, *output_shape), or a tuple of arrays if the model has several outputs
-            float32 for a 16-bit model, as required by losses and metrics.
+        y : Array, shape ``(N, *output_shape)``, or a tuple of arrays
+            One for each output of the model; float32 for a 16-bit model, as required by losses and metrics.
         residuals : list
             The values that `backward` requires.
         """

@@ -360,11 +360,11 @@ def check_scheme(
     - agree with serial training, or at least reduce the loss, with one bucket or many;
     - keep parameters equal on all ranks after every step if it is `equal`, and at the end;
     - compute the same bytes with random delays before and after every call, and not access arrays
-    of pending requests;
+      of pending requests;
     - receive every message;
     - compute the same bytes when saved, and when resumed in the middle of an epoch;
     - complete pending requests when a step is abandoned, and continue; a scheme that does not sum
-    losses (`GradientExchange.sums_losses`) is ended by the rank whose loss is not finite;
+      losses (`GradientExchange.sums_losses`) is ended by the rank whose loss is not finite;
     - terminate all ranks after an error of one.
 
     Parameters

@@ -30,6 +30,7 @@ AUGMENTATION: Registry[Augmentation] = Registry(
     Augmentation,
     "an Augmentation, or a class or function that returns one",
 )
+"""Finds augmentations by name."""
 
 
 def create_augmentations(text: str) -> tuple[Augmentation, ...]:

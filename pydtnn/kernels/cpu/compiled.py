@@ -29,11 +29,13 @@ __all__ = [
 ]
 
 FLOAT64 = np.dtype(np.float64)
+"""The type in which gradients are checked."""
 
 REALS = (np.dtype(np.float32), FLOAT64)
 """Types of all kernels."""
 
 HALF = np.dtype("bfloat16")
+"""The type of 16 bits that kernels read and write."""
 
 STORED = (*REALS, HALF)
 """Types of the activations of most kernels."""

@@ -55,6 +55,7 @@ class Terms(NamedTuple):
 
 
 NONE = Terms()
+"""The terms of a sum over a single rank."""
 
 Formula = Callable[[int], Terms]
 """Terms for a number of ranks, at least 2."""

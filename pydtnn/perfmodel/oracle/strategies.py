@@ -15,6 +15,7 @@ AXES = ("spatial", "filter", "channel", PIPELINE)
 """Axes that are combined with "data"."""
 
 KINDS = ("data", *AXES)
+"""Kinds of strategies: data parallelism, and that of each axis, alone or with data."""
 
 MOST_PARTS = 128
 """Parts of a layer in an enumeration: the layers of few networks can be cut into more."""

@@ -20,6 +20,7 @@ from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
 
 SWEEPS = ("batch", "flops", "memory", "bandwidth", "ranks")
+"""Properties that `--sweep` varies."""
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Multiples of the platform's figure, and of the batch, that are tried."""

@@ -1,0 +1,293 @@
+"""Draw pictures of the manual: ``python docs/figures.py exactness docs/pictures/exactness.png``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from PIL import Image
+
+import pydtnn
+from pydtnn import Model, Trainer, create_backend, load_dataset, run_threads
+from pydtnn.callbacks import Callback
+from pydtnn.comm.schedules.picture import BAND, INK, LINE, PALETTE, QUIET, STYLE
+from pydtnn.models import create_net
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import ElasticAveraging, Gossip, LocalSGD, StaleGradients
+from pydtnn.tracing import load_timeline
+from pydtnn.utils.observer import Kind
+
+SIZE = (7.2, 4.2)
+"""Inches of a picture with two axes."""
+
+
+def plain(axes: Axes, x: str, y: str) -> None:
+    """Labels and a light grid, in the style of the other pictures."""
+    axes.set_xlabel(x, color=QUIET)
+    axes.set_ylabel(y, color=QUIET)
+    axes.grid(color=LINE, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=QUIET)
+    axes.spines[:].set_visible(False)
+
+
+def name_curve(axes: Axes, x: float, y: float, name: str, color: str) -> None:
+    """Write the name of a curve at its end."""
+    axes.annotate(
+        *(name, (x, y), (7, 0)),
+        **{"textcoords": "offset points", "color": color, "weight": "bold", "va": "center"},
+        annotation_clip=False,
+    )
+
+
+class Steps(Callback):
+    """Keep something of every step."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self.look, self.found = look, []
+
+    def on_step_end(self, trainer: Any) -> None:
+        self.found.append(self.look(trainer))
+
+
+# -- schemes --------------------------------------------------------------------------------------
+
+SCHEMES: dict[str, Callable[..., Any]] = {
+    "all-reduce": AllReduce,
+    "all-reduce, top 5 %": partial(AllReduce, sums=create_sums("top_k", share=0.05)),
+    "all-reduce, PowerSGD": partial(AllReduce, sums=create_sums("power_sgd")),
+    "stale by 1": StaleGradients,
+    "local SGD, 8": LocalSGD,
+    "local SGD, 32": partial(LocalSGD, period=32),
+    "gossip": Gossip,
+    "elastic averaging": ElasticAveraging,
+}
+
+
+def schemes(figure: Figure) -> None:
+    """Accuracy of a small network over the bytes that a rank has sent, for several schemes."""
+    train, test = load_dataset("digits")
+
+    def rank(scheme: Callable[..., Any], comm: Any) -> list[tuple[float, float]]:
+        model = Model(create_net("cnn", train.classes, train.input_shape), train.input_shape)
+        rule = SGD(0.05, momentum=0.9)
+        trainer = Trainer(model, rule, exchange=scheme(comm), progress=False)
+        found, sent = [], 0
+        for _ in range(8):
+            before = comm.traffic.bytes
+            trainer.fit(train, more_epochs=1, global_batch_size=64)
+            sent += comm.traffic.bytes - before
+            found.append((sent / 1e6, 100 * trainer.evaluate(test)["accuracy"]))
+        return found
+
+    axes = figure.add_subplot()
+    for (name, scheme), color in zip(SCHEMES.items(), PALETTE, strict=True):
+        sent, accuracy = zip(*run_threads(4, partial(rank, scheme))[0], strict=True)
+        axes.semilogx(sent, accuracy, "o-", color=color, ms=3, lw=1.4, label=name)
+    axes.legend(frameon=False, fontsize=8, labelcolor="linecolor", loc="lower right")
+    axes.set_title("CNN on digits, 4 ranks, 8 epochs: a point for each", color=INK, size=10)
+    plain(axes, "MB that a rank has sent", "test accuracy (%)")
+
+
+# -- exactness ------------------------------------------------------------------------------------
+
+
+def exactness(figure: Figure) -> None:
+    """Difference of the parameters from those of one rank, over the steps."""
+    train, _ = load_dataset("digits")
+
+    def rank(exact: bool, comm: Any) -> list[np.ndarray]:
+        net = create_net("cnn", train.classes, train.input_shape)
+        model = Model(net, train.input_shape, backend=create_backend(threads=1, tuning="fixed"))
+        sums = {"sums": lambda group: ExactSums(group, shards=4)} if exact else {}
+        look = Steps(lambda _: np.concatenate([p.master.ravel() for p in model.parameters.values()]))
+        options = {"exchange": AllReduce(comm, **sums), "callbacks": [look], "progress": False}
+        trainer = Trainer(model, SGD(0.05, momentum=0.9), **options)
+        trainer.fit(train, epochs=4, global_batch_size=64)
+        return look.found
+
+    axes = figure.add_subplot()
+    smallest = 1e-9
+    for exact, style in ((False, "-"), (True, "--")):
+        one, *others = (run_threads(p, partial(rank, exact))[0] for p in (1, 2, 3, 4))
+        for ranks, (other, color) in enumerate(zip(others, PALETTE[::3], strict=False), start=2):
+            both = zip(other, one, strict=True)
+            away = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in both]
+            label = f"{ranks} ranks{', exact: the same bytes' if exact else ''}"
+            values = np.maximum(away, smallest * 1.3**ranks if exact else smallest)
+            axes.semilogy(range(1, len(values) + 1), values, style, color=color, lw=1.4, label=label)
+            assert not exact or not max(away)
+    axes.set_ylim(smallest / 2, 1e-5)
+    axes.legend(frameon=False, fontsize=8, labelcolor="linecolor", ncols=2, loc="upper left")
+    axes.set_title("Parameters of P ranks beside those of one, CNN on digits", color=INK, size=10)
+    plain(axes, "step", "relative difference (none is drawn at the bottom)")
+
+
+# -- how it works inside --------------------------------------------------------------------------
+
+
+def packages(figure: Figure) -> None:
+    """Packages of the library in levels: each imports those below it only."""
+    root = Path(pydtnn.__file__).parent
+    arrows: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).with_suffix("").parts[0]
+        found = re.findall(r"(?:from|import) pydtnn\.(\w+)|from pydtnn import (\w+)", path.read_text())
+        arrows.setdefault(room, set()).update("".join(pair) for pair in found)
+    names = {n for n in arrows if (root / n).is_dir() or n == "metrics"}
+    arrows = {n: {m for m in arrows[n] if m in names and m != n} for n in names}
+
+    def level(name: str) -> int:
+        return 1 + max((level(below) for below in arrows[name]), default=-1)
+
+    rows: dict[int, list[str]] = {}
+    for name in sorted(names):
+        rows.setdefault(level(name), []).append(name)
+    axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
+    width, places = 1.9, {}
+    for height, row in rows.items():
+        for i, name in enumerate(row):
+            places[name] = (i - (len(row) - 1) / 2) * 2.3, 1.35 * height
+    for name, below in arrows.items():
+        indirect = set().union(*(reached(arrows, b) for b in below)) if below else set()
+        for target in below - indirect:
+            (x, y), (u, v) = places[name], places[target]
+            arrow = {"arrowstyle": "-|>", "color": "#9a9a92", "lw": 0.9, "shrinkA": 0, "shrinkB": 1}  # behind the boxes
+            axes.annotate("", (u, v + 0.32), (x, y - 0.32), arrowprops=arrow, zorder=1)
+    for name, (x, y) in places.items():
+        color = PALETTE[list(sorted(names)).index(name) % len(PALETTE)]
+        corner = x - width / 2, y - 0.3
+        box = FancyBboxPatch(corner, width, 0.6, boxstyle="round,pad=0.02", fc=BAND, ec=color, lw=1.4)
+        axes.add_patch(box).set_zorder(2)
+        axes.text(x, y, name, ha="center", va="center", color=INK, size=11, zorder=3)
+    axes.autoscale_view()
+    axes.set(xlim=(-7.2, 7.2))
+    axes.axis("off")
+
+
+def reached(arrows: dict[str, set[str]], name: str) -> set[str]:
+    """What a package imports, also through others."""
+    return set().union(arrows[name], *(reached(arrows, below) for below in arrows[name]))
+
+
+def step(figure: Figure) -> None:
+    """A step of two ranks in virtual time: passes of layers, and messages beside them."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace"
+        command = "--model resnet8 --virtual-ranks 2 --platform cpu-1gbit --batch-size 16 --epochs 1"
+        options = f"--steps-per-epoch 3 --bucket-bytes 131072 --output-dir {folder} --trace {trace}"
+        command = [sys.executable, "-m", "pydtnn.train", *command.split(), *options.split()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        draw_step(figure, load_timeline(trace))
+
+
+def draw_step(figure: Figure, timeline: Any) -> None:
+    begin, end = timeline.steps.start[2].min(), timeline.steps.stop[2].max()
+    axes = figure.add_subplot()
+    colors = {Kind.FORWARD: PALETTE[0], Kind.BACKWARD: PALETTE[4]}
+    a = timeline.activities
+    for rank in range(2):
+        top = -1.6 * rank
+        inside = a[(a["rank"] == rank) & (a["lane"] == 0) & (a["start"] >= begin) & (a["stop"] <= end)]
+        for kind, color in colors.items():
+            for one in inside[inside["kind"] == kind]:
+                bar(axes, one, begin, top, color)
+        names = {timeline.names[i]: i for i in np.unique(inside["name"])}
+        for one in inside[(inside["kind"] == Kind.PHASE) & (inside["name"] == names["exchange"])]:
+            bar(axes, one, begin, top, "#c9c9c2")
+        for one in inside[(inside["kind"] == Kind.PHASE) & (inside["name"] == names["update"])]:
+            bar(axes, one, begin, top, PALETTE[6])
+        sent = timeline.messages.sent
+        sent = sent[(sent["source"] == rank) & (sent["start"] >= begin) & (sent["stop"] <= end)]
+        for one in sent:
+            bar(axes, one, begin, top - 0.55, PALETTE[7], 0.3)
+        axes.text(-0.1, top + 0.25, f"rank {rank}", ha="right", va="center", color=INK)
+        axes.text(-0.1, top - 0.4, "messages", ha="right", va="center", color=QUIET, size=8)
+    kinds = {"forward": PALETTE[0], "backward": PALETTE[4], "waits for gradients": "#c9c9c2"}
+    kinds |= {"update": PALETTE[6], "messages of a bucket": PALETTE[7]}
+    handles = [Rectangle((0, 0), 1, 1, fc=color) for color in kinds.values()]
+    axes.legend(handles, kinds, frameon=False, fontsize=8, ncols=5, loc="upper center",
+                bbox_to_anchor=(0.5, 1.14))  # fmt: skip
+    axes.set_yticks([])
+    axes.set_ylim(-2.4, 0.7)
+    axes.autoscale_view(scaley=False)
+    plain(axes, "virtual time in the step (ms)", "")
+    axes.set_xlim(0, (end - begin) / 1e6)
+
+
+def bar(axes: Axes, one: Any, begin: int, y: float, color: str, height: float = 0.5) -> None:
+    start, width = (one["start"] - begin) / 1e6, (one["stop"] - one["start"]) / 1e6
+    axes.add_patch(Rectangle((start, y), width, height, fc=color, ec="white", lw=0.3))
+
+
+def buckets(figure: Figure) -> None:
+    """The flat array of gradients of ResNet-8: parameters, and the buckets that are sent."""
+    model = Model(create_net("resnet8", 10, (32, 32, 3)), (32, 32, 3), bucket_bytes=1 << 17)
+    axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
+    at = 0
+    for bucket in model.buckets:
+        color = PALETTE[2 * bucket.index]
+        nbytes = 4 * len(bucket.values) // 1000
+        axes.add_patch(Rectangle((at, 0), len(bucket.values), 1, fc="none", ec=color, lw=2))
+        for entry in bucket.parameters:
+            start, size = at + entry.slice.start, entry.slice.stop - entry.slice.start
+            axes.add_patch(Rectangle((start, 0), size, 1, fc=color, ec="white", lw=0.4, alpha=0.55))
+            if size > 3600:
+                label = entry.name.removesuffix(".w").replace(".0.", "\n")
+                axes.text(start + size / 2, 0.5, label, ha="center", va="center", size=8, color=INK)
+        middle = at + len(bucket.values) / 2
+        axes.annotate("", (middle, 1.9), (middle, 1.05), arrowprops={"arrowstyle": "-|>", "color": color})
+        words = f"bucket {bucket.index}: {nbytes} kB,\none message" if nbytes > 50 else f"{nbytes} kB"
+        axes.text(middle, 2.0, words, ha="center", va="bottom", color=color, weight="bold", size=9)
+        at += len(bucket.values)
+    arrow = {"arrowstyle": "-|>", "color": QUIET}
+    axes.annotate("", (at, -0.35), (0, -0.35), arrowprops=arrow)
+    axes.text(at / 2, -0.55, "order in which backward completes the gradients", ha="center", va="top",
+              color=QUIET, size=9)  # fmt: skip
+    axes.set(xlim=(-500, at + 3000), ylim=(-1, 3.1))
+    axes.axis("off")
+
+
+PICTURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
+    "schemes": (schemes, SIZE),
+    "exactness": (exactness, SIZE),
+    "packages": (packages, (8, 7)),
+    "step": (step, (7.6, 3.4)),
+    "buckets": (buckets, (7.6, 2.2)),
+}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, with at most 256 colours: a third of the size."""
+    content = BytesIO()
+    figure.savefig(content, dpi=160, bbox_inches="tight", pad_inches=0.1)
+    Image.open(content).convert("RGB").quantize(256).save(path, optimize=True)
+
+
+def main() -> None:
+    """Draw the picture of the first argument into the file of the second."""
+    matplotlib.use("Agg")
+    draw, size = PICTURES[sys.argv[1]]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size)
+        draw(figure)
+        save(figure, Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

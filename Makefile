@@ -32,7 +32,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
     && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test test-all parity fuzz sanitize mutants lint bench gpu-check setup clean
+.PHONY: demo test test-all parity fuzz sanitize mutants lint bench gpu-check docs setup clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -91,6 +91,14 @@ bench: $(READY)
 # In an environment of its own, build/gpu, which sees PyTorch and CuPy of $(PYTHON).
 gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py --out gpu-check $(GPU_FLAGS)
+
+# The manual, in build/docs: warnings are errors; links, names and the search are tested when it is built.
+DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+docs: setup
+	@$(RUN) -c 'import furo, myst_nb, numpydoc, sphinx_copybutton' 2>/dev/null \
+	  || $(RUN) -m pip install --quiet $$($(RUN) -c '$(DOCS)')
+	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --jobs auto -d build/docs-doctrees docs build/docs
+	PYDTNN_MANUAL=build/docs $(RUN) -m pytest tests/test_manual.py -q
 
 setup: $(READY)
 

@@ -54,7 +54,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 def setup(app):
     """Write the pages of the reference before Sphinx reads its sources."""
-    app.connect("builder-inited", lambda app: reference.write(DOCS / "api"))
+    app.connect("builder-inited", lambda app: reference.write(DOCS))
     app.connect("autodoc-process-signature", qualify)
 
 

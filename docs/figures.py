@@ -115,7 +115,9 @@ def exactness(figure: Figure) -> None:
         net = create_net("cnn", train.classes, train.input_shape)
         model = Model(net, train.input_shape, backend=create_backend(threads=1, tuning="fixed"))
         sums = {"sums": lambda group: ExactSums(group, shards=4)} if exact else {}
-        look = Steps(lambda _: np.concatenate([p.master.ravel() for p in model.parameters.values()]))
+        look = Steps(
+            lambda _: np.concatenate([p.master.ravel() for p in model.parameters.values()])
+        )
         options = {"exchange": AllReduce(comm, **sums), "callbacks": [look], "progress": False}
         trainer = Trainer(model, SGD(0.05, momentum=0.9), **options)
         trainer.fit(train, epochs=4, global_batch_size=64)
@@ -130,7 +132,9 @@ def exactness(figure: Figure) -> None:
             away = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in both]
             label = f"{ranks} ranks{', exact: the same bytes' if exact else ''}"
             values = np.maximum(away, smallest * 1.3**ranks if exact else smallest)
-            axes.semilogy(range(1, len(values) + 1), values, style, color=color, lw=1.4, label=label)
+            axes.semilogy(
+                range(1, len(values) + 1), values, style, color=color, lw=1.4, label=label
+            )
             assert not exact or not max(away)
     axes.set_ylim(smallest / 2, 1e-5)
     axes.legend(frameon=False, fontsize=8, labelcolor="linecolor", ncols=2, loc="upper left")
@@ -147,7 +151,9 @@ def packages(figure: Figure) -> None:
     arrows: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
         room = path.relative_to(root).with_suffix("").parts[0]
-        found = re.findall(r"(?:from|import) pydtnn\.(\w+)|from pydtnn import (\w+)", path.read_text())
+        found = re.findall(
+            r"(?:from|import) pydtnn\.(\w+)|from pydtnn import (\w+)", path.read_text()
+        )
         arrows.setdefault(room, set()).update("".join(pair) for pair in found)
     names = {n for n in arrows if (root / n).is_dir() or n == "metrics"}
     arrows = {n: {m for m in arrows[n] if m in names and m != n} for n in names}
@@ -167,12 +173,20 @@ def packages(figure: Figure) -> None:
         indirect = set().union(*(reached(arrows, b) for b in below)) if below else set()
         for target in below - indirect:
             (x, y), (u, v) = places[name], places[target]
-            arrow = {"arrowstyle": "-|>", "color": "#9a9a92", "lw": 0.9, "shrinkA": 0, "shrinkB": 1}  # behind the boxes
+            arrow = {
+                "arrowstyle": "-|>",
+                "color": "#9a9a92",
+                "lw": 0.9,
+                "shrinkA": 0,
+                "shrinkB": 1,
+            }  # behind the boxes
             axes.annotate("", (u, v + 0.32), (x, y - 0.32), arrowprops=arrow, zorder=1)
     for name, (x, y) in places.items():
         color = PALETTE[list(sorted(names)).index(name) % len(PALETTE)]
         corner = x - width / 2, y - 0.3
-        box = FancyBboxPatch(corner, width, 0.6, boxstyle="round,pad=0.02", fc=BAND, ec=color, lw=1.4)
+        box = FancyBboxPatch(
+            corner, width, 0.6, boxstyle="round,pad=0.02", fc=BAND, ec=color, lw=1.4
+        )
         axes.add_patch(box).set_zorder(2)
         axes.text(x, y, name, ha="center", va="center", color=INK, size=11, zorder=3)
     axes.autoscale_view()
@@ -189,7 +203,9 @@ def step(figure: Figure) -> None:
     """A step of two ranks in virtual time: passes of layers, and messages beside them."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
-        command = "--model resnet8 --virtual-ranks 2 --platform cpu-1gbit --batch-size 16 --epochs 1"
+        command = (
+            "--model resnet8 --virtual-ranks 2 --platform cpu-1gbit --batch-size 16 --epochs 1"
+        )
         options = f"--steps-per-epoch 3 --bucket-bytes 131072 --output-dir {folder} --trace {trace}"
         command = [sys.executable, "-m", "pydtnn.train", *command.split(), *options.split()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -203,7 +219,9 @@ def draw_step(figure: Figure, timeline: Any) -> None:
     a = timeline.activities
     for rank in range(2):
         top = -1.6 * rank
-        inside = a[(a["rank"] == rank) & (a["lane"] == 0) & (a["start"] >= begin) & (a["stop"] <= end)]
+        inside = a[
+            (a["rank"] == rank) & (a["lane"] == 0) & (a["start"] >= begin) & (a["stop"] <= end)
+        ]
         for kind, color in colors.items():
             for one in inside[inside["kind"] == kind]:
                 bar(axes, one, begin, top, color)
@@ -251,19 +269,62 @@ def buckets(figure: Figure) -> None:
                 label = entry.name.removesuffix(".w").replace(".0.", "\n")
                 axes.text(start + size / 2, 0.5, label, ha="center", va="center", size=8, color=INK)
         middle = at + len(bucket.values) / 2
-        axes.annotate("", (middle, 1.9), (middle, 1.05), arrowprops={"arrowstyle": "-|>", "color": color})
-        words = f"bucket {bucket.index}: {nbytes} kB,\none message" if nbytes > 50 else f"{nbytes} kB"
+        axes.annotate(
+            "", (middle, 1.9), (middle, 1.05), arrowprops={"arrowstyle": "-|>", "color": color}
+        )
+        words = (
+            f"bucket {bucket.index}: {nbytes} kB,\none message" if nbytes > 50 else f"{nbytes} kB"
+        )
         axes.text(middle, 2.0, words, ha="center", va="bottom", color=color, weight="bold", size=9)
         at += len(bucket.values)
     arrow = {"arrowstyle": "-|>", "color": QUIET}
     axes.annotate("", (at, -0.35), (0, -0.35), arrowprops=arrow)
-    axes.text(at / 2, -0.55, "order in which backward completes the gradients", ha="center", va="top",
-              color=QUIET, size=9)  # fmt: skip
+    words = "order in which backward completes the gradients"
+    axes.text(at / 2, -0.55, words, ha="center", va="top", color=QUIET, size=9)
     axes.set(xlim=(-500, at + 3000), ylim=(-1, 3.1))
     axes.axis("off")
 
 
+# -- speed ----------------------------------------------------------------------------------------
+
+MODELS = {
+    "resnet18": "ResNet-18, 224 x 224, batch 8",
+    "vgg16_bn": "VGG-16-BN, 32 x 32, batch 64",
+    "resnet20": "ResNet-20, 32 x 32, batch 64",
+    "resnet44": "ResNet-44, 32 x 32, batch 64",
+}
+
+
+def speed(figure: Figure) -> None:
+    """Speed and memory of a training step relative to PyTorch, of the stored results."""
+    results = (Path(__file__).parent.parent / "benchmarks/results/step_time.txt").read_text()
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1))
+    for row, (model, label) in enumerate(MODELS.items()):
+        batch = label.rpartition(" ")[2]
+        row_of = rf"^{model} +{batch} +(\d) +full.*?([\d.]+) \(.*?\) +\d+ +\d+ +([\d.]+)"
+        found = re.findall(row_of, results, re.M)
+        for (threads, ratio, memory), offset in zip(found, (0.2, -0.2), strict=True):
+            color = PALETTE[0] if threads == "1" else PALETTE[7]
+            for axes, value, digits in ((left, float(ratio), 1), (right, float(memory), 2)):
+                axes.barh(row + offset, value, 0.36, color=color, zorder=2)
+                words = {"ha": "right", "va": "center", "color": "white", "size": 8}
+                axes.text(0.97 * value, row + offset, f"{value:.{digits}f}", **words)
+    left.set_yticks(range(len(MODELS)), MODELS.values())
+    right.set_yticks([])
+    left.set_title("speed, PyTorch = 1", size=10, color=INK)
+    right.set_title("memory, PyTorch = 1", size=10, color=INK)
+    for axes in (left, right):
+        plain(axes, "", "")
+        axes.grid(visible=False, axis="y")
+        axes.axvline(1, color=INK, lw=1, zorder=3)
+    handles = [Rectangle((0, 0), 1, 1, fc=PALETTE[i]) for i in (0, 7)]
+    labels = ["1 thread", "2 threads"]
+    figure.legend(handles, labels, frameon=False, ncols=2, loc="lower center", fontsize=9)
+    figure.subplots_adjust(wspace=0.14, bottom=0.18)
+
+
 PICTURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
+    "speed": (speed, (7.6, 2.9)),
     "schemes": (schemes, SIZE),
     "exactness": (exactness, SIZE),
     "packages": (packages, (8, 7)),

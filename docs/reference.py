@@ -168,7 +168,9 @@ def constant_text(module: str, name: str) -> str:
 def page(module: str) -> str:
     """One module: what it is for, a table of its names, and their documentation."""
     entries = {name: entry(module, name) for name in modules()[module]}
-    rows = [f"   * - :py:obj:`{name} <{module}.{name}>`\n     - {entries[name][0]}" for name in entries]
+    rows = [
+        f"   * - :py:obj:`{name} <{module}.{name}>`\n     - {entries[name][0]}" for name in entries
+    ]
     table = [".. list-table::", "   :widths: 30 70", "   :class: names", "", *rows]
     parts = [module, "=" * len(module), scope(module), module_text(module)]
     named = (f"{name}\n{'-' * len(name)}\n\n{text}" for name, (_, text) in entries.items())
@@ -207,13 +209,32 @@ inherits is on the page of its base class.
 """
 
 
-def write(folder: Path) -> None:
-    """Write the first page and those of all modules; files that do not change are not touched."""
-    pages = {"index": index(), **{module: page(module) for module in modules()}}
-    folder.mkdir(exist_ok=True)
-    for old in {*folder.glob("*.rst")} - {folder / f"{name}.rst" for name in pages}:
-        old.unlink()
+def project_page(path: Path) -> str:
+    """One of the project's own pages, as a neighbour of the others, with links that hold there."""
+
+    def link(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        target = target.replace("docs/", "../", 1) if target.startswith("docs/") else target
+        known = target.startswith(("http", "#", "../")) or f"{target}" in PROJECT
+        return f"[{text}]({target})" if known else text
+
+    return re.sub(r"\[([^]]+)\]\(([^)\s]+)\)", link, path.read_text()).rstrip()
+
+
+PROJECT = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+"""Pages of the project that are not in the folder docs."""
+
+
+def write(docs: Path) -> None:
+    """Write the pages in docs/api and docs/project; files that do not change are not touched."""
+    pages = {f"api/{module}.rst": page(module) for module in modules()}
+    pages |= {"api/index.rst": index()}
+    pages |= {f"project/{name}": project_page(ROOT / name) for name in PROJECT}
+    for folder in (docs / "api", docs / "project"):
+        folder.mkdir(exist_ok=True)
+        for old in {*folder.iterdir()} - {docs / name for name in pages}:
+            old.unlink()
     for name, text in pages.items():
-        path = folder / f"{name}.rst"
+        path = docs / name
         if not path.exists() or path.read_text() != text + "\n":
             path.write_text(text + "\n")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
+import textwrap
 import tomllib
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from pydtnn.__main__ import COMMANDS
+from pydtnn.cli.completion import parser_of
 from pydtnn.cli.config import TrainConfig, flags
+from pydtnn.cli.parser import Arguments
 from pydtnn.data import shards
 from pydtnn.perfmodel.compute import profile
 from pydtnn.saving import models
@@ -19,7 +26,7 @@ from pydtnn.utils.names import foreign_names
 from tests.test_imports import ROOT
 
 PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs/project").glob("*")}),
     *sorted({*ROOT.glob("*.md")} - {ROOT / "CHANGELOG.md"}),
 ]
 
@@ -27,14 +34,16 @@ MADE = {
     *("path/to/file.py", "program.py", "performance_models.py", "slow.py", "run.py"),
     *("pictures/train/CLASS/", "pictures/val", "runs/mine", "runs/x", "runs/resnet20-cifar10-1"),
     *("gpu-check/report.md", "gpu-check/gpu_", "build/gpu", "/local/me", "/dev/shm"),
+    *("slow_momentum.py", "weights.npz"),
 }
 """What readers and programs make, and files of others."""
 
 OF_OTHERS = {
-    "pip": ("--index-url",),
+    "pip": ("--index-url", "--no-binary"),
     "mpirun and srun": (
         *("--bind-to", "--map-by", "--mpi", "--cpu-bind", "--signal", "--gpus"),
-        *("--ntasks-per-node", "--cpus-per-task", "--nodes"),
+        *("--ntasks-per-node", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--time"),
+        "--nproc-per-node",  # torchrun
     ),
     "tools": ("--logdir", "--check", "--fix"),  # tensorboard, sha256sum, ruff
     "Chromium": (
@@ -93,10 +102,13 @@ def known_options() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text()))
+    text = page.read_text()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
     others = {name for names in OF_OTHERS.values() for name in names}
     others |= {*foreign_names()["options"], *foreign_names()["option_aliases"]}
     wrong = named - known_options() - others
+    if page.name == "pydtnn.md":  # the first column is that of another library
+        wrong -= {*re.findall(r"--[a-z][a-z0-9-]*", "".join(re.findall(r"^\|[^|]*", text, re.M)))}
     assert not wrong, f"{page.name} names {', '.join(sorted(wrong))}"
 
 
@@ -120,6 +132,48 @@ def test_every_option_of_training_is_on_a_page() -> None:
     named = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     own = [option.label for option in flags(TrainConfig).values()]
     assert [name for name in own if not {name, f"--no-{name[2:]}"} & named] == []
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The code blocks of a page in some languages."""
+    found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```", page.read_text(), re.M | re.S)
+    return [textwrap.dedent(text) for _, language, text in found if language in languages]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page: Path) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pydtnn"):
+                module = import_module(str(node.module))
+                for alias in node.names:
+                    assert alias.name == "*" or hasattr(module, alias.name), ast.unparse(node)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of ``pydtnn`` in the shell blocks of a page, ["train", "--epochs", ...]."""
+    found = []
+    for block in blocks(page, "bash", "sh", ""):
+        for line in re.sub(r"\\\n", " ", block).splitlines():
+            begin = re.search(r"(?:^|\s)(?:python3? -m pydtnn[. ]|pydtnn[ -])(?=[a-z])", line)
+            words = shlex.split(line[begin.end() :], comments=True) if begin else []
+            end = [i for i, word in enumerate(words) if word in (">", "|", "...", ";")]
+            found += [words[: min(end, default=len(words))]] if words else []
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page: Path) -> None:
+    for command, *arguments in commands(page):
+        assert command in COMMANDS, command
+        if command in ("predict", "info") or "--help" in arguments or "--paradl" in arguments:
+            continue
+        if command == "train":
+            arguments = [word for word in arguments if word not in ("--print-config",)]
+            values = {"$ranks": "4", "{...}": "{}"}
+            Arguments([values.get(word, word) for word in arguments])
+        else:
+            parser_of(command).parse_args(arguments)
 
 
 def headings(page: Path) -> set[str]:

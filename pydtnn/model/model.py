@@ -259,7 +259,8 @@ class Model(NotCallable, Predictor):
         Returns
         -------
         y : Array, shape ``(N, *output_shape)``, or a tuple of arrays
-            One for each output of the model; float32 for a 16-bit model, as required by losses and metrics.
+            One for each output of the model; float32 for a 16-bit model, as required by losses and
+            metrics.
         residuals : list
             The values that `backward` requires.
         """

@@ -263,7 +263,8 @@ class Trainer(SuggestsNames):
         Returns
         -------
         list of dict
-            `history`: per epoch the loss and metrics, those of the validation prefixed with ``val_``.
+            `history`: per epoch the loss and metrics, those of the validation with the prefix
+            ``val_``.
         """
         checks.check_binding(self.optimizer, self.binding)
         refuse(others)

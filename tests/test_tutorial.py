@@ -1,0 +1,90 @@
+"""The code of the tutorial, of comparisons and of notebooks runs; their form is as promised."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.digits import needs_digits
+from tests.test_docs import PAGES, blocks
+from tests.test_imports import ROOT
+
+DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+CODE = [
+    page for page in PAGES if page.parent.name in ("compare", "tutorial") and blocks(page, "python")
+]
+
+
+def run(parts: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Execute pieces of code one after the other; one that begins with a file's name is one."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for part in parts:
+        if file := re.match(r"# (\w+\.py)\n", part):
+            (folder / file[1]).write_text(part)
+        exec(compile(part, "<manual>", "exec"), names)
+
+
+@needs_digits
+@pytest.mark.few(3)
+@pytest.mark.parametrize("page", CODE, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(blocks(page, "python"), tmp_path, monkeypatch)
+
+
+def cells(notebook: Path) -> list[dict[str, Any]]:
+    found = json.loads(notebook.read_text())["cells"]
+    return [cell for cell in found if cell["cell_type"] == "code"]
+
+
+@needs_digits
+@pytest.mark.few(1)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra plot")
+    run(["".join(cell["source"]) for cell in cells(notebook)], tmp_path, monkeypatch)
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_stores_small_outputs_and_no_error(notebook: Path) -> None:
+    assert notebook.stat().st_size < 100_000
+    outputs = [output for cell in cells(notebook) for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", ()) for output in outputs)
+    assert {output["output_type"] for output in outputs} <= {
+        *("stream", "display_data", "execute_result")
+    }
+    for cell in cells(notebook):
+        assert cell["outputs"] or "print(" not in "".join(cell["source"])
+
+
+def test_there_are_six_chapters_and_four_notebooks() -> None:
+    chapters = sorted(page.stem for page in (DOCS / "tutorial").glob("[0-9]*.md"))
+    assert [int(name[0]) for name in chapters] == [1, 2, 3, 4, 5, 6]
+    assert len(NOTEBOOKS) == 4
+
+
+def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers() -> None:
+    topics = {*(DOCS / "research").glob("*.md")} - {DOCS / "research" / "index.md"}
+    assert {topic.stem for topic in topics} == {
+        *("schemes", "oracle", "virtual_ranks", "traces", "exactness")
+    }
+    for topic in topics:
+        text = topic.read_text()
+        assert re.search(r"^!\[.+\]\(.+\.png\)", text, re.M), topic.name
+        assert re.search(r"^(mpirun .*)?python ", "\n".join(blocks(topic, "bash")), re.M)
+        assert len(re.findall(r"\b(?:19|20)\d\d\b", text.partition("**Papers**")[2])) >= 3
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80

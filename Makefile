@@ -97,6 +97,7 @@ DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["proje
 docs: setup
 	@$(RUN) -c 'import furo, myst_nb, numpydoc, sphinx_copybutton' 2>/dev/null \
 	  || $(RUN) -m pip install --quiet $$($(RUN) -c '$(DOCS)')
+	@rm -rf build/docs  # pages that no longer exist
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --jobs auto -d build/docs-doctrees docs build/docs
 	PYDTNN_MANUAL=build/docs $(RUN) -m pytest tests/test_manual.py -q
 

@@ -19,7 +19,6 @@ version = release = pydtnn.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.viewcode",
     "numpydoc",
     "sphinx_copybutton",
 ]

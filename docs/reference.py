@@ -28,6 +28,7 @@ AREAS = {
     "training": "Training",
     "callbacks": "Callbacks",
     "saving": "Saved models",
+    "runs": "Runs",
     "interchange": "Other libraries' files",
     "parallel": "Parallel schemes",
     "comm": "Communication",
@@ -190,11 +191,12 @@ def module_text(module: str) -> str:
 
 def index() -> str:
     """The first page of the reference."""
-    areas = {key: [m for m in modules() if area(m) == key] for key in AREAS}
+    titles = AREAS | {area(m): area(m).capitalize() for m in modules() if area(m) not in AREAS}
     text = ["API", "===", INTRODUCTION.strip()]
-    for key, names in areas.items():
+    for key, title in titles.items():
+        names = [module for module in modules() if area(module) == key]
         toctree = [".. toctree::", "   :maxdepth: 1", "", *(f"   {name}" for name in names)]
-        text += ["\n".join([AREAS[key], "-" * len(AREAS[key])]), "\n".join(toctree)]
+        text += ["\n".join([title, "-" * len(title)]), "\n".join(toctree)]
     return "\n".join(text[:2]) + "\n\n" + "\n\n".join(text[2:])
 
 

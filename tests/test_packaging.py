@@ -292,3 +292,40 @@ def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
     """
     given = json.dumps([*modules_in_order(), names_of_tests()])
     assert python(IN_FORKS, given=given, timeout=1800) == ""
+
+
+def test_a_build_of_a_selection_refuses_what_it_left_out(tree, tmp_path):
+    """What `make demo` builds first: one instruction set, one type."""
+    compiler = tmp_path / "cc"
+    default = os.environ.get("CC") or sysconfig.get_config_var("CC")
+    compiler.write_text(f'#!/bin/sh\nexec {default} "$@" -O0\n')
+    compiler.chmod(0o755)
+    library = tmp_path / "library"
+    build = ["setup.py", "-q", "build", "--build-base", tmp_path / "build", "--build-lib", library]
+    selection = {"CC": str(compiler), "PYDTNN_BUILD": "generic float32"}
+    run(sys.executable, *build, cwd=tree, **selection)
+    code = (
+        "import numpy as np, pydtnn\n"
+        "from pydtnn.kernels.cpu import available\n"
+        "print(*available())\n"
+        "elementwise = pydtnn.create_backend('cpu').elementwise\n"
+        "print(pydtnn.__file__)\n"
+        "for kind in (np.float32, np.float64):\n"
+        "    elementwise.forward('relu', np.ones(3, kind), out=np.ones(3, kind))\n"
+    )
+    done = start(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(library))
+    assert done.stdout.splitlines() == ["generic", str(library / "pydtnn" / "__init__.py")]
+    assert done.stderr.splitlines()[-1] == (
+        "NotImplementedError: the kernels for float64 have not been compiled: `make setup` "
+        "compiles all, PYDTNN_BUILD selected some."
+    )
+
+
+def test_an_unknown_part_of_a_build_is_named(tree):
+    selection = {"PYDTNN_BUILD": "avx3 float32"}
+    done = start(sys.executable, "setup.py", "-q", "build_ext", cwd=tree, **selection)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: PYDTNN_BUILD selects native, generic, avx2, avx512, avx512_bf16, amx, "
+        "amx_emulated, float32, float64, bfloat16, got avx3"
+    )

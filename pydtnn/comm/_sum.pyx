@@ -36,15 +36,19 @@ cdef class Adder:
 
     def __cinit__(self, str name, isa=None):
         cdef int number = max(available()) if isa is None else isa
-        cdef const sum_kernels *floats = sum_select(number, 4)
+        cdef const sum_kernels *kernels = sum_select(number, 8 if name == "float64" else 4)
+        if kernels == NULL:
+            raise NotImplementedError(
+                f"sums of {name} have not been compiled: `make setup` compiles all kernels."
+            )
         if name == "float32":
-            self.add, self.itemsize = floats.add_real, 4
+            self.add, self.itemsize = kernels.add_real, 4
         elif name == "float64":
-            self.add, self.itemsize = sum_select(number, 8).add_real, 8
+            self.add, self.itemsize = kernels.add_real, 8
         elif name == "float16":
-            self.add, self.itemsize = floats.add_half, 2
+            self.add, self.itemsize = kernels.add_half, 2
         elif name == "bfloat16":
-            self.add, self.itemsize = floats.add_bfloat, 2
+            self.add, self.itemsize = kernels.add_bfloat, 2
         else:
             raise ValueError(f"no compiled sum of elements of type {name}.")
 

@@ -2,16 +2,38 @@
 
 cimport numpy as cnp
 
+cdef extern from *:
+    """
+    #if defined(BUILT_F64)
+    #define HAS_F64 1
+    #else
+    #define HAS_F64 0
+    #endif
+    #if defined(BUILT_BF16)
+    #define HAS_BF16 1
+    #else
+    #define HAS_BF16 0
+    #endif
+    """
+    const int HAS_F64
+    const int HAS_BF16
+
 
 cdef inline int itemsize(object array) except -1:
     """4 or 8 for an array of float32 or float64, 2 for bfloat16; other types raise TypeError."""
     cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>array)
     if kind == cnp.NPY_FLOAT:
         return 4
-    if kind == cnp.NPY_DOUBLE:
+    if kind == cnp.NPY_DOUBLE and HAS_F64:
         return 8
-    if cnp.PyTypeNum_ISUSERDEF(kind) and cnp.PyArray_ITEMSIZE(<cnp.ndarray>array) == 2:
+    cdef bint half = cnp.PyTypeNum_ISUSERDEF(kind) and cnp.PyArray_ITEMSIZE(<cnp.ndarray>array) == 2
+    if half and HAS_BF16:
         return 2  # which bfloat16 is, `supported` has found out
+    if half or kind == cnp.NPY_DOUBLE:
+        raise NotImplementedError(
+            f"the kernels for {array.dtype} have not been compiled: `make setup` compiles all, "
+            f"PYDTNN_BUILD selected some."
+        )
     raise TypeError(f"the compiled kernels take no arrays of {array.dtype}.")
 
 

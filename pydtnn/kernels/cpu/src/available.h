@@ -63,7 +63,8 @@ static inline __attribute__((unused)) int isa_available(int isa) {
     WITH_AMX(if (isa == ISA_AMX) return bf16 && has_amx();)
     (void)avx512;
 #endif
-    return isa == ISA_GENERIC;
+    WITH_GENERIC(if (isa == ISA_GENERIC) return 1;)
+    return 0;
 }
 
 #endif

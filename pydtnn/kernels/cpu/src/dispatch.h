@@ -1,10 +1,10 @@
 /* Which variants exist.
  *
  * DECLARE_FAMILY(linear) declares the table `struct linear_kernels` of every variant that setup.py
- * built and the function linear_select(isa, itemsize) that returns one of them, or NULL;
- * DECLARE_STORED_FAMILY the same for a family that also has a variant for arrays of bfloat16
- * (itemsize 2), and DECLARE_MULTIPLYING_FAMILY for one whose kernels of bfloat16 use the tile
- * registers of AMX. Table functions take `void *` so that one struct, and one Cython wrapper,
+ * built (BUILT_AVX2, BUILT_F32, ... say which) and the function linear_select(isa, itemsize) that
+ * returns one of them, or NULL; DECLARE_STORED_FAMILY the same for a family that also has a variant
+ * for arrays of bfloat16 (itemsize 2), and DECLARE_MULTIPLYING_FAMILY for one whose kernels of
+ * bfloat16 use the tile registers of AMX. Table functions take `void *` so that one struct, and one Cython wrapper,
  * serves all types; the templates assign these to `real *` or `stored *` first thing. avx512_bf16
  * differs from avx512 only in the kernels of bfloat16, amx from avx512_bf16 only in those that
  * multiply. amx_emulated is amx with instructions emulated, for tests.
@@ -23,6 +23,11 @@ enum {
     ISA_AMX_EMULATED = 5
 };
 
+#ifdef BUILT_GENERIC
+#define WITH_GENERIC(...) __VA_ARGS__
+#else
+#define WITH_GENERIC(...)
+#endif
 #ifdef BUILT_AVX2
 #define WITH_AVX2(...) __VA_ARGS__
 #else
@@ -50,15 +55,31 @@ enum {
 #define WITH_AMX_EMULATED(...)
 #endif
 
+#ifdef BUILT_F32
+#define WITH_F32(...) __VA_ARGS__
+#else
+#define WITH_F32(...)
+#endif
+#ifdef BUILT_F64
+#define WITH_F64(...) __VA_ARGS__
+#else
+#define WITH_F64(...)
+#endif
+#ifdef BUILT_BF16
+#define WITH_BF16(...) __VA_ARGS__
+#else
+#define WITH_BF16(...)
+#endif
+
 #define DECLARE_REALS(family, isa) \
     extern const struct family##_kernels family##_kernels_##isa##_f32, family##_kernels_##isa##_f64;
 #define DECLARE_HALF(family, isa) \
     extern const struct family##_kernels family##_kernels_##isa##_bf16;
-#define PICK_REAL(family, isa)                              \
-    if (itemsize == 4) return &family##_kernels_##isa##_f32; \
-    if (itemsize == 8) return &family##_kernels_##isa##_f64;
+#define PICK_REAL(family, isa)                                         \
+    WITH_F32(if (itemsize == 4) return &family##_kernels_##isa##_f32;) \
+    WITH_F64(if (itemsize == 8) return &family##_kernels_##isa##_f64;)
 #define PICK_HALF(family, isa) \
-    if (itemsize == 2) return &family##_kernels_##isa##_bf16;
+    WITH_BF16(if (itemsize == 2) return &family##_kernels_##isa##_bf16;)
 
 #define DECLARE_FAMILY_(family, declare_half, pick_half, declare_amx, pick_amx)                \
     DECLARE_REALS(family, generic)                                                             \
@@ -69,7 +90,7 @@ enum {
     WITH_AMX(declare_amx(family, amx))                                                         \
     WITH_AMX_EMULATED(declare_amx(family, amx_emulated))                                       \
     static inline __attribute__((unused)) const struct family##_kernels *family##_select(      \
-        int isa, int itemsize) {                                                               \
+        int isa __attribute__((unused)), int itemsize __attribute__((unused))) {               \
         WITH_AMX(if (isa == ISA_AMX) {                                                         \
             pick_amx(family, amx)                                                              \
             isa = ISA_AVX512_BF16;                                                             \
@@ -87,7 +108,10 @@ enum {
             pick_half(family, avx512)                                                          \
         })                                                                                     \
         WITH_AVX2(if (isa == ISA_AVX2) { PICK_REAL(family, avx2) pick_half(family, avx2) })    \
-        if (isa == ISA_GENERIC) { PICK_REAL(family, generic) pick_half(family, generic) }      \
+        WITH_GENERIC(if (isa == ISA_GENERIC) {                                                 \
+            PICK_REAL(family, generic)                                                         \
+            pick_half(family, generic)                                                         \
+        })                                                                                     \
         return NULL;                                                                           \
     }
 #define NOTHING(family, isa)

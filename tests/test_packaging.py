@@ -261,6 +261,26 @@ def test_the_recipes_of_a_release_have_its_addresses_and_checksum(tmp_path) -> N
             assert part in text
 
 
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.skipif(not WORKFLOWS, reason="a source distribution has no workflows")
+def test_workflows_call_targets_that_exist_and_may_read_only() -> None:
+    [targets] = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    for path in WORKFLOWS:
+        text = path.read_text()
+        workflow = yaml.safe_load(text)
+        assert workflow["permissions"] == {"contents": "read"}
+        assert workflow["concurrency"]["group"].startswith(path.stem)
+        assert {*re.findall(r"run: make (\S+)", text)} <= {*targets.split()}
+        for action in re.findall("uses: (.+)", text):
+            assert re.search(r"@(v\d+|release/v1)$", action)
+    tests = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    matrix = tests["jobs"]["linux"]["strategy"]["matrix"]
+    assert PROJECT["requires-python"] == f">={matrix['python'][0]}"
+    assert {*matrix["mpi"]} <= {"mpich", "openmpi"}
+
+
 IN_FORKS = """
 import importlib, json, os, sys, numpy, pytest
 

@@ -55,7 +55,7 @@ class Monitor(Callback):
         self.min_delta = check_float(type(self).__name__, "min_delta", min_delta, at_least=0)
         self.restore_best = check_bool(type(self).__name__, "restore_best", restore_best)
         self.best: float | None = None
-        self._weights: dict[str, np.ndarray] = {}  # of the best epoch, if they are restored
+        self._weights: dict[str, np.ndarray] = {}  # this rank's, of the best epoch
         self.waited = 0
 
     @abstractmethod
@@ -99,13 +99,13 @@ class Monitor(Callback):
     def finish(self, trainer: Training) -> None:
         """Restore the weights of the best epoch. Collective: all ranks call it."""
         if self._weights:
-            trainer.model.load(self._weights)
+            trainer.model.load(trainer.model.whole.gather(self._weights))
 
     def _keep_weights(self, trainer: Training) -> None:
         if self.restore_best:
             with evaluated(trainer):
-                state = trainer.model.state()
-                self._weights = {name: np.array(value) for name, value in state.items()}
+                own = trainer.model.whole.take(trainer.model.state())
+                self._weights = {name: np.array(value) for name, value in own.items()}
 
     def _check(self, name: str, choices: list[str]) -> None:
         if name not in choices:

@@ -372,7 +372,8 @@ class Trainer(SuggestsNames):
         Returns
         -------
         dict
-            Means over all samples, equal on all ranks.
+            Means over all samples, equal on all ranks; arrays for metrics such as
+            `pydtnn.metrics.ConfusionMatrix`.
 
         Raises
         ------

@@ -12,7 +12,7 @@ import pytest
 
 import pydtnn
 from pydtnn import ArrayDataset, Mesh, Model, Trainer
-from pydtnn.callbacks import EMA, BestWeights
+from pydtnn.callbacks import EMA, BestWeights, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.optimizers import LARS, SGD
@@ -22,6 +22,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training import find_learning_rate
+from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
@@ -152,6 +153,30 @@ def test_saved_models_weights_and_averages_are_whole(comm: Communicator, shared_
         load_weights(Model(Linear(3), (4,), backend="numpy"), best)
     load_weights(trainer.model, best)
     assert_equal_states([trainer.model.state()], serial.model.state())
+
+
+@pytest.mark.threads(4)
+@pytest.mark.parametrize("axes", [{"data": 2, "filter": 2}, {"data": 2, "pipeline": 2}], ids=str)
+def test_a_partitioned_network_ends_with_the_weights_of_its_best_epoch_also_when_resumed(
+    comm: Communicator, shared_path: Path, axes: dict[str, int]
+) -> None:
+    """The checkpoint of the mesh is continued on one rank, and both restore the same."""
+
+    def patient() -> EarlyStopping:
+        return EarlyStopping("loss", 9, mode="max", restore_best=True)  # the first epoch
+
+    folder = shared_path / str(len(axes))
+    trainer = mesh_trainer(comm, axes, patient(), Checkpointer(folder), norm=False)
+    mesh_fit(trainer, 1)
+    comm.barrier()
+    first = {name: value.copy() for name, value in trainer.model.state().items()}
+    for ranks, given in ((comm, axes), (Serial(), None)):
+        again = mesh_trainer(ranks, given, patient(), norm=False)
+        load_checkpoint(folder, again)
+        mesh_fit(again, 3)
+        assert again.history[0]["loss"] > again.history[2]["loss"]
+        assert_equal_states([again.model.state()], first)
+        comm.barrier()
 
 
 @pytest.mark.few(1)

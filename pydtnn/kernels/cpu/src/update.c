@@ -1,9 +1,9 @@
 /* The optimizers' updates: one pass over flat arrays, bound by memory.
  *
- * SGD with momentum reads w, g, v and writes w, v: 5 accesses an element, Adam 7. The loops are
- * plain C over arrays that do not overlap, which every compiler turns into whole vectors, square
- * roots and divisions included; everything is computed in the real type. Parts of PART elements go
- * to the threads.
+ * SGD with momentum reads w, g, v and writes w, v: 5 accesses an element, Adam 7. The loops (Lion's
+ * excepted) are plain C over arrays that do not overlap, which every compiler turns into whole
+ * vectors, square roots and divisions included; everything is computed in the real type. Parts of
+ * PART elements go to the threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -57,14 +57,31 @@ static void adagrad_part(real *restrict w, const real *restrict g, real *restric
     }
 }
 
+struct lion {
+    real lr, shrink, beta1, rest1, beta2, rest2;
+};
+
+/* Compilers do not turn the comparisons of the sign into vectors, as they could raise exceptions. */
+INLINE vec lion_step(vec w, vec g, vec *m, struct lion o) {
+    const vec c = o.beta1 * *m + o.rest1 * g;
+    /* c itself if it is 0 or NaN */
+    const vec sign = vselect(c > 0, vset(1), vselect(c < 0, vset(-1), c));
+    *m = o.beta2 * *m + o.rest2 * g;
+    return o.shrink * w - o.lr * sign;
+}
+
 static void lion_part(real *restrict w, const real *restrict g, real *restrict m, ptrdiff_t n,
-                      real lr, real shrink, real beta1, real rest1, real beta2, real rest2) {
-    for (ptrdiff_t i = 0; i < n; i++) {
-        const real c = beta1 * m[i] + rest1 * g[i];
-        const real sign = c > 0 ? 1 : c < 0 ? -1 : c; /* c itself if it is 0 or NaN */
-        m[i] = beta2 * m[i] + rest2 * g[i];
-        w[i] = shrink * w[i] - lr * sign;
+                      struct lion o) {
+    const ptrdiff_t tail = n % LANES, whole = n - tail;
+    for (ptrdiff_t i = 0; i < whole; i += LANES) {
+        vec mean = vload(m + i);
+        vstore(w + i, lion_step(vload(w + i), vload(g + i), &mean, o));
+        vstore(m + i, mean);
     }
+    vec mean = vload_part(m + whole, tail);
+    const vec last = lion_step(vload_part(w + whole, tail), vload_part(g + whole, tail), &mean, o);
+    vstore_part(w + whole, last, tail);
+    vstore_part(m + whole, mean, tail);
 }
 
 struct moments {
@@ -145,8 +162,15 @@ static void lion(void *w_, const void *g_, void *m_, ptrdiff_t n, double lr, dou
                  double beta1, double beta2, int threads) {
     real *w = w_, *m = m_;
     const real *g = g_;
-    FOR_FLAT(lion_part(w + i, g + i, m + i, k, (real)lr, (real)shrink, (real)beta1,
-                       (real)(1 - beta1), (real)beta2, (real)(1 - beta2)));
+    const struct lion o = {
+        .lr = (real)lr,
+        .shrink = (real)shrink,
+        .beta1 = (real)beta1,
+        .rest1 = (real)(1 - beta1),
+        .beta2 = (real)beta2,
+        .rest2 = (real)(1 - beta2),
+    };
+    FOR_FLAT(lion_part(w + i, g + i, m + i, k, o));
 }
 
 static struct moments moments_of(double decay, double beta1, double beta2, double inv_root,

@@ -114,9 +114,10 @@ def homes() -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for module in sorted(modules(), key=lambda name: (name == "pydtnn", name.count("."), name)):
-        for name in modules()[module]:
-            value = getattr(import_module(module), name)
-            if not isinstance(value, CONSTANTS):
+        values = {name: getattr(import_module(module), name) for name in modules()[module]}
+        own_first = sorted(values, key=lambda name: getattr(values[name], "__name__", "") != name)
+        for name in own_first:  # before other names of the same object
+            if not isinstance(value := values[name], CONSTANTS):
                 found.setdefault(id(value), f"{module}.{name}")
     return found
 
@@ -129,7 +130,8 @@ def entry(module: str, name: str) -> tuple[str, str]:
         link = f":doc:`{value.__name__}`" if value.__name__ in modules() else f"``{name}``"
         return first_sentence(value.__doc__), f".. py:data:: {name}\n\n   The module {link}."
     if (home := homes().get(id(value), full)) != full:
-        same = f"The same as :py:obj:`{home}`."
+        short = "~" if home.startswith(f"{module}.") else ""
+        same = f"The same as :py:obj:`{short}{home}`."
         return same, f".. py:data:: {name}\n\n   {same}"
     if inspect.isclass(value):
         options = "   :members:\n   :show-inheritance:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
 import textwrap
 import tomllib
 from functools import cache
@@ -148,6 +149,23 @@ def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page: Pa
                 module = import_module(str(node.module))
                 for alias in node.names:
                     assert alias.name == "*" or hasattr(module, alias.name), ast.unparse(node)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_shell_block_of_a_page_has_the_syntax_of_a_shell(page: Path) -> None:
+    text = "\n".join(blocks(page, "bash", "sh"))
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_page_of_the_manual_is_in_its_navigation() -> None:
+    pages = {*(ROOT / "docs").rglob("*.md")} & {*PAGES}
+    listed = {ROOT / "docs" / "index.md"}
+    for page in pages:
+        for entries in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.M | re.S):
+            names = re.findall(r"^[\w./-]+$", entries, re.M)
+            listed |= {page.parent / f"{name}.md" for name in names}
+    assert pages - listed == set()
 
 
 def commands(page: Path) -> list[list[str]]:

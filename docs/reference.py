@@ -150,7 +150,7 @@ def entry(module: str, name: str) -> tuple[str, str]:
 def first_sentence(text: str | None) -> str:
     without_signature = re.sub(r"\A\w+\(.*\).*\n", "", (text or "").strip())  # of Cython
     first = " ".join(without_signature.strip().partition("\n\n")[0].split())
-    return re.split(r"(?<=\.)\s", first, maxsplit=1)[0]
+    return re.split(r"(?<=\.)(?<!et al\.)\s", first, maxsplit=1)[0]
 
 
 def constant_text(module: str, name: str) -> str:

@@ -134,8 +134,8 @@ def entry(module: str, name: str) -> tuple[str, str]:
         same = f"The same as :py:obj:`{short}{home}`."
         return same, f".. py:data:: {name}\n\n   {same}"
     if inspect.isclass(value):
-        options = "   :members:\n   :show-inheritance:"
-        return first_sentence(value.__doc__), f".. autoclass:: {full}\n{options}"
+        bases = "   :show-inheritance:" if value.__bases__ != (object,) else ""
+        return first_sentence(value.__doc__), f".. autoclass:: {full}\n   :members:\n{bases}"
     if isinstance(value, partial):
         given = [*map(repr, value.args), *(f"{k}={v!r}" for k, v in value.keywords.items())]
         text = f":py:obj:`{homes()[id(value.func)]}` with ``{', '.join(given)}``."

@@ -112,7 +112,7 @@ gpu-check:
 
 # The manual, in build/docs: warnings are errors; links, names and the search are tested when it is built.
 DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
-docs: setup
+docs: $(QUICK)
 	@$(RUN) -c 'import furo, myst_nb, numpydoc, sphinx_copybutton' 2>/dev/null \
 	  || $(RUN) -m pip install --quiet $$($(RUN) -c '$(DOCS)')
 	@rm -rf build/docs  # pages that no longer exist

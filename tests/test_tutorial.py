@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +91,25 @@ def test_every_page_about_a_topic_of_research_has_a_figure_a_command_and_papers(
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+
+
+@needs_digits
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["schemes", "exactness", "step", "buckets", "speed", "packages"])
+def test_a_figure_of_the_manual_is_drawn(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    command = [sys.executable, str(DOCS / "figures.py"), name, "drawn.png"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    assert (DOCS / "pictures" / f"{name}.png").exists()
+
+
+def test_every_public_name_has_a_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    import reference
+
+    monkeypatch.delitem(sys.modules, "reference")
+    names = {(module, name) for module, names in reference.modules().items() for name in names}
+    assert [full for full in sorted(names) if not reference.entry(*full)[0]] == []

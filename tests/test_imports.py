@@ -115,6 +115,8 @@ CONFINED = {
     "otf2": ["tracing.exports"],
     "jinja2": ["report.page"],
     "tensorboardX": ["callbacks.tensorboard"],
+    "mlflow": ["callbacks.trackers"],
+    "wandb": ["callbacks.trackers"],
 }
 
 OUTSIDE = ("benchmarks", "tests")

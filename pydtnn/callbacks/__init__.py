@@ -11,6 +11,7 @@ from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.slow_ranks import SlowRanks
 from pydtnn.callbacks.stopping import BestWeights, EarlyStopping, StopAtMetric
 from pydtnn.callbacks.tensorboard import TensorBoard
+from pydtnn.callbacks.trackers import MLflow, WandB
 from pydtnn.training.callback import Callback, FunctionCallback
 from pydtnn.training.equality import CheckEqual
 from pydtnn.training.progress import ProgressBar
@@ -26,6 +27,7 @@ __all__ = [
     "ExponentialMovingAverage",
     "FunctionCallback",
     "HistoryWriter",
+    "MLflow",
     "MeasurementWriter",
     "Monitor",
     "ProgressBar",
@@ -33,6 +35,7 @@ __all__ = [
     "SlowRanks",
     "StopAtMetric",
     "TensorBoard",
+    "WandB",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -156,6 +156,20 @@ def _scoped(name: str) -> str:
     return name.replace(".", "/")
 
 
+def describe_training(trainer: Training) -> dict[str, Any]:
+    """Return the hyper-parameters of a trainer; "lr" is the present learning rate."""
+    optimizer, model = trainer.optimizer, trainer.model
+    return {
+        "optimizer": type(optimizer).__name__,
+        "lr": optimizer.lr_now,
+        "weight_decay": optimizer.weight_decay,
+        "scheme": type(trainer.exchange).__name__,
+        "ranks": trainer.comm.size,
+        "dtype": str(model.dtype),
+        "parameters": model.whole.size,
+    }
+
+
 FLUSH_INTERVAL_S = 10.0
 """Seconds after which values of steps are visible in TensorBoard."""
 
@@ -292,17 +306,7 @@ class TensorBoard(Callback):
 
     def _write_end(self, trainer: Training) -> None:
         assert self._file is not None
-        optimizer, model = trainer.optimizer, trainer.model
-        values = {
-            "optimizer": type(optimizer).__name__,
-            "lr": self._lr,
-            "weight_decay": optimizer.weight_decay,
-            "scheme": type(trainer.exchange).__name__,
-            "ranks": trainer.comm.size,
-            "dtype": str(model.dtype),
-            "parameters": model.whole.size,
-            **self.hyper_parameters,
-        }
+        values = {**describe_training(trainer), "lr": self._lr, **self.hyper_parameters}
         results = trainer.history[-1] if trainer.history else {}
         self._file.hyper_parameters(values, {n: v for n, v in results.items() if n != "lr"})
         self._file.flush()

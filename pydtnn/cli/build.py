@@ -18,10 +18,12 @@ from pydtnn.callbacks import (
     ExponentialMovingAverage,
     HistoryWriter,
     MeasurementWriter,
+    MLflow,
     ReduceOnPlateau,
     SlowRanks,
     StopAtMetric,
     TensorBoard,
+    WandB,
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
@@ -235,6 +237,8 @@ def create_job(
     if config.save and not config.saves_weights:
         check_saveable(model)
         model.inputs = inputs_of(train)  # also if it is only evaluated
+    elif config.mlflow or config.wandb:
+        model.inputs = inputs_of(train)
     slow = create_slow_ranks(config, comm)
     recorder = None if config.trace is None else Recorder(config.traced_steps(), clock.virtual())
     trainer = Trainer(
@@ -366,6 +370,7 @@ def create_callbacks(
     callbacks += [HistoryWriter(directory), MeasurementWriter(directory, grown)]
     if config.tensorboard:
         callbacks.append(create_tensorboard(config, directory))
+    callbacks += create_trackers(config, directory)
     best = directory / "best.safetensors"
     callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
     if config.checkpoint_epochs or config.checkpoint_steps:
@@ -382,9 +387,25 @@ def create_callbacks(
 
 
 def create_tensorboard(config: TrainConfig, directory: Path) -> TensorBoard:
-    """Create the callback of `--tensorboard`: options that affect results are hyper-parameters."""
+    """Create the callback of `--tensorboard`."""
     return TensorBoard(
         directory / "tensorboard",
         histograms=config.tensorboard_histograms,
-        hyper_parameters={n: v for n, v in config.course().items() if v not in (None, {}, "")},
+        hyper_parameters=hyper_parameters(config),
     )
+
+
+def create_trackers(config: TrainConfig, directory: Path) -> list[Callback]:
+    """Create the callbacks of `--mlflow` and `--wandb`, which name the run as its folder."""
+    chosen = ((MLflow, config.mlflow), (WandB, config.wandb))
+    values = hyper_parameters(config)
+    return [
+        kind(name, run_name=directory.name, hyper_parameters=values)
+        for kind, name in chosen
+        if name is not None
+    ]
+
+
+def hyper_parameters(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that affect results and are set."""
+    return {n: v for n, v in config.course().items() if v not in (None, {}, "")}

@@ -280,6 +280,18 @@ class TrainConfig:
         "with --tensorboard: epochs between histograms of parameters and gradients",
         at_least=1,
     )
+    mlflow: str | None = option(
+        OBSERVATION,
+        str,
+        "report options, results and the model to this experiment of MLflow; requires the package "
+        "mlflow",
+    )
+    wandb: str | None = option(
+        OBSERVATION,
+        str,
+        "report options, results and the model to this project of Weights & Biases; requires the "
+        "package wandb",
+    )
     epochs: int = option(TRAINING, 4, "passes over the training set", at_least=1)
     steps_per_epoch: int | None = option(
         TRAINING, int, "limit epochs to this number of steps", at_least=1

@@ -122,6 +122,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     "happens between steps": (
         *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
+        *("mlflow", "wandb"),
         *("timeout", "straggler_factor", "restore_best"),
     ),
     "observes steps, in less than a percent of their time": (

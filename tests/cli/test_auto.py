@@ -258,6 +258,7 @@ VALUES: dict[str, Any] = {
     **{"loader_threads": 0, "output_dir": "run", "save": "m.pydtnn", "load": "w.safetensors"},
     **{"load_options": {"strict": False}, "checkpoint_epochs": 2, "checkpoint_steps": 3},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
+    **{"mlflow": "digits", "wandb": "digits"},
     **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},
     **{"virtual_ranks": 4, "platform": "cpu-10gbit", "compute": "file", "disturb": "file"},
 }

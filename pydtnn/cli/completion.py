@@ -28,6 +28,7 @@ from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
 from pydtnn.perfmodel.oracle.strategies import KINDS
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.platform import platform_names
+from pydtnn.runs.table import COLUMNS
 from pydtnn.utils.command import ALL, Parser, first_clause, run_command
 
 SHELLS = ("bash", "zsh", "fish")
@@ -51,6 +52,7 @@ def values_by_name() -> dict[str, Sequence[str]]:
         "pipeline_schedule": [*PIPELINE_SCHEDULES],
         "strategies": [*KINDS],
         "sweep": [*SWEEPS],
+        "sort": [*COLUMNS],
         "dtype": [*DTYPES],
         "device": ["cpu", "cuda", "numpy"],
         "comm name": [*PARTS["allreduce"].entries],

@@ -108,6 +108,8 @@ def type_keys(terminal: int, keys: str, pattern: str) -> str:
         ("pydtnn-train --device cu", "--device cuda"),
         ("pydtnn-train --resume ", "--resume runs/mlp-digits-1"),
         ("pydtnn trace export runs --to para", "trace export runs --to paraver"),
+        ("pydtnn runs --sort sta", "runs --sort sta"),  # started or state
+        ("pydtnn runs --sort sec", "runs --sort seconds"),
         ("pydtnn oracle --platform lap", "oracle --platform laptop"),
         ("python -m pydtnn.train --dataset dig", "-m pydtnn.train --dataset digits"),
         ("python -m pydtnn orac", "-m pydtnn oracle"),

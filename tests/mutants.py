@@ -34,6 +34,39 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    # ignored targets, metrics, callbacks, weighted samples
+    "a mean that divides by the targets of each rank alone": Mutant(
+        "pydtnn/training/setup.py",
+        "                self.data.allreduce(counts)\n",
+        "                pass\n",
+        "tests/training/test_objective.py::"
+        "test_the_mean_over_targets_that_are_not_ignored_is_that_of_the_whole_batch",
+    ),
+    "a confusion matrix whose rows are predictions": Mutant(
+        "pydtnn/metrics.py",
+        "truth * labels + predicted, count)",
+        "predicted * labels + truth, count)",
+        "tests/test_metrics.py::test_the_confusion_matrix_is_that_of_scikit_learn",
+    ),
+    "an average over classes that do not occur": Mutant(
+        "pydtnn/metrics.py",
+        "return float(values[present].mean())",
+        "return float(values.mean())",
+        "tests/test_metrics.py::test_quotients_of_classes_are_those_of_scikit_learn",
+    ),
+    "best weights that are views of those that change": Mutant(
+        "pydtnn/callbacks/monitor.py",
+        "{name: np.array(value) for name, value in own.items()}",
+        "{**own}",
+        "tests/callbacks/test_best.py::"
+        "test_training_ends_with_the_weights_of_the_best_epoch_on_every_rank",
+    ),
+    "repetitions of a sample that have the same random numbers": Mutant(
+        "pydtnn/data/order.py",
+        "return chosen + len(weights) * repetition",
+        "return chosen",
+        "tests/data/test_weighted.py::test_each_repetition_of_a_sample_is_augmented_in_another_way",
+    ),
     # layers
     "a bias whose gradient costs nothing": Mutant(
         "pydtnn/layers/linear.py",

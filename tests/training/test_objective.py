@@ -17,8 +17,9 @@ from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.metrics import AUC
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.training.objective import Objective
 from pydtnn.training.trainer import Trainer
 
@@ -104,7 +105,7 @@ def test_labels_that_are_ignored_are_ignored_by_metrics_and_do_not_change_traini
 
 
 def segment(
-    comm: Communicator, *, scheme: Callable[..., AllReduce] = AllReduce, **options: Any
+    comm: Communicator, *, scheme: Callable[..., GradientExchange] = AllReduce, **options: Any
 ) -> Trainer:
     """Train on masks, of which some samples have few labels and some none."""
     rng = np.random.default_rng(3)
@@ -182,6 +183,38 @@ def test_each_output_divides_by_its_own_targets() -> None:
     assert logs["output0.loss"] == pytest.approx(expected, rel=1e-12)
     total = 0.5 * logs["val_output0.loss"] + 2 * logs["val_output1.loss"]
     assert logs["val_loss"] == pytest.approx(total, rel=1e-12)
+
+
+def test_auxiliary_outputs_divide_by_the_targets_too_and_are_not_evaluated() -> None:
+    labels = np.where(np.arange(12) % 2, LABELS, -1)
+    data = ArrayDataset(X, labels, classes=3, ignore_index=-1)
+
+    class Auxiliary(Block):
+        def wire(self, graph: Any, x: Any) -> Any:
+            return graph.add(Linear(3, name="a"), x), graph.add(Linear(3, name="b"), x)
+
+    model = Model(Auxiliary(), (5,), dtype="float64")
+    loss = CategoricalCrossEntropy(ignore_index=-1)
+    trainer = Trainer(model, SGD(0.0), loss=loss, auxiliary_weights=[0.3])
+    (logs,) = trainer.fit(data, data, epochs=1, batch_size=5)
+    kept, means = labels >= 0, []
+    for name in ("a", "b"):
+        scores = X[kept] @ model.state()[f"{name}.w"].T
+        own = scores[np.arange(kept.sum()), labels[kept]]
+        means.append((np.log(np.exp(scores).sum(axis=1)) - own).mean())
+    assert logs["loss"] == pytest.approx(means[0] + 0.3 * means[1], rel=1e-12)
+    assert logs["val_loss"] == pytest.approx(means[0], rel=1e-12)
+
+
+@pytest.mark.threads(2, 3)
+def test_ranks_that_train_independently_report_the_mean_over_all_targets(
+    comm: Communicator,
+) -> None:
+    trainer = segment(comm, scheme=LocalSGD)
+    assert np.isfinite(trainer.losses).all()
+    assert trainer.logs["val_loss"] == trainer.history[-1]["val_loss"]
+    one = segment(Serial())
+    assert trainer.losses[0] == pytest.approx(one.losses[0], rel=1e-12)  # before any update
 
 
 def test_no_target_at_all_has_the_loss_0_and_no_gradient() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
-from pydtnn.models.cnn import cnn
+from pydtnn.models.cnn import cnn, cnn1d
 from pydtnn.models.cosmoflow import cosmoflow
 from pydtnn.models.densenet import (
     cifar_densenet,
@@ -27,6 +27,7 @@ from pydtnn.models.densenet import (
 from pydtnn.models.googlenet import googlenet
 from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano
 from pydtnn.models.inception import inception_v3
+from pydtnn.models.lstm import char_gru, char_lstm, char_rnn
 from pydtnn.models.mlp import mlp
 from pydtnn.models.mobilenet import mobilenet_v1, mobilenet_v2
 from pydtnn.models.resnet import (
@@ -64,6 +65,7 @@ from pydtnn.utils.registry import Registry
 MODELS: dict[str, Callable[..., Block]] = {
     "mlp": mlp,
     "cnn": cnn,
+    "cnn1d": cnn1d,
     "alexnet": alexnet,
     "vgg11": vgg11,
     "vgg11_bn": vgg11_bn,
@@ -97,6 +99,8 @@ MODELS: dict[str, Callable[..., Block]] = {
     "gpt": gpt,
     "gpt_nano": gpt_nano,
     "gpt2_small": gpt2_small,
+    "char_lstm": char_lstm,
+    "char_gru": char_gru,
     "vit_tiny": vit_tiny,
     "vit_small": vit_small,
     "vit_b16": vit_b16,
@@ -123,7 +127,8 @@ def create_net(
     classes : int
         Logits of the output; of a regression, its targets.
     input_shape : tuple of int
-        Shape of one sample, ``(H, W, C)`` for images, ``(D, H, W, C)`` for volumes.
+        Shape of one sample, ``(H, W, C)`` for images, ``(D, H, W, C)`` for volumes, ``(L, C)`` for
+        signals, ``(T,)`` for tokens.
     **options
         The factory's own, such as ``shortcut="A"`` of the CIFAR ResNets.
 
@@ -143,9 +148,13 @@ def create_net(
 __all__ = [
     "MODELS",
     "alexnet",
+    "char_gru",
+    "char_lstm",
+    "char_rnn",
     "cifar_densenet",
     "cifar_resnet",
     "cnn",
+    "cnn1d",
     "cosmoflow",
     "create_net",
     "densenet40",

@@ -82,6 +82,9 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("vit_tiny", CIFAR, 10): 5_362_762,
     ("gpt", (256,), 256): 10_844_160,
     ("gpt_nano", (64,), 256): 100_272,
+    ("char_lstm", (64,), 256): 1_184_000,
+    ("char_gru", (64,), 256): 920_832,
+    ("cnn1d", (1024, 1), 5): 264_837,
     ("gpt2_small", (1024,), 50_257): 124_439_808,  # as the published weights
     ("resnext50", IMAGENET, 1000): 25_028_904,
     ("resnext50", CIFAR, 10): 22_992_714,
@@ -129,7 +132,7 @@ def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], in
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
     assert parameters(graph) == PARAMETERS[key]
-    positions = shape if len(shape) == 1 and name.startswith("gpt") else ()
+    positions = shape if len(shape) == 1 and name.startswith(("gpt", "char")) else ()
     assert [node.shape for node in graph.outputs] == [(*positions, classes)]
 
 

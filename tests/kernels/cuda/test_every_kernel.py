@@ -18,8 +18,8 @@ from tests.kernels.cuda.every_kernel import MAKERS, cases
 # In norm, beside the reference in float64 on the same numbers. A result of 16 bits is rounded once,
 # to 2^-12 and 2^-9 of itself; what is added up of such results, as often as there are.
 BOUNDS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
-ELSEWHERE = ("conv", "linear", "attention")
-"""Tested in test_on_gpu.py, test_conv.py, test_linear.py; attention has no kernels of our own."""
+ELSEWHERE = ("conv", "linear", "attention", "recurrent")
+"""Tested in test_on_gpu.py, test_conv.py, test_linear.py; the last two have no kernels there."""
 REALS = ("update",)  # parameters, gradients and state are never of 16 bits
 REFERENCE_ONLY = {
     *("norm.local_response_forward", "norm.local_response_backward"),

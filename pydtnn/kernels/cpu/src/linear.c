@@ -25,7 +25,9 @@
 #include "products.h"
 
 enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FILTER_DEPTH = 256 };
-enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + OUTER_COLUMNS) };
+/* Columns of dw for which rows of dy are packed at a time; with as many of x they fit in L2. */
+enum { WIDE = 1152 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
+enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + WIDE) };
 
 /* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
  * with rows of ldb, with blocks that are packed if `pack` is set or a panel is
@@ -223,11 +225,17 @@ int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy,
                         .lda = s->outputs,
                         .b = w,
                         .ldb = s->inputs,
-                        /* also where so many rows would read across pages again and again */
-                        .pack = crowds(s->inputs) || s->batch > 2 * ROWS,
+                        .pack = crowds(s->inputs),
                         .c = dx,
                         .ldc = s->inputs};
-    return compute(&p, threads);
+    if (s->batch <= 2 * ROWS) return compute(&p, threads);
+    /* so many rows would read w across pages, or pack it, again and again */
+    real *packed = NAME(scratch_new)(s->outputs * vectors_of(s->inputs) * LANES);
+    if (!packed) return -1;
+    pack_panels(&p, w, s->inputs, 1, packed, threads);
+    const int status = compute(&p, threads);
+    free(packed);
+    return status;
 }
 
 /* Columns [begin, end) of rows [first, first + rows) of dw; scratch: FILTER_SCRATCH. */
@@ -235,47 +243,56 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
                          ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end,
                          int accumulate, real *scratch) {
     real *a_scratch = scratch, *b_scratch = scratch + FILTER_DEPTH * ROWS;
-    const ptrdiff_t none = 0;
+    const ptrdiff_t none = 0, pieces = ceil_div(rows, ROWS);
     for (ptrdiff_t k = 0; k < larger(s->batch, 1); k += FILTER_DEPTH) {
-        ptrdiff_t depth = smaller(s->batch - k, FILTER_DEPTH);
-        struct gemm_outer task = {.a = dy + k * s->outputs + first,
-                                  .a_offset = &none,
-                                  .lda = s->outputs,
-                                  .b_offset = &none,
-                                  .segments = 1,
-                                  .length = depth,
-                                  .ldc = s->inputs,
-                                  .accumulate = accumulate || k > 0};
-        if (crowds(s->outputs)) {
-            NAME(gemm_pack)(depth, rows, task.a, s->outputs, 1, a_scratch);
-            task.a = a_scratch;
-            task.lda = vectors_of(rows) * LANES;
-        }
+        const ptrdiff_t depth = smaller(s->batch - k, FILTER_DEPTH);
         for (ptrdiff_t j = begin; j < end; j += OUTER_COLUMNS) {
-            task.columns = smaller(end - j, OUTER_COLUMNS);
-            task.b = x + k * s->inputs + j;
-            task.ldb = s->inputs;
-            task.c = dw + first * s->inputs + j;
-            if (crowds(s->inputs) || task.columns % LANES != 0) {
-                NAME(gemm_pack)(depth, task.columns, task.b, s->inputs, 1, b_scratch);
-                task.b = b_scratch;
-                task.ldb = vectors_of(task.columns) * LANES;
+            const ptrdiff_t columns = smaller(end - j, OUTER_COLUMNS);
+            if (crowds(s->inputs) || columns % LANES != 0) {
+                NAME(gemm_pack)(depth, columns, x + k * s->inputs + j, s->inputs, 1,
+                                b_scratch + (j - begin) * FILTER_DEPTH);
             }
-            PRODUCTS(gemm_outer)(rows, &task);
+        }
+        for (ptrdiff_t piece = 0; piece < pieces; piece++) {
+            const ptrdiff_t top = first + rows * piece / pieces,
+                            count = first + rows * (piece + 1) / pieces - top;
+            struct gemm_outer task = {.a = dy + k * s->outputs + top,
+                                      .a_offset = &none,
+                                      .lda = s->outputs,
+                                      .b_offset = &none,
+                                      .segments = 1,
+                                      .length = depth,
+                                      .ldc = s->inputs,
+                                      .accumulate = accumulate || k > 0};
+            if (crowds(s->outputs)) {
+                NAME(gemm_pack)(depth, count, task.a, s->outputs, 1, a_scratch);
+                task.a = a_scratch;
+                task.lda = vectors_of(count) * LANES;
+            }
+            for (ptrdiff_t j = begin; j < end; j += OUTER_COLUMNS) {
+                task.columns = smaller(end - j, OUTER_COLUMNS);
+                task.b = x + k * s->inputs + j;
+                task.ldb = s->inputs;
+                task.c = dw + top * s->inputs + j;
+                if (crowds(s->inputs) || task.columns % LANES != 0) {
+                    task.b = b_scratch + (j - begin) * FILTER_DEPTH;
+                    task.ldb = vectors_of(task.columns) * LANES;
+                }
+                PRODUCTS(gemm_outer)(count, &task);
+            }
         }
     }
 }
 
 int PRODUCTS(linear_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
                                      void *dw, int accumulate, int threads) {
-    enum { WIDE = 6 * OUTER_COLUMNS };
     if (s->batch < FEW) {
         NAME(few_backward_filter)(s, x, dy, dw, accumulate, threads);
         return 0;
     }
     const ptrdiff_t panels = ceil_div(s->inputs, OUTER_COLUMNS), tiles = s->outputs / LEAST_ROWS;
     ptrdiff_t across = ceil_div(s->inputs, WIDE);
-    ptrdiff_t down = pieces_for(tiles, ceil_div(s->outputs, ROWS), across, threads);
+    const ptrdiff_t down = pieces_for(tiles, 1, across, threads);
     across = pieces_for(panels, across, down, threads);
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)

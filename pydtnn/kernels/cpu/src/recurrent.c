@@ -9,8 +9,10 @@
  *
  * Threads share the slices, and wait for each other after every step; each reads its own part of u,
  * which stays in its L2. Every element is one sum, in an order that does not depend on the slices.
- * States (forward) and gradients of terms (backward) of a step are copied to rows that are close
- * together: rows of one step in an array of all lie a power of two apart, in few sets of the caches.
+ * What a step reads and writes of the arrays of all steps is copied, row by row, from and to memory in
+ * which rows follow each other: where they lie, rows of one step are often a power of two apart, in
+ * few sets of the caches, and a load waits for an earlier store to an address that is equal modulo
+ * 4 KiB.
  *
  * Expected: the rate of gemm_rows, less the exponentials, 5 per unit of an LSTM and 3 of a GRU: 0.7
  * of the peak with 256 units and 32 samples. With one sample it is bound by reading u.
@@ -26,95 +28,119 @@
 #include "lanes.h"
 #include "recurrent.h"
 
-enum { DEPTH = 512 };
+enum { DEPTH = 512, GAP = 192 / sizeof(real) }; /* between rows, which are not 4 KiB apart then */
 
 /* A pass over all steps. */
 struct pass {
     const struct recurrent_shape *s;
+    enum cell cell;
+    int backward;
     ptrdiff_t gates, slices;
     ptrdiff_t panels, depth; /* of a slice; length of the rows that are multiplied */
     const real *packed;      /* panel after panel, slice by slice */
     const real *start;       /* of each panel, or NULL */
     ptrdiff_t *offset;       /* of the rows of samples: those multiplied, then those of a tile */
-    real *rows[2];           /* multiplied in this step, and in the next */
     real *memory;
-    /* see recurrent.h; `first` and `gradient` are those of the state that an element of is kept */
-    real *gates_, *y, *kept, *dgates, *dproducts, *carried;
-    const real *dy, *first;
+    /* arrays of all steps, see recurrent.h */
+    const real *dy, *first; /* the latter: of the state that `before` has */
+    real *all_gates, *y, *kept, *dgates, *dproducts;
+    /* rows of a step, `wide` apart for all gates and `narrow` for a state */
+    ptrdiff_t wide, narrow;
+    real *a[2];                       /* terms, gates; in backward gates, then gradients of terms */
+    real *h[2];                       /* states; of this step and of the other one */
+    real *c, *q, *before, *dh, *last; /* of lstm_begin, gru_finish, and backward */
 };
 
-/* One sample of a step, from the first unit of a slice on. */
+/* A sample in a step, from the first unit of a slice on. */
 struct place {
-    ptrdiff_t features;
+    ptrdiff_t next; /* distance of gates in `a`; those of `product` are ROWS_COLUMNS apart */
     int exists;
-    const real *product; /* gates are ROWS_COLUMNS apart here, and `features` below */
-    real *gates, *y, *kept, *row;
-    const real *before; /* the state of the step before, or NULL */
-    const real *dy;
-    real *dgates, *dproducts, *carried;
+    const real *product;
+    real *a, *h, *c, *q, *last;
+    const real *before, *dh;
 };
+
+/* sigmoid(x) to 3 ulp; where its exponential would overflow, of a smaller one */
+INLINE vec logistic(vec x) {
+    const real far = sizeof(real) == 4 ? 87 : 708;
+    ivec n;
+    const vec e = 1 + vexp_reduced(vmin(vset(far), vmax(vset(-far), -x)), &n);
+    return 1 / (1 + e * vpower2(n));
+}
 
 INLINE ptrdiff_t length_of(ptrdiff_t first, const struct recurrent_shape *s) {
     return smaller(s->features - first, ROWS_COLUMNS);
 }
 
-/* -- forward of a vector of units */
+/* -- forward of a vector of units, in two parts: a processor has only the instructions of a few
+   functions in flight, so that those that wait for results of others are left to a second sweep */
 
-/* i, f, o = sigmoid, g = tanh; c = f c' + i g; h = o tanh(c) */
-INLINE vec lstm_forward(const struct place *at, vec before, ptrdiff_t j, ptrdiff_t lanes) {
-    real *a = at->gates + j;
+/* i, f, o = sigmoid, g = tanh; c = f c' + i g */
+INLINE void lstm_begin(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
+    real *i = at->a + j, *f = i + at->next, *g = f + at->next, *o = g + at->next, *c = at->c + j;
     const real *p = at->product + j;
-    const ptrdiff_t next = at->features;
-    const vec i = vsigmoid(load(a, lanes) + vload(p));
-    const vec f = vsigmoid(load(a + next, lanes) + vload(p + ROWS_COLUMNS));
-    const vec g = vtanh(load(a + 2 * next, lanes) + vload(p + 2 * ROWS_COLUMNS));
-    const vec o = vsigmoid(load(a + 3 * next, lanes) + vload(p + 3 * ROWS_COLUMNS));
-    const vec c = f * before + i * g;
-    store(a, i, lanes);
-    store(a + next, f, lanes);
-    store(a + 2 * next, g, lanes);
-    store(a + 3 * next, o, lanes);
-    store(at->kept + j, at->exists ? c : vzero(), lanes);
-    return o * vtanh(c);
+    const vec in = logistic(load(i, lanes) + vload(p));
+    const vec forget = logistic(load(f, lanes) + vload(p + ROWS_COLUMNS));
+    const vec value = vtanh(load(g, lanes) + vload(p + 2 * ROWS_COLUMNS));
+    store(i, in, lanes);
+    store(f, forget, lanes);
+    store(g, value, lanes);
+    store(o, logistic(load(o, lanes) + vload(p + 3 * ROWS_COLUMNS)), lanes);
+    store(c, at->exists ? forget * load(c, lanes) + in * value : vzero(), lanes);
 }
 
-/* r, z = sigmoid; n = tanh(a + r q), q the product; h = (1 - z) n + z h' */
-INLINE vec gru_forward(const struct place *at, vec before, ptrdiff_t j, ptrdiff_t lanes) {
-    real *a = at->gates + j;
+/* h = o tanh(c) */
+INLINE vec lstm_finish(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
+    return load(at->a + 3 * at->next + j, lanes) * vtanh(load(at->c + j, lanes));
+}
+
+/* r, z = sigmoid */
+INLINE void gru_begin(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
+    real *r = at->a + j, *z = r + at->next;
     const real *p = at->product + j;
-    const ptrdiff_t next = at->features;
-    const vec r = vsigmoid(load(a, lanes) + vload(p));
-    const vec z = vsigmoid(load(a + next, lanes) + vload(p + ROWS_COLUMNS));
-    const vec q = vload(p + 2 * ROWS_COLUMNS), n = vtanh(load(a + 2 * next, lanes) + r * q);
-    store(a, r, lanes);
-    store(a + next, z, lanes);
-    store(a + 2 * next, n, lanes);
-    store(at->kept + j, q, lanes);
+    store(r, logistic(load(r, lanes) + vload(p)), lanes);
+    store(z, logistic(load(z, lanes) + vload(p + ROWS_COLUMNS)), lanes);
+}
+
+/* n = tanh(a + r q), q the product; h = (1 - z) n + z h' */
+INLINE vec gru_finish(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
+    real *a = at->a + j;
+    const vec q = vload(at->product + 2 * ROWS_COLUMNS + j), r = load(a, lanes),
+              z = load(a + at->next, lanes), before = load(at->before + j, lanes);
+    const vec n = vtanh(load(a + 2 * at->next, lanes) + r * q);
+    store(a + 2 * at->next, n, lanes);
+    store(at->q + j, q, lanes);
     return n + z * (before - n);
 }
 
-INLINE void forward_units(const enum cell cell, const struct place *at, ptrdiff_t j,
-                          ptrdiff_t lanes) {
-    const vec before = at->before ? load(at->before + j, lanes) : vzero();
-    vec h = cell == CELL_LSTM ? lstm_forward(at, before, j, lanes)
-                              : gru_forward(at, before, j, lanes);
-    if (!at->exists) h = vzero();
-    store(at->y + j, h, lanes);
-    store(at->row + j, h, lanes);
+INLINE void begin_units(const enum cell cell, const struct place *at, ptrdiff_t j,
+                        ptrdiff_t lanes) {
+    if (cell == CELL_LSTM) {
+        lstm_begin(at, j, lanes);
+    } else {
+        gru_begin(at, j, lanes);
+    }
 }
 
-/* -- backward of a vector of units, from the gradient of h. What is carried from the step after,
-   and to that before, is the gradient of c for an LSTM, and for a GRU that of h besides the
-   product. */
+INLINE void finish_units(const enum cell cell, const struct place *at, ptrdiff_t j,
+                         ptrdiff_t lanes) {
+    const vec h = cell == CELL_LSTM ? lstm_finish(at, j, lanes) : gru_finish(at, j, lanes);
+    store(at->h + j, at->exists ? h : vzero(), lanes);
+}
+
+/* -- backward of a vector of units, from the gradient of h. What comes in `last` from the step
+   after, and is left there for that before, is the gradient of c for an LSTM, and for a GRU that of
+   h besides the product. */
 
 /* do = dh tanh(c), dc += dh o (1 - tanh(c)^2), di = dc g, df = dc c', dg = dc i, dc' = dc f */
-INLINE vec lstm_backward(const struct place *at, vec dh, vec carried, vec before, ptrdiff_t j,
-                         ptrdiff_t lanes, vec *d) {
-    const real *a = at->gates + j;
-    const ptrdiff_t next = at->features;
+INLINE vec lstm_backward(const struct place *at, vec dh, vec last, ptrdiff_t j, ptrdiff_t lanes,
+                         vec *d) {
+    const real *a = at->a + j;
+    const ptrdiff_t next = at->next;
     const vec i = load(a, lanes), f = load(a + next, lanes), g = load(a + 2 * next, lanes),
-              o = load(a + 3 * next, lanes), t = vtanh(load(at->kept + j, lanes));
-    const vec dc = carried + dh * o * (1 - t * t);
+              o = load(a + 3 * next, lanes), t = vtanh(load(at->c + j, lanes)),
+              before = load(at->before + j, lanes);
+    const vec dc = last + dh * o * (1 - t * t);
     d[0] = dc * g * (i * (1 - i));
     d[1] = dc * before * (f * (1 - f));
     d[2] = dc * i * (1 - g * g);
@@ -122,50 +148,41 @@ INLINE vec lstm_backward(const struct place *at, vec dh, vec carried, vec before
     return dc * f;
 }
 
-/* dn = dh (1 - z), dz = dh (h' - n), dh' = dh z; dr = q da and dq = r da for n = tanh(a + r q) */
-INLINE vec gru_backward(const struct place *at, vec dh, vec carried, vec before, ptrdiff_t j,
-                        ptrdiff_t lanes, vec *d) {
-    const real *a = at->gates + j;
-    const ptrdiff_t next = at->features;
+/* dn = dh (1 - z), dz = dh (h' - n), dh' = dh z; dr = q da and dq = r da for n = tanh(a + r q); da
+   takes the place of q */
+INLINE vec gru_backward(const struct place *at, vec dh, vec last, ptrdiff_t j, ptrdiff_t lanes,
+                        vec *d) {
+    const real *a = at->a + j;
+    const ptrdiff_t next = at->next;
     const vec r = load(a, lanes), z = load(a + next, lanes), n = load(a + 2 * next, lanes),
-              q = load(at->kept + j, lanes);
-    dh += carried;
-    d[2] = dh * (1 - z) * (1 - n * n);
-    d[0] = d[2] * q * (r * (1 - r));
+              q = load(at->q + j, lanes), before = load(at->before + j, lanes);
+    dh += last;
+    const vec da = dh * (1 - z) * (1 - n * n);
+    d[0] = da * q * (r * (1 - r));
     d[1] = dh * (before - n) * (z * (1 - z));
-    d[3] = d[2] * r;
+    d[2] = da * r;
+    store(at->q + j, at->exists ? da : vzero(), lanes);
     return dh * z;
 }
 
 INLINE void backward_units(const enum cell cell, const struct place *at, ptrdiff_t j,
                            ptrdiff_t lanes) {
     const int gates = cell == CELL_LSTM ? 4 : 3;
-    const vec before = at->before ? load(at->before + j, lanes) : vzero();
-    const vec dh = load(at->dy + j, lanes) + vload(at->product + j),
-              carried = load(at->carried + j, lanes);
+    const vec dh = load(at->dh + j, lanes) + vload(at->product + j),
+              last = load(at->last + j, lanes);
     vec d[4];
-    vec rest = cell == CELL_LSTM ? lstm_backward(at, dh, carried, before, j, lanes, d)
-                                 : gru_backward(at, dh, carried, before, j, lanes, d);
-    if (!at->exists) {
-        rest = vzero();
-        UNROLL
-        for (int gate = 0; gate < 4; gate++) d[gate] = vzero();
-    }
-    store(at->carried + j, rest, lanes);
+    const vec rest = cell == CELL_LSTM ? lstm_backward(at, dh, last, j, lanes, d)
+                                       : gru_backward(at, dh, last, j, lanes, d);
+    store(at->last + j, at->exists ? rest : vzero(), lanes);
     UNROLL
-    for (int gate = 0; gate < gates; gate++) {
-        const ptrdiff_t k = gate * at->features + j;
-        const vec product = d[cell == CELL_GRU && gate == 2 ? 3 : gate];
-        store(at->dgates + k, d[gate], lanes);
-        store(at->row + k, product, lanes);
-        if (cell == CELL_GRU) store(at->dproducts + k, product, lanes);
-    }
+    for (int gate = 0; gate < gates; gate++)
+        store(at->a + gate * at->next + j, at->exists ? d[gate] : vzero(), lanes);
 }
 
 /* -- steps */
 
-/* Products of the rows of the step before with the panels of a slice, into a tile; without these
-   rows what products start with. */
+/* Products of rows with the panels of a slice, into a tile; without rows what products start
+   with. */
 static void multiply(const struct pass *p, ptrdiff_t slice, const real *rows, real *tile) {
     const ptrdiff_t none = 0, columns = length_of(slice * ROWS_COLUMNS, p->s);
     const ptrdiff_t ldb = vectors_of(columns) * LANES, depth = rows ? p->depth : 0;
@@ -173,7 +190,7 @@ static void multiply(const struct pass *p, ptrdiff_t slice, const real *rows, re
         const ptrdiff_t number = slice * p->panels + panel;
         for (ptrdiff_t k = 0; k < larger(depth, 1); k += DEPTH) {
             struct gemm_rows task = {
-                .a = rows + k,
+                .a = rows ? rows + k : NULL,
                 .a_offset = p->offset,
                 .segment = &none,
                 .b_row = &none,
@@ -191,53 +208,89 @@ static void multiply(const struct pass *p, ptrdiff_t slice, const real *rows, re
     }
 }
 
-/* Gates of a slice, at time t; `row` receives what the next step multiplies. */
+/* Gates of a slice in step i, at time t. */
 INLINE void slice_step(const enum cell cell, const int backward, const struct pass *p,
-                       ptrdiff_t slice, ptrdiff_t t, const real *tile, real *row) {
+                       ptrdiff_t slice, ptrdiff_t i, ptrdiff_t t, const real *tile) {
     const struct recurrent_shape *s = p->s;
-    const ptrdiff_t first = slice * ROWS_COLUMNS, columns = length_of(first, s),
-                    features = s->features, other = s->reverse ? t + 1 : t - 1;
-    const real *states = cell == CELL_LSTM ? p->kept : p->y;
-    for (ptrdiff_t n = 0; n < s->batch; n++) {
-        const ptrdiff_t at = (n * s->length + t) * features + first,
-                        gates = (n * s->length + t) * p->gates * features + first,
-                        before = (n * s->length + other) * features + first;
-        struct place place = {.features = features,
-                              .exists = !s->lengths || t < s->lengths[n],
-                              .product = tile + n * p->panels * ROWS_COLUMNS,
-                              .gates = p->gates_ + gates,
-                              .y = p->y + at,
-                              .kept = p->kept + at,
-                              .row = row + p->offset[n] + first};
-        if (0 <= other && other < s->length) {
-            place.before = states + before;
-        } else if (p->first) {
-            place.before = p->first + n * features + first;
-        }
-        if (backward) {
-            place.dy = p->dy + at;
-            place.dgates = p->dgates + gates;
-            place.dproducts = p->dproducts + gates;
-            place.carried = p->carried + n * features + first;
-            FOR_CHANNELS(columns, backward_units, cell, &place);
-        } else {
-            FOR_CHANNELS(columns, forward_units, cell, &place);
+    const ptrdiff_t first = slice * ROWS_COLUMNS, columns = length_of(first, s);
+    for (int sweep = 0; sweep < 2 - backward; sweep++) {
+        for (ptrdiff_t n = 0; n < s->batch; n++) {
+            const ptrdiff_t state = n * p->narrow + first;
+            const struct place place = {.next = s->features,
+                                        .exists = !s->lengths || t < s->lengths[n],
+                                        .product = tile + n * p->panels * ROWS_COLUMNS,
+                                        .a = p->a[backward ? i % 2 : 0] + n * p->wide + first,
+                                        .h = p->h[i % 2] + state,
+                                        .c = p->c + state,
+                                        .q = p->q + state,
+                                        .last = p->last + state,
+                                        .before = (backward ? p->before : p->h[1 - i % 2]) + state,
+                                        .dh = p->dh + state};
+            if (backward) {
+                FOR_CHANNELS(columns, backward_units, cell, &place);
+            } else if (sweep == 0) {
+                FOR_CHANNELS(columns, begin_units, cell, &place);
+            } else {
+                FOR_CHANNELS(columns, finish_units, cell, &place);
+            }
         }
     }
 }
 
-#define STEP(cell, backward)                                                                  \
-    static void step_##cell##_##backward(const struct pass *p, ptrdiff_t slice, ptrdiff_t t,  \
-                                         const real *tile, real *row) {                       \
-        slice_step(cell, backward, p, slice, t, tile, row);                                   \
+#define STEP(cell, backward)                                                                 \
+    static void step_##cell##_##backward(const struct pass *p, ptrdiff_t slice, ptrdiff_t i, \
+                                         ptrdiff_t t, const real *tile) {                    \
+        slice_step(cell, backward, p, slice, i, t, tile);                                    \
     }
 STEP(CELL_LSTM, 0)
 STEP(CELL_LSTM, 1)
 STEP(CELL_GRU, 0)
 STEP(CELL_GRU, 1)
-static void (*const steps[][2])(const struct pass *, ptrdiff_t, ptrdiff_t, const real *, real *) = {
+static void (*const steps[][2])(const struct pass *, ptrdiff_t, ptrdiff_t, ptrdiff_t,
+                                const real *) = {
     [CELL_LSTM] = {step_CELL_LSTM_0, step_CELL_LSTM_1},
     [CELL_GRU] = {step_CELL_GRU_0, step_CELL_GRU_1}};
+
+INLINE void copy(real *dst, const real *src, ptrdiff_t n) {
+    memcpy(dst, src, (size_t)n * sizeof *dst);
+}
+
+/* Copy a sample's results of step i, at time t, to the arrays of all steps. */
+static void give(const struct pass *p, ptrdiff_t n, ptrdiff_t i, ptrdiff_t t) {
+    const ptrdiff_t units = p->s->features, at = (n * p->s->length + t) * units;
+    const real *a = p->a[p->backward ? i % 2 : 0] + n * p->wide, *q = p->q + n * p->narrow;
+    if (!p->backward) {
+        copy(p->all_gates + p->gates * at, a, p->gates * units);
+        copy(p->y + at, p->h[i % 2] + n * p->narrow, units);
+        copy(p->kept + at, p->cell == CELL_LSTM ? p->c + n * p->narrow : q, units);
+    } else if (p->cell == CELL_LSTM) {
+        copy(p->dgates + p->gates * at, a, p->gates * units);
+    } else {
+        copy(p->dproducts + p->gates * at, a, p->gates * units);
+        copy(p->dgates + p->gates * at, a, 2 * units);
+        copy(p->dgates + p->gates * at + 2 * units, q, units);
+    }
+}
+
+/* Copy what step i reads of a sample. */
+static void take(const struct pass *p, ptrdiff_t n, ptrdiff_t i, ptrdiff_t t) {
+    const struct recurrent_shape *s = p->s;
+    const ptrdiff_t units = s->features, at = (n * s->length + t) * units, state = n * p->narrow,
+                    other = s->reverse ? t + 1 : t - 1;
+    copy(p->a[p->backward ? i % 2 : 0] + n * p->wide, p->all_gates + p->gates * at,
+         p->gates * units);
+    if (!p->backward) return;
+    copy(p->dh + state, p->dy + at, units);
+    copy((p->cell == CELL_LSTM ? p->c : p->q) + state, p->kept + at, units);
+    if (0 <= other && other < s->length) {
+        const real *states = p->cell == CELL_LSTM ? p->kept : p->y;
+        copy(p->before + state, states + at + (other - t) * units, units);
+    } else if (p->first) {
+        copy(p->before + state, p->first + n * units, units);
+    } else {
+        memset(p->before + state, 0, (size_t)units * sizeof(real));
+    }
+}
 
 /* Add the product of the last step to the gradient of the first state. */
 static void add_tile(const struct pass *p, ptrdiff_t slice, const real *tile, real *dh0) {
@@ -248,11 +301,10 @@ static void add_tile(const struct pass *p, ptrdiff_t slice, const real *tile, re
     }
 }
 
-/* All steps; with `dh0`, of backward, also the gradient of the state before the first. `given` are
-   the rows of the step before the first, or NULL. */
-static int run(const struct pass *p, enum cell cell, int backward, const real *given, real *dh0,
-               int threads) {
+/* All steps; with `dh0`, of backward, also the gradient of the state before the first. */
+static int run(const struct pass *p, int begins, real *dh0, int threads) {
     const struct recurrent_shape *s = p->s;
+    const ptrdiff_t length = s->length;
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -261,71 +313,86 @@ static int run(const struct pass *p, enum cell cell, int backward, const real *g
 #pragma omp atomic write
             status = -1;
         }
-        const real *rows = given;
-        for (ptrdiff_t i = 0; i < s->length; i++) {
-            const ptrdiff_t t = s->reverse == backward ? i : s->length - 1 - i;
-            real *next = p->rows[i % 2];
+        for (ptrdiff_t i = 0; i <= length; i++) { /* the last only copies results */
+            const int up = s->reverse == p->backward;
+            const ptrdiff_t t = up ? i : length - 1 - i;
+            real *const *rows = p->backward ? p->a : p->h;
+#pragma omp for schedule(static)
+            for (ptrdiff_t n = 0; n < s->batch; n++) {
+                if (i > 0) give(p, n, i - 1, up ? t - 1 : t + 1);
+                if (i < length) take(p, n, i, t);
+            }
 #pragma omp for schedule(static)
             for (ptrdiff_t slice = 0; slice < p->slices; slice++) {
-                if (!tile) continue;
-                multiply(p, slice, rows, tile);
-                steps[cell][backward](p, slice, t, tile, next);
+                if (!tile || (i == length && !dh0)) continue;
+                multiply(p, slice, i > 0 || begins ? rows[1 - i % 2] : NULL, tile);
+                if (i < length) {
+                    steps[p->cell][p->backward](p, slice, i, t, tile);
+                } else {
+                    add_tile(p, slice, tile, dh0);
+                }
             }
-            rows = next;
-        }
-#pragma omp for schedule(static) nowait
-        for (ptrdiff_t slice = 0; slice < p->slices; slice++) {
-            if (!tile || !dh0 || !rows) continue;
-            multiply(p, slice, rows, tile);
-            add_tile(p, slice, tile, dh0);
         }
         free(tile);
     }
     return status;
 }
 
-/* Allocate what a pass needs besides tiles; rows that are multiplied have a vector behind them, so
-   that they are not a power of two apart. */
-static int prepare(struct pass *p, enum cell cell, int backward) {
+/* Allocate what a pass needs besides tiles. */
+static int prepare(struct pass *p) {
     const ptrdiff_t batch = p->s->batch, features = p->s->features;
-    p->gates = cell == CELL_LSTM ? 4 : 3;
-    p->panels = backward ? 1 : p->gates;
-    p->depth = backward ? p->gates * features : features;
+    p->gates = p->cell == CELL_LSTM ? 4 : 3;
+    p->panels = p->backward ? 1 : p->gates;
+    p->depth = p->backward ? p->gates * features : features;
     p->slices = ceil_div(features, ROWS_COLUMNS);
-    const ptrdiff_t stride = vectors_of(p->depth) * LANES + LANES,
-                    panels = p->slices * p->panels * ROWS_COLUMNS;
-    real *memory = NAME(scratch_new)(panels * (p->depth + !backward) + 2 * batch * stride +
-                                     backward * batch * features);
+    p->wide = vectors_of(p->gates * features) * LANES + GAP;
+    p->narrow = vectors_of(features) * LANES + GAP;
+    const ptrdiff_t panels = p->slices * p->panels * ROWS_COLUMNS;
+    p->memory = NAME(scratch_new)(panels * (p->depth + 1) + batch * (2 * p->wide + 7 * p->narrow));
     p->offset = aligned_alloc(64, (size_t)(2 * batch + 1) * sizeof *p->offset);
-    p->memory = memory;
-    if (!memory || !p->offset) return -1;
+    if (!p->memory || !p->offset) return -1;
     for (ptrdiff_t n = 0; n < batch; n++) {
-        p->offset[n] = n * stride;
+        p->offset[n] = n * (p->backward ? p->wide : p->narrow);
         p->offset[batch + n] = n * p->panels * ROWS_COLUMNS;
     }
-    p->packed = memory;
-    p->rows[0] = memory + panels * p->depth;
-    p->rows[1] = p->rows[0] + batch * stride;
-    p->carried = p->rows[1] + batch * stride;
+    real *free_memory = p->memory + panels * (p->depth + 1);
+    real **const states[] = {&p->h[0], &p->h[1], &p->c, &p->q, &p->before, &p->dh, &p->last};
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++, free_memory += batch * p->narrow)
+        *states[i] = free_memory;
+    p->a[0] = free_memory;
+    p->a[1] = free_memory + batch * p->wide;
     return 0;
 }
 
-/* Pack u, in backward as it lies and in forward turned, with its biases behind the rows. */
-static void pack(struct pass *p, int backward, const real *u, const real *b) {
+/* Pack u, in backward as it lies and in forward turned, with its biases behind. */
+static void pack(struct pass *p, const real *u, const real *b) {
     const ptrdiff_t features = p->s->features;
-    real *packed = p->memory, *start = p->carried;
+    real *start = p->memory + p->slices * p->panels * ROWS_COLUMNS * p->depth;
+    p->packed = p->memory;
+    p->start = b ? start : NULL;
     for (ptrdiff_t slice = 0; slice < p->slices; slice++) {
         const ptrdiff_t first = slice * ROWS_COLUMNS, columns = length_of(first, p->s);
         for (ptrdiff_t panel = 0; panel < p->panels; panel++) {
             const ptrdiff_t number = slice * p->panels + panel, row = panel * features + first;
-            NAME(gemm_pack)(p->depth, columns, backward ? u + first : u + row * features,
-                            backward ? features : 1, backward ? 1 : features,
-                            packed + number * p->depth * ROWS_COLUMNS);
-            for (ptrdiff_t j = 0; !backward && j < ROWS_COLUMNS; j++)
+            NAME(gemm_pack)(p->depth, columns, p->backward ? u + first : u + row * features,
+                            p->backward ? features : 1, p->backward ? 1 : features,
+                            p->memory + number * p->depth * ROWS_COLUMNS);
+            for (ptrdiff_t j = 0; b && j < ROWS_COLUMNS; j++)
                 start[number * ROWS_COLUMNS + j] = j < columns ? b[row + j] : 0;
         }
     }
-    p->start = backward ? NULL : start;
+}
+
+/* Copy states (batch, features) into rows, zeros without them. */
+static void spread(const struct pass *p, const real *states, real *rows) {
+    const ptrdiff_t units = p->s->features;
+    for (ptrdiff_t n = 0; n < p->s->batch; n++) {
+        if (states) {
+            copy(rows + n * p->narrow, states + n * units, units);
+        } else {
+            memset(rows + n * p->narrow, 0, (size_t)units * sizeof(real));
+        }
+    }
 }
 
 static void finish(struct pass *p) {
@@ -336,15 +403,13 @@ static void finish(struct pass *p) {
 static int forward(enum cell cell, const struct recurrent_shape *s, void *gates, const void *u,
                    const void *b, const void *h0, const void *c0, void *y, void *kept,
                    int threads) {
-    struct pass p = {
-        .s = s, .gates_ = gates, .y = y, .kept = kept, .first = cell == CELL_LSTM ? c0 : h0};
-    int status = prepare(&p, cell, 0);
+    struct pass p = {.s = s, .cell = cell, .all_gates = gates, .y = y, .kept = kept};
+    int status = prepare(&p);
     if (status == 0) {
-        pack(&p, 0, u, b);
-        for (ptrdiff_t n = 0; h0 && n < s->batch; n++) /* the second is written in the second step */
-            memcpy(p.rows[1] + p.offset[n], (const real *)h0 + n * s->features,
-                   (size_t)s->features * sizeof(real));
-        status = run(&p, cell, 0, h0 ? p.rows[1] : NULL, NULL, threads);
+        pack(&p, u, b);
+        spread(&p, h0, p.h[1]); /* which the first step reads */
+        spread(&p, c0, p.c);
+        status = run(&p, h0 != NULL, NULL, threads);
     }
     finish(&p);
     return status;
@@ -355,24 +420,26 @@ static int backward(enum cell cell, const struct recurrent_shape *s, const void 
                     const void *h0, const void *c0, void *dgates, void *dproducts, void *dh0,
                     void *dc0, int threads) {
     struct pass p = {.s = s,
-                     .gates_ = (real *)gates, /* which backward only reads, as y and kept */
+                     .cell = cell,
+                     .backward = 1,
+                     .dy = dy,
+                     .first = cell == CELL_LSTM ? c0 : h0,
+                     .all_gates = (real *)gates, /* which backward only reads, as y and kept */
                      .y = (real *)y,
                      .kept = (real *)kept,
-                     .first = cell == CELL_LSTM ? c0 : h0,
-                     .dy = dy,
                      .dgates = dgates,
-                     .dproducts = cell == CELL_LSTM ? dgates : dproducts};
-    const size_t bytes = (size_t)(s->batch * s->features) * sizeof(real);
-    int status = prepare(&p, cell, 1);
+                     .dproducts = dproducts};
+    int status = prepare(&p);
     if (status == 0) {
-        pack(&p, 1, u, NULL);
-        memset(p.carried, 0, bytes);
-        if (dh0) memset(dh0, 0, bytes);
-        status = run(&p, cell, 1, NULL, dh0, threads);
-        const real *carried = p.carried;
-        if (dh0 && cell == CELL_LSTM) memcpy(dc0, carried, bytes);
-        for (ptrdiff_t i = 0; dh0 && cell == CELL_GRU && i < s->batch * s->features; i++)
-            ((real *)dh0)[i] += carried[i];
+        pack(&p, u, NULL);
+        spread(&p, NULL, p.last);
+        if (dh0) memset(dh0, 0, (size_t)(s->batch * s->features) * sizeof(real));
+        status = run(&p, 0, dh0, threads);
+        real *left = cell == CELL_LSTM ? dc0 : dh0; /* which gets what the first step has left */
+        for (ptrdiff_t i = 0; dh0 && i < s->batch * s->features; i++) {
+            const real last = p.last[i / s->features * p.narrow + i % s->features];
+            left[i] = cell == CELL_LSTM ? last : left[i] + last;
+        }
     }
     finish(&p);
     return status;

@@ -262,6 +262,18 @@ def attention(draw: Draw, shape: Shape) -> Part:
     return Part("MultiHeadAttention", (heads,), options)
 
 
+def recurrent(draw: Draw, shape: Shape) -> Part:
+    options = {"layers": draw(st.integers(1, 2)), "bidirectional": draw(st.booleans())}
+    features = draw(st.integers(1, 9))
+    return Part(draw(st.sampled_from(["LSTM", "GRU"])), (features,), options)
+
+
+def signal(draw: Draw, shape: Shape) -> Part:
+    kernel, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    options = {"padding": "same", "dilation": dilation, "stride": draw(st.integers(1, 2))}
+    return Part("Conv1d", (draw(st.integers(1, 9)), kernel), options)
+
+
 def activation(draw: Draw, shape: Shape) -> Part:
     kinds = ["ReLU6", "LeakyReLU", "ELU", "Sigmoid", "Tanh", "ArcTan", "GELU", "SiLU", "Softmax"]
     return Part(draw(st.sampled_from(kinds)))
@@ -340,7 +352,11 @@ IMAGES = [
     *(adaptive_pool, simple("GlobalAvgPool2d")),
 ]
 VECTORS = [linear] * 8
-SEQUENCES = [*[linear, attention] * 4, simple("ClassToken"), simple("PositionalEmbedding")]
+SEQUENCES = [
+    *[linear, attention] * 4,
+    *(simple("ClassToken"), simple("PositionalEmbedding")),
+    *[recurrent, signal] * 2,
+]
 FUSED = [_mixing_conv, batch_norm, simple("ReLU")]
 """What the fusion pass knows, so that a network of little else has many ways to be fused."""
 

@@ -497,10 +497,40 @@ def test_the_documented_numbers_of_parameters_are_true() -> None:
     }
 
 
-def test_the_documented_encoder_is_built() -> None:
+def test_the_documented_networks_of_sequences_are_built() -> None:
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, recurrent = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     x, lengths = np.ones((2, 50, 64), "float32"), np.array([[50], [3]], "float32")
     assert names["model"].predict((x, lengths)).shape == (2, 50, 10)
+    exec(recurrent, names)
+    assert names["model"].predict(x[..., :12]).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["char_lstm", "char_gru"])
+def test_a_recurrent_network_learns_which_token_follows(name: str) -> None:
+    rng = np.random.default_rng(0)
+    start, step = rng.integers(0, 7, (20, 1)), rng.integers(1, 4, (20, 1))
+    text = (start + step * np.arange(20)) % 7  # the step follows from two tokens
+    net = create_net(name, 7, (19,), width=16, layers=1)
+    data = ArrayDataset(text[:, :-1].astype("float32"), text[:, 1:], classes=7)
+    trainer = Trainer(Model(net, (19,)), Adam(0.02), progress=False)
+    trainer.fit(data, epochs=20, batch_size=10)
+    assert trainer.losses[-1] < trainer.losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "sentence"),
+    [
+        ("char_lstm", (8, 3), {}, r"char_rnn: expected sequences of tokens, of shape \(T,\), got"),
+        ("char_lstm", (8,), {"kind": "rnn"}, "char_rnn: kind must be lstm or gru, got 'rnn'"),
+        ("cnn1d", (8, 8, 3), {}, r"cnn1d: expected signals of shape \(L, C\), got \(8, 8, 3\)"),
+        ("cnn1d", (8, 3), {"width": 0}, "cnn1d: width must be"),
+    ],
+)
+def test_sequences_and_signals_that_do_not_fit_are_told(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_net(name, 5, shape, **options)

@@ -304,6 +304,21 @@ class Attention(nn.Module):
         return y.transpose(1, 2).reshape(n, length, features // 3)
 
 
+class Recurrent(nn.Module):
+    """One direction of a recurrent layer, whose modules in PyTorch begin with the forward one."""
+
+    def __init__(self, layer: layers.LSTMLayer | layers.GRULayer, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.reverse, self.every = layer.reverse, layer.return_sequences
+        self.inner = kind(layer.w.shape[1], layer.features, bias=layer.bias, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.inner(x.flip(1) if self.reverse else x)
+        if not self.every:
+            return y[:, -1]
+        return y.flip(1) if self.reverse else y
+
+
 class ClassToken(nn.Module):
     """A vector before the first position."""
 
@@ -403,6 +418,8 @@ CONVERTERS: dict[type[Layer], Convert] = {
     ),
     layers.Dropout: lambda layer: nn.Dropout(layer.rate),
     layers.DotProductAttention: Attention,
+    layers.LSTMLayer: lambda layer: Recurrent(layer, nn.LSTM),
+    layers.GRULayer: lambda layer: Recurrent(layer, nn.GRU),
     layers.Embedding: Embedding,
     layers.ClassToken: ClassToken,
     layers.PositionalEmbedding: PositionalEmbedding,

@@ -85,6 +85,28 @@ class IdleAttention(Idle):
         return 0.0
 
 
+class IdleRecurrent(Idle):
+    """Idle kernels of recurrent layers.
+
+    Attributes
+    ----------
+    sizes : set of (int, int, int)
+        Samples, elements of the state, and gates, of all calls of forward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[tuple[int, int, int]] = set()
+
+    def lstm_forward(self, gates: Any, u: Any, b: Any, **options: Any) -> float:
+        """Note the size."""
+        rows, features = u.shape
+        self.sizes.add((len(gates), features, rows // features))
+        return 0.0
+
+    gru_forward = lstm_forward
+
+
 class IdleNorm(Idle):
     """Idle kernels of normalisation; lengths of sums are those of `norm`."""
 
@@ -147,6 +169,7 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
     idle["attention"] = IdleAttention()
     idle["conv"] = IdleConv(backend.conv, work_of if backend.name == "cpu" else None)
     idle["norm"] = IdleNorm(backend.norm)
+    idle["recurrent"] = IdleRecurrent()
     kept: dict[str, Any] = {
         "name": backend.name,
         "threads": backend.threads,
@@ -175,10 +198,12 @@ def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:
         return int(backend.memory.scratch.nbytes)  # the maximum of libraries so far
     if backend.name != "cpu" or itemsize == 2:  # allocations of the reference are not counted
         return 0
-    from pydtnn.kernels.cpu.scratch import attention_scratch, conv_scratch
+    from pydtnn.kernels.cpu.scratch import attention_scratch, conv_scratch, recurrent_scratch
 
     conv: Any = dry.conv
     attention: Any = dry.attention
+    recurrent: Any = dry.recurrent
     winograd, threads = backend.autotuner.mode != "direct", backend.threads
     of_convolutions = conv_scratch(conv.geometries, itemsize, threads, winograd=winograd)
-    return of_convolutions + attention_scratch(attention.sizes, itemsize, threads)
+    of_attention = attention_scratch(attention.sizes, itemsize, threads)
+    return of_convolutions + of_attention + recurrent_scratch(recurrent.sizes, itemsize)

@@ -16,6 +16,8 @@ BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
 # As in src/attention_parts.h.
 QUERIES, KEYS, VECTOR_BYTES = 56, 128, 64
+# As in src/recurrent.c: rows of all gates, and of states, for each sample.
+WIDE_ROWS, NARROW_ROWS, GAP_BYTES = 2, 7, 192
 
 
 def conv_scratch(
@@ -70,3 +72,22 @@ def attention_scratch(sizes: Iterable[tuple[int, int]], itemsize: int, threads: 
         elements = 2 * width * turned + 3 * length * rows + 2 * QUERIES * KEYS + length
         largest = max(largest, elements * itemsize)
     return largest * threads
+
+
+def recurrent_scratch(sizes: Iterable[tuple[int, int, int]], itemsize: int) -> int:
+    """Estimate the maximum scratch memory of recurrent layers, as in the C kernel.
+
+    Parameters
+    ----------
+    sizes : iterable of (int, int, int)
+        Samples, elements of the state, and gates.
+    itemsize : int
+        Bytes of an element.
+    """
+    largest = 0
+    for batch, features, gates in sizes:
+        matrix = gates * features * features
+        rows = (WIDE_ROWS * gates + NARROW_ROWS) * features
+        gaps = (WIDE_ROWS + NARROW_ROWS) * GAP_BYTES
+        largest = max(largest, (matrix + batch * rows) * itemsize + batch * gaps)
+    return largest

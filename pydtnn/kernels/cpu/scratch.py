@@ -17,7 +17,7 @@ BLOCK_BYTES = 1 << 20
 # As in src/attention_parts.h.
 QUERIES, KEYS, VECTOR_BYTES = 56, 128, 64
 # As in src/recurrent.c: rows of all gates, and of states, for each sample.
-WIDE_ROWS, NARROW_ROWS, GAP_BYTES = 2, 7, 192
+WIDE_ROWS, NARROW_ROWS, GAP_BYTES = 2, 6, 192
 
 
 def conv_scratch(

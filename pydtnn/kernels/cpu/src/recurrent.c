@@ -9,10 +9,9 @@
  *
  * Threads share the slices, and wait for each other after every step; each reads its own part of u,
  * which stays in its L2. Every element is one sum, in an order that does not depend on the slices.
- * What a step reads and writes of the arrays of all steps is copied, row by row, from and to memory in
- * which rows follow each other: where they lie, rows of one step are often a power of two apart, in
- * few sets of the caches, and a load waits for an earlier store to an address that is equal modulo
- * 4 KiB.
+ * What a step computes is copied, row by row, from memory in which rows follow each other to the
+ * arrays of all steps: there rows of one step are often a power of two apart, in few sets of the
+ * caches, and a load waits for an earlier store to an address that is equal modulo 4 KiB.
  *
  * Expected: the rate of gemm_rows, less the exponentials, 5 per unit of an LSTM and 3 of a GRU: 0.7
  * of the peak with 256 units and 32 samples. With one sample it is bound by reading u.
@@ -29,6 +28,7 @@
 #include "recurrent.h"
 
 enum { DEPTH = 512, GAP = 192 / sizeof(real) }; /* between rows, which are not 4 KiB apart then */
+enum { AHEAD = 4 }; /* samples whose rows are fetched, which no prefetcher finds: other pages */
 
 /* A pass over all steps. */
 struct pass {
@@ -46,9 +46,9 @@ struct pass {
     real *all_gates, *y, *kept, *dgates, *dproducts;
     /* rows of a step, `wide` apart for all gates and `narrow` for a state */
     ptrdiff_t wide, narrow;
-    real *a[2];                       /* terms, gates; in backward gates, then gradients of terms */
-    real *h[2];                       /* states; of this step and of the other one */
-    real *c, *q, *before, *dh, *last; /* of lstm_begin, gru_finish, and backward */
+    real *a[2];                 /* gates; in backward gradients of terms, in two steps in turns */
+    real *h[2];                 /* states, in two steps in turns */
+    real *c, *q, *zeros, *last; /* of lstm_begin; gru_finish and gru_backward; backward */
 };
 
 /* A sample in a step, from the first unit of a slice on. */
@@ -56,8 +56,9 @@ struct place {
     ptrdiff_t next; /* distance of gates in `a`; those of `product` are ROWS_COLUMNS apart */
     int exists;
     const real *product;
+    const real *terms; /* of the input; in backward, gates */
     real *a, *h, *c, *q, *last;
-    const real *before, *dh;
+    const real *kept, *before, *dy;
 };
 
 /* sigmoid(x) to 3 ulp; where its exponential would overflow, of a smaller one */
@@ -77,16 +78,17 @@ INLINE ptrdiff_t length_of(ptrdiff_t first, const struct recurrent_shape *s) {
 
 /* i, f, o = sigmoid, g = tanh; c = f c' + i g */
 INLINE void lstm_begin(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
-    real *i = at->a + j, *f = i + at->next, *g = f + at->next, *o = g + at->next, *c = at->c + j;
-    const real *p = at->product + j;
-    const vec in = logistic(load(i, lanes) + vload(p));
-    const vec forget = logistic(load(f, lanes) + vload(p + ROWS_COLUMNS));
-    const vec value = vtanh(load(g, lanes) + vload(p + 2 * ROWS_COLUMNS));
-    store(i, in, lanes);
-    store(f, forget, lanes);
-    store(g, value, lanes);
-    store(o, logistic(load(o, lanes) + vload(p + 3 * ROWS_COLUMNS)), lanes);
-    store(c, at->exists ? forget * load(c, lanes) + in * value : vzero(), lanes);
+    const real *x = at->terms + j, *p = at->product + j;
+    real *a = at->a + j, *c = at->c + j;
+    const ptrdiff_t next = at->next;
+    const vec i = logistic(load(x, lanes) + vload(p));
+    const vec f = logistic(load(x + next, lanes) + vload(p + ROWS_COLUMNS));
+    const vec g = vtanh(load(x + 2 * next, lanes) + vload(p + 2 * ROWS_COLUMNS));
+    store(a, i, lanes);
+    store(a + next, f, lanes);
+    store(a + 2 * next, g, lanes);
+    store(a + 3 * next, logistic(load(x + 3 * next, lanes) + vload(p + 3 * ROWS_COLUMNS)), lanes);
+    store(c, at->exists ? f * load(c, lanes) + i * g : vzero(), lanes);
 }
 
 /* h = o tanh(c) */
@@ -96,10 +98,11 @@ INLINE vec lstm_finish(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
 
 /* r, z = sigmoid */
 INLINE void gru_begin(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
-    real *r = at->a + j, *z = r + at->next;
-    const real *p = at->product + j;
-    store(r, logistic(load(r, lanes) + vload(p)), lanes);
-    store(z, logistic(load(z, lanes) + vload(p + ROWS_COLUMNS)), lanes);
+    const real *x = at->terms + j, *p = at->product + j;
+    real *a = at->a + j;
+    const ptrdiff_t next = at->next;
+    store(a, logistic(load(x, lanes) + vload(p)), lanes);
+    store(a + next, logistic(load(x + next, lanes) + vload(p + ROWS_COLUMNS)), lanes);
 }
 
 /* n = tanh(a + r q), q the product; h = (1 - z) n + z h' */
@@ -107,7 +110,7 @@ INLINE vec gru_finish(const struct place *at, ptrdiff_t j, ptrdiff_t lanes) {
     real *a = at->a + j;
     const vec q = vload(at->product + 2 * ROWS_COLUMNS + j), r = load(a, lanes),
               z = load(a + at->next, lanes), before = load(at->before + j, lanes);
-    const vec n = vtanh(load(a + 2 * at->next, lanes) + r * q);
+    const vec n = vtanh(load(at->terms + 2 * at->next + j, lanes) + r * q);
     store(a + 2 * at->next, n, lanes);
     store(at->q + j, q, lanes);
     return n + z * (before - n);
@@ -135,10 +138,10 @@ INLINE void finish_units(const enum cell cell, const struct place *at, ptrdiff_t
 /* do = dh tanh(c), dc += dh o (1 - tanh(c)^2), di = dc g, df = dc c', dg = dc i, dc' = dc f */
 INLINE vec lstm_backward(const struct place *at, vec dh, vec last, ptrdiff_t j, ptrdiff_t lanes,
                          vec *d) {
-    const real *a = at->a + j;
+    const real *a = at->terms + j;
     const ptrdiff_t next = at->next;
     const vec i = load(a, lanes), f = load(a + next, lanes), g = load(a + 2 * next, lanes),
-              o = load(a + 3 * next, lanes), t = vtanh(load(at->c + j, lanes)),
+              o = load(a + 3 * next, lanes), t = vtanh(load(at->kept + j, lanes)),
               before = load(at->before + j, lanes);
     const vec dc = last + dh * o * (1 - t * t);
     d[0] = dc * g * (i * (1 - i));
@@ -148,14 +151,13 @@ INLINE vec lstm_backward(const struct place *at, vec dh, vec last, ptrdiff_t j, 
     return dc * f;
 }
 
-/* dn = dh (1 - z), dz = dh (h' - n), dh' = dh z; dr = q da and dq = r da for n = tanh(a + r q); da
-   takes the place of q */
+/* dn = dh (1 - z), dz = dh (h' - n), dh' = dh z; dr = q da and dq = r da for n = tanh(a + r q) */
 INLINE vec gru_backward(const struct place *at, vec dh, vec last, ptrdiff_t j, ptrdiff_t lanes,
                         vec *d) {
-    const real *a = at->a + j;
+    const real *a = at->terms + j;
     const ptrdiff_t next = at->next;
     const vec r = load(a, lanes), z = load(a + next, lanes), n = load(a + 2 * next, lanes),
-              q = load(at->q + j, lanes), before = load(at->before + j, lanes);
+              q = load(at->kept + j, lanes), before = load(at->before + j, lanes);
     dh += last;
     const vec da = dh * (1 - z) * (1 - n * n);
     d[0] = da * q * (r * (1 - r));
@@ -168,7 +170,7 @@ INLINE vec gru_backward(const struct place *at, vec dh, vec last, ptrdiff_t j, p
 INLINE void backward_units(const enum cell cell, const struct place *at, ptrdiff_t j,
                            ptrdiff_t lanes) {
     const int gates = cell == CELL_LSTM ? 4 : 3;
-    const vec dh = load(at->dh + j, lanes) + vload(at->product + j),
+    const vec dh = load(at->dy + j, lanes) + vload(at->product + j),
               last = load(at->last + j, lanes);
     vec d[4];
     const vec rest = cell == CELL_LSTM ? lstm_backward(at, dh, last, j, lanes, d)
@@ -208,25 +210,51 @@ static void multiply(const struct pass *p, ptrdiff_t slice, const real *rows, re
     }
 }
 
+INLINE void fetch(const real *p) {
+    for (ptrdiff_t j = 0; j < ROWS_COLUMNS; j += 64 / (ptrdiff_t)sizeof(real))
+        __builtin_prefetch(p + j);
+}
+
 /* Gates of a slice in step i, at time t. */
 INLINE void slice_step(const enum cell cell, const int backward, const struct pass *p,
                        ptrdiff_t slice, ptrdiff_t i, ptrdiff_t t, const real *tile) {
     const struct recurrent_shape *s = p->s;
-    const ptrdiff_t first = slice * ROWS_COLUMNS, columns = length_of(first, s);
+    const ptrdiff_t units = s->features, first = slice * ROWS_COLUMNS,
+                    columns = length_of(first, s), other = s->reverse ? t + 1 : t - 1;
+    const int inside = 0 <= other && other < s->length;
     for (int sweep = 0; sweep < 2 - backward; sweep++) {
         for (ptrdiff_t n = 0; n < s->batch; n++) {
-            const ptrdiff_t state = n * p->narrow + first;
-            const struct place place = {.next = s->features,
-                                        .exists = !s->lengths || t < s->lengths[n],
-                                        .product = tile + n * p->panels * ROWS_COLUMNS,
-                                        .a = p->a[backward ? i % 2 : 0] + n * p->wide + first,
-                                        .h = p->h[i % 2] + state,
-                                        .c = p->c + state,
-                                        .q = p->q + state,
-                                        .last = p->last + state,
-                                        .before = (backward ? p->before : p->h[1 - i % 2]) + state,
-                                        .dh = p->dh + state};
+            const ptrdiff_t state = n * p->narrow + first, at = (n * s->length + t) * units + first,
+                            gates = (n * s->length + t) * p->gates * units + first;
+            struct place place = {.next = units,
+                                  .exists = !s->lengths || t < s->lengths[n],
+                                  .product = tile + n * p->panels * ROWS_COLUMNS,
+                                  .terms = p->all_gates + gates,
+                                  .a = p->a[backward ? i % 2 : 0] + n * p->wide + first,
+                                  .h = p->h[i % 2] + state,
+                                  .c = p->c + state,
+                                  .q = p->q + state,
+                                  .last = p->last + state,
+                                  .before = p->h[1 - i % 2] + state};
+            const int ahead = n + AHEAD < s->batch;
+            if (ahead && sweep == 0) {
+                for (ptrdiff_t gate = 0; gate < p->gates; gate++)
+                    fetch(place.terms + (AHEAD * s->length * p->gates + gate) * units);
+            }
             if (backward) {
+                place.kept = p->kept + at;
+                place.dy = p->dy + at;
+                place.before = p->first ? p->first + n * units + first : p->zeros + state;
+                if (inside) {
+                    const real *states = cell == CELL_LSTM ? p->kept : p->y;
+                    place.before = states + at + (other - t) * units;
+                }
+                if (ahead) {
+                    const ptrdiff_t further = AHEAD * s->length * units;
+                    fetch(place.kept + further);
+                    fetch(place.dy + further);
+                    if (inside) fetch(place.before + further);
+                }
                 FOR_CHANNELS(columns, backward_units, cell, &place);
             } else if (sweep == 0) {
                 FOR_CHANNELS(columns, begin_units, cell, &place);
@@ -272,26 +300,6 @@ static void give(const struct pass *p, ptrdiff_t n, ptrdiff_t i, ptrdiff_t t) {
     }
 }
 
-/* Copy what step i reads of a sample. */
-static void take(const struct pass *p, ptrdiff_t n, ptrdiff_t i, ptrdiff_t t) {
-    const struct recurrent_shape *s = p->s;
-    const ptrdiff_t units = s->features, at = (n * s->length + t) * units, state = n * p->narrow,
-                    other = s->reverse ? t + 1 : t - 1;
-    copy(p->a[p->backward ? i % 2 : 0] + n * p->wide, p->all_gates + p->gates * at,
-         p->gates * units);
-    if (!p->backward) return;
-    copy(p->dh + state, p->dy + at, units);
-    copy((p->cell == CELL_LSTM ? p->c : p->q) + state, p->kept + at, units);
-    if (0 <= other && other < s->length) {
-        const real *states = p->cell == CELL_LSTM ? p->kept : p->y;
-        copy(p->before + state, states + at + (other - t) * units, units);
-    } else if (p->first) {
-        copy(p->before + state, p->first + n * units, units);
-    } else {
-        memset(p->before + state, 0, (size_t)units * sizeof(real));
-    }
-}
-
 /* Add the product of the last step to the gradient of the first state. */
 static void add_tile(const struct pass *p, ptrdiff_t slice, const real *tile, real *dh0) {
     const ptrdiff_t first = slice * ROWS_COLUMNS, columns = length_of(first, p->s);
@@ -320,7 +328,6 @@ static int run(const struct pass *p, int begins, real *dh0, int threads) {
 #pragma omp for schedule(static)
             for (ptrdiff_t n = 0; n < s->batch; n++) {
                 if (i > 0) give(p, n, i - 1, up ? t - 1 : t + 1);
-                if (i < length) take(p, n, i, t);
             }
 #pragma omp for schedule(static)
             for (ptrdiff_t slice = 0; slice < p->slices; slice++) {
@@ -348,7 +355,7 @@ static int prepare(struct pass *p) {
     p->wide = vectors_of(p->gates * features) * LANES + GAP;
     p->narrow = vectors_of(features) * LANES + GAP;
     const ptrdiff_t panels = p->slices * p->panels * ROWS_COLUMNS;
-    p->memory = NAME(scratch_new)(panels * (p->depth + 1) + batch * (2 * p->wide + 7 * p->narrow));
+    p->memory = NAME(scratch_new)(panels * (p->depth + 1) + batch * (2 * p->wide + 6 * p->narrow));
     p->offset = aligned_alloc(64, (size_t)(2 * batch + 1) * sizeof *p->offset);
     if (!p->memory || !p->offset) return -1;
     for (ptrdiff_t n = 0; n < batch; n++) {
@@ -356,7 +363,7 @@ static int prepare(struct pass *p) {
         p->offset[batch + n] = n * p->panels * ROWS_COLUMNS;
     }
     real *free_memory = p->memory + panels * (p->depth + 1);
-    real **const states[] = {&p->h[0], &p->h[1], &p->c, &p->q, &p->before, &p->dh, &p->last};
+    real **const states[] = {&p->h[0], &p->h[1], &p->c, &p->q, &p->zeros, &p->last};
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++, free_memory += batch * p->narrow)
         *states[i] = free_memory;
     p->a[0] = free_memory;
@@ -433,6 +440,7 @@ static int backward(enum cell cell, const struct recurrent_shape *s, const void 
     if (status == 0) {
         pack(&p, u, NULL);
         spread(&p, NULL, p.last);
+        spread(&p, NULL, p.zeros);
         if (dh0) memset(dh0, 0, (size_t)(s->batch * s->features) * sizeof(real));
         status = run(&p, 0, dh0, threads);
         real *left = cell == CELL_LSTM ? dc0 : dh0; /* which gets what the first step has left */

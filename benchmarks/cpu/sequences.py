@@ -124,7 +124,7 @@ def row(name: str, dtype: str, threads: int, turns: int) -> str:
     """Measure a case."""
     case = CASES[name]
     own, flops = ours(case, dtype, threads)
-    sides = [own, *[theirs(case, dtype, threads)] * WITH_TORCH]
+    sides = [own, theirs(case, dtype, threads)] if WITH_TORCH else [own]
     for side in sides:
         for _ in range(WARM_UP):
             side()

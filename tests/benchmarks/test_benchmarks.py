@@ -81,6 +81,15 @@ def test_kernels_prints_both_directions_of_attention():
             assert float(direct) > 0
 
 
+def test_sequences_prints_the_rate_of_each_layer():
+    table = lines("cpu.sequences", "--layers", "lstm", "conv1d-depthwise", "--turns", "2")
+    for layer in ("lstm", "conv1d-depthwise"):
+        *_, threads, rate, ms = row(table, layer)
+        assert threads == "1"
+        assert float(rate) > 0
+        assert float(ms) > 0
+
+
 def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
     picture = tmp_path / "roofline.png"

@@ -211,10 +211,9 @@ def _class_token(at: Reading) -> Value:
     """Read a constant position before a sequence."""
     token, x = at.inputs if len(at.inputs) == 2 else (None, None)
     fixed = isinstance(x, Value) and x.batch.size == 1
-    if isinstance(token, Repeated) and token.axis == 0:
-        array = token.array
-    else:
-        array = token if fixed else None
+    array: Any = token if fixed else None
+    if isinstance(token, Repeated):
+        array = token.array if token.axis == 0 else None
     if array is None or not isinstance(x, Value) or len(x.axes) != 3:
         raise at.fail(
             "expected computed inputs, or a constant position before a sequence (N, T, C)"

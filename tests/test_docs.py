@@ -93,7 +93,9 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
 def known_options() -> set[str]:
     """The options of all commands, of benchmarks and of tests."""
     sources = (
-        path for top in ("pydtnn", "benchmarks", "tests") for path in (ROOT / top).rglob("*.py")
+        path
+        for top in ("pydtnn", "benchmarks", "tests", "packaging")
+        for path in (ROOT / top).rglob("*.py")
     )
     texts = (text for path in sources if ".add" in (text := path.read_text()))
     found = {name for text in texts for name in re.findall(r'"(--[a-z][a-z0-9-]*)"', text)}

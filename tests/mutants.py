@@ -93,6 +93,13 @@ MUTANTS = {
         "fan_in=max(taps * channels // prod(self.stride), 1),",
         "tests/layers/test_conv.py::test_weights_know_how_many_inputs_and_outputs_each_element_has",
     ),
+    "a recurrent layer whose last step ignores the length of a sample": Mutant(
+        "pydtnn/layers/recurrent.py",
+        "        if lengths is None:\n            return slice(None), -1",
+        "        if True:\n            return slice(None), -1",
+        "tests/layers/test_recurrent.py::"
+        "test_a_sample_with_a_length_has_the_outputs_and_gradients_of_its_part_alone",
+    ),
     "a forecast that checks tokens, which have no values": Mutant(
         "pydtnn/layers/embedding.py",
         "if self.backend.has_values and wrong.any():",
@@ -100,7 +107,7 @@ MUTANTS = {
         "tests/kernels/test_dry.py::test_a_forecast_does_not_depend_on_what_memory_contains",
     ),
     "a forecast that checks lengths, which have no values": Mutant(
-        "pydtnn/layers/attention.py",
+        "pydtnn/layers/sequence.py",
         "if self.backend.has_values and wrong.any():",
         "if wrong.any():",
         "tests/kernels/test_dry.py::test_a_forecast_does_not_depend_on_what_memory_contains",

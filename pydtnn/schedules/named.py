@@ -126,7 +126,6 @@ ALIASES = {
     "linear": "polynomial",
     "onecycle": "one_cycle",
     "sgdr": "cosine_restarts",
-    "cosine_with_restarts": "cosine_restarts",
 }
 """Other names of the schedules."""
 

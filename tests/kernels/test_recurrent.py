@@ -135,7 +135,7 @@ def test_the_gradients_of_the_reference_are_those_of_its_outputs(cell: str, vari
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_results_do_not_depend_on_the_number_of_threads(cell: str, cpu_backend: Backend) -> None:
-    arrays = operands(cell, (17, 3, 210), {"states": True})
+    arrays = operands(cell, (40, 3, 210), {"states": True})
 
     def results(backend: Backend) -> list[np.ndarray]:
         return [*run(backend.recurrent, cell, arrays, np.float32).values()]

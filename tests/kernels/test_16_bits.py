@@ -363,6 +363,14 @@ def _(b: Backend, a: Arrays) -> Any:
     return np.array([b.loss.hinge(a.x(30, 5), a.rng.integers(0, 5, 30), 0.5, out=dx)]), dx
 
 
+@case("loss.weighted_cross_entropy")
+def _(b: Backend, a: Arrays) -> Any:
+    dx = a.out(30, 5)
+    target, weights = a.rng.integers(0, 5, 30), abs(a.p(5))
+    loss = b.loss.weighted_cross_entropy(a.x(30, 5), target, weights, 2, 0.1, 0.5, out=dx)
+    return np.array([loss]), dx
+
+
 @case("loss.binary_cross_entropy")
 def _(b: Backend, a: Arrays) -> Any:
     dx = a.out(30, 5)

@@ -135,8 +135,14 @@ class BuildKernels(build_ext):
         if self.compiler.compiler_type == "msvc":
             raise PlatformError("pydtnn's kernels need GCC's vector extensions; use gcc or clang.")
         self._require_tools()
-        if self.editable_mode:  # pip's folder is temporary; the next build uses these objects
+        if self.editable_mode:  # pip's folders are temporary: use what was built before, and keep it
             self.build_temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
+            for extension in self.extensions:
+                target = Path(self.get_ext_fullpath(extension.name))
+                built = Path(*extension.name.split(".")[:-1], target.name)
+                if built.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(built, target)
         self.parallel = self.parallel or os.cpu_count() or 1
         if cache := shutil.which("ccache"):
             self.compiler.compiler_so.insert(0, cache)

@@ -135,7 +135,7 @@ class BuildKernels(build_ext):
         if self.compiler.compiler_type == "msvc":
             raise PlatformError("pydtnn's kernels need GCC's vector extensions; use gcc or clang.")
         self._require_tools()
-        if self.editable_mode:  # pip's folders are temporary: use what was built before, and keep it
+        if self.editable_mode:  # pip gives temporary folders: use what was built before
             self.build_temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
             for extension in self.extensions:
                 target = Path(self.get_ext_fullpath(extension.name))

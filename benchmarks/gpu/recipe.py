@@ -63,15 +63,16 @@ class Recipe:
 class Clock(Callback):
     """Tells when the first steps and each epoch are over."""
 
-    def __init__(self, told: Told, finish: Callable[[], None]) -> None:
-        self.told, self.finish, self.start, self.steps = told, finish, time.perf_counter(), 0
+    def __init__(self, told: Told, synchronize: Callable[[], None]) -> None:
+        self.told, self.synchronize = told, synchronize
+        self.start, self.steps = time.perf_counter(), 0
         self.first = 0.0
 
     def on_step_end(self, trainer: Any) -> None:
         """Count the steps."""
         self.steps += 1
         if self.steps == FIRST:
-            self.finish()
+            self.synchronize()
             self.first = time.perf_counter() - self.start
 
     def on_epoch_end(self, trainer: Any) -> None:

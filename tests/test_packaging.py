@@ -336,7 +336,7 @@ def test_a_build_of_a_selection_refuses_what_it_left_out(tree, tmp_path):
     done = start(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(library))
     assert done.stdout.splitlines() == ["generic", str(library / "pydtnn" / "__init__.py")]
     assert done.stderr.splitlines()[-1] == (
-        "NotImplementedError: the kernels for float64 have not been compiled: `make setup` "
+        "RuntimeError: the kernels for float64 have not been compiled: `make setup` "
         "compiles all, PYDTNN_BUILD selected some."
     )
 

@@ -38,7 +38,7 @@ cdef class Adder:
         cdef int number = max(available()) if isa is None else isa
         cdef const sum_kernels *kernels = sum_select(number, 8 if name == "float64" else 4)
         if kernels == NULL:
-            raise NotImplementedError(
+            raise RuntimeError(
                 f"sums of {name} have not been compiled: `make setup` compiles all kernels."
             )
         if name == "float32":

@@ -229,8 +229,8 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     axes = 2
 
 
-class GlobalAvgPool2d(AdaptiveAvgPool2d):
-    """Mean of each channel over the whole image: input ``(N, H, W, C)``, output ``(N, C)``."""
+class _GlobalAvgPool(_AdaptiveAvgPool):
+    """Base class of means of whole maps."""
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(1, name=name)
@@ -238,3 +238,7 @@ class GlobalAvgPool2d(AdaptiveAvgPool2d):
     def build(self, *shapes: Shape) -> Shape:
         """Drop the spatial axes."""
         return super().build(*shapes)[-1:]
+
+
+class GlobalAvgPool2d(_GlobalAvgPool, AdaptiveAvgPool2d):
+    """Mean of each channel over the whole image: input ``(N, H, W, C)``, output ``(N, C)``."""

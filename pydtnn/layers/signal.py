@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydtnn.layers.base import Shape
 from pydtnn.layers.conv import _Conv
-from pydtnn.layers.pool import _AdaptiveAvgPool, _AvgPool, _MaxPool
+from pydtnn.layers.pool import _AvgPool, _GlobalAvgPool, _MaxPool
 
 
 class Conv1d(_Conv):
@@ -68,14 +67,7 @@ class AvgPool1d(_AvgPool):
     axes = 1
 
 
-class GlobalAvgPool1d(_AdaptiveAvgPool):
+class GlobalAvgPool1d(_GlobalAvgPool):
     """Mean of each channel over all positions: input ``(N, L, C)``, output ``(N, C)``."""
 
     axes = 1
-
-    def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(1, name=name)
-
-    def build(self, *shapes: Shape) -> Shape:
-        """Drop the axis of positions."""
-        return super().build(*shapes)[-1:]

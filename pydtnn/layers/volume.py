@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydtnn.layers.base import Shape
 from pydtnn.layers.conv import _Conv
-from pydtnn.layers.pool import _AdaptiveAvgPool, _AvgPool, _MaxPool
+from pydtnn.layers.pool import _AvgPool, _GlobalAvgPool, _MaxPool
 
 
 class Conv3d(_Conv):
@@ -66,14 +65,7 @@ class AvgPool3d(_AvgPool):
     axes = 3
 
 
-class GlobalAvgPool3d(_AdaptiveAvgPool):
+class GlobalAvgPool3d(_GlobalAvgPool):
     """Mean of each channel over the whole volume: input ``(N, D, H, W, C)``, output ``(N, C)``."""
 
     axes = 3
-
-    def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(1, name=name)
-
-    def build(self, *shapes: Shape) -> Shape:
-        """Drop the spatial axes."""
-        return super().build(*shapes)[-1:]

@@ -30,7 +30,7 @@ cdef inline int itemsize(object array) except -1:
     if half and HAS_BF16:
         return 2  # which bfloat16 is, `supported` has found out
     if half or kind == cnp.NPY_DOUBLE:
-        raise NotImplementedError(
+        raise RuntimeError(
             f"the kernels for {array.dtype} have not been compiled: `make setup` compiles all, "
             f"PYDTNN_BUILD selected some."
         )

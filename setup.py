@@ -41,6 +41,8 @@ PLAIN = ["recycle"]  # sources without variants, linked into every family and _m
 PYTHON_H = "#include <Python.h>\n"
 STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
 """Families with variants for arrays of bfloat16."""
+ALL_TYPES = {"sum"}
+"""Those with variants for all types in every build: training in float32 adds numbers of float64."""
 MULTIPLYING = {"conv", "linear"}
 """Those with variants for the tile registers of AMX."""
 REALS = {"f32": (1, 0), "f64": (0, 0), "bf16": (1, 1)}  # REAL_FLOAT, STORED_BF16
@@ -237,7 +239,8 @@ class BuildKernels(build_ext):
         for variant in product(templates(family), INSTRUCTION_SETS, REALS):
             _, isa, real = variant
             exists = family in PAIRS.get(isa, STORED) if real == "bf16" else isa not in PAIRS
-            if exists and (isa, real) in self.variants:
+            wanted = "f32" if family in ALL_TYPES else real
+            if exists and (isa, wanted) in self.variants:
                 yield variant
 
     def _folder(self, isa: str, real: str) -> str:

@@ -154,7 +154,8 @@ class Projector:
         self._net = work.create_net()
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
         self._steps: dict[Any, DryStep] = {}
-        self._tables: dict[Any, Tables | ValueError] = {}
+        self._outlines: dict[Any, Outline | ValueError] = {}
+        self._tables: dict[int, Tables] = {}
         self._compression = lru_cache(maxsize=None)(
             lambda name, options: find_compression(name, dict(options), platform.rank_bandwidth)
         )
@@ -162,10 +163,7 @@ class Projector:
     def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
         """Return a projector for another platform, with the same outlines."""
         other = Projector(self.work, platform, costs, self.backend)
-        other._steps = self._steps
-        for key, found in self._tables.items():
-            known = found if isinstance(found, ValueError) else Tables(found.outline, costs)
-            other._tables[key] = known
+        other._steps, other._outlines = self._steps, self._outlines
         return other
 
     def tables(self, work: Workload, stage: int = 0) -> Tables:
@@ -184,19 +182,19 @@ class Projector:
         """
         place = (*work.cut.items(), repr(work.plan), work.bucket_bytes, stage)
         key = (*place, work.recompute, self._between(work))
-        if key not in self._tables:
+        if key not in self._outlines:
             try:
                 step = self._dry_step(work, place, stage)
-                found: Tables | ValueError = Tables(step.outline(work.recompute), self.costs)
+                found: Outline | ValueError = step.outline(work.recompute)
             except ValueError as error:
                 found = error
-            alike = not isinstance(found, Tables) or step.same_buckets
+            alike = isinstance(found, ValueError) or step.same_buckets
             for between in (False, True) if alike else key[-1:]:
-                self._tables[*key[:-1], between] = found
-        found = self._tables[key]
+                self._outlines[*key[:-1], between] = found
+        found = self._outlines[key]
         if isinstance(found, ValueError):
             raise found
-        return found
+        return self._tables.setdefault(id(found), Tables(found, self.costs))
 
     def _dry_step(self, work: Workload, place: tuple[Any, ...], stage: int) -> DryStep:
         """Return the network of a rank, which is built once for all kinds of recomputation."""

@@ -10,14 +10,24 @@ from pydtnn.comm import Serial
 from pydtnn.kernels import create_backend
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential
 from pydtnn.perfmodel import quick
-from pydtnn.perfmodel.quick import measure_platform, platform_of
+from pydtnn.perfmodel.calibration import Calibration, rates
+from pydtnn.perfmodel.quick import platform_of
 
 NET = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Flatten(), Linear(3))
 
 
-def test_ranks_of_a_host_are_one_platform_with_positive_rates():
+@pytest.fixture(autouse=True)
+def small_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "WIDTH", 64)
+
+
+def test_ranks_of_a_host_are_one_platform_with_positive_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
+
     def rank(comm):
-        return measure_platform(comm, create_backend("cpu", threads=1))
+        return platform_of(comm, create_backend("cpu", threads=1), NET, (8, 8, 3), 4)
 
     found = run_threads(2, rank)
     assert found[0] == found[1]
@@ -26,6 +36,8 @@ def test_ranks_of_a_host_are_one_platform_with_positive_rates():
     assert platform.compute.peak["float32"] > 1e8
     assert platform.compute.memory_bandwidth > 1e7
     assert 0 < platform.compute.call < 0.1
+    assert platform.compute.step > 0
+    assert platform.storage.loader > 0
     assert platform.messages.inside.bandwidth > 1e5
 
 
@@ -40,12 +52,13 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
     assert {name.rpartition(", ")[2] for name in first.compute.rates} == {"forward", "backward"}
     assert any(name.startswith("linear") for name in first.compute.rates)
 
-    def twice(*_: object) -> None:
+    def twice(*_: object, **__: object) -> None:
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr(quick, "measure_platform", twice)
+    monkeypatch.setattr(quick, "calibrate", twice)
     again = platform_of(Serial(), backend, NET, (8, 8, 3), 4)
     assert again.compute.peak["float32"] == pytest.approx(first.compute.peak["float32"], rel=1e-3)
-    monkeypatch.setattr(quick, "measure_platform", lambda *_: replace(first, name="again"))
+    other = Calibration(replace(first, name="again"), "", "", (), ())
+    monkeypatch.setattr(quick, "calibrate", lambda *_, **__: other)
     file.write_text("no platform")
     assert platform_of(Serial(), backend, NET, (8, 8, 3), 4).name == "again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.perfmodel.calibration import machine
 from pydtnn.perfmodel.calibration.messages import exchange_sample, measure_messages
-from pydtnn.perfmodel.calibration.rates import measure_rates, update_bandwidth
+from pydtnn.perfmodel.calibration.rates import Network, measure_rates, update_bandwidth
 from pydtnn.perfmodel.calibration.sample import Sample, noisy
 from pydtnn.perfmodel.entries import UPDATE
 from pydtnn.perfmodel.platform import Cluster, Compute, Platform, Storage
@@ -69,8 +69,9 @@ def calibrate(
     name: str = "measured",
     threads: int | None = None,
     isa: str | None = None,
-    folder: Path = Path(),
-    rates: bool = True,
+    backend: Backend | None = None,
+    folder: Path | None = None,
+    networks: Iterable[Network] | None = None,
     allow_noise: bool = True,
 ) -> Calibration:
     """Measure the platform of a job. Collective: all ranks call it.
@@ -82,11 +83,13 @@ def calibrate(
         Of the platform.
     threads, isa : optional
         See `pydtnn.create_backend`.
-    folder : Path
-        Folder in which the disk is measured.
-    rates : bool, default True
-        Whether to measure the rates of layers' kernels, which takes most of the time; otherwise
-        only peaks are.
+    backend : Backend, optional
+        Instead of `threads` and `isa`: that of the job.
+    folder : Path, optional
+        Folder in which the disk is measured; by default it is not.
+    networks : iterable, optional
+        Those with which the rates of layers' kernels are measured; by default networks with layers
+        of many classes, which take most of the time.
     allow_noise : bool, default True
         Whether to measure the rates on a machine under load, too.
 
@@ -95,9 +98,9 @@ def calibrate(
     AgreedError
         If an option is invalid, or the folder cannot be written.
     """
-    backend, error = None, None
+    error = None
     try:
-        backend = create_backend("cpu", threads=threads, isa=isa)
+        backend = backend or create_backend("cpu", threads=threads, isa=isa)
     except ValueError as problem:
         error = problem
     agree(comm, error)
@@ -105,8 +108,8 @@ def calibrate(
     samples: list[Sample] = []
     compute = _compute(comm, backend, samples)
     early = [one for own in comm.gather_object(samples) for one in own]
-    if rates and (allow_noise or not noisy(early)):
-        compute = _with_rates(comm, backend, compute, samples)
+    if allow_noise or not noisy(early):
+        compute = _with_rates(comm, backend, compute, samples, networks)
     if comm.size > 1:
         samples.append(exchange_sample(comm))
     messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
@@ -147,13 +150,16 @@ def _compute(comm: Communicator, backend: Backend, samples: list[Sample]) -> Com
 
 
 def _with_rates(
-    comm: Communicator, backend: Backend, compute: Compute, samples: list[Sample]
+    comm: Communicator,
+    backend: Backend,
+    compute: Compute,
+    samples: list[Sample],
+    networks: Iterable[Network] | None,
 ) -> Compute:
     """Measure the rates of layers' kernels on all ranks at the same time."""
-    found = measure_rates(backend, comm.barrier)
-    samples.append(
-        Sample("layers", (1.0, 1 + statistics.median(found.spreads.values())) * 2 + (2.0,))
-    )
+    found = measure_rates(backend, comm.barrier, networks)
+    spread = statistics.median(found.spreads.values() or (0.0,))
+    samples.append(Sample("layers", (1.0, 1 + spread) * 2 + (2.0,)))
     found.bandwidths[UPDATE] = update_bandwidth(backend.threads)
     everywhere = comm.gather_object((found.rates, found.bandwidths))
     all_rates, all_bandwidths = (
@@ -163,18 +169,19 @@ def _with_rates(
     return replace(compute, rates=all_rates, bandwidths=all_bandwidths)
 
 
-def _storage(comm: Communicator, folder: Path) -> Storage:
+def _storage(comm: Communicator, folder: Path | None) -> Storage:
     """Measure the loader on all ranks at the same time, and the disk on rank 0."""
     comm.barrier()
     sample, rate = machine.loader_rates(machine.loader())
     written, error = 0.0, None
-    if comm.rank == 0:
+    if comm.rank == 0 and folder is not None:
         try:
             written = machine.WRITTEN / machine.disk(folder).shortest
         except OSError as problem:
             error = problem
     agree(comm, error)
-    return Storage(_median(comm, sample), _median(comm, rate), max(comm.gather_object(written)))
+    write = max(comm.gather_object(written)) or None
+    return Storage(_median(comm, sample), _median(comm, rate), write)
 
 
 def _median(comm: Communicator, value: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.perfmodel.calibration import command
+from pydtnn.perfmodel.calibration import command, rates
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
 from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import AgreedError
@@ -26,7 +26,9 @@ QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.bet
 def measured(tmp_path_factory: Any) -> list[Calibration]:
     """What two ranks measure, without the rates of layers."""
     folder = tmp_path_factory.mktemp("calibration")
-    return run_threads(2, lambda comm: calibrate(comm, threads=1, folder=folder, rates=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rates, "WIDTH", 64)
+        return run_threads(2, lambda comm: calibrate(comm, threads=1, folder=folder, networks=()))
 
 
 def test_all_ranks_measure_the_same_platform(measured: list[Calibration]) -> None:

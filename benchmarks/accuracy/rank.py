@@ -26,8 +26,8 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
-from pydtnn.perfmodel.prediction import simulate
 from pydtnn.perfmodel.virtual import Processor, SharedCores
+from pydtnn.perfmodel.virtual.steps import simulate
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.training.preparation import autotune
 from pydtnn.utils.machine import restart_peak
@@ -86,8 +86,8 @@ def compare(
         if comm.rank == 0:
             costs = [MeasuredCosts(profile.of(r), varying=True) for r in range(comm.size)]
             ranks = simulate(workload, network, costs, processor, cores)
-            predicted.append(max(one.times.step for one in ranks))
-            communicated.append(ranks[0].times.communication)
+            predicted.append(max(one.step.seconds for one in ranks))
+            communicated.append(ranks[0].step.exposed)
             memory = max(one.memory.total for one in ranks) / MIB
         rest(comm)
         seconds_of(rank, comm, 1 if length == 1 else length)

@@ -22,7 +22,7 @@ from pydtnn.utils.units import parse_size
 
 if TYPE_CHECKING:  # the performance model is imported by runs that it predicts
     from pydtnn.perfmodel.platform import Platform
-    from pydtnn.perfmodel.projection import Projection
+    from pydtnn.perfmodel.prediction import Prediction
 
 MIN_GAIN = 1.05
 """Time of the best uniform plan over that of one that cuts layers differently, to use the latter:
@@ -62,7 +62,7 @@ class Predicted:
     reason: str = ""
 
     @classmethod
-    def of(cls, one: Projection, platform: Platform) -> Predicted:
+    def of(cls, one: Prediction, platform: Platform) -> Predicted:
         """Return the parts of a projection."""
         step = one.step
         return cls(

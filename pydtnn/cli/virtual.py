@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydtnn.cli.build import Job
     from pydtnn.perfmodel.compute.base import ComputeCosts
     from pydtnn.perfmodel.platform import Platform
-    from pydtnn.perfmodel.virtual.timing import Timing
+    from pydtnn.perfmodel.virtual.steps import Timing
     from pydtnn.perfmodel.workload import Workload
 
 
@@ -61,7 +61,7 @@ def run_on_virtual_ranks(
     disturbances = NONE if config.disturb is None else Disturbances.load(config.disturb)
     costs = create_costs(config, platform)
     if config.timing_only:
-        from pydtnn.perfmodel.virtual.timing import time_steps
+        from pydtnn.perfmodel.virtual.steps import time_steps
 
         workload = describe_virtual_run(config)
         steps = config.steps_per_epoch or STEPS

@@ -7,7 +7,8 @@ from pydtnn.utils.names import module_getattr
 if TYPE_CHECKING:
     from pydtnn.perfmodel.compute import ComputeCosts, Label
     from pydtnn.perfmodel.platform import Platform
-    from pydtnn.perfmodel.prediction import Prediction, predict
+    from pydtnn.perfmodel.prediction import Prediction
+    from pydtnn.perfmodel.virtual.steps import predict
     from pydtnn.perfmodel.workload import Workload
 
 __all__ = ["ComputeCosts", "Label", "Platform", "Prediction", "Workload", "predict"]
@@ -18,7 +19,7 @@ _HOMES = {
     "Platform": "pydtnn.perfmodel.platform",
     "Prediction": "pydtnn.perfmodel.prediction",
     "Workload": "pydtnn.perfmodel.workload",
-    "predict": "pydtnn.perfmodel.prediction",
+    "predict": "pydtnn.perfmodel.virtual.steps",
 }
 """Modules of the public names; a run imports those that predict it."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pydtnn.perfmodel.oracle.diagnosis import bottleneck
-from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import SearchResult, describe, search
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.units import align, quantity
@@ -26,12 +26,12 @@ def ranked(found: SearchResult, most: int = MAX_LISTED) -> list[str]:
     return align([[*COLUMNS], *shown], 1)
 
 
-def label(one: Projection) -> str:
+def label(one: Prediction) -> str:
     """Return a strategy's name, with a note if its plan was found layer by layer."""
     return one.work.strategy + (", layer by layer" if isinstance(one.work.plan, dict) else "")
 
 
-def cells(one: Projection) -> list[str]:
+def cells(one: Prediction) -> list[str]:
     """Return the parts of a step in ms, and the memory of a rank."""
     step = one.step
     compute = step.compute - step.update
@@ -49,7 +49,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def plan_lines(one: Projection) -> list[str]:
+def plan_lines(one: Prediction) -> list[str]:
     """Return the layers with a strategy of their own, in words; none for uniform plans."""
     plan = one.work.plan
     return [f"plan: {line}" for line in describe(plan, plan)] if isinstance(plan, dict) else []
@@ -76,7 +76,7 @@ def explain(found: SearchResult, limit: float) -> str:
     without = f"; {dropped} others do not fit into memory" if dropped else ""
     return (
         f"{label(best)}: {milliseconds(best.seconds)} ms per step by the model{faster}; "
-        f"limited by {bottleneck(best)}; memory {memory}{without}"
+        f"limited by {best.bottleneck}; memory {memory}{without}"
     )
 
 

@@ -266,7 +266,6 @@ class DryStep:
             ),
             shape={} if self.mesh is None else {a: n for a, n in self.mesh.shape.items() if n > 1},
             transfer=self.transfer,
-            input_bytes=sum(prod(node.shape) for node in self.graph.inputs) * 4,
             parameters=sum(p.size for p in placement.parameters.values()),
         )
 

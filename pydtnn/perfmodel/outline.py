@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute import Label
-from pydtnn.utils.observer import RECOMPUTED
 
 
 class Linear(NamedTuple):
@@ -54,9 +53,8 @@ class Compute:
 
     @cached_property
     def part(self) -> tuple[str, int]:
-        """Name of the node; 0 for its forward pass, 1 for backward, 2 for a repeated forward."""
-        name = self.label.name.removesuffix(RECOMPUTED)
-        return name, 2 if name != self.label.name else int(self.label.kind != "forward")
+        """See `Label.part`."""
+        return self.label.part
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,6 @@ class Outline:
         Ranks along the axes of the mesh besides "data".
     transfer : Transfer
         Messages of a stage; zero without a pipeline.
-    input_bytes : int
-        Bytes of one sample that this rank reads.
     parameters : int
         Number of all parameters of this rank.
     """
@@ -208,10 +204,4 @@ class Outline:
     memory: MemoryOutline
     shape: Mapping[str, int]
     transfer: Transfer
-    input_bytes: int
     parameters: int
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of all gradients."""
-        return sum(bucket.nbytes for bucket in self.buckets)

@@ -1,137 +1,268 @@
-"""Predicted time and memory of training steps."""
+"""Predictions of a step: where its time and memory go, on every rank that was followed.
+
+Closed formulas (`pydtnn.perfmodel.projection`) follow one rank, or one of each stage; virtual ranks
+(`pydtnn.perfmodel.virtual.steps`) are followed one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.wrapper import Wrapper
-from pydtnn.kernels.dry import dry_backend
-from pydtnn.layers import Net
-from pydtnn.perfmodel.breakdown import Breakdown, Times
-from pydtnn.perfmodel.compression import temporary_memory
-from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.compute.base import ComputeCosts
-from pydtnn.perfmodel.memory import RankMemory, rank_memory
+from pydtnn.model.graph import shapes_of
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
-from pydtnn.perfmodel.virtual.communicator import VirtualCommunicator
-from pydtnn.perfmodel.workload import Rank, Workload, check_timed, period
-from pydtnn.utils import clock
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.units import align, quantity
 
-WHO = "predict"
-
-MOST_RANKS = 16
-"""Largest number of ranks that are executed as virtual ranks."""
-
-WARM_UP = 2
-"""Steps before those that are predicted: the first ones create groups and buffers."""
-
-STEPS = 5
-"""Steps of which the one with the median time is predicted; periods of schemes with periods."""
-
 ITEM = 4
-"""Bytes of a value of a sample in the loader."""
+"""Bytes of a value of a sample in the loader, which prepares whole samples on every rank."""
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Time of a layer in a step.
+
+    Attributes
+    ----------
+    name : str
+        Those of convolutions include the layers that are fused into them.
+    forward, backward, recomputed : float
+        Compute, in s.
+    exchange : float
+        Waits in its passes for collectives, in s.
+    """
+
+    name: str
+    forward: float = 0.0
+    backward: float = 0.0
+    recomputed: float = 0.0
+    exchange: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Forward and backward, in s."""
+        return self.forward + self.backward + self.recomputed
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.compute + self.exchange
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step on a rank, in s.
+
+    Attributes
+    ----------
+    layers : tuple of LayerTime
+    other : float
+        Loss, and Python outside of layers.
+    update : float
+        Of the optimizer.
+    gradients_exposed : float
+        Waits outside of layers, and the processor's time for these messages: sums of gradients;
+        on virtual ranks those for other stages, too.
+    idle : float
+        Waits of a pipeline's stage for others.
+    busy : float
+        Time for which the rank's link transfers; 0 if it is not known.
+    """
+
+    layers: tuple[LayerTime, ...]
+    other: float
+    update: float
+    gradients_exposed: float
+    idle: float = 0.0
+    busy: float = 0.0
+
+    def _sum(self, part: str) -> float:
+        return float(sum(getattr(layer, part) for layer in self.layers))
+
+    @cached_property
+    def forward(self) -> float:
+        """Forward of all layers."""
+        return self._sum("forward")
+
+    @cached_property
+    def backward(self) -> float:
+        """Backward of all layers."""
+        return self._sum("backward")
+
+    @cached_property
+    def recomputed(self) -> float:
+        """Forward that backward repeats."""
+        return self._sum("recomputed")
+
+    @cached_property
+    def layers_exposed(self) -> float:
+        """Waits for collectives of layers."""
+        return self._sum("exchange")
+
+    @property
+    def compute(self) -> float:
+        """Time in which the rank computes."""
+        return self.forward + self.backward + self.recomputed + self.other + self.update
+
+    @property
+    def exposed(self) -> float:
+        """Time in which it waits for messages."""
+        return self.layers_exposed + self.gradients_exposed
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return self.compute + self.exposed + self.idle
+
+    def parts(self, loader: float = 0.0) -> dict[str, float]:
+        """Return the parts of a step by name, with the wait for the loader."""
+        return {
+            "compute": self.forward + self.backward + self.recomputed,
+            "exchanges of layers": self.layers_exposed,
+            "sums of gradients": self.gradients_exposed,
+            "waits for stages": self.idle,
+            "update": self.update,
+            "Python": self.other,
+            "loader": loader,
+        }
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a rank at the peak of a step, in B.
+
+    Attributes
+    ----------
+    parameters, gradients, slots : float
+        The flat arrays; slots are those of the optimizer that this rank stores.
+    activations : float
+        All other arrays of the passes, with the batch, and gaps between arrays.
+    scratch : float
+        Of kernels.
+    messages : float
+        Buffers of the exchange of gradients: received chunks, residuals and other state of
+        compression, averages, and those of the MPI library for pending sums.
+    process : float
+        Code and small objects of a training process, about.
+    """
+
+    parameters: float
+    gradients: float
+    slots: float
+    activations: float
+    scratch: float
+    messages: float
+    process: float
+
+    @property
+    def total(self) -> float:
+        """Sum of all."""
+        return float(sum(asdict(self).values()))
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest part."""
+        parts = asdict(self)
+        return max(parts, key=parts.__getitem__)
 
 
 @dataclass(frozen=True)
 class RankPrediction:
-    """Prediction for one rank.
+    """Prediction for one rank."""
 
-    Attributes
-    ----------
-    times : Times
-        Of a step.
-    memory : RankMemory
-    """
-
-    times: Times
-    memory: RankMemory
+    step: StepTime
+    memory: Memory
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time and memory of a training step.
+    """Predicted training.
 
     Attributes
     ----------
-    workload : str
-        Network and plan in words.
-    platform : str
-    batch : int
-        Samples of all ranks per step.
+    work : Workload
+    platform : Platform
     ranks : tuple of RankPrediction
+        Of all ranks, or by closed formulas one for all, with the step of the slowest stage and the
+        memory of that with the most.
     loader : float
         Time by which a step is longer because a rank waits for its batch, in s.
     checkpoint : float
-        Time to write a checkpoint, in s; 0 if the platform has no rate.
+        Time of a checkpoint after each epoch, in s; 0 if the platform has no rate.
     """
 
-    workload: str
-    platform: str
-    batch: int
+    work: Workload
+    platform: Platform = field(repr=False)
     ranks: tuple[RankPrediction, ...]
-    loader: float = 0.0
-    checkpoint: float = 0.0
+    loader: float
+    checkpoint: float
+
+    @classmethod
+    def of(
+        cls, work: Workload, platform: Platform, ranks: Iterable[RankPrediction], state: float
+    ) -> Prediction:
+        """Return the prediction with the waits for loader and disk.
+
+        Parameters
+        ----------
+        work, platform, ranks
+        state : float
+            Bytes of a checkpoint.
+        """
+        ranks, storage = tuple(ranks), platform.storage
+        sample = ITEM * sum(map(prod, shapes_of(work.input_shape)))
+        step = max(rank.step.seconds for rank in ranks)
+        loader = storage.delay(work.samples_per_rank, sample, work.loader_threads, step)
+        return cls(work, platform, ranks, loader, storage.checkpoint(state))
+
+    @cached_property
+    def step(self) -> StepTime:
+        """The step of the slowest rank; of equal ones, of that which computes longest."""
+        steps = (rank.step for rank in self.ranks)
+        return max(steps, key=lambda step: (round(step.seconds, 12), step.compute))
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory of the rank with the most."""
+        return max((rank.memory for rank in self.ranks), key=lambda memory: memory.total)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time of a step, in s."""
+        return self.step.seconds + self.loader
 
     @property
-    def seconds(self) -> float:
-        """Time of a step in s."""
-        return max(rank.times.step for rank in self.ranks) + self.loader
+    def epoch(self) -> float:
+        """Time of an epoch with a checkpoint, in s."""
+        return self.work.steps * self.seconds + self.checkpoint
 
     @property
     def throughput(self) -> float:
         """Samples per second of all ranks."""
-        return self.batch / self.seconds
-
-    @property
-    def memory(self) -> int:
-        """Memory of the rank with the most, in B."""
-        return max(rank.memory.total for rank in self.ranks)
-
-    @property
-    def slowest(self) -> RankPrediction:
-        """The rank that computes longest."""
-        return max(self.ranks, key=lambda rank: rank.times.compute + rank.times.update)
+        return self.work.batch / self.seconds
 
     @property
     def bottleneck(self) -> str:
-        """What takes the largest part of a step, in words."""
-        times = self.slowest.times
-        parts = {
-            "compute": times.compute,
-            "communication": times.communication,
-            "loader": self.loader,
-            "update": times.update,
-            "loss": times.loss,
-            "other": times.other,
-        }
-        largest = max(parts, key=parts.__getitem__)
-        text = f"{largest}: {parts[largest] / self.seconds:.0%} of a step"
-        if largest == "compute" and times.layers:
-            name, layer = max(
-                times.layers.items(), key=lambda item: item[1].forward + item[1].backward
-            )
-            text += f", most of it in {name} ({(layer.forward + layer.backward) * 1e3:.3g} ms)"
-        if largest == "communication":
-            name, layer = max(times.layers.items(), key=lambda item: item[1].communication)
-            inside = sum(layer.communication for layer in times.layers.values())
-            where = f"in {name}" if inside > times.communication / 2 else "after backward"
-            text += f", most of it {where}"
-        return text
+        """The part of a step that takes the most time, such as "compute (stage1.0.conv2 4 %)"."""
+        step = self.step
+        parts = step.parts(self.loader)
+        name = max(parts, key=parts.__getitem__)
+        part = {"compute": "compute", "exchanges of layers": "exchange"}.get(name)
+        if part is None:
+            return name
+        layer = max(step.layers, key=lambda one: float(getattr(one, part)))
+        share = 100 * getattr(layer, part) / self.seconds
+        return f"{name.partition(' ')[0]} ({layer.name} {share:.0f} %)"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the prediction as JSON values."""
+        """Return the prediction as JSON values, times in s and memory in B."""
         return {
-            "workload": self.workload,
-            "platform": self.platform,
-            "batch": self.batch,
+            "workload": self.work.name,
+            "platform": self.platform.name,
+            "batch": self.work.batch,
             "seconds": self.seconds,
             "throughput": self.throughput,
             "loader": self.loader,
@@ -139,165 +270,30 @@ class Prediction:
             "bottleneck": self.bottleneck,
             "ranks": [
                 {
-                    "step": rank.times.step,
-                    "compute": rank.times.compute,
-                    "communication": rank.times.communication,
-                    "loss": rank.times.loss,
-                    "update": rank.times.update,
-                    "other": rank.times.other,
-                    "memory": rank.memory.to_json(),
-                    "layers": {name: asdict(layer) for name, layer in rank.times.layers.items()},
+                    "step": rank.step.seconds,
+                    **rank.step.parts(),
+                    "memory": asdict(rank.memory) | {"total": rank.memory.total},
+                    "layers": [asdict(layer) for layer in rank.step.layers],
                 }
                 for rank in self.ranks
             ],
         }
 
     def __str__(self) -> str:
-        title = ["rank", "step", "compute", "comm.", "loss", "update", "other", "memory"]
-        rows = [title]
+        rows = [["rank", "step", "compute", "messages", "update", "other", "memory"]]
         for number, rank in enumerate(self.ranks):
-            t = rank.times
-            parts = (t.step, t.compute, t.communication, t.loss, t.update, t.other)
+            step, parts = rank.step, rank.step.parts()
+            waits = step.exposed + step.idle
+            times = (step.seconds, parts["compute"], waits, step.update, step.other)
             memory = quantity(rank.memory.total, 1024, "B")
-            rows.append([str(number), *(f"{1e3 * part:.3f}" for part in parts), memory])
+            rows.append([str(number), *(f"{1e3 * time:.3f}" for time in times), memory])
         return "\n".join(
             [
-                f"{self.workload}, batch {self.batch}, on {self.platform}: "
+                f"{self.work.name}, batch {self.work.batch}, on {self.platform.name}: "
                 f"{1e3 * self.seconds:.3f} ms per step, {self.throughput:.1f} samples/s",
                 *align(rows, left=1),
-                "(times in ms; comm. is exposed communication)",
+                "(times in ms; messages are waits that nothing overlaps)",
                 *([f"loader: {1e3 * self.loader:.3f} ms per step"] if self.loader else []),
                 f"bottleneck: {self.bottleneck}",
             ]
         )
-
-
-def predict(
-    workload: Workload | str | Callable[..., Net],
-    platform: Platform | str | Path,
-    costs: ComputeCosts | Sequence[ComputeCosts] | None = None,
-    **options: Any,
-) -> Prediction:
-    """Predict the time and memory of a step: virtual ranks execute it with empty kernels.
-
-    Parameters
-    ----------
-    workload : Workload, str or callable
-        Of at most 16 ranks; or a model, as in `Workload`.
-    platform : Platform, str or Path
-        A platform, its name or its file.
-    costs : ComputeCosts or sequence of ComputeCosts, optional
-        Time of compute, or that of each rank; by default from the rates of the platform.
-    **options
-        Of a model: the other parameters of `Workload`, such as `input_shape`, `batch` and `axes`.
-
-    Raises
-    ------
-    ValueError
-        If there are too many ranks, or the workload is not possible.
-    TypeError
-        If an option does not exist.
-    """
-    if not isinstance(workload, Workload):
-        workload = Workload(workload, **options)
-    elif options:
-        raise TypeError(
-            f"{WHO}: expected options as arguments of the Workload, got {', '.join(options)}; use "
-            "dataclasses.replace(workload, ...)"
-        )
-    if not isinstance(platform, Platform):
-        platform = Platform.load(platform)
-    if workload.ranks > MOST_RANKS:
-        raise ValueError(
-            f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
-        )
-    check_timed(workload)
-    network, processor = platform.network(workload.ranks), Processor.of(platform)
-    costs = AnalyticCosts.of(workload, platform) if costs is None else costs
-    ranks = simulate(workload, network, costs, processor, shared_cores(workload, platform))
-    step = max(rank.times.step for rank in ranks)
-    sample, storage = prod(workload.input_shape) * ITEM, platform.storage
-    saved = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
-    return Prediction(
-        workload.name,
-        platform.name,
-        workload.batch,
-        tuple(ranks),
-        loader=storage.delay(workload.samples_per_rank, sample, workload.loader_threads, step),
-        checkpoint=storage.checkpoint(saved),
-    )
-
-
-def shared_cores(workload: Workload, platform: Platform) -> SharedCores | None:
-    """Return the cores that the ranks of a host share; None if there are enough for all."""
-    cluster = platform.cluster
-    wanted = min(cluster.ranks_per_host, workload.ranks) * (workload.threads or 1)
-    if wanted <= cluster.cores_per_host:
-        return None
-    number = max(cluster.cores_per_host // (workload.threads or 1), 1)
-    return SharedCores(number, platform.hosts(workload.ranks))
-
-
-def simulate(
-    workload: Workload,
-    network: Network,
-    costs: ComputeCosts | Sequence[ComputeCosts],
-    processor: Processor,
-    cores: SharedCores | None = None,
-) -> list[RankPrediction]:
-    """Execute steps on virtual ranks with empty kernels; return the step with the median time.
-
-    If communication repeats with a period, it is the mean step of the median period.
-
-    Parameters
-    ----------
-    workload : Workload
-    network : Network
-        With the host of every rank.
-    costs : ComputeCosts or sequence of ComputeCosts
-    processor : Processor
-        What messages cost the processor of a rank.
-    cores : SharedCores, optional
-        Cores that ranks share; by default each has its own.
-    """
-    run = run_virtual(
-        _run_rank(workload), network=network, costs=costs, processor=processor, cores=cores
-    )
-    steps = list(zip(*(times for times, _ in run.results), strict=True))
-    middle = sorted(steps, key=lambda ranks: max(times.step for times in ranks))[len(steps) // 2]
-    memory = [memory for _, memory in run.results]
-    return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
-
-
-def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times], RankMemory]]:
-    length, temporary = period(workload), 0.0
-    if workload.compress:
-        temporary = temporary_memory(workload.compress, workload.compress_options)
-
-    def run(comm: Communicator) -> tuple[list[Times], RankMemory]:
-        breakdown = Breakdown(clock.current().now_ns)
-        backend = dry_backend(workload.create_backend(), threshold=1)
-        rank = Rank(workload, comm, backend=backend, observers=[breakdown])
-        rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
-        breakdown.traffic = rank.trainer.comm.traffic
-        for _ in range(length * -(-WARM_UP // length)):
-            rank.step()
-        breakdown.take(0.0)
-        found = []
-        for _ in range(STEPS):
-            begin = clock.now()
-            for _ in range(length):
-                rank.step()
-            found.append(breakdown.take((clock.now() - begin) / length, length))
-        largest = max((bucket.grads.nbytes for bucket in rank.trainer.model.buckets), default=0)
-        return found, rank_memory(rank, library=_buffers(comm) + int(temporary * largest))
-
-    return run
-
-
-def _buffers(comm: Communicator) -> int:
-    """Return the most memory of the MPI library for the sums of a virtual rank, in B."""
-    while isinstance(comm, Wrapper):
-        comm = comm.inner
-    assert isinstance(comm, VirtualCommunicator)
-    return comm.buffers.most

@@ -1,9 +1,9 @@
-"""Projections: time, memory and limits of strategies, from outlines that are computed once."""
+"""Projections: time and memory of strategies, from outlines that are computed once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import astuple, replace
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -20,8 +20,14 @@ from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.pipeline import StageTime, carry_out
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.timing import (
+from pydtnn.perfmodel.prediction import (
+    LayerTime,
+    Memory,
+    Prediction,
+    RankPrediction,
     StepTime,
+)
+from pydtnn.perfmodel.timing import (
     Tables,
     gradients_exposed,
     pass_time,
@@ -59,75 +65,6 @@ def without_formula(work: Workload, platform: Platform | None = None) -> str:
     if platform is not None and work.threads not in (None, platform.compute.threads):
         return "threads"
     return first_unknown(work, KNOWN)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of a rank at the peak of a step, in B.
-
-    Attributes
-    ----------
-    parameters, gradients, slots : float
-    activations : float
-        All other arrays of the passes, with the batch.
-    other : float
-        Scratch memory of kernels, buffers of messages, and the process itself.
-    """
-
-    parameters: float
-    gradients: float
-    slots: float
-    activations: float
-    other: float
-
-    @property
-    def total(self) -> float:
-        """Sum of all."""
-        return self.parameters + self.gradients + self.slots + self.activations + self.other
-
-
-@dataclass(frozen=True)
-class Projection:
-    """Predicted training.
-
-    Attributes
-    ----------
-    work : Workload
-    samples : int
-        Samples of a rank in a step.
-    step : StepTime
-        Of the slowest stage if there is a pipeline.
-    loader : float
-        Time by which the loader delays a step, in s.
-    checkpoint : float
-        Time of a checkpoint after each epoch, in s.
-    memory : Memory
-    stage : int
-        The stage with the most memory.
-    """
-
-    work: Workload
-    samples: int
-    step: StepTime
-    loader: float
-    checkpoint: float
-    memory: Memory
-    stage: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """Time of a step, in s."""
-        return self.step.seconds + self.loader
-
-    @cached_property
-    def epoch(self) -> float:
-        """Time of an epoch with a checkpoint, in s."""
-        return self.work.steps * self.seconds + self.checkpoint
-
-    @property
-    def rate(self) -> float:
-        """Samples per second."""
-        return self.work.batch / self.seconds
 
 
 class Projector:
@@ -232,7 +169,7 @@ class Projector:
                 f"{self.platform.name}; omit it, or use virtual ranks"
             )
 
-    def project(self, work: Workload) -> Projection:
+    def project(self, work: Workload) -> Prediction:
         """Predict training.
 
         Raises
@@ -255,30 +192,19 @@ class Projector:
         if work.stages > 1:
             return self._project_stages(work, messages, samples)
         tables = self.tables(work)
-        step = step_time(tables, messages, samples, slots=work.slots, clips=work.clips)
-        memory = self._memory(work, tables.outline, samples, 1)
-        return self._complete(work, samples, step, memory, [tables.outline])
+        step = step_time(tables, messages, samples)
+        return self._complete(
+            work, step, [self._memory(work, tables.outline, samples, 1)], [tables]
+        )
 
     def _complete(
-        self,
-        work: Workload,
-        samples: int,
-        step: StepTime,
-        memory: Memory,
-        outlines: list[Outline],
-        stage: int = 0,
-    ) -> Projection:
-        storage, nbytes = self.platform.storage, outlines[0].input_bytes
-        state = sum(one.memory.values + work.slots * one.memory.trained for one in outlines)
-        return Projection(
-            work=work,
-            samples=samples,
-            step=step,
-            loader=storage.delay(samples, nbytes, work.loader_threads, step.seconds),
-            checkpoint=storage.checkpoint(state),
-            memory=memory,
-            stage=stage,
-        )
+        self, work: Workload, step: StepTime, memories: list[Memory], tables: list[Tables]
+    ) -> Prediction:
+        """Return the prediction for one rank that stands for all, or one of each stage."""
+        own = [one.outline.memory for one in tables]
+        state = sum(one.values + work.slots * one.trained for one in own)
+        memory = max(memories, key=lambda memory: memory.total)
+        return Prediction.of(work, self.platform, [RankPrediction(step, memory)], state)
 
     def _memory(self, work: Workload, outline: Outline, samples: int, in_flight: int) -> Memory:
         own = outline.memory
@@ -299,12 +225,14 @@ class Projector:
             gradients=own.gradients,
             slots=work.slots * own.trained / (work.data if sharded else 1),
             activations=max(own.peak.at(samples) - flat, 0.0) + kept,
-            other=own.scratch + buffers + PROCESS_BYTES,
+            scratch=own.scratch,
+            messages=buffers,
+            process=PROCESS_BYTES,
         )
 
     # -- pipelines --------------------------------------------------------------------------------
 
-    def _project_stages(self, work: Workload, messages: MessageCosts, samples: int) -> Projection:
+    def _project_stages(self, work: Workload, messages: MessageCosts, samples: int) -> Prediction:
         stages = work.stages
         parts = min(work.micro_batches or DEFAULT_PER_STAGE * stages, samples)
         own = ceil(samples / parts)
@@ -323,45 +251,22 @@ class Projector:
         ends = carry_out(plan, times)
         slowest = max(range(stages), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
-        shards = work.data if work.scheme == "sharded" else 1
-        slots, clips = work.slots, work.clips
-        updates = [
-            messages.slowdown * update_seconds(one.outline, self.platform, slots, shards, clips)
-            for one in tables
-        ]
+        updates = [update_seconds(one, messages) for one in tables]
         last = max(end + e + u for end, e, u in zip(ends, exposed, updates, strict=True))
-        layers = tuple(
-            replace(
-                layer,
-                forward=parts * layer.forward,
-                backward=parts * layer.backward,
-                recomputed=parts * layer.recomputed,
-                exchange=parts * layer.exchange,
-            )
-            for layer in passes[slowest].layers
-        )
-        sums = {
-            name: sum(getattr(layer, name) for layer in layers)
-            for name in ("forward", "backward", "recomputed", "exchange")
-        }
-        working = sum(sums.values()) + exposed[slowest] + updates[slowest]
-        sent = duration(messages.stage(own * tables[slowest].outline.transfer.sent))
         step = StepTime(
-            forward=sums["forward"],
-            backward=sums["backward"],
-            recomputed=sums["recomputed"],
+            tuple(
+                LayerTime(one.name, *(parts * time for time in astuple(one)[1:]))
+                for one in passes[slowest].layers
+            ),
             other=messages.slowdown * tables[slowest].step(own),
             update=updates[slowest],
-            layers_exposed=sums["exchange"],
             gradients_exposed=exposed[slowest],
-            idle=max(last - working, 0.0),
-            busy=parts * (passes[slowest].busy + 2 * sent),
-            layers=layers,
+            busy=parts * (passes[slowest].busy + 2 * times[slowest].ahead),
         )
+        working = step.seconds - step.other
+        step = replace(step, idle=max(last - working, 0.0))
         memories = [
             self._memory(work, one.outline, own, most_in_flight(actions))
             for one, actions in zip(tables, plan, strict=True)
         ]
-        largest = max(range(stages), key=lambda k: memories[k].total)
-        outlines = [one.outline for one in tables]
-        return self._complete(work, samples, step, memories[largest], outlines, largest)
+        return self._complete(work, step, memories, tables)

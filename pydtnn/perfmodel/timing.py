@@ -18,92 +18,12 @@ from pydtnn.perfmodel.compute.analytic import CLIPPING
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Start, Wait
 from pydtnn.perfmodel.overlap import Channel, Operation
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.prediction import LayerTime, StepTime
 
 ACCESSES = {0: 3, 1: 5, 2: 7}
 """Numbers that an update reads and writes for each parameter, by slots of the optimizer."""
 
 STEP = Label("phase", "step", 0)
-
-
-@dataclass(frozen=True)
-class LayerTime:
-    """Time of a layer in a step.
-
-    Attributes
-    ----------
-    name : str
-    forward, backward, recomputed : float
-        Compute, in s.
-    exchange : float
-        Waits for its collectives, in s.
-    """
-
-    name: str
-    forward: float = 0.0
-    backward: float = 0.0
-    recomputed: float = 0.0
-    exchange: float = 0.0
-
-    @property
-    def compute(self) -> float:
-        """Forward and backward, in s."""
-        return self.forward + self.backward + self.recomputed
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.compute + self.exchange
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """The time of a step, in s.
-
-    Attributes
-    ----------
-    forward, backward, recomputed : float
-        Compute of layers.
-    other : float
-        Loss, and Python outside of layers.
-    update : float
-        Of the optimizer.
-    layers_exposed : float
-        Waits for collectives of layers.
-    gradients_exposed : float
-        Waits for sums of gradients after backward, and the processor's time for them.
-    idle : float
-        Waits of a pipeline's stage for others.
-    busy : float
-        Time for which the rank's link transfers.
-    layers : tuple of LayerTime
-    """
-
-    forward: float
-    backward: float
-    recomputed: float
-    other: float
-    update: float
-    layers_exposed: float
-    gradients_exposed: float
-    idle: float
-    busy: float
-    layers: tuple[LayerTime, ...]
-
-    @property
-    def compute(self) -> float:
-        """Time in which the rank computes."""
-        return self.forward + self.backward + self.recomputed + self.other + self.update
-
-    @property
-    def exposed(self) -> float:
-        """Time in which it waits for messages."""
-        return self.layers_exposed + self.gradients_exposed
-
-    @property
-    def seconds(self) -> float:
-        """The step."""
-        return self.compute + self.exposed + self.idle
 
 
 class Tables:
@@ -186,49 +106,27 @@ class _Clock:
         return tuple(LayerTime(name, *parts) for name, parts in self.parts.items())
 
 
-def update_seconds(
-    outline: Outline, platform: Platform, slots: int, shards: int = 1, clips: bool = False
-) -> float:
+def update_seconds(tables: Tables, messages: MessageCosts) -> float:
     """Return the time of the optimizer's update of this rank's parameters, in s."""
-    numbers = ACCESSES.get(slots, 3 + 2 * slots) + (CLIPPING if clips else 0)
-    moved = numbers * outline.memory.trained / shards
-    return moved / platform.update_bandwidth
+    work, platform = messages.work, messages.platform
+    numbers = ACCESSES.get(work.slots, 3 + 2 * work.slots) + (CLIPPING if work.clips else 0)
+    shards = work.data if work.scheme == "sharded" else 1
+    moved = numbers * tables.outline.memory.trained / shards
+    return messages.slowdown * moved / platform.update_bandwidth
 
 
-def step_time(
-    tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1, clips: bool = False
-) -> StepTime:
-    """Return the time of a step without a pipeline.
-
-    Parameters
-    ----------
-    tables : Tables
-    messages : MessageCosts
-    samples : int
-        Of the rank.
-    slots : int
-        Slots of the optimizer.
-    clips : bool
-        Whether gradients are clipped.
-    """
-    outline, platform = tables.outline, messages.platform
+def step_time(tables: Tables, messages: MessageCosts, samples: int) -> StepTime:
+    """Return the time of a step of a rank's samples without a pipeline."""
     clock = _Clock(tables, messages, samples)
-    clock.run(outline.forward)
-    clock.run(outline.backward, outline.buckets)
+    clock.run(tables.outline.forward)
+    clock.run(tables.outline.backward, tables.outline.buckets)
     clock.finish()
-    shards = messages.work.data if messages.work.scheme == "sharded" else 1
-    layers = clock.layers()
     return StepTime(
-        forward=sum(layer.forward for layer in layers),
-        backward=sum(layer.backward for layer in layers),
-        recomputed=sum(layer.recomputed for layer in layers),
-        other=clock.slowdown * tables.step(samples),
-        update=clock.slowdown * update_seconds(outline, platform, slots, shards, clips),
-        layers_exposed=sum(layer.exchange for layer in layers),
+        clock.layers(),
+        other=messages.slowdown * tables.step(samples),
+        update=update_seconds(tables, messages),
         gradients_exposed=clock.gradient_work,
-        idle=0.0,
         busy=clock.channel.busy,
-        layers=layers,
     )
 
 

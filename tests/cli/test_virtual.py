@@ -14,7 +14,7 @@ import pytest
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.virtual import create_costs, describe_virtual_run
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.virtual.timing import time_steps
+from pydtnn.perfmodel.virtual.steps import time_steps
 from pydtnn.tracing.records import RECORD, read_traces
 from pydtnn.train import main
 from tests.cli.test_auto import BASE, DECLARED, NEEDS, VALUES, WITH

@@ -7,8 +7,8 @@ import pytest
 
 from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.prediction import predict
 from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import Workload
 
 INPUT, BATCH = (16, 16, 3), 32

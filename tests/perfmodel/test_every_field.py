@@ -10,8 +10,8 @@ import pytest
 
 from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.prediction import predict
 from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import UNTIMED, Workload, names_of_fields
 from pydtnn.utils.errors import RankError
 from tests.perfmodel.small import small_work
@@ -56,7 +56,7 @@ def by_formulas(work: Workload) -> tuple[float, ...]:
 
 def on_virtual_ranks(work: Workload) -> tuple[float, ...]:
     one = predict(work, PLATFORM)
-    return one.seconds, one.checkpoint, one.memory
+    return one.seconds, one.checkpoint, one.memory.total
 
 
 PATHS = {"formulas": by_formulas, "virtual ranks": on_virtual_ranks}

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.costs import PerFlop
 
@@ -17,7 +18,7 @@ def projector() -> Projector:
     return Projector(work, Platform.load("cpu-10gbit"), PerFlop())
 
 
-def project(projector: Projector, axes: dict[str, int] | None = None, **options: Any) -> Projection:
+def project(projector: Projector, axes: dict[str, int] | None = None, **options: Any) -> Prediction:
     return projector.project(replace(projector.work, axes=axes or {}, **options))
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from pydtnn.comm import Serial, run_threads
-from pydtnn.perfmodel.prediction import predict
+from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from tests.perfmodel.small import small_work
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from pydtnn.layers.base import Layer
+from pydtnn.utils.observer import RECOMPUTED
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,6 +31,12 @@ class Label:
     kind: str
     name: str
     index: int = 0
+
+    @property
+    def part(self) -> tuple[str, int]:
+        """Name of the node; 0 for its forward pass, 1 for backward, 2 for a repeated forward."""
+        name = self.name.removesuffix(RECOMPUTED)
+        return name, 2 if name != self.name else int(self.kind != "forward")
 
 
 class ComputeCosts(ABC):

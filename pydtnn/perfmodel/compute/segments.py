@@ -32,6 +32,12 @@ class Activities:
     def __init__(self) -> None:
         self._open: list[_Activity] = []
 
+    @property
+    def named(self) -> Label | None:
+        """The innermost activity with segments, as the label of its first; None outside of all."""
+        found = next((one for one in reversed(self._open) if one.kind), None)
+        return None if found is None else Label(found.kind, found.name)
+
     def ending(self) -> Label | None:
         """Return the label of the segment that a notification ends, and count it.
 

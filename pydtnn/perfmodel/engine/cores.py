@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import inf
 
+from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.validate import check_int
 
 
@@ -30,6 +32,19 @@ class SharedCores:
 
     def __post_init__(self) -> None:
         check_int("SharedCores", "number", self.number, at_least=1)
+
+    @classmethod
+    def of(cls, platform: Platform, ranks: int, threads: int) -> SharedCores | None:
+        """Return the cores that the ranks of a host share; None if there are enough for all."""
+        cluster = platform.cluster
+        if min(cluster.ranks_per_host, ranks) * threads <= cluster.cores_per_host:
+            return None
+        return cls(max(cluster.cores_per_host // threads, 1), platform.hosts(ranks))
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer ranks compute if all of a group do so at the same time."""
+        return max(max(Counter(self.groups).values()) / self.number, 1.0)
 
 
 class Cores:

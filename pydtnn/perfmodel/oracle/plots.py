@@ -31,11 +31,11 @@ STYLE: Any = {
 
 PARTS = {
     "compute": "#3470b5",
-    "recomputed": "#8fb3d9",
     "exchanges of layers": "#d9693a",
     "sums of gradients": "#cf9a1f",
     "waits for stages": "#a94fae",
-    "update and Python": "#7fa52f",
+    "update": "#7fa52f",
+    "Python": "#8fb3d9",
     "loader": "#777777",
 }
 
@@ -148,23 +148,12 @@ def _memory(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     axes.legend()
 
 
-def parts_of(entry: Entry) -> dict[str, float]:
-    """Return the parts of a step, in s."""
-    one = entry.projection
-    assert one is not None
-    step = one.step
-    times = (
-        *(step.forward + step.backward, step.recomputed, step.layers_exposed),
-        *(step.gradients_exposed, step.idle, step.update + step.other, one.loader),
-    )
-    return dict(zip(PARTS, times, strict=True))
-
-
 def _breakdown(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     chosen = [one for entries in found.values() if (one := best(entries))]
     places = range(len(chosen))
     base = [0.0] * len(chosen)
-    rows = [parts_of(entry) for entry in chosen]
+    found_for = [entry.projection for entry in chosen if entry.projection]
+    rows = [one.step.parts(one.loader) for one in found_for]
     for part, color in PARTS.items():
         shares = [100 * row[part] / (sum(row.values()) or 1.0) for row in rows]
         if any(shares):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil, log
 from typing import Any
 
-from pydtnn.perfmodel.oracle.diagnosis import bottleneck, largest_tensor
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
-from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
+
+TERMS = (
+    *("forward", "backward", "recomputed", "other", "update", "layers_exposed"),
+    *("gradients_exposed", "idle", "busy"),
+)
+"""Times of a step in a table's row: attributes of `StepTime`."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class Entry:
     Attributes
     ----------
     work : Workload
-    projection : Projection or None
+    projection : Prediction or None
         None if the strategy is not possible.
     reason : str
         Why it is not possible, or what does not fit; empty if it is.
@@ -28,20 +34,23 @@ class Entry:
         Time of one rank for the same samples, divided by the ranks and by the time of the strategy.
     node_hours : float
         Hosts times hours of an epoch.
-    bottleneck : str
     """
 
     work: Workload
-    projection: Projection | None
+    projection: Prediction | None
     reason: str = ""
     efficiency: float = 0.0
     node_hours: float = 0.0
-    bottleneck: str = ""
 
     @property
     def possible(self) -> bool:
         """Whether the strategy fits the network, the batch and the memory."""
         return not self.reason
+
+    @property
+    def bottleneck(self) -> str:
+        """The part of a step that takes the most time; empty without a projection."""
+        return "" if self.projection is None else self.projection.bottleneck
 
     def to_json(self) -> dict[str, Any]:
         """Return numbers in SI units and words, as one row of a table."""
@@ -55,30 +64,18 @@ class Entry:
         one = self.projection
         if one is None:
             return row
-        step = one.step
+        parts = {f"memory_{name}": size for name, size in asdict(one.memory).items()}
         return row | {
-            "samples_per_rank": one.samples,
+            "samples_per_rank": one.work.samples_per_rank,
             "global_batch": one.work.batch,
             "seconds_per_step": one.seconds,
             "seconds_per_epoch": one.epoch,
-            "samples_per_second": one.rate,
-            "forward": step.forward,
-            "backward": step.backward,
-            "recomputed": step.recomputed,
-            "other": step.other,
-            "update": step.update,
-            "layers_exposed": step.layers_exposed,
-            "gradients_exposed": step.gradients_exposed,
-            "idle": step.idle,
+            "samples_per_second": one.throughput,
+            **{name: getattr(one.step, name) for name in TERMS},
             "loader": one.loader,
             "checkpoint": one.checkpoint,
-            "busy": step.busy,
             "memory": one.memory.total,
-            "memory_parameters": one.memory.parameters,
-            "memory_gradients": one.memory.gradients,
-            "memory_slots": one.memory.slots,
-            "memory_activations": one.memory.activations,
-            "memory_other": one.memory.other,
+            **parts,
             "efficiency": self.efficiency,
             "node_hours": self.node_hours,
             "bottleneck": self.bottleneck,
@@ -104,7 +101,7 @@ class Oracle:
         """Return the samples per second of one rank, whatever memory it needs."""
         if batch not in self._serial:
             work = replace(self.projector.work, axes={}, batch=batch)
-            self._serial[batch] = self.projector.project(work).rate
+            self._serial[batch] = self.projector.project(work).throughput
         return self._serial[batch]
 
     def _scaled(self, work: Workload) -> Workload:
@@ -120,7 +117,7 @@ class Oracle:
         reason = ""
         if one.memory.total > platform.cluster.memory_per_rank:
             reason = (
-                f"{largest_tensor(one)}: a rank needs {one.memory.total / 1e9:.3g} GB of "
+                f"{one.memory.largest}: a rank needs {one.memory.total / 1e9:.3g} GB of "
                 f"{platform.cluster.memory_per_rank / 1e9:.3g} GB"
             )
         hosts = ceil(work.ranks / platform.cluster.ranks_per_host)
@@ -128,9 +125,8 @@ class Oracle:
             work,
             one,
             reason,
-            efficiency=one.rate / work.ranks / self.serial_rate(self.per_rank or work.batch),
+            efficiency=one.throughput / work.ranks / self.serial_rate(self.per_rank or work.batch),
             node_hours=hosts * one.epoch / 3600,
-            bottleneck=bottleneck(one),
         )
 
     def rank(self, found: Iterable[Workload]) -> list[Entry]:

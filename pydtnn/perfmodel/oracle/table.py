@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from pydtnn.perfmodel.oracle.limits import Limit
 from pydtnn.perfmodel.oracle.ranking import Entry, best
-from pydtnn.perfmodel.projection import Projection
-from pydtnn.perfmodel.timing import LayerTime
+from pydtnn.perfmodel.prediction import LayerTime, Prediction
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.units import align
 
@@ -111,7 +111,7 @@ def of_limits(limits: Iterable[Limit]) -> list[str]:
 # -- the terms of one prediction ------------------------------------------------------------------
 
 
-def explain(projection: Projection) -> list[str]:
+def explain(projection: Prediction) -> list[str]:
     """Return the terms of a prediction: of the step, of memory, and of each layer."""
     step, one = projection.step, projection
     terms = [
@@ -127,23 +127,19 @@ def explain(projection: Projection) -> list[str]:
     ]
     rows = [[name, duration(value), percent(value, one.seconds)] for name, value in terms if value]
     rows.append(["step", duration(one.seconds), "100 %"])
-    lines = [f"{one.work.strategy}: {one.samples} samples per rank", *align(rows, 1), ""]
+    lines = [
+        f"{one.work.strategy}: {one.work.samples_per_rank} samples per rank",
+        *align(rows, 1),
+        "",
+    ]
     lines += [
         f"epoch: {one.work.steps} steps of {duration(one.seconds)}, checkpoint "
         f"{duration(one.checkpoint)}: {duration(one.epoch)}",
         f"links are busy for {duration(step.busy)} of a step",
         "",
     ]
-    own = one.memory
-    parts = [
-        ("parameters", own.parameters),
-        ("gradients", own.gradients),
-        ("optimizer", own.slots),
-        ("activations", own.activations),
-        ("scratch memory, buffers, process", own.other),
-        ("memory of a rank", own.total),
-    ]
-    lines += [*align([[name, memory(value)] for name, value in parts], 1), ""]
+    parts = asdict(one.memory) | {"memory of a rank": one.memory.total}
+    lines += [*align([[name, memory(value)] for name, value in parts.items()], 1), ""]
     return lines + _of_layers(step.layers, one.seconds)
 
 

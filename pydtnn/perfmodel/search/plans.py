@@ -8,7 +8,8 @@ from math import inf
 from typing import Any
 
 from pydtnn.perfmodel.messages import MessageCosts
-from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.solver import Solution, solve
 from pydtnn.perfmodel.workload import Workload
@@ -28,17 +29,17 @@ class SearchResult:
 
     Attributes
     ----------
-    best : Projection
+    best : Prediction
         The fastest within the limit of memory.
-    uniform : Projection or None
+    uniform : Prediction or None
         The fastest of those with one strategy for all layers; None if none fits.
-    tried : tuple of Projection
+    tried : tuple of Prediction
         All of them, the fastest first; those that do not fit last.
     """
 
-    best: Projection
-    uniform: Projection | None
-    tried: tuple[Projection, ...]
+    best: Prediction
+    uniform: Prediction | None
+    tried: tuple[Prediction, ...]
 
     @property
     def gain(self) -> float:
@@ -89,7 +90,7 @@ def search(
     candidates: list[tuple[dict[str, int], Any]] = [(axes, None) for axes in uniform(ranks, batch)]
     for mesh in meshes(ranks, batch):
         candidates += [(mesh, rules) for rules in plans_for(projector, mesh, limit)]
-    tried: list[Projection] = []
+    tried: list[Prediction] = []
     for axes, plan in candidates:
         work = replace(projector.work, axes=axes, plan=plan, memory_limit=None)
         for again in recompute if allowed(work) else ():

@@ -42,6 +42,8 @@ class Clocks(SegmentClock):
     costs : ComputeCosts
         Of every rank.
     disturbances : Disturbances
+    slowdown : float
+        How much longer all ranks compute than with cores of their own.
 
     Attributes
     ----------
@@ -53,17 +55,21 @@ class Clocks(SegmentClock):
         Kind and length of every operation, by which ranks are compared.
     """
 
-    def __init__(self, ranks: int, costs: ComputeCosts, disturbances: Disturbances) -> None:
+    def __init__(
+        self, ranks: int, costs: ComputeCosts, disturbances: Disturbances, slowdown: float = 1.0
+    ) -> None:
         super().__init__(costs)
+        self._slowdown = slowdown
         self.times, self.ended = np.zeros(ranks), np.zeros(ranks)
         self.calls: list[tuple[str, int]] = []
         self._ranks, self._disturbances = np.arange(ranks), disturbances
 
-    def now_ns(self) -> int:
-        """Return the time of the last rank, in ns."""
-        return round(1e9 * self.times.max())
+    def now(self) -> float:
+        """Return the time of the last rank, in s."""
+        return float(self.times.max())
 
     def spend(self, seconds: float) -> None:
+        seconds *= self._slowdown
         if self._disturbances is NONE:
             self.times += seconds
             return
@@ -190,6 +196,7 @@ def run_alike(
     costs: ComputeCosts,
     processor: Processor,
     disturbances: Disturbances = NONE,
+    slowdown: float = 1.0,
 ) -> tuple[Any, np.ndarray]:
     """Call `function(comm, *args)` as one of ranks that compute alike.
 
@@ -200,6 +207,8 @@ def run_alike(
     function, args, network, costs, processor, disturbances
         See `run_virtual`; `function` must not depend on values, which no other rank computes. Links
         are slow during the whole run or not at all.
+    slowdown : float
+        See `Clocks`.
 
     Returns
     -------
@@ -219,7 +228,7 @@ def run_alike(
     replays: dict[Any, Replay] = {}
     results, all_clocks = [], []
     for rank in sorted({0, min(1, ranks - 1), ranks - 1}):
-        clocks = Clocks(ranks, costs, disturbances)
+        clocks = Clocks(ranks, costs, disturbances, slowdown)
         with clock.used(clocks):
             comm = by_rule(Alike(rank, network, clocks, processor, replays))
             results.append(function(comm, *args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.segments import Activities
 from pydtnn.perfmodel.engine.engine import Engine
+from pydtnn.perfmodel.prediction import LayerTime, StepTime
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import Clock
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
@@ -44,6 +46,8 @@ class SegmentClock(Clock, Observer):
         self._layers: Mapping[str, Any] = {}
         self._samples = 0
         self._parts = 0  # activities in progress that end no segment
+        self._before = 0.0
+        self._sums: dict[Label, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     @abstractmethod
     def spend(self, seconds: float) -> None:
@@ -77,9 +81,38 @@ class SegmentClock(Clock, Observer):
         self._activities.end()
 
     def _advance(self) -> None:
-        label = self._activities.ending()
+        label, begin, now = self._activities.ending(), self._before, self.now()
         if label is not None:
             self.spend(self._seconds(label))
+        self._before = self.now()
+        if named := self._activities.named:
+            own = self._sums[named]
+            own[0] += self._before - now
+            own[1] += now - begin  # in calls of the communicator
+
+    def take(self, steps: int = 1) -> StepTime:
+        """Return the mean time of the steps since the last call, and forget them."""
+        layers: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+        phases: dict[str, float] = defaultdict(float)
+        waited = 0.0
+        for label, (computed, messages) in self._sums.items():
+            if label.kind == "phase":
+                phases["update" if label.name == "update" else "other"] += computed / steps
+                waited += messages / steps
+                continue
+            name, part = label.part
+            layers[name][part] += computed / steps
+            layers[name][3] += messages / steps
+        self._sums.clear()
+        times = tuple(LayerTime(name, *parts) for name, parts in layers.items())
+        return StepTime(times, phases["other"], phases["update"], waited)
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the time in s."""
+
+    def now_ns(self) -> int:
+        return round(1e9 * self.now())
 
     def _seconds(self, label: Label) -> float:
         """Return the time of a segment, in s."""
@@ -113,8 +146,8 @@ class RankClock(SegmentClock):
         self.engine, self._rank = engine, rank
         self._ranks, self._disturbances = np.array([rank]), disturbances
 
-    def now_ns(self) -> int:
-        return round(1e9 * self.engine.clock(self._rank))
+    def now(self) -> float:
+        return self.engine.clock(self._rank)
 
     def spend(self, seconds: float) -> None:
         if self._disturbances is not NONE:

@@ -54,7 +54,7 @@ def test_a_strategy_that_does_not_fit_says_why(projector: Projector) -> None:
 def test_weak_scaling_keeps_the_samples_of_a_rank(projector: Projector) -> None:
     oracle = Oracle(projector, per_rank=4)
     found = [oracle.entry(on(data=ranks)).projection for ranks in (1, 2, 8)]
-    assert [one.samples for one in found if one] == [4, 4, 4]
+    assert [one.work.samples_per_rank for one in found if one] == [4, 4, 4]
 
 
 def test_node_hours_count_hosts(projector: Projector) -> None:
@@ -85,5 +85,5 @@ def test_rows_of_the_output_have_all_terms(projector: Projector) -> None:
     parts = ("forward", "backward", "recomputed", "other", "update", "layers_exposed")
     waits = ("gradients_exposed", "idle", "loader")
     assert sum(row[name] for name in (*parts, *waits)) == pytest.approx(row["seconds_per_step"])
-    memory = ("parameters", "gradients", "slots", "activations", "other")
+    memory = ("parameters", "gradients", "slots", "activations", "scratch", "messages", "process")
     assert sum(row[f"memory_{name}"] for name in memory) == pytest.approx(row["memory"])

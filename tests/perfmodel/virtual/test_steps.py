@@ -8,7 +8,7 @@ from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.perfmodel.virtual.disturbances import Disturbances, SlowLink, Straggler
-from pydtnn.perfmodel.virtual.timing import _program, time_steps
+from pydtnn.perfmodel.virtual.steps import _program, time_steps
 from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.virtual.costs import UniformCosts
 
@@ -25,13 +25,13 @@ def test_one_rank_for_all_takes_about_the_time_of_every_one(ranks, allreduce):
     work = workload(ranks, allreduce=allreduce)
     timing = time_steps(work, PLATFORM, UniformCosts())
     run = run_virtual(
-        _program(work, 1, 4),
+        _program(work, 4),
         network=PLATFORM.network(ranks),
         costs=UniformCosts(),
         processor=Processor.of(PLATFORM),
     )
     assert timing.alike
-    expected = (run.results[0][-1] - run.results[0][0]) / 4
+    expected = (run.results[0].ends[-1] - run.results[0].ends[0]) / 4
     assert timing.seconds == pytest.approx(expected, rel=0.05)
 
 

@@ -7,12 +7,13 @@ time of a schedule.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -165,7 +166,8 @@ def turns(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
 
 
 Pair = tuple[Hashable, Hashable]
-"""The sending and the receiving host; equal for messages inside a host."""
+"""The sending and the receiving host; where hosts have several cards, each with the number of the
+card. Equal for messages inside a host."""
 
 
 class Route(NamedTuple):
@@ -204,6 +206,10 @@ class Network:
         Capacity of the shared links, in B/s.
     add : float, default 0
         Time to add a byte, in s/B.
+    cards : tuple of int, optional
+        The network card that every rank sends on, where hosts have several: routes between hosts
+        are those between pairs (host, card). By default hosts have one, and routes are those
+        between hosts.
 
     References
     ----------
@@ -215,6 +221,19 @@ class Network:
     routes: Mapping[Pair, Route]
     links: Mapping[str, float]
     add: float = 0.0
+    cards: tuple[int, ...] = ()
+
+    def pair(self, sender: int, receiver: int) -> Pair:
+        """Return the key of the route from one rank to another."""
+        here, there = self.hosts[sender], self.hosts[receiver]
+        if not self.cards or here == there:
+            return here, there
+        card = self.cards[sender]
+        return (here, card), (there, card)
+
+    def route(self, sender: int, receiver: int) -> Route:
+        """Return the route from one rank to another."""
+        return self.routes[self.pair(sender, receiver)]
 
     def __post_init__(self) -> None:
         routes = self.routes
@@ -245,10 +264,12 @@ class Network:
         card: float | None = None,
         memory: float | None = None,
         add: float = 0.0,
+        topology: Topology | None = None,
+        rails: int = 1,
     ) -> Network:
-        """Create a network of identical hosts, on a switch that is never the bottleneck.
+        """Create a network of identical hosts, by default on a switch that is never the bottleneck.
 
-        Each host has a network card, which its ranks share and which is full duplex.
+        Each host has a network card, which its ranks share and which is full duplex, or several.
 
         Parameters
         ----------
@@ -265,6 +286,11 @@ class Network:
             share nothing.
         add : float, default 0
             Time to add a byte, in s/B.
+        topology : Topology, optional
+            The links between the switches; hosts are numbers then.
+        rails : int, default 1
+            Cards of a host. Each is on a network of its own, and belongs to every `rails`-th rank
+            of the host; the sender of a message determines the network.
 
         Examples
         --------
@@ -272,19 +298,27 @@ class Network:
         >>> network.routes["a", "b"]
         Route(latency=5e-05, bandwidth=125000000.0, links=('from a', 'to b'))
         """
-        between = Route(latency, bandwidth, ())
         inside = Route(
             latency if local_latency is None else local_latency,
             bandwidth if local_bandwidth is None else local_bandwidth,
             (),
         )
-        names = dict.fromkeys(hosts)
         card = bandwidth if card is None else card
-        links = {link: card for host in names for link in _card(host)}
-        if memory is not None:
-            links |= {_memory(h): memory for h in names}
-        routes = _AlikeRoutes(names, inside, between, memory is not None)
-        return cls(tuple(hosts), routes, links, add)
+        routes = _AlikeRoutes(
+            dict.fromkeys(hosts),
+            inside,
+            Route(latency, bandwidth, ()),
+            card,
+            memory,
+            topology,
+            rails,
+        )
+        place: Counter[Hashable] = Counter()
+        cards = []
+        for host in hosts if rails > 1 else ():
+            cards.append(place[host] % rails)
+            place[host] += 1
+        return cls(tuple(hosts), routes, routes.links, add, tuple(cards))
 
     @classmethod
     def measure(cls, comm: Communicator) -> Network:
@@ -320,37 +354,89 @@ class Network:
         return cls(comm.hosts, _with_cards(routes), links, probe.add())
 
 
+class Topology(Protocol):
+    """The switches between hosts, which are numbered from 0."""
+
+    def route(self, source: int, target: int, bandwidth: float) -> tuple[float, dict[str, float]]:
+        """Return what the route between two hosts has besides their network cards.
+
+        Parameters
+        ----------
+        source, target : int
+            Different hosts.
+        bandwidth : float
+            Of a message that is alone, in B/s: that of links unless they have one of their own.
+
+        Returns
+        -------
+        float
+            Latency in addition to that of two hosts at one switch, in s.
+        dict of str to float
+            Links by name, with their capacity in B/s.
+        """
+
+
 class _AlikeRoutes(Mapping[Pair, Route]):
-    """The routes between equal hosts, which are computed when they are needed."""
+    """The routes between equal hosts; they and their links are computed when they are needed."""
 
     def __init__(
-        self, hosts: Mapping[Hashable, None], inside: Route, between: Route, shared: bool
+        self,
+        hosts: Mapping[Hashable, None],
+        inside: Route,
+        between: Route,
+        card: float,
+        memory: float | None,
+        topology: Topology | None,
+        rails: int,
     ) -> None:
-        self._hosts, self._inside, self._between, self._shared = hosts, inside, between, shared
+        self._hosts, self._inside, self._between = hosts, inside, between
+        self._topology, self._rails, self._card = topology, rails, card
         self._known: dict[Pair, Route] = {}
+        self.links = {} if memory is None else {_memory(host): memory for host in hosts}
+        if rails == 1:
+            self.links |= {link: card for host in hosts for link in _card(host)}
 
     def __getitem__(self, pair: Pair) -> Route:
-        if pair not in self._known:
-            self._known[pair] = self._route(*pair)
-        return self._known[pair]
+        route = self._known.get(pair)
+        if route is None:
+            route = self._known[pair] = self._route(*pair)
+        return route
 
     def _route(self, sender: Hashable, receiver: Hashable) -> Route:
+        if sender == receiver:
+            memory = _memory(sender)
+            return self._inside._replace(links=(memory,)) if memory in self.links else self._inside
+        rail = ""
+        if isinstance(sender, tuple) and isinstance(receiver, tuple):  # with their cards
+            rail = f"rail {sender[1]}: "
+            sender, receiver = sender[0], receiver[0]
         if sender not in self._hosts or receiver not in self._hosts:
             raise KeyError((sender, receiver))
-        if sender != receiver:
-            return self._between._replace(links=(_card(sender)[0], _card(receiver)[1]))
-        return self._inside._replace(links=(_memory(sender),)) if self._shared else self._inside
+        latency = self._between.latency
+        between: dict[str, float] = {}
+        if self._topology is not None:
+            further, between = self._topology.route(sender, receiver, self._between.bandwidth)  # type: ignore[arg-type]
+            latency += further
+        links = {_card(sender)[0]: self._card, **between, _card(receiver)[1]: self._card}
+        self.links |= {rail + name: capacity for name, capacity in links.items()}
+        return Route(latency, self._between.bandwidth, tuple(rail + name for name in links))
 
     def __iter__(self) -> Iterator[Pair]:
-        return ((g, h) for g in self._hosts for h in self._hosts)
+        for g in self._hosts:
+            for h in self._hosts:
+                if g == h or self._rails == 1:
+                    yield g, h
+                else:
+                    yield from (((g, rail), (h, rail)) for rail in range(self._rails))
 
     def __len__(self) -> int:
-        return len(self._hosts) ** 2
+        hosts = len(self._hosts)
+        return hosts + self._rails * hosts * (hosts - 1)
 
     def examples(self) -> list[Pair]:
         """Return a pair of each kind, which stand for all."""
-        hosts = [*islice(self._hosts, 2)]
-        return [(hosts[0], other) for other in hosts]
+        hosts = len([*islice(self._hosts, 2)])
+        return [*islice(self, hosts)]
 
 
 def _card(host: Hashable) -> tuple[str, str]:

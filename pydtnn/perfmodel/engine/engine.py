@@ -18,11 +18,11 @@ import threading
 from collections.abc import Callable, Hashable
 from math import inf
 
+from pydtnn.comm.schedules.flows import Flows
 from pydtnn.comm.schedules.network import Network, Pair
 from pydtnn.comm.thread import Ended
 from pydtnn.perfmodel.engine.cores import Cores, SharedCores
 from pydtnn.perfmodel.engine.state import Completion, Event, RankState
-from pydtnn.perfmodel.engine.transfers import Transfers
 from pydtnn.utils.errors import AgreedError, RankError, describe
 
 INTERNAL = -1
@@ -62,7 +62,7 @@ class Engine:
         self._ended = 0
         self._events: list[Event] = []
         self._number = 0
-        self._transfers = Transfers(network)
+        self._flows = Flows(network)
         self.shared = cores is not None
         self._cores = None if cores is None else Cores(cores)
         self._arrivals: dict[Hashable, Callable[[], None]] = {}
@@ -182,7 +182,7 @@ class Engine:
 
         def replace() -> None:
             self.network = network
-            self._transfers.change(self.now, network)
+            self._flows.change(self.now, network)
 
         self.at(time, replace)
 
@@ -197,7 +197,7 @@ class Engine:
         def start() -> None:
             self._number += 1
             self._arrivals[self._number] = arrived
-            self._transfers.start(self.now, pair, nbytes, self._number)
+            self._flows.start(self.now, pair, nbytes, self._number)
 
         latency = 0.0 if follows else self.network.routes[pair].latency
         self.at(self.now + latency, start)
@@ -290,7 +290,7 @@ class Engine:
         """Execute events until a rank runs again."""
         while not self._running and self._ended < len(self._ranks) and self.failure is None:
             first = self._events[0].time if self._events else inf
-            time = min(first, self._transfers.next_end())
+            time = min(first, self._flows.next_end())
             if self._cores is not None:
                 time = min(time, self._cores.next_end())
             if time == inf:
@@ -306,7 +306,7 @@ class Engine:
         for rank, job in () if self._cores is None else self._cores.end(time):
             if not job:
                 self._wake(self._ranks[rank], time)
-        for number in self._transfers.end(time):
+        for number in self._flows.end(time):
             self._arrivals.pop(number)()
         while self._events and self._events[0].time <= time:
             heapq.heappop(self._events).action()

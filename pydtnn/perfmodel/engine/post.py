@@ -94,7 +94,8 @@ class PostOffice:
         # Both ranks leave their arrays alone until the message is complete, so it is copied here.
         receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
 
-        nbytes, pair = send.array.nbytes, (self._hosts[send.rank], self._hosts[receive.rank])
+        nbytes = send.array.nbytes
+        pair = engine.network.pair(send.done.owner, receive.done.owner)
 
         def arrived() -> None:
             engine.complete(send.done, engine.now)

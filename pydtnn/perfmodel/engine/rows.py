@@ -1,26 +1,32 @@
 """Times of schedules for many ranks: all messages of a row at once, in arrays.
 
 A row contains the messages that depend only on those of earlier rows. Each starts when both of its
-ranks have ended their earlier messages; links are divided among all messages of a row. This is the
-simulation of `pydtnn.comm.schedules.cost` where ranks progress together; it neither overlaps the
-chunks of long arrays nor messages of different rows.
+ranks have ended their earlier messages, and takes the time that it takes if all messages of the row
+start together. This is the simulation of `pydtnn.comm.schedules.cost` where ranks progress
+together; it neither overlaps the chunks of long arrays nor messages of different rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.flows import Flows
+from pydtnn.comm.schedules.network import Network, Pair
 from pydtnn.comm.schedules.steps import Round
 from pydtnn.comm.schedules.timeline import timeline
 
 MAX_ROUND_BY_ROUND = 64
 """Ranks up to which the rounds of all are generated without looking for a rotation."""
+
+
+LONG = 1e12
+"""Length in B of an array of which the messages take much longer than rounding errors."""
 
 
 class Row(NamedTuple):
@@ -31,8 +37,10 @@ class Row(NamedTuple):
     senders, receivers : ndarray of int
     shares : ndarray of float
         Lengths in arrays.
-    latencies, rates : ndarray of float
-        In s and B/s.
+    latencies : ndarray of float
+        In s.
+    seconds : ndarray of float
+        Time for each byte of the array, in s/B, with the messages of the row on shared links.
     adds : ndarray of float
         Lengths of what the receivers add.
     """
@@ -41,7 +49,7 @@ class Row(NamedTuple):
     receivers: np.ndarray
     shares: np.ndarray
     latencies: np.ndarray
-    rates: np.ndarray
+    seconds: np.ndarray
     adds: np.ndarray
 
 
@@ -56,9 +64,11 @@ class Replay:
     """
 
     def __init__(self, algorithm: str | Algorithm, network: Network) -> None:
-        self._add, self._ranks = network.add, len(network.hosts)
-        links = _Links(network)
-        self._rows = [links.row(*messages) for messages in _messages(algorithm, network.hosts)]
+        self._network, self._ranks = network, len(network.hosts)
+        self._known: dict[tuple[bytes, ...], np.ndarray] = {}
+        self._rows = [
+            self._row(*messages) for messages in messages_by_row(algorithm, network.hosts)
+        ]
 
     @cached_property
     def calls(self) -> np.ndarray:
@@ -74,7 +84,7 @@ class Replay:
 
     def busy(self, nbytes: int) -> float:
         """Return the time in which the bytes pass, without latencies, in s."""
-        return sum(float((nbytes * row.shares / row.rates).max()) for row in self._rows)
+        return sum(nbytes * float(row.seconds.max()) for row in self._rows)
 
     def ends(self, starts: np.ndarray, nbytes: int, call: float = 0.0) -> np.ndarray:
         """Return the time at which each rank ends, from those at which they start, in s.
@@ -92,60 +102,42 @@ class Replay:
             if call:
                 now += call * self._calls(row)
             begin = np.maximum(now[row.senders], now[row.receivers])
-            end = begin + row.latencies + nbytes * row.shares / row.rates
+            end = begin + row.latencies + nbytes * row.seconds
             after = now.copy()
             np.maximum.at(after, row.senders, end)
             np.maximum.at(after, row.receivers, end)
-            if self._add:
-                np.add.at(after, row.receivers, nbytes * self._add * row.adds)
+            if self._network.add:
+                np.add.at(after, row.receivers, nbytes * self._network.add * row.adds)
             now = after
         return now
 
-
-class _Links:
-    """Routes and links of a network, by numbers."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        names = list(dict.fromkeys(network.hosts))
-        number = {host: index for index, host in enumerate(names)}
-        self._hosts = names
-        self._host_of = np.array([number[host] for host in network.hosts])
-        self._capacity = np.array([*network.links.values(), np.inf])
-        self._number = {link: index for index, link in enumerate(network.links)}
-
-    def row(
+    def _row(
         self, senders: np.ndarray, receivers: np.ndarray, shares: np.ndarray, adds: np.ndarray
     ) -> Row:
-        """Return a row, with the rates of its messages."""
-        pairs = self._host_of[senders] * len(self._hosts) + self._host_of[receivers]
-        distinct, place = np.unique(pairs, return_inverse=True)
-        routes = [
-            self._network.routes[
-                self._hosts[pair // len(self._hosts)], self._hosts[pair % len(self._hosts)]
-            ]
-            for pair in distinct.tolist()
-        ]
-        most = max((len(route.links) for route in routes), default=0) or 1
-        none = len(self._number)
-        numbers = np.array(
-            [
-                [*(self._number[link] for link in route.links)] + [none] * (most - len(route.links))
-                for route in routes
-            ]
-        )[place]
-        users = np.bincount(numbers.ravel(), minlength=none + 1)
-        shared = (self._capacity / np.maximum(users, 1))[numbers].min(axis=1)
-        alone = np.array([route.bandwidth for route in routes])[place]
-        latencies = np.array([route.latency for route in routes])[place]
-        return Row(senders, receivers, shares, latencies, np.minimum(alone, shared), adds)
+        """Return a row, with the times of its messages."""
+        key = senders.tobytes(), receivers.tobytes(), shares.tobytes()
+        pairs = [self._network.pair(*one) for one in zip(senders, receivers, strict=True)]
+        if key not in self._known:
+            self._known[key] = _seconds(self._network, pairs, shares)
+        latencies = np.array([self._network.routes[pair].latency for pair in pairs])
+        return Row(senders, receivers, shares, latencies, self._known[key], adds)
+
+
+def _seconds(network: Network, pairs: Sequence[Pair], shares: np.ndarray) -> np.ndarray:
+    """Return how long each message takes if all start together, in s for each byte of the array."""
+    flows, seconds = Flows(network), np.zeros(len(pairs))
+    for index, (pair, share) in enumerate(zip(pairs, shares.tolist(), strict=True)):
+        flows.start(0.0, pair, share * LONG, index)
+    while (end := flows.next_end()) < inf:
+        seconds[flows.end(end)] = end / LONG
+    return seconds
 
 
 Messages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Senders, receivers, lengths, and lengths that are added, of the messages of a row."""
 
 
-def _messages(algorithm: str | Algorithm, hosts: Sequence[Hashable]) -> list[Messages]:
+def messages_by_row(algorithm: str | Algorithm, hosts: Sequence[Hashable]) -> list[Messages]:
     """Return the messages of each row."""
     ranks = len(hosts)
     if ranks > MAX_ROUND_BY_ROUND:

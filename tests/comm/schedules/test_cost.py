@@ -9,8 +9,9 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schedules.cost import cost, fair_rates
+from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schedules.flows import fair_rates
 from pydtnn.comm.schedules.network import Network, Route
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.comm.schedules.timeline import ScheduleError

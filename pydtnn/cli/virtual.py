@@ -66,7 +66,7 @@ def run_on_virtual_ranks(
         workload = describe_virtual_run(config)
         steps = config.steps_per_epoch or STEPS
         timing = time_steps(workload, platform, costs, steps=steps, disturbances=disturbances)
-        print("\n".join(align(_timing_rows(timing, platform.name), 2)), flush=True)
+        print("\n".join(align(_timing_rows(timing, platform), 2)), flush=True)
         return
     if config.virtual_ranks > MAX_THREADS:
         raise ValueError(
@@ -78,7 +78,7 @@ def run_on_virtual_ranks(
         network=platform.network(config.virtual_ranks),
         costs=costs,
         processor=Processor.of(platform),
-        disturbances=disturbances,
+        disturbances=disturbances.on(platform, config.virtual_ranks),
     )
 
 
@@ -146,11 +146,12 @@ def describe_virtual_run(config: TrainConfig) -> Workload:
     return work
 
 
-def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:
+def _timing_rows(timing: Timing, platform: Platform) -> list[tuple[str, str]]:
     workload, steps = timing.workload, [1e3 * seconds for seconds in timing.steps]
     executed = "one rank is executed, which stands for all" if timing.alike else "all are executed"
     return [
-        ("ranks", f"{workload.ranks} on {platform}; only timed: {executed}"),
+        ("ranks", f"{workload.ranks} on {platform.name}; only timed: {executed}"),
+        *_notes(platform, workload.ranks),
         ("batch", f"{workload.batch} samples of all ranks"),
         ("virtual time per step", f"{1e3 * timing.seconds:.4g} ms"),
         ("shortest and longest", f"{min(steps):.4g} ms, {max(steps):.4g} ms of {len(steps)} steps"),
@@ -165,6 +166,11 @@ def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:
     ]
 
 
+def _notes(platform: Platform, ranks: int) -> list[tuple[str, str]]:
+    note = platform.check_hosts(ranks)
+    return [("note", note)] if note else []
+
+
 def describe_virtual(job: Job, alone: float, wall: float) -> list[tuple[str, str]]:
     """Return the lines of the report about virtual time.
 
@@ -176,12 +182,15 @@ def describe_virtual(job: Job, alone: float, wall: float) -> list[tuple[str, str
     wall : float
         Time of all steps, in s.
     """
+    from pydtnn.perfmodel.platform import Platform
+
     steps, ranks = len(job.trainer.losses), job.config.virtual_ranks
     if ranks is None or not wall or not steps:
         return []
     efficiency = alone / wall
     return [
         ("virtual time per step", f"{1e3 * wall / steps:.4g} ms on {job.config.platform}"),
+        *_notes(Platform.load(str(job.config.platform)), ranks),
         (
             "speed-up",
             f"{ranks * efficiency:.1f} over one rank with as many samples per step as each of "

@@ -44,6 +44,11 @@ def count(*, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"count": True})
 
 
+def counts(*, default: Any = MISSING) -> Any:
+    """Declare a list of whole numbers of at least 1."""
+    return field(default=default, metadata={"counts": True})
+
+
 def index(*, default: Any = MISSING) -> Any:
     """Declare a whole number of at least 0."""
     return field(default=default, metadata={"count": True, "least": 0})
@@ -67,6 +72,11 @@ def part(kind: type, *, default: Any = MISSING) -> Any:
 def parts(kind: type) -> Any:
     """Declare a list of dataclasses; empty by default."""
     return field(default=(), metadata={"parts": kind})
+
+
+def one_of(kinds: Mapping[str, type]) -> Any:
+    """Declare a dataclass of one of several kinds, as an entry of its name; None by default."""
+    return field(default=None, metadata={"kinds": kinds})
 
 
 def read(kind: type[T], content: object, who: str, key: str = "") -> T:
@@ -119,6 +129,12 @@ def write(value: Any) -> dict[str, Any]:
             own = write(own)
         elif "parts" in metadata:
             own = [write(one) for one in own]
+        elif "counts" in metadata:
+            own = [*own]
+        elif "kinds" in metadata:
+            own = {
+                name: write(own) for name, kind in metadata["kinds"].items() if kind is type(own)
+            }
         found[f.name] = own
     return found
 
@@ -140,19 +156,29 @@ def _value(f: Field[Any], value: object, who: str, key: str) -> Any:
         }
     if "part" in metadata:
         return read(metadata["part"], value, who, key)
-    if "parts" in metadata:
+    if "kinds" in metadata:
+        kinds = metadata["kinds"]
+        if not isinstance(value, Mapping) or len(value) != 1:
+            raise ValueError(
+                f"{who}: {key}: expected one of the entries {', '.join(kinds)}, got {value!r}; "
+                "write one"
+            )
+        [(name, content)] = value.items()
+        if name not in kinds:
+            raise ValueError(f"{who}: {key}: {unknown('entry', name, kinds)}")
+        return read(kinds[name], content, who, _join(key, name))
+    if "parts" in metadata or "counts" in metadata:
         if not isinstance(value, list):
             raise ValueError(
                 f"{who}: {key}: expected a list, got {value!r}; write one entry a line"
             )
+        if "counts" in metadata:
+            return tuple(_whole(one, who, f"{key}[{i}]", 1) for i, one in enumerate(value))
         return tuple(
             read(metadata["parts"], one, who, f"{key}[{i}]") for i, one in enumerate(value)
         )
     if "count" in metadata:
-        try:
-            return check_int(who, key, value, at_least=metadata.get("least", 1))
-        except TypeError as error:
-            raise ValueError(str(error)) from None
+        return _whole(value, who, key, metadata.get("least", 1))
     if "number" in metadata:
         try:
             return check_float(who, key, value, above=0)
@@ -161,6 +187,13 @@ def _value(f: Field[Any], value: object, who: str, key: str) -> Any:
     if not isinstance(value, str):
         raise ValueError(f"{who}: {key} must be text, got {value!r}; quote it")
     return value
+
+
+def _whole(value: object, who: str, key: str, least: int) -> int:
+    try:
+        return check_int(who, key, value, at_least=least)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def _join(key: str, name: str) -> str:

@@ -13,9 +13,11 @@ from pydtnn.comm.schedules.rule import VENDOR, choose
 from pydtnn.perfmodel.compression import Compression
 from pydtnn.perfmodel.formulas import (
     NONE,
+    PLAIN,
     Links,
     Placed,
     Placement,
+    Stretch,
     Terms,
     allreduce_terms,
     phases,
@@ -24,6 +26,7 @@ from pydtnn.perfmodel.formulas import (
 from pydtnn.perfmodel.outline import BucketOutline, Start
 from pydtnn.perfmodel.overlap import Round
 from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.stretch import stretch
 from pydtnn.perfmodel.workload import Workload
 
 MAX_DOUBLING_BYTES = 2048
@@ -69,7 +72,7 @@ class MessageCosts:
             axis: Placement.along(n, work.stride(axis), per_host, work.ranks)
             for axis, n in work.axes.items()
         }
-        self._sum = lru_cache(maxsize=None)(self._sum_rounds)
+        self.sum = lru_cache(maxsize=None)(self._sum)
 
     # -- collectives of layers --------------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class MessageCosts:
         group = self.groups[start.axis]
         if start.messages <= 2 < group.ranks:
             return self._halo(start, samples, group)
-        return self._to_all(start.messages, nbytes, group)
+        return self._to_all(start.messages, nbytes, start.axis)
 
     def _halo(self, start: Start, samples: float, group: Placement) -> tuple[Round, ...]:
         """Messages to neighbours; those at the end of a host leave it, one in each direction."""
@@ -92,10 +95,12 @@ class MessageCosts:
             return self._rounds(Placed(terms, NONE), total, group)
         leaving = 2.0 if group.per_host == 1 and start.messages == 2 else 1.0
         sent = terms._replace(sent=leaving)
-        return self._rounds(Placed(NONE, sent, leaving), largest, group)
+        placed = Placed(NONE, sent, leaving)
+        return self._rounds(placed, largest, group, self._stretch("neighbours", start.axis))
 
-    def _to_all(self, messages: int, nbytes: float, group: Placement) -> tuple[Round, ...]:
+    def _to_all(self, messages: int, nbytes: float, axis: str) -> tuple[Round, ...]:
         """A message to each other rank of the group, all at the same time."""
+        group = self.groups[axis]
         if not messages:
             return ()
         others, inside = group.ranks - 1, group.per_host - 1
@@ -103,7 +108,8 @@ class MessageCosts:
         local = Terms(1, near, 0, messages * near) if near else NONE
         between = Terms(1, far * group.per_host, 0, messages * far) if far else NONE
         flows = max(group.per_host * messages * far, 1.0)
-        return self._rounds(Placed(local, between, flows), nbytes, group, together=True)
+        placed, further = Placed(local, between, flows), self._stretch("to_all", axis)
+        return self._rounds(placed, nbytes, group, further, together=True)
 
     # -- sums -------------------------------------------------------------------------------------
 
@@ -113,15 +119,17 @@ class MessageCosts:
         if group.ranks == 1 or not nbytes:
             return ()
         hosts = [rank // group.per_host for rank in range(group.ranks)]
-        return self._sum(choose(hosts, round(nbytes), FLOAT), nbytes, group)
+        return self.sum(choose(hosts, round(nbytes), FLOAT), nbytes, axis)
 
-    def _sum_rounds(self, name: str, nbytes: float, group: Placement) -> tuple[Round, ...]:
+    def _sum(self, name: str, nbytes: float, axis: str) -> tuple[Round, ...]:
+        """Return the rounds of a sum along an axis by an algorithm; `sum` keeps them."""
+        group, calls = self.groups[axis], name != VENDOR
         if name == VENDOR:
             name = "recursive_doubling" if nbytes <= MAX_DOUBLING_BYTES else "halving_doubling"
             if not _is_regular(group):
                 name = "ring"
-            return self._rounds(allreduce_terms(name, group), nbytes, group, calls=False)
-        return self._rounds(allreduce_terms(name, group), nbytes, group)
+        placed, further = allreduce_terms(name, group), self._stretch(name, axis)
+        return self._rounds(placed, nbytes, group, further, calls=calls)
 
     def gradients(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds in which gradients are exchanged while backward runs."""
@@ -138,7 +146,7 @@ class MessageCosts:
         if self.work.scheme == "sharded":
             return ()  # exchanged by the update
         if self.work.scheme == "hierarchical":
-            return self._rounds(allreduce_terms("leaders", group), bucket.nbytes, group)
+            return self.sum("leaders", bucket.nbytes, "data")
         return self.allreduce("data", bucket.nbytes)
 
     def _compressed(
@@ -151,7 +159,7 @@ class MessageCosts:
                 rounds += self.allreduce("data", nbytes)
             else:
                 others = group.ranks - 1
-                rounds += self._to_all(others, nbytes * others, group)
+                rounds += self._to_all(others, nbytes * others, "data")
         return tuple(rounds)
 
     def update(self, bucket: BucketOutline) -> tuple[Round, ...]:
@@ -164,7 +172,8 @@ class MessageCosts:
             terms = terms_of(operation, "ring", group.ranks)
             one_host = group.hosts == 1
             placed = Placed(terms, NONE) if one_host else Placed(NONE, terms)
-            found += self._rounds(placed, bucket.nbytes, group, calls=False)
+            further = self._stretch("ring", "data")
+            found += self._rounds(placed, bucket.nbytes, group, further, calls=False)
         return tuple(found)
 
     def stage(self, nbytes: float) -> tuple[Round, ...]:
@@ -172,15 +181,25 @@ class MessageCosts:
         group = self.groups["pipeline"]
         terms = Terms(1, 1, 0, 1)
         placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
-        return self._rounds(placed, nbytes, group)
+        return self._rounds(placed, nbytes, group, self._stretch("to_next", "pipeline"))
 
     # -- rounds -----------------------------------------------------------------------------------
+
+    def _stretch(self, pattern: str, axis: str) -> Stretch:
+        """Return the factors of the platform's topology on the messages of a pattern."""
+        if self.groups[axis].hosts == 1:
+            return PLAIN
+        work = self.work
+        return stretch(
+            pattern, self.platform, work.ranks, self.groups[axis].ranks, work.stride(axis)
+        )
 
     def _rounds(
         self,
         placed: Placed,
         nbytes: float,
         group: Placement,
+        further: Stretch = PLAIN,
         *,
         calls: bool = True,
         together: bool = False,
@@ -189,7 +208,7 @@ class MessageCosts:
 
         With `together` the messages inside hosts and between them begin at the same time.
         """
-        local, between = phases(placed, nbytes, self.links, group, calls=calls)
+        local, between = phases(placed, nbytes, self.links, group, further, calls=calls)
         if together:
             return (
                 Round(

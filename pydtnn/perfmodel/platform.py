@@ -10,7 +10,20 @@ import yaml
 
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.entries import DTYPES, UPDATE, check, check_bandwidth, read_rate
-from pydtnn.perfmodel.fields import count, part, parts, quantities, quantity, read, text, write
+from pydtnn.perfmodel.fields import (
+    count,
+    index,
+    one_of,
+    part,
+    parts,
+    positive,
+    quantities,
+    quantity,
+    read,
+    text,
+    write,
+)
+from pydtnn.perfmodel.topology import TOPOLOGIES, Topology
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.names import unknown
@@ -37,6 +50,15 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Slower:
+    """Ranks `first` to `last` compute `factor` times as long as `Compute` states."""
+
+    first: int = index()
+    last: int = index()
+    factor: float = positive()
+
+
+@dataclass(frozen=True)
 class Compute:
     """Speed of one rank with its threads.
 
@@ -58,6 +80,8 @@ class Compute:
         Achieved rates by class of kernels, in flop/s; without them, peaks are used.
     bandwidths : mapping of str to float
         Achieved bandwidths by class of kernels, and of the "update" by an optimizer, in B/s.
+    slower : tuple of Slower
+        Ranks of other hosts, whose compute takes longer, or less with a factor below 1.
     """
 
     threads: int = count()
@@ -68,6 +92,7 @@ class Compute:
     step: float = quantity("s", default=0.0, positive=False)
     rates: Mapping[str, float] = quantities("flop/s")
     bandwidths: Mapping[str, float] = quantities("B/s")
+    slower: tuple[Slower, ...] = parts(Slower)
 
     def __post_init__(self) -> None:
         """Check the names of peaks, rates and bandwidths."""
@@ -136,6 +161,9 @@ class Messages:
         proceed in calls of the communicator only. None: all of them travel.
     classes : tuple of RankClass
         Links between hosts by number of ranks, in ascending order; above the last one, `between`.
+    rails : int
+        Network cards of a host, each on a network of its own; rank i of a host uses card i modulo
+        their number.
     """
 
     inside: Link = part(Link)
@@ -146,6 +174,7 @@ class Messages:
     allreduce: float | None = quantity("B/s", default=None)
     eager: float | None = quantity("B", default=None)
     classes: tuple[RankClass, ...] = parts(RankClass)
+    rails: int = count(default=1)
 
 
 @dataclass(frozen=True)
@@ -190,7 +219,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Platform:
-    """A cluster of equal hosts.
+    """A cluster of hosts with equal networks.
 
     Attributes
     ----------
@@ -199,6 +228,8 @@ class Platform:
     compute : Compute
     messages : Messages
     storage : Storage
+    topology : Topology or None
+        The switches between hosts; None: one switch that is never the bottleneck.
     """
 
     name: str = text()
@@ -206,10 +237,21 @@ class Platform:
     compute: Compute = part(Compute)
     messages: Messages = part(Messages)
     storage: Storage = part(Storage, default=Storage())
+    topology: Topology | None = one_of(TOPOLOGIES)
+
+    def __post_init__(self) -> None:
+        """Check that the topology has the hosts."""
+        if self.topology is not None and self.topology.hosts < self.cluster.hosts:
+            raise ValueError(
+                f"cluster.hosts: expected at most the {self.topology.hosts} hosts of the topology, "
+                f"got {self.cluster.hosts}; correct one of them"
+            )
 
     @classmethod
     def load(cls, source: str | Path) -> Platform:
         """Read a platform file.
+
+        With an entry ``base``, the name or file of another platform, it states what differs.
 
         Parameters
         ----------
@@ -228,20 +270,8 @@ class Platform:
         >>> Platform.load("cpu-1gbit").messages.between.bandwidth
         125000000.0
         """
-        path = Path(source)
-        if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and path.name == source:
-            if source not in platform_names():
-                raise ValueError(
-                    unknown("platform", source, platform_names())
-                    + " A file's name ends with .yaml."
-                )
-            path = FOLDER / f"{source}.yaml"
-        who = path.name
-        try:
-            content = plain_yaml.load(read_file("platform", path).decode())
-        except ValueError as error:  # UnicodeDecodeError included
-            raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
-        return read(cls, content, who)
+        path, content = _content(source)
+        return read(cls, content, path.name)
 
     @staticmethod
     def comment(name: str) -> str:
@@ -265,21 +295,53 @@ class Platform:
     def hosts(self, ranks: int) -> tuple[int, ...]:
         """Return the number of the host of each of several ranks, which fill host after host.
 
+        Raises
+        ------
+        ValueError
+            If a topology does not have so many hosts.
+
         >>> Platform.load("abci").hosts(6)
         (0, 0, 0, 0, 1, 1)
         """
+        self.check_hosts(ranks)
         return tuple(rank // self.cluster.ranks_per_host for rank in range(ranks))
 
+    def check_hosts(self, ranks: int) -> str:
+        """Return a note if a job needs more hosts than the platform has; empty otherwise.
+
+        Raises
+        ------
+        ValueError
+            If they would have no place in the topology.
+
+        >>> Platform.load("cpu-10gbit").check_hosts(64)
+        'cpu-10gbit has 32 hosts, 64 ranks need 64: further ones of the same kind are assumed'
+        """
+        hosts, needed = self.cluster.hosts, -(-ranks // self.cluster.ranks_per_host)
+        if needed <= hosts:
+            return ""
+        missing = f"{self.name} has {hosts} host{'s' * (hosts > 1)}, {ranks} ranks need {needed}"
+        if self.topology is not None:
+            raise ValueError(f"{missing}; use fewer ranks, or a larger topology")
+        return f"{missing}: further ones of the same kind are assumed"
+
+    def factors(self, ranks: int) -> dict[int, float]:
+        """Return the factors on the compute of ranks that are slower or faster than others."""
+        return {
+            rank: one.factor
+            for one in self.compute.slower
+            for rank in range(one.first, min(one.last + 1, ranks))
+        }
+
     def slowdown(self, ranks: int) -> float:
-        """Return how much longer ranks compute than with cores of their own: at least 1.
+        """Return how much longer the slowest rank computes than one with cores of its own.
 
         >>> Platform.load("abci").slowdown(8)
         1.0
         """
-        cluster = self.cluster
-        return max(
-            min(ranks, cluster.ranks_per_host) * self.compute.threads / cluster.cores_per_host, 1.0
-        )
+        cluster, factors = self.cluster, self.factors(ranks)
+        shared = min(ranks, cluster.ranks_per_host) * self.compute.threads / cluster.cores_per_host
+        return max(shared, 1.0) * max([1.0] * (len(factors) < ranks) + [*factors.values()])
 
     @property
     def rank_bandwidth(self) -> float:
@@ -311,7 +373,38 @@ class Platform:
             card=between.shared,
             memory=inside.shared,
             add=0.0 if self.messages.add is None else 1 / self.messages.add,
+            topology=self.topology,
+            rails=self.messages.rails,
         )
+
+
+def _content(source: object, bases: tuple[Path, ...] = ()) -> tuple[Path, object]:
+    """Return the path of a platform and its entries, those of its base included."""
+    path = Path(str(source))
+    if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and path.name == source:
+        if source not in platform_names():
+            raise ValueError(
+                unknown("platform", source, platform_names()) + " A file's name ends with .yaml."
+            )
+        path = FOLDER / f"{source}.yaml"
+    if bases and not path.is_absolute():
+        path = bases[-1].parent / path
+    if path in bases:
+        raise ValueError(f"{path.name}: expected a base that is not based on it; correct it")
+    try:
+        content = plain_yaml.load(read_file("platform", path).decode())
+    except ValueError as error:  # UnicodeDecodeError included
+        raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
+    if isinstance(content, dict) and "base" in content:
+        content = _merge(_content(content.pop("base"), (*bases, path))[1], content)
+    return path, content
+
+
+def _merge(base: object, own: object) -> object:
+    """Return the entries of a file and those of its base that it does not replace."""
+    if not isinstance(base, Mapping) or not isinstance(own, Mapping):
+        return own
+    return {**base, **{name: _merge(base.get(name), value) for name, value in own.items()}}
 
 
 def platform_names() -> list[str]:

@@ -1,10 +1,12 @@
 """Closed formulas of collective operations: a table, and its evaluation for groups on hosts."""
 
 from pydtnn.perfmodel.formulas.placed import (
+    PLAIN,
     Links,
     Phase,
     Placed,
     Placement,
+    Stretch,
     allreduce_terms,
     phases,
     seconds,
@@ -14,10 +16,12 @@ from pydtnn.perfmodel.formulas.table import ALGORITHMS, NONE, Terms, terms_of
 __all__ = [
     "ALGORITHMS",
     "NONE",
+    "PLAIN",
     "Links",
     "Phase",
     "Placed",
     "Placement",
+    "Stretch",
     "Terms",
     "allreduce_terms",
     "phases",

@@ -125,11 +125,14 @@ class Placed(NamedTuple):
     local, between : Terms
     flows : float
         Messages of the group that leave a host at the same time.
+    beside : float
+        Bytes of messages inside hosts at the same time as those between them, in arrays.
     """
 
     local: Terms
     between: Terms
     flows: float = 1.0
+    beside: float = 0.0
 
 
 def allreduce_terms(algorithm: str, group: Placement) -> Placed:
@@ -169,7 +172,7 @@ def allreduce_terms(algorithm: str, group: Placement) -> Placed:
         sent = 2 * inside * (ranks - inside) / ranks
         return Placed(NONE, whole._replace(sent=sent), inside * (ranks - inside))
     # rounds of rings are as fast as their slowest message
-    return Placed(NONE, whole, whole.messages / whole.rounds)
+    return Placed(NONE, whole, whole.messages / whole.rounds, beside=whole.sent)
 
 
 def _refuse(algorithm: str, group: Placement) -> ValueError:
@@ -204,6 +207,17 @@ def _doubling(algorithm: str, inside: int, hosts: int) -> Placed:
     return Placed(local, between._replace(added=between.added / inside), inside)
 
 
+class Stretch(NamedTuple):
+    """Factors of a topology on the latencies and transfers of the messages between hosts."""
+
+    latency: float = 1.0
+    transfer: float = 1.0
+
+
+PLAIN = Stretch()
+"""Hosts at one switch that is never the bottleneck."""
+
+
 class Phase(NamedTuple):
     """The messages of an operation inside hosts, or between them.
 
@@ -230,7 +244,13 @@ class Phase(NamedTuple):
 
 
 def phases(
-    placed: Placed, nbytes: float, links: Links, group: Placement, *, calls: bool = True
+    placed: Placed,
+    nbytes: float,
+    links: Links,
+    group: Placement,
+    stretch: Stretch = PLAIN,
+    *,
+    calls: bool = True,
 ) -> tuple[Phase, Phase]:
     """Return the times of an operation on an array: inside hosts, and between them.
 
@@ -241,6 +261,7 @@ def phases(
         Length of the array.
     links : Links
     group : Placement
+    stretch : Stretch, optional
     calls : bool
         Whether every message costs calls of the communicator, as those of schedules; an MPI library
         has its own loop.
@@ -251,6 +272,11 @@ def phases(
     inside = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
     outside = max(1 / (placed.flows * links.bandwidth), group.sharing / links.card)
     call = 2 * links.overhead * calls  # to send and to receive
+    latency = stretch.latency * between.rounds * links.latency
+    transfer = stretch.transfer * nbytes * between.sent * outside
+    if placed.beside:  # the messages inside may take longer
+        near = between.rounds * links.local_latency + nbytes * placed.beside * inside
+        transfer = max(transfer, near - latency)
 
     def work(terms: Terms, sent: float) -> float:
         return call * terms.messages + nbytes * (terms.added * links.add + sent * links.copy)
@@ -264,8 +290,8 @@ def phases(
         ),
         Phase(
             between.rounds,
-            between.rounds * links.latency,
-            nbytes * between.sent * outside,
+            latency,
+            transfer,
             work(between, between.sent / group.per_host),
         ),
     )

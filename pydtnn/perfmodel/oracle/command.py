@@ -67,7 +67,10 @@ def _run(options: argparse.Namespace) -> None:
     projector = Projector(work, platform, make_costs(platform))
     oracle = Oracle(projector, options.batch_size)
     kinds, variants = names_of(options.strategies), variants_of(options)
+    note = platform.check_hosts(max(ranks))
     print(title(work, platform.name, options.batch_size))
+    if note:
+        print(f"note: {note}")
     if options.sweep:
         plain = Variants(recompute=False, sharded=False, compress=variants.compress)
 

@@ -9,7 +9,6 @@ started while others are in progress pass after theirs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.rows import Replay
 from pydtnn.perfmodel.virtual.clock import SegmentClock
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
-from pydtnn.perfmodel.virtual.library import volume
+from pydtnn.perfmodel.virtual.library import library_seconds
 from pydtnn.utils import clock
 from pydtnn.utils.request import Request
 
@@ -111,9 +110,6 @@ class Alike(Simulated):
         super().__init__(rank, network.hosts, traffic)
         self._network, self._clocks, self._processor = network, clocks, processor
         self._replays = replays
-        names = list(dict.fromkeys(network.hosts))
-        ends = (names[0], names[1] if len(names) > 1 else names[0])
-        self._route = network.routes[ends]
 
     def _barrier(self) -> None:
         self._library("barrier", 0).wait()
@@ -142,9 +138,8 @@ class Alike(Simulated):
         clocks.calls.append((kind, nbytes))
         clocks.times += self._processor.call
         begin = max(clocks.times.max(), clocks.ended.max())
-        latency = self._route.latency * ceil(log2(self.size)) if self.size > 1 else 0.0
-        passed = volume(kind, nbytes, self.size) / self._route.bandwidth
-        clocks.ended = np.full(self.size, begin + latency + passed)
+        lasts = library_seconds(kind, nbytes, self._network, range(self.size))
+        clocks.ended = np.full(self.size, begin + lasts)
         return _Ending(clocks, clocks.ended)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:

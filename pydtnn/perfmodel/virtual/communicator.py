@@ -16,7 +16,7 @@ from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.post import PostOffice
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.state import Completion
-from pydtnn.perfmodel.virtual.library import library_times
+from pydtnn.perfmodel.virtual.library import library_seconds
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind
@@ -165,7 +165,8 @@ class VirtualCommunicator(MeetingCommunicator):
         library = group.processor.library
         measured = None if library is None else library.time(call.kind, nbytes, self.size)
         if measured is None or self.size == 1:
-            return library_times(call.kind, nbytes, times.joined, group.hosts, self._engine)
+            network = self._engine.network
+            measured = library_seconds(call.kind, nbytes, network, group.members)
         return [max(times.joined) + measured] * self.size
 
     def _adds(self, call: Call) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.perfmodel.fields import index, parts, positive, quantity, read, text
+from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -145,6 +146,11 @@ class Disturbances:
                 )
         return found
 
+    def on(self, platform: Platform, ranks: int) -> Disturbances:
+        """Return these disturbances, and the ranks of a platform that are always slower."""
+        slower = tuple(Straggler(*one) for one in platform.factors(ranks).items())
+        return replace(self, stragglers=(*self.stragglers, *slower)) if slower else self
+
     def check(self, network: Network) -> None:
         """Raise ValueError if a rank or a host is not one of a network."""
         ranks, hosts = len(network.hosts), {*network.hosts}
@@ -183,9 +189,10 @@ class Disturbances:
         routes = dict(network.routes)
         for one in self.slow_links:
             if one.begin <= time < one.end:
-                for pair in ((one.host, one.other), (one.other, one.host)):
-                    route = routes[pair]
-                    routes[pair] = route._replace(bandwidth=route.bandwidth / one.factor)
+                for pair, route in routes.items():
+                    ends = {end[0] if isinstance(end, tuple) else end for end in pair}
+                    if ends == {one.host, one.other}:
+                        routes[pair] = route._replace(bandwidth=route.bandwidth / one.factor)
         return replace(network, routes=routes)
 
     def changes(self) -> list[float]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, log2
 
-from pydtnn.perfmodel.engine.engine import Engine
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.steps import doublings
 
 VOLUME = {"allreduce": 2.0, "reduce_scatter": 1.0, "allgather": 1.0, "broadcast": 1.0}
 """How many times (P - 1) / P of the bytes of the array pass the slowest route; others pass none."""
 
 
-def library_times(
-    kind: str,
-    nbytes: int,
-    joined: Sequence[float],
-    hosts: Sequence[Hashable],
-    engine: Engine,
-) -> list[float]:
-    """Return the time at which each rank leaves a collective call, in s.
+def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[int]) -> float:
+    """Return the time of a collective call after the last rank has joined, in s.
 
-    All ranks leave together: latencies of a tree after the last rank has joined, and the time of
-    the bytes on the slowest route.
+    It consists of the latencies of a tree, and the time of the bytes on the slowest route.
 
     Parameters
     ----------
@@ -30,23 +24,21 @@ def library_times(
         Name of the call.
     nbytes : int
         Length of the whole array, in B.
-    joined : sequence of float
-        Time at which each rank has called, in s.
-    hosts : sequence of hashable
-        The host of each rank.
-    engine : Engine
+    network : Network
+    members : sequence of int
+        The ranks of the group.
     """
-    ranks = len(hosts)
-    start = max(joined)
+    ranks = len(members)
     if ranks == 1:
-        return [start]
-    names = list(dict.fromkeys(hosts))
-    pairs = pairwise(names) if len(names) > 1 else [(names[0], names[0])]
-    routes = [engine.network.routes[pair] for pair in pairs]
+        return 0.0
+    first = [*{network.hosts[rank]: rank for rank in reversed(members)}.values()][::-1]
+    if len(first) == 1:
+        first = [*members[:2]]
+    tree = ((first[0], first[distance]) for distance in doublings(len(first)))
+    routes = [network.route(*pair) for pair in (*pairwise(first), *tree)]
     latency = max(route.latency for route in routes)
     bandwidth = min(route.bandwidth for route in routes)
-    passed = volume(kind, nbytes, ranks) / bandwidth
-    return [start + latency * ceil(log2(ranks)) + passed] * ranks
+    return latency * ceil(log2(ranks)) + volume(kind, nbytes, ranks) / bandwidth
 
 
 def volume(kind: str, nbytes: int, ranks: int) -> float:

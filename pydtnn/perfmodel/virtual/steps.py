@@ -38,7 +38,7 @@ WHO = "predict"
 MOST_RANKS = 16
 """Largest number of ranks of which a prediction has all."""
 
-MAX_DIFFERENT_RANKS = 64
+MAX_DIFFERENT_RANKS = 1024
 """Ranks that can be executed one by one to time them."""
 
 WARM_UP = 2
@@ -107,7 +107,8 @@ def predict(
     check_timed(workload)
     costs = AnalyticCosts.of(workload, platform) if costs is None else costs
     network, processor = platform.network(workload.ranks), Processor.of(platform)
-    ranks = simulate(workload, network, costs, processor, _cores(workload, platform, costs))
+    cores, slower = _cores(workload, platform, costs), NONE.on(platform, workload.ranks)
+    ranks = simulate(workload, network, costs, processor, cores, slower)
     state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
     return Prediction.of(workload, platform, ranks, state)
 
@@ -126,6 +127,7 @@ def simulate(
     costs: ComputeCosts | Sequence[ComputeCosts],
     processor: Processor,
     cores: SharedCores | None = None,
+    disturbances: Disturbances = NONE,
 ) -> list[RankPrediction]:
     """Execute steps on virtual ranks with empty kernels; return the step with the median time.
 
@@ -141,6 +143,7 @@ def simulate(
         What messages cost the processor of a rank.
     cores : SharedCores, optional
         Cores that ranks share; by default each has its own.
+    disturbances : Disturbances, optional
     """
     temporary = 0.0
     if workload.compress:
@@ -153,7 +156,14 @@ def simulate(
         largest = max((bucket.grads.nbytes for bucket in model.buckets), default=0)
         return found.times, rank_memory(found.rank, _buffers(comm) + int(temporary * largest))
 
-    done = run_virtual(run, network=network, costs=costs, processor=processor, cores=cores)
+    done = run_virtual(
+        run,
+        network=network,
+        costs=costs,
+        processor=processor,
+        cores=cores,
+        disturbances=disturbances,
+    )
     steps = list(zip(*(times for times, _ in done.results), strict=True))
     middle = sorted(steps, key=lambda ranks: max(step.seconds for step in ranks))[len(steps) // 2]
     memory = [memory for _, memory in done.results]
@@ -291,7 +301,7 @@ def time_steps(
     """Execute training steps on virtual ranks with kernels that do nothing.
 
     If all ranks make the same collective calls, as those of data parallelism do, one of them is
-    executed for all; otherwise each of at most 64.
+    executed for all; otherwise each of at most 1,024, which takes minutes for more than 100.
 
     Parameters
     ----------
@@ -312,6 +322,7 @@ def time_steps(
     ranks = workload.ranks
     network = platform.network(ranks)
     disturbances.check(network)
+    disturbances = disturbances.on(platform, ranks)
     program = _program(workload, -(-steps // period(workload)))
     common: dict[str, Any] = {"network": network, "processor": Processor.of(platform)}
     cores = _cores(workload, platform, costs)

@@ -57,9 +57,22 @@ def test_ranks_with_messages_of_their_own_are_executed(options):
 
 def test_too_many_ranks_that_differ_are_refused():
     with pytest.raises(
-        ValueError, match="at most 64 ranks, .* a message between two ranks, got 65"
+        ValueError, match="at most 1024 ranks, .* a message between two ranks, got 1025"
     ):
-        time_steps(workload(65, scheme="gossip"), PLATFORM, UniformCosts())
+        time_steps(workload(1025, scheme="gossip"), PLATFORM, UniformCosts())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [128, 256])
+@pytest.mark.parametrize("axis", ["filter", "spatial", "pipeline"])
+def test_cut_networks_are_executed_on_more_than_64_ranks(axis, ranks):
+    seconds = []
+    for data in (4, ranks // 2):
+        work = Workload("cnn", (12, 12, 1), 10, 8 * data, {"data": data, axis: 2})
+        timing = time_steps(work, PLATFORM, UniformCosts(), steps=1)
+        assert not timing.alike
+        seconds.append(timing.seconds)
+    assert seconds[0] < seconds[1] < 10 * seconds[0]  # the sums of gradients have more rounds
 
 
 def test_ranks_are_executed_where_links_are_slow_for_a_time():

@@ -1,0 +1,188 @@
+"""Topologies: routes, and what platforms do with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pydtnn.comm.schedules.cost import cost
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.steps import ALL, Group, Rounds, receive, send
+from pydtnn.perfmodel.messages import MessageCosts, duration
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
+from pydtnn.perfmodel.virtual.disturbances import NONE
+from pydtnn.perfmodel.virtual.steps import time_steps
+from pydtnn.perfmodel.workload import Workload
+from tests.perfmodel.virtual.costs import UniformCosts
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "platforms"
+
+TOPOLOGIES: list[Topology] = [
+    FatTree(down=(4, 3), up=(2,)),
+    FatTree(down=(2, 3, 4), up=(2, 3)),
+    Dragonfly(groups=5, routers=3, per_router=2),
+    Torus(dimensions=(4, 3, 2)),
+]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+def test_a_path_leads_from_the_switch_of_the_source_to_that_of_the_target(topology):
+    ends: dict[int, set[tuple[int, ...]]] = {host: set() for host in range(topology.hosts)}
+    for source in range(topology.hosts):
+        for target in range(topology.hosts):
+            if source != target:
+                path = topology.path(source, target)
+                ends[source].add(path[0])
+                ends[target].add(path[-1])
+                assert all(here != there for here, there in pairwise(path))
+                assert len(path) == len(topology.path(target, source))
+    assert all(len(switches) == 1 for switches in ends.values())
+
+
+def test_a_fat_tree_ascends_to_the_nearest_common_level():
+    tree = FatTree(down=(2, 3, 4), up=(2, 3))
+    assert [len(tree.path(0, target)) for target in (1, 2, 5, 6, 23)] == [1, 3, 3, 5, 5]
+
+
+def test_a_fat_tree_that_is_not_oversubscribed_shifts_without_sharing_links():
+    """The property for which its routing is known."""
+    tree = FatTree(down=(4, 4), up=(4,))
+    for by in range(1, 16):
+        used = Counter(
+            link for host in range(16) for link in pairwise(tree.path(host, (host + by) % 16))
+        )
+        assert max(used.values(), default=1) == 1
+
+
+def test_a_dragonfly_has_at_most_one_link_between_groups_on_a_route():
+    dragonfly = Dragonfly(groups=5, routers=3, per_router=2)
+    for target in range(1, dragonfly.hosts):
+        path = dragonfly.path(0, target)
+        assert sum(here[0] != there[0] for here, there in pairwise(path)) == (target >= 6)
+        assert len(path) <= 4
+
+
+def test_a_torus_takes_the_shorter_direction():
+    torus = Torus(dimensions=(5, 3))
+    assert torus.path(0, 4) == [(0, 0), (4, 0)]
+    assert torus.path(0, 7) == [(0, 0), (1, 0), (2, 0), (2, 1)]
+
+
+def network(topology: Topology, **numbers: float) -> Network:
+    return Network.create(
+        range(topology.hosts), latency=1e-6, bandwidth=1e9, topology=topology, **numbers
+    )
+
+
+def across(group: Group) -> Rounds:
+    """All ranks of the first half send to the second half."""
+    half = group.size // 2
+    if group.rank < half:
+        yield (send(group.rank + half, ALL),)
+    else:
+        yield (receive(group.rank - half, ALL),)
+
+
+@pytest.mark.parametrize(("up", "factor"), [(8, 1), (4, 2), (2, 4), (1, 8)])
+def test_oversubscription_divides_the_bandwidth(up, factor):
+    net = network(FatTree(down=(8, 2), up=(up,)))
+    assert cost(across, 10**8, net) == pytest.approx(1e-6 + factor * 0.1, rel=1e-3)
+
+
+def test_a_switch_that_is_too_slow_is_shared():
+    net = network(FatTree(down=(16,), switch=4e9))
+    assert cost(across, 10**8, net) == pytest.approx(1e-6 + 2 * 0.1, rel=1e-3)
+
+
+def test_each_link_between_switches_has_a_latency():
+    net = network(FatTree(down=(2, 2), up=(1,), hop=1e-3))
+    assert [net.route(0, k).latency for k in (1, 2)] == pytest.approx([1e-6, 1e-6 + 2e-3])
+
+
+def test_rails_are_networks_of_their_own():
+    platform = Platform.load(EXAMPLES / "rails.yaml")
+    net = platform.network(8)
+    assert {*net.route(0, 4).links}.isdisjoint(net.route(1, 5).links)
+    assert net.route(0, 5) == net.route(0, 4)  # the sender determines the rail
+    assert net.route(0, 1).links == ()
+    single = replace(platform, messages=replace(platform.messages, rails=1)).network(64)
+    assert cost(across, 10**8, platform.network(64)) < 0.3 * cost(across, 10**8, single)
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_closed_formulas_and_virtual_ranks_agree_on_a_topology(path, ranks):
+    platform = Platform.load(path)
+    platform = replace(platform, messages=replace(platform.messages, call=0.0, add=None))
+    costs = MessageCosts(platform, Workload("cnn", (12, 12, 1), 10, 4 * ranks, {"data": ranks}))
+    expected = cost("hierarchical", 1 << 20, platform.network(ranks))
+    found = duration(costs.sum("hierarchical", 1 << 20, "data"))
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_slower_ranks_delay_a_step_in_both_predictors():
+    mixed = Platform.load(EXAMPLES / "mixed.yaml")
+    work = Workload("cnn", (12, 12, 1), 10, 4 * 64, {"data": 64})
+    equal = replace(mixed, compute=replace(mixed.compute, slower=()))
+    assert (mixed.slowdown(48), mixed.slowdown(64)) == (1.0, 1.6)
+    slow, usual = (time_steps(work, p, UniformCosts(), steps=1).seconds for p in (mixed, equal))
+    assert slow > usual
+    assert NONE.on(mixed, 50).stragglers[-1].rank == 49
+    assert NONE.on(mixed, 48) is NONE
+
+
+def test_hosts_that_a_topology_does_not_have_are_refused_and_others_noted():
+    with pytest.raises(ValueError, match="torus has 256 hosts, 2048 ranks need 512; use fewer"):
+        Platform.load(EXAMPLES / "torus.yaml").network(2048)
+    plain = Platform.load("cpu-10gbit")
+    assert plain.check_hosts(32) == ""
+    assert plain.check_hosts(4096).startswith("cpu-10gbit has 32 hosts, 4096 ranks need 4096: ")
+    assert plain.network(64).route(0, 63).bandwidth == 1.25e9
+
+
+BASE = "base: cpu-10gbit\nname: x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("topology: {fat_tree: {down: [4, 8], up: [2, 2]}}", "x.yaml: topology.fat_tree.up: expec"),
+        ("topology: {fat_tree: {down: 4}}", "topology.fat_tree.down: expected a list, got 4"),
+        (
+            "topology: {fat_tree: {down: [0]}}",
+            r"topology.fat_tree.down\[0\] must be at least 1, got",
+        ),
+        ("topology: {fat_tre: {down: [4]}}", "topology: unknown entry 'fat_tre'; did you mean 'fa"),
+        (
+            "topology: torus",
+            "topology: expected one of the entries fat_tree, dragonfly, torus, got",
+        ),
+        ("topology: {torus: {dimensions: [2, 3]}}", "cluster.hosts: expected at most the 6 hosts"),
+        ("topology: {torus: {}}", "expected an entry 'topology.torus.dimensions', got none"),
+        ("messages: {rails: 0}", "messages.rails must be at least 1, got 0"),
+        ("compute: {slower: [{first: 1, last: 2}]}", r"'compute.slower\[0\].factor', got none"),
+        ("base: x.yaml", "x.yaml: expected a YAML file"),
+    ],
+)
+def test_an_error_in_a_topology_is_one_sentence_with_the_entry(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_text(BASE + text + "\n")
+    with pytest.raises(ValueError, match=message) as error:
+        Platform.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_base_is_a_platform_or_a_file_beside_it(tmp_path):
+    (tmp_path / "one.yaml").write_text("base: cpu-10gbit\nname: one\ncluster: {hosts: 2}\n")
+    (tmp_path / "two.yaml").write_text("base: one.yaml\nname: two\nmessages: {add: 5 GB/s}\n")
+    two, original = Platform.load(tmp_path / "two.yaml"), Platform.load("cpu-10gbit")
+    assert (two.name, two.cluster.hosts, two.messages.add) == ("two", 2, 5e9)
+    assert two.compute == original.compute
+    (tmp_path / "one.yaml").write_text("base: two.yaml\nname: one\n")
+    with pytest.raises(ValueError, match="expected a base that is not based on it"):
+        Platform.load(tmp_path / "two.yaml")

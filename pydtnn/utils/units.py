@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -62,10 +63,11 @@ UNITS: dict[str, dict[str, float]] = {
     "s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0},
     "B": _BYTES,
     "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()}
-    | {f"{prefix}bit/s": factor / 8 for prefix, factor in _DECIMAL.items()},
+    | {f"{p}{bit}": f / 8 for bit in ("bit/s", "b/s", "bps") for p, f in _DECIMAL.items()},
     "flop/s": {f"{prefix}flop/s": factor for prefix, factor in _DECIMAL.items()},
 }
-"""Accepted units by SI unit, with their values in it. Bits and bytes differ: 1 B is 8 bit."""
+"""Accepted units by SI unit, with their values in it. Bits and bytes differ: 1 B is 8 bit, and
+Gbit/s, Gb/s and Gbps are the same."""
 
 _WRITTEN = {
     "s": ("s", "ms", "us", "ns"),
@@ -111,10 +113,13 @@ def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) 
         else None
     )
     if match is None or match[2] not in known:
-        number = match[1] if match else text if isinstance(text, int | float) else 50
+        number = _shown(match[1] if match else text if isinstance(text, int | float) else 50)
+        lower = {name.lower(): name for name in known}
+        meant = get_close_matches(match[2].lower(), lower, 1) if match else []
+        written = [lower[one] for one in meant] or _examples(unit)
         raise ValueError(
             f"{who}: expected a number with a unit ({', '.join(_named(unit))}), got "
-            f"{_shown(text)}; write {_shown(number)} {_example(unit)}"
+            f"{_shown(text)}; write {' or '.join(f'{number} {name}' for name in written)}"
         )
     value = float(f"{float(match[1]) * known[match[2]]:.15g}")  # 50 us is 5e-05
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
@@ -139,11 +144,12 @@ def format_quantity(value: float, unit: str, digits: int = 4) -> str:
 
 def _named(unit: str) -> list[str]:
     """Return the units that an error lists."""
-    return [name for name in UNITS[unit] if not name.startswith(("P", "Ki", "Mi", "Gi", "Ti"))]
+    rare = ("P", "Ki", "Mi", "Gi", "Ti")
+    return [n for n in UNITS[unit] if not n.startswith(rare) and not n.endswith(("b/s", "bps"))]
 
 
-def _example(unit: str) -> str:
-    return {"s": "us", "B": "GB", "B/s": "GB/s", "flop/s": "Gflop/s"}[unit]
+def _examples(unit: str) -> list[str]:
+    return {"s": ["us"], "B": ["GB"], "B/s": ["GB/s", "Gbit/s"], "flop/s": ["Gflop/s"]}[unit]
 
 
 def _shown(value: object) -> str:

@@ -16,6 +16,9 @@ from pydtnn.utils.units import format_quantity, parse_quantity, parse_size
         ("2 min", "s", 120.0),
         ("50 \N{MICRO SIGN}s", "s", 50e-6),
         ("1 Gbit/s", "B/s", 125e6),
+        ("100 Gbps", "B/s", 12.5e9),
+        ("100Gb/s", "B/s", 12.5e9),
+        ("12.5 GB/s", "B/s", 12.5e9),
         ("125 MB/s", "B/s", 125e6),
         ("8 bit/s", "B/s", 1.0),
         ("1 MiB/s", "B/s", 1048576.0),
@@ -34,6 +37,20 @@ def test_a_number_with_a_unit_is_converted_to_si(text: str, unit: str, value: fl
 def test_anything_but_a_number_with_a_known_unit_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^link: expected a number with a unit \(ns, us, ms, s"):
         parse_quantity("link", value, "s")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (100, "write 100 GB/s or 100 Gbit/s"),
+        ("100 gbps", "write 100 Gbps"),
+        ("100 Gbits/s", "write 100 Gbit/s"),
+        ("100 gb/S", "write 100 G[bB]/s"),
+    ],
+)
+def test_advice_keeps_bits_apart_from_bytes(text: object, advice: str) -> None:
+    with pytest.raises(ValueError, match=rf"; {advice}$"):
+        parse_quantity("link", text, "B/s")
 
 
 @pytest.mark.parametrize("text", ["-1 us", "0 us", "1e999 s"])

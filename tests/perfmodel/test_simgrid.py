@@ -17,13 +17,14 @@ from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.engine.rows import Replay
-from pydtnn.perfmodel.formulas import Links, Placement, allreduce_terms, seconds
+from pydtnn.perfmodel.formulas import Placement, allreduce_terms
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils import clock
+from tests.perfmodel.formulas.evaluate import links_of, seconds
 from tests.perfmodel.patterns import PATTERNS
 from tests.perfmodel.simgrid_times import REASON, Zone, interpreter, simulate
 from tests.perfmodel.virtual.costs import UniformCosts
@@ -161,6 +162,6 @@ def test_closed_formulas_of_64_ranks_on_16_hosts_take_as_long_as_in_simgrid(
     )
     expected = simulate(name, nbytes, net)
     group = Placement(64, 4)
-    formula = seconds(allreduce_terms(name, group), nbytes, Links.of(net), group)
+    formula = seconds(allreduce_terms(name, group), nbytes, links_of(net), group)
     assert formula == pytest.approx(expected, rel=0.05)
     assert cost(name, nbytes, net) == pytest.approx(expected, rel=SAME)

@@ -186,3 +186,10 @@ def test_a_base_is_a_platform_or_a_file_beside_it(tmp_path):
     (tmp_path / "one.yaml").write_text("base: two.yaml\nname: one\n")
     with pytest.raises(ValueError, match="expected a base that is not based on it"):
         Platform.load(tmp_path / "two.yaml")
+
+
+def test_the_examples_of_the_documentation_are_those_of_the_files():
+    page = (EXAMPLES.parents[1] / "docs" / "platforms.md").read_text()
+    blocks = [one for one in page.split("```") if one.startswith("yaml\nbase:")]
+    files = {path.read_text().partition("\n")[2].strip() for path in EXAMPLES.glob("*.yaml")}
+    assert {block.removeprefix("yaml\n").strip() for block in blocks} == files

@@ -9,7 +9,6 @@ from pydtnn.perfmodel.formulas.placed import (
     Stretch,
     allreduce_terms,
     phases,
-    seconds,
 )
 from pydtnn.perfmodel.formulas.table import ALGORITHMS, NONE, Terms, terms_of
 
@@ -25,6 +24,5 @@ __all__ = [
     "Terms",
     "allreduce_terms",
     "phases",
-    "seconds",
     "terms_of",
 ]

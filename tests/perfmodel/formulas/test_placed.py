@@ -5,7 +5,8 @@ import pytest
 
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
-from pydtnn.perfmodel.formulas import Links, Placement, allreduce_terms, phases, seconds
+from pydtnn.perfmodel.formulas import Placement, allreduce_terms, phases
+from tests.perfmodel.formulas.evaluate import links_of, seconds
 
 FLAT = ("ring", "recursive_doubling", "halving_doubling", "binomial_tree", "direct", "torus")
 
@@ -26,7 +27,7 @@ def compare(name: str, nbytes: int, per_host: int, hosts: int, **options: float)
     """Return the ratio of the formula to the replay of the schedule."""
     net = network([rank // per_host for rank in range(per_host * hosts)], **options)
     group = Placement(per_host * hosts, per_host)
-    found = seconds(allreduce_terms(name, group), nbytes, Links.of(net), group, chunked=True)
+    found = seconds(allreduce_terms(name, group), nbytes, links_of(net), group, chunked=True)
     return found / cost(name, nbytes, net)
 
 
@@ -74,7 +75,7 @@ def test_chunks_of_long_arrays_overlap_as_in_the_replay(
 
 def test_each_rank_copies_its_own_messages_between_hosts() -> None:
     group, nbytes = Placement(8, 4), 1 << 20
-    links = Links.of(network([0] * 4 + [1] * 4))
+    links = links_of(network([0] * 4 + [1] * 4))
     links = replace(links, add=0.0, overhead=0.0, copy=1e-9)
     for name, sent in (("direct", 2 * (8 - 4) / 8), ("hierarchical", 2 * (2 - 1) / 2 / 4)):
         _, between = phases(allreduce_terms(name, group), nbytes, links, group)
@@ -82,7 +83,7 @@ def test_each_rank_copies_its_own_messages_between_hosts() -> None:
 
 
 def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
-    links = Links.of(network([0, 1]))
+    links = links_of(network([0, 1]))
     alone, four = (
         seconds(allreduce_terms("ring", group), 1 << 20, links, group)
         for group in (Placement(4, 1), Placement(4, 1, sharing=4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from math import ceil, prod
+from math import ceil
 
 import numpy as np
 
@@ -20,17 +20,14 @@ from pydtnn.perfmodel.formulas import (
     Stretch,
     Terms,
     allreduce_terms,
+    library_terms,
     phases,
-    terms_of,
 )
 from pydtnn.perfmodel.outline import BucketOutline, Start
 from pydtnn.perfmodel.overlap import Round
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.stretch import stretch
 from pydtnn.perfmodel.workload import Workload
-
-MAX_DOUBLING_BYTES = 2048
-"""Length in B up to which MPICH sums whole arrays by recursive doubling; it halves longer ones."""
 
 FLOAT = np.dtype("float32")
 
@@ -123,13 +120,22 @@ class MessageCosts:
 
     def _sum(self, name: str, nbytes: float, axis: str) -> tuple[Round, ...]:
         """Return the rounds of a sum along an axis by an algorithm; `sum` keeps them."""
-        group, calls = self.groups[axis], name != VENDOR
+        group = self.groups[axis]
         if name == VENDOR:
-            name = "recursive_doubling" if nbytes <= MAX_DOUBLING_BYTES else "halving_doubling"
-            if not _is_regular(group):
-                name = "ring"
-        placed, further = allreduce_terms(name, group), self._stretch(name, axis)
-        return self._rounds(placed, nbytes, group, further, calls=calls)
+            return self._library("allreduce", nbytes, axis)
+        return self._rounds(allreduce_terms(name, group), nbytes, group, self._stretch(name, axis))
+
+    def _library(self, kind: str, nbytes: float, axis: str) -> tuple[Round, ...]:
+        """Return a collective of the MPI library, which needs no calls between its rounds."""
+        group, further = self.groups[axis], self._stretch("halving_doubling", axis)
+        terms = library_terms(kind, group.ranks)
+        placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
+        local, between = phases(placed, nbytes, self.links, group, further)
+        latency, transfer = local.latency + between.latency, local.transfer + between.transfer
+        work, rate = self.links.overhead, self.platform.messages.allreduce
+        if kind == "allreduce" and group.hosts == 1 and rate:  # processors add and copy
+            transfer, work = 0.0, work + self.slowdown * nbytes / rate
+        return (Round(latency, transfer, work),)
 
     def gradients(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds in which gradients are exchanged while backward runs."""
@@ -167,14 +173,8 @@ class MessageCosts:
         group = self.groups.get("data")
         if group is None or group.ranks == 1 or self.work.scheme != "sharded":
             return ()
-        found: list[Round] = []
-        for operation in ("reduce_scatter", "allgather"):
-            terms = terms_of(operation, "ring", group.ranks)
-            one_host = group.hosts == 1
-            placed = Placed(terms, NONE) if one_host else Placed(NONE, terms)
-            further = self._stretch("ring", "data")
-            found += self._rounds(placed, bucket.nbytes, group, further, calls=False)
-        return tuple(found)
+        calls = ("reduce_scatter", "allgather")
+        return tuple(chain(*(self._library(kind, bucket.nbytes, "data") for kind in calls)))
 
     def stage(self, nbytes: float) -> tuple[Round, ...]:
         """Return the rounds of the message from one stage of a pipeline to the next."""
@@ -201,14 +201,13 @@ class MessageCosts:
         group: Placement,
         further: Stretch = PLAIN,
         *,
-        calls: bool = True,
         together: bool = False,
     ) -> tuple[Round, ...]:
         """Return rounds of equal length: half of the local ones, those between hosts, the rest.
 
         With `together` the messages inside hosts and between them begin at the same time.
         """
-        local, between = phases(placed, nbytes, self.links, group, further, calls=calls)
+        local, between = phases(placed, nbytes, self.links, group, further)
         if together:
             return (
                 Round(
@@ -227,17 +226,6 @@ class MessageCosts:
         return (*inside[:half], *outside, *inside[half:])
 
 
-def _is_regular(group: Placement) -> bool:
-    """Return whether ranks can be halved inside hosts and between them."""
-    inside, ranks = group.per_host, group.ranks
-    return group.hosts == 1 or inside == 1 or not (inside & (inside - 1) or ranks & (ranks - 1))
-
-
 def duration(rounds: Sequence[Round]) -> float:
     """Return the time of rounds one after the other, in s."""
     return sum(map(sum, rounds))
-
-
-def ranks_of(work: Workload) -> int:
-    """Return the ranks along the axes besides "data"."""
-    return prod(work.cut.values())

@@ -48,8 +48,8 @@ class Operation:
     ----------
     left : list of Round
         Rounds that have not begun, the next one last.
-    arrival : float
-        When the messages of the current round arrive, in s.
+    passed, arrival : float
+        When the link has transferred the messages of the current round, and when they arrive, in s.
     work : float
         Work after their arrival, in s.
     done : bool
@@ -57,7 +57,7 @@ class Operation:
 
     def __init__(self, rounds: Sequence[Round]) -> None:
         self.left = list(reversed(rounds))
-        self.arrival = 0.0
+        self.passed = self.arrival = 0.0
         self.work = 0.0
         self.done = not rounds
 
@@ -88,9 +88,14 @@ class Channel:
 
     def _begin(self, operation: Operation, now: float) -> None:
         one = operation.left.pop()
+        for other in self._active:  # the link is shared equally for as long as both transfer
+            if other is not operation and other.passed > now:
+                delay = min(one.transfer, other.passed - now)
+                other.passed, other.arrival = other.passed + delay, other.arrival + delay
+        operation.passed = now + one.transfer + min(one.transfer, max(self.free - now, 0.0))
         self.free = max(self.free, now) + one.transfer
         self.busy += one.transfer
-        operation.arrival = self.free + one.latency
+        operation.arrival = operation.passed + one.latency
         operation.work = one.work
 
     def _advance(self, operation: Operation, now: float) -> float:

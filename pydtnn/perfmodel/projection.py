@@ -39,7 +39,7 @@ from pydtnn.training.checks import DEFAULT_PER_STAGE
 
 SCRATCH = 0.75
 """Memory of a schedule for parts of arrays that are received and added, relative to the gradients,
-while all buckets are in progress."""
+while all buckets are in progress; an MPI library has that of whole arrays inside a host."""
 
 
 KNOWN: dict[str, tuple[Any, ...]] = {
@@ -154,12 +154,12 @@ class Projector:
                 self._steps[place, own] = step
         return step
 
-    def _between(self, work: Workload) -> bool:
-        """Return whether the ranks along "data" are on several hosts."""
-        own, per_host = work.data, self.platform.cluster.ranks_per_host
+    def _between(self, work: Workload, axis: str = "data") -> bool:
+        """Return whether the ranks along an axis are on several hosts."""
+        own, per_host = work.axes.get(axis, 1), self.platform.cluster.ranks_per_host
         if own == 1:
             return False
-        return Placement.along(own, work.stride("data"), per_host, work.ranks).hosts > 1
+        return Placement.along(own, work.stride(axis), per_host, work.ranks).hosts > 1
 
     def check(self, work: Workload) -> None:
         """Raise ValueError if there is no formula for a value of a field."""
@@ -215,8 +215,11 @@ class Projector:
         if sharded:
             largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
             buffers += (2 + 1 / work.data) * largest  # as `virtual.communicator.Buffers`
-        elif self._between(work) and not work.compress:
-            buffers += SCRATCH * own.trained
+        elif not work.compress:
+            summed = {axis for bucket in outline.buckets for axis in bucket.group}
+            axes = [axis for axis, ranks in work.axes.items() if ranks > 1 and axis in summed]
+            pending = {SCRATCH if self._between(work, axis) else 1.0 for axis in axes}
+            buffers += own.trained * sum(pending)
         if work.ema is not None:  # and an array as long as the largest bucket
             largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
             buffers += own.trained + largest

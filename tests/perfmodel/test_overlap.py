@@ -28,8 +28,15 @@ def test_a_round_begins_at_the_call_after_the_one_before_has_arrived() -> None:
 def test_operations_share_the_link() -> None:
     channel = Channel()
     first, second = (channel.start([Round(0.0, 2.0, 0.0)], 0.0) for _ in range(2))
-    assert channel.wait(first, 0.0) == 2
-    assert channel.wait(second, 2.0) == 4
+    assert channel.wait(first, 0.0) == channel.wait(second, 0.0) == 4
+
+
+def test_a_short_message_does_not_wait_for_a_long_one() -> None:
+    channel = Channel()
+    long = channel.start([Round(0.0, 10.0, 0.0)], 0.0)
+    short = channel.start([Round(0.0, 1.0, 0.0)], 4.0)
+    assert channel.wait(short, 4.0) == 6  # at half the rate
+    assert channel.wait(long, 6.0) == 11
 
 
 def test_merged_rounds_take_as_long() -> None:

@@ -159,6 +159,15 @@ def test_without_costs_compute_is_that_of_the_peak_rates_of_the_platform():
     assert predict(small_work(), slow).seconds > predict(small_work(), fast).seconds > 0
 
 
+def test_parameters_are_updated_once_whatever_the_number_of_buckets():
+    few, many = (
+        predict(small_work(bucket_bytes=size, axes={"data": 2}), platform()).ranks[0].step.update
+        for size in (1 << 20, 512)
+    )
+    assert many == pytest.approx(few, rel=1e-3)  # gaps between buckets
+    assert few > 0
+
+
 def test_ranks_of_a_host_share_its_cores():
     found = platform(ranks=2)
     few = replace(found, cluster=replace(found.cluster, cores_per_host=1))

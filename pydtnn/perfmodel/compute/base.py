@@ -45,7 +45,8 @@ class ComputeCosts(ABC):
     Attributes
     ----------
     constant : bool
-        Whether equal arguments always give the same time, which need not be computed again.
+        Whether equal arguments always give the same time, which need not be computed again, except
+        for the phase "update", which depends on the layers before it.
     """
 
     constant = False

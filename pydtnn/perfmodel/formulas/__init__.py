@@ -10,7 +10,7 @@ from pydtnn.perfmodel.formulas.placed import (
     allreduce_terms,
     phases,
 )
-from pydtnn.perfmodel.formulas.table import ALGORITHMS, NONE, Terms, terms_of
+from pydtnn.perfmodel.formulas.table import ALGORITHMS, NONE, Terms, library_terms, terms_of
 
 __all__ = [
     "ALGORITHMS",
@@ -23,6 +23,7 @@ __all__ = [
     "Stretch",
     "Terms",
     "allreduce_terms",
+    "library_terms",
     "phases",
     "terms_of",
 ]

@@ -229,8 +229,6 @@ def phases(
     links: Links,
     group: Placement,
     stretch: Stretch = PLAIN,
-    *,
-    calls: bool = True,
 ) -> tuple[Phase, Phase]:
     """Return the times of an operation on an array: inside hosts, and between them.
 
@@ -242,16 +240,13 @@ def phases(
     links : Links
     group : Placement
     stretch : Stretch, optional
-    calls : bool
-        Whether every message costs calls of the communicator, as those of schedules; an MPI library
-        has its own loop.
     """
     local, between = placed.local, placed.between
     flows = group.together * group.per_host  # in a round, ranks that send
     at_once = local.messages / local.rounds if local.messages else 1.0  # messages of each of them
     inside = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
     outside = max(1 / (placed.flows * links.bandwidth), group.sharing / links.card)
-    call = 2 * links.overhead * calls  # to send and to receive
+    call = 2 * links.overhead  # to send and to receive
     latency = stretch.latency * between.rounds * links.latency
     transfer = stretch.transfer * nbytes * between.sent * outside
     if placed.beside:  # the messages inside may take longer

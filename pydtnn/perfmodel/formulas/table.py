@@ -167,3 +167,13 @@ def terms_of(operation: str, algorithm: str, ranks: int) -> Terms:
             f"formulas: {unknown(f'formula of {operation}', algorithm, ALGORITHMS[operation])}"
         )
     return NONE if ranks == 1 else ALGORITHMS[operation][algorithm](ranks)
+
+
+LIBRARY = {"allreduce": 2.0, "reduce_scatter": 1.0, "allgather": 1.0, "broadcast": 1.0}
+"""How many times (P - 1) / P of an array's bytes pass the slowest link; others pass none."""
+
+
+def library_terms(kind: str, ranks: int) -> Terms:
+    """Return the coefficients of a collective call of an MPI library: a tree, and least bytes."""
+    sent = LIBRARY.get(kind, 0.0) * _q(ranks)
+    return Terms(log2_up(ranks), sent, 0.0, log2_up(ranks)) if ranks > 1 else NONE

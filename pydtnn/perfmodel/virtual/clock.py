@@ -122,7 +122,7 @@ class SegmentClock(Clock, Observer):
             layer = self._layers.get(label.name.removesuffix(RECOMPUTED))
             layer = None if label.kind == "phase" else layer
             seconds = self._costs.seconds(label, layer, self._samples)
-            if self._costs.constant:
+            if self._costs.constant and label.name != "update":
                 self._known[key] = seconds
         return seconds
 

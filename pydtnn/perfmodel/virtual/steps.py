@@ -107,18 +107,21 @@ def predict(
     check_timed(workload)
     costs = AnalyticCosts.of(workload, platform) if costs is None else costs
     network, processor = platform.network(workload.ranks), Processor.of(platform)
-    cores, slower = _cores(workload, platform, costs), NONE.on(platform, workload.ranks)
-    ranks = simulate(workload, network, costs, processor, cores, slower)
+    threads, cores = _threads(workload, platform, costs)
+    slower = NONE.on(platform, workload.ranks)
+    run = replace(workload, threads=threads)
+    ranks = simulate(run, network, costs, processor, cores, slower)
     state = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
     return Prediction.of(workload, platform, ranks, state)
 
 
-def _cores(
+def _threads(
     work: Workload, platform: Platform, costs: ComputeCosts | Sequence[ComputeCosts]
-) -> SharedCores | None:
-    """Return the cores that ranks share, by the threads for which the costs are."""
+) -> tuple[int, SharedCores | None]:
+    """Return the threads of a rank for which the costs are, and the cores that ranks share."""
     usual = platform.compute.threads if isinstance(costs, AnalyticCosts) else 1
-    return SharedCores.of(platform, work.ranks, work.threads or usual)
+    threads = work.threads or usual
+    return threads, SharedCores.of(platform, work.ranks, threads)
 
 
 def simulate(
@@ -325,7 +328,7 @@ def time_steps(
     disturbances = disturbances.on(platform, ranks)
     program = _program(workload, -(-steps // period(workload)))
     common: dict[str, Any] = {"network": network, "processor": Processor.of(platform)}
-    cores = _cores(workload, platform, costs)
+    _, cores = _threads(workload, platform, costs)
     cut, alike = [*workload.axes] not in ([], ["data"]), True
     first = costs if isinstance(costs, ComputeCosts) else costs[0]
     try:

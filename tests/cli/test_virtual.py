@@ -116,6 +116,7 @@ def test_the_time_of_many_ranks_is_printed_without_training(
     assert main([TINY[0], TINY[1], *options, f"--output-dir={tmp_path / 'run'}"]) == 0
     told = capsys.readouterr().out
     assert "256 on cpu-1gbit; only timed: one rank is executed, which stands for all" in told
+    assert "cpu-1gbit has 32 hosts, 256 ranks need 256: further ones of the same kind" in told
     assert "1024 samples of all ranks" in told
     assert not (tmp_path / "run").exists()
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
@@ -67,7 +68,8 @@ def _run(options: argparse.Namespace) -> None:
     projector = Projector(work, platform, make_costs(platform))
     oracle = Oracle(projector, options.batch_size)
     kinds, variants = names_of(options.strategies), variants_of(options)
-    note = platform.check_hosts(max(ranks))
+    explained = axes_of(options.explain) if options.explain else {}
+    note = platform.check_hosts(max(*ranks, prod(explained.values())))
     print(title(work, platform.name, options.batch_size))
     if note:
         print(f"note: {note}")
@@ -84,7 +86,7 @@ def _run(options: argparse.Namespace) -> None:
         _print_search(projector, ranks, options.search)
         return
     if options.explain:
-        _print_explanation(oracle.entry(replace(work, axes=axes_of(options.explain))))
+        _print_explanation(oracle.entry(replace(work, axes=explained)))
         return
     swept = oracle.sweep(ranks, kinds, variants, most=options.axes)
     if options.explain is not None:

@@ -37,6 +37,23 @@ def test_the_best_strategy_of_each_number_of_ranks_is_listed(
     ]
 
 
+def test_hosts_that_the_platform_does_not_have_are_noted_or_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    note = "note: cpu-10gbit has 32 hosts, 64 ranks need 64: further ones of the same kind are ass"
+    assert note in run(capsys, "--ranks", "64", "--strategies", "data")
+    assert note in run(capsys, "--ranks", "2", "--explain", "data=64")
+    assert "note: " not in run(capsys, "--ranks", "32", "--strategies", "data")
+    path = tmp_path / "tree.yaml"
+    path.write_text("base: cpu-10gbit\nname: tree\ntopology: {fat_tree: {down: [32]}}\n")
+    arguments = [*QUICK, "--ranks", "64"]
+    arguments[arguments.index("cpu-10gbit")] = str(path)
+    assert main(arguments) != 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "tree has 32 hosts, 64 ranks need 64; use fewer ranks, or a larger topology" in said.err
+
+
 def test_all_strategies_of_one_number_of_ranks_are_ranked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

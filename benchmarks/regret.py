@@ -3,10 +3,11 @@
     mpirun -np 4 python -m benchmarks.regret --model resnet20 --shape 32,32,3 --batch 64
     python -m benchmarks.regret --cluster "1gbit 4x1" --model vgg11 --shape 32,32,3 --batch 64
 
-All strategies that `--parallel auto` considers are projected on the platform of the job (or that of
-`--platform`), and run: uniform ones, hybrids, and plans that were searched layer by layer. Each is
-measured in several turns, one after the other, so that other work on the machine disturbs all of
-them; the time of a step is the median over the turns of the slowest rank. The regret is the
+All strategies that `--parallel auto` considers are predicted as it does, with the compute of all
+ranks (or by formulas: `--formulas`, `--platform`), and run: uniform ones, hybrids, and plans that
+were searched layer by layer. Each is measured in several turns, one after the other, so that other
+work on the machine disturbs all of them; the time of a step is the median over the turns of the
+slowest rank. The regret is the
 measured time of the strategy that is predicted to be the fastest over that of the fastest one,
 minus 1; tau is Kendall's rank correlation of predicted and measured times.
 
@@ -33,10 +34,9 @@ from pydtnn.perfmodel.choice import label, milliseconds
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.quick import platform_of
+from pydtnn.perfmodel.quick import platform_of, predict_job
 from pydtnn.perfmodel.search import search
 from pydtnn.perfmodel.workload import Rank, Workload
-from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import clock
 from pydtnn.utils.units import parse_shape
 
@@ -80,15 +80,22 @@ def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
     threads = threads_per_rank(comm)
     platform = args.platform and Platform.load(args.platform)
     if platform is None:
-        backend, each = create_backend("cpu", threads=threads), -(-args.batch // comm.size)
-        platform = platform_of(comm, backend, work.create_net(), work.input_shape, each)
+        platform = platform_of(comm, create_backend("cpu", threads=threads), work)
 
     def find() -> list[tuple[str, Workload, float]]:
         projector = Projector(work, platform, AnalyticCosts.of(work, platform))
         found = search(projector, comm.size)
         return [(label(one), one.work, one.seconds) for one in found.tried[: args.most]]
 
-    return [Case(*one) for one in comm.gather_object(on_rank_0(comm, find))[0]]
+    cases = [Case(*one) for one in comm.gather_object(on_rank_0(comm, find))[0]]
+    if args.platform or args.formulas:
+        return cases
+    measured = []
+    for case in cases:
+        one = predict_job(comm, replace(case.work, threads=threads).in_micro_batches(), platform)
+        seconds = comm.gather_object(None if one is None else one.seconds)[0]
+        measured.append(case._replace(predicted=seconds))
+    return measured
 
 
 def measure_all(
@@ -104,10 +111,7 @@ def measure_all(
 
 def measure(comm: Communicator, work: Workload, args: argparse.Namespace) -> float:
     """Return the time of a step of the slowest rank, in s. Collective: all ranks call it."""
-    work = replace(work, threads=threads_per_rank(comm))
-    if work.stages > 1:
-        parts = min(DEFAULT_PER_STAGE * work.stages, work.batch // work.data)
-        work = replace(work, micro_batches=parts)
+    work = replace(work, threads=threads_per_rank(comm)).in_micro_batches()
     rank, error = None, None
     try:
         rank = Rank(work, comm)
@@ -151,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks per step")
     parser.add_argument("--platform", metavar="FILE", help="by default measured")
+    parser.add_argument("--formulas", action="store_true", help="predict without measured compute")
     parser.add_argument("--most", type=int, default=12, help="strategies, the fastest first")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="of a turn")

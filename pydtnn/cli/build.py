@@ -27,7 +27,7 @@ from pydtnn.callbacks import (
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
-from pydtnn.cli.predicted import Predicted, StepMemory
+from pydtnn.cli.predicted import Predicted, StepMeasure
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.cli.workload import describe_data, describe_run, names_in, optimizer_numbers, share_data
 from pydtnn.comm import Communicator
@@ -161,7 +161,7 @@ class Job:
         The arrays that `--load` has loaded, if any.
     recorder : Recorder or None
         The observer of `--trace`, if it is set.
-    memory : StepMemory or None
+    memory : StepMeasure or None
         Growth of this process since the model was built.
     predicted : Predicted or None
         Time and memory of a step by the performance model, on rank 0.
@@ -179,7 +179,7 @@ class Job:
     directory: Path
     loaded: LoadReport | None = None
     recorder: Recorder | None = None
-    memory: StepMemory | None = None
+    memory: StepMeasure | None = None
     predicted: Predicted | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -228,7 +228,7 @@ def create_job(
     monitor = choose_monitor(config, metrics)
     if config.virtual_ranks and work.tuning is None:
         work = replace(work, tuning="fixed")  # the same results in every repetition
-    begin, grown = clock.now(), StepMemory()
+    begin, grown = clock.now(), StepMeasure()
     backend = work.create_backend(threads=threads, tf32=config.tf32)
     model = work.create_model(work.create_net(), backend, mesh)
     _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
@@ -350,7 +350,7 @@ def create_slow_ranks(config: TrainConfig, comm: Communicator) -> list[SlowRanks
 
 
 def create_callbacks(
-    config: TrainConfig, directory: Path, monitor: str, grown: StepMemory
+    config: TrainConfig, directory: Path, monitor: str, grown: StepMeasure
 ) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others is last."""
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pydtnn.cli.config import TrainConfig, typed
 from pydtnn.cli.workload import create_data, describe_data, describe_run
@@ -15,18 +18,23 @@ from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.training.callback import Callback, Training
-from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.utils import plain_yaml
+from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.machine import recent_peak_memory, resident_memory, restart_peak
 from pydtnn.utils.units import parse_size
 
 if TYPE_CHECKING:  # the performance model is imported by runs that it predicts
     from pydtnn.perfmodel.platform import Platform
     from pydtnn.perfmodel.prediction import Prediction
+    from pydtnn.perfmodel.search import SearchResult
 
 MIN_GAIN = 1.05
 """Time of the best uniform plan over that of one that cuts layers differently, to use the latter:
 the error of the model."""
+
+CONSIDERED, MAX_CANDIDATES, STEPS = 1.6, 5, 6
+"""Strategies of up to this multiple of the shortest time by formulas, and so many of them, are
+measured in so many steps."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,11 @@ class Predicted:
         )
 
 
-class StepMemory(Callback):
-    """Growth of this process in the steps of its first epoch, before evaluations and checkpoints.
+class StepMeasure(Callback):
+    """Times of all steps, and growth of this process in those of its first epoch.
 
-    The first step of several does not count: algorithms are chosen, and times are measured, before
-    it and within it.
+    The growth is that before evaluations and checkpoints. The first step of several does not count:
+    algorithms are chosen, and times are measured, before it and within it.
 
     Attributes
     ----------
@@ -91,9 +99,18 @@ class StepMemory(Callback):
     def __init__(self) -> None:
         self.grown = 0
         self._before, self._steps, self._first = resident_memory(), 0, True
+        self._seconds: dict[str, float] = {}
+        self._times: dict[str, array[float]] = {name: array("d") for name in TIMES}
+
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Times of evaluations are not those of steps."""
+        self._seconds = dict(trainer.seconds)
 
     def on_step_end(self, trainer: Training) -> None:
-        """Read the peak; let it begin anew after the first step."""
+        """Read the times and the peak; let it begin anew after the first step."""
+        for name, times in self._times.items():
+            times.append(trainer.seconds[name] - self._seconds.get(name, 0.0))
+        self._seconds = dict(trainer.seconds)
         if self._first:
             self.grown = max(recent_peak_memory() - self._before, 0)
             self._steps += 1
@@ -103,6 +120,36 @@ class StepMemory(Callback):
     def on_epoch_end(self, trainer: Training) -> None:
         """Stop: evaluations have other arrays."""
         self._first = False
+
+    def times(self) -> dict[str, float]:
+        """Return the times of a step in s, and its memory in B.
+
+        "seconds" with "low" and "high" are the median and the first and last decile of all steps
+        but the first, "compute", "communication" and "data" the parts of the median, and "first"
+        the first step; empty if there was no step.
+        """
+        steps, communication, data = (np.array(self._times[name]) for name in TIMES)
+        if not len(steps):
+            return {}
+        warm = slice(min(1, len(steps) - 1), None)
+        low, whole, high = np.quantile((steps + data)[warm], [0.1, 0.5, 0.9]).tolist()
+        parts = {
+            "communication": float(np.median(communication[warm])),
+            "data": float(np.median(data[warm])),
+        }
+        return {
+            "seconds": whole,
+            "low": low,
+            "high": high,
+            "compute": max(whole - sum(parts.values()), 0.0),
+            **parts,
+            "first": float(steps[0] + data[0]),
+            "memory": float(self.grown),
+        }
+
+
+TIMES = ("steps", "communication", "data")
+"""Entries of `Trainer.seconds` that are measured step by step."""
 
 
 NO_EFFECT: dict[str, tuple[str, ...]] = {
@@ -149,9 +196,9 @@ def no_formula(config: TrainConfig, work: Workload, platform: Platform | None = 
 
 
 def find_platform(
-    config: TrainConfig, comm: Communicator, threads: int, work: Workload
+    config: TrainConfig, comm: Communicator, threads: int, work: Workload, *, rates: bool
 ) -> Platform | None:
-    """Return the platform of a run. Collective: all ranks call it.
+    """Return the platform of a run, with the rates of layers if needed. Collective.
 
     That of `--platform`, otherwise the one of this job: measured, or from the user's cache; None
     for devices that are not measured.
@@ -163,9 +210,7 @@ def find_platform(
         return Platform.load(config.platform)
     if work.device != "cpu":
         return None
-    batch = ceil(work.batch / comm.size)
-    backend = work.create_backend(threads=threads)
-    return platform_of(comm, backend, work.create_net(), work.input_shape, batch)
+    return platform_of(comm, work.create_backend(threads=threads), work, rates=rates)
 
 
 def choose_parallel(
@@ -190,25 +235,33 @@ def choose_parallel(
             f"train: --parallel auto has no formula for {option}; name the axes, such as "
             "--parallel data=2"
         )
-    platform = find_platform(config, comm, threads, work)
-    work = replace(work, threads=None)  # the choice is one for ranks like those of the platform
-    found = on_rank_0(comm, _choose, config, comm.size, platform, work)
-    chosen, lines = comm.gather_object(found)[0]
+    platform = find_platform(config, comm, threads, work, rates=True)
+    if platform is None:
+        raise ValueError(
+            f"train: --parallel auto measures CPUs only, got --device {work.device}; name the "
+            "axes, such as --parallel data=2, or a --platform"
+        )
+    limit = platform.cluster.memory_per_rank
+    if config.memory_limit is not None:
+        limit = min(limit, parse_size("train: --memory-limit", config.memory_limit))
+    # the choice is one for ranks like those of the platform
+    found = on_rank_0(
+        comm, _search, config, comm.size, platform, replace(work, threads=None), limit
+    )
+    if config.platform is None:
+        found = _measured(comm, found, platform, threads, limit)
+    chosen, lines = comm.gather_object(on_rank_0(comm, _explain, config, found, limit))[0]
     return replace(config, **chosen), lines
 
 
-def _choose(
-    config: TrainConfig, ranks: int, platform: Platform, work: Workload
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of the fastest strategy, and why it was chosen."""
-    from pydtnn.perfmodel.choice import explain, plan_lines, ranked
+def _search(
+    config: TrainConfig, ranks: int, platform: Platform, work: Workload, limit: float
+) -> SearchResult:
+    """Return the strategies of a job by formulas, the fastest first."""
     from pydtnn.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.perfmodel.projection import Projector
     from pydtnn.perfmodel.search import search
 
-    limit = platform.cluster.memory_per_rank
-    if config.memory_limit is not None:
-        limit = min(limit, parse_size("train: --memory-limit", config.memory_limit))
     whole = work.create_optimizer().per_parameter  # requires whole parameters
 
     def possible(work: Workload) -> bool:
@@ -216,13 +269,53 @@ def _choose(
             return False
         return work.stages <= work.batch // work.data
 
-    found = search(
+    return search(
         Projector(work, platform, AnalyticCosts.of(work, platform)),
         ranks,
         memory_limit=limit,
         recompute=(None, AUTO) if config.recompute is None else (work.recompute,),
         allowed=possible,
-    ).prefer_uniform(MIN_GAIN)
+    )
+
+
+def _measured(
+    comm: Communicator,
+    found: SearchResult | None,
+    platform: Platform,
+    threads: int,
+    limit: float,
+) -> SearchResult | None:
+    """Predict the fastest strategies again, with the compute of all ranks. Collective.
+
+    The formulas take the rates of the whole network's layers for all parts of them.
+    """
+    from pydtnn.perfmodel.quick import measurable, predict_job
+
+    works = comm.gather_object(None if found is None else _candidates(found, limit))[0]
+    ones = []
+    for work in works:
+        if measurable(comm, work):
+            work = replace(work, threads=threads).in_micro_batches()
+            with contextlib.suppress(ValueError, AgreedError):  # then that of the formulas counts
+                ones.append(predict_job(comm, work, platform, STEPS))
+    again = [one for one in ones if one is not None and one.memory.total <= limit]
+    return None if found is None else found.with_predictions(again)
+
+
+def _candidates(found: SearchResult, limit: float) -> list[Workload]:
+    """Return the strategies that may be the fastest."""
+    slowest = CONSIDERED * found.best.seconds
+    near = [one for one in found.tried if one.memory.total <= limit and one.seconds <= slowest]
+    return [one.work for one in near[:MAX_CANDIDATES]] if len(near) > 1 else []
+
+
+def _explain(
+    config: TrainConfig, found: SearchResult, limit: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of the fastest strategy, and why it was chosen."""
+    from pydtnn.perfmodel.choice import explain, plan_lines, ranked
+
+    found = found.prefer_uniform(MIN_GAIN)
     details = [*ranked(found), *plan_lines(found.best)]
     lines = [f"parallel: {explain(found, limit)}", *(f"  {line}" for line in details)]
     return _options(config, found.best.work, limit), lines
@@ -236,7 +329,7 @@ def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any
         "global_batch_size": best.batch,
     }
     if best.stages > 1 and config.micro_batches is None:
-        chosen["micro_batches"] = min(DEFAULT_PER_STAGE * best.stages, best.batch // best.data)
+        chosen["micro_batches"] = best.in_micro_batches().micro_batches
     if config.recompute is None and best.recompute is not None:
         chosen["recompute"] = AUTO
         chosen["memory_limit"] = config.memory_limit or f"{int(limit)}B"
@@ -254,30 +347,43 @@ def predict_run(
     nothing, unless `--platform` names the platform. What cannot be predicted is not an error: the
     result has the reason.
     """
+    from pydtnn.perfmodel.quick import measurable, predict_job
+
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return None
-    platform, option = None, no_formula(config, work)
-    if not option:
-        if config.platform is None and config.tuning not in (None, "measure"):
-            reason = f"--tuning {config.tuning} measures nothing; name a --platform"
-            return Predicted(reason=reason)
-        platform = find_platform(config, comm, threads, work)
+    if option := no_formula(config, work):
+        return _unpredicted(f"the model of a step has no formula for {option}")
+    if config.platform is None and config.tuning not in (None, "measure"):
+        return _unpredicted(f"--tuning {config.tuning} measures nothing; name a --platform")
+    measured = config.platform is None and measurable(comm, work)
+    platform = find_platform(config, comm, threads, work, rates=not measured)
+    if platform is None:
+        return _unpredicted(f"devices {work.device!r} are not measured")
+    if measured:
+        try:
+            one = predict_job(comm, replace(work, threads=threads), platform)
+        except (AgreedError, ValueError) as error:  # a prediction must never end training
+            return _unpredicted(str(error))
+        return None if one is None else Predicted.of(one, platform)
     return predict(config, work, platform) if comm.rank == 0 else None
 
 
-def predict(config: TrainConfig, work: Workload, platform: Platform | None) -> Predicted:
-    """Predict a run on a platform; the result has the reason if that is not possible."""
+def _unpredicted(reason: str) -> Predicted:
+    return Predicted(reason=reason)
+
+
+def predict(config: TrainConfig, work: Workload, platform: Platform) -> Predicted:
+    """Predict a run on a platform by formulas; the result has the reason if that fails."""
     from pydtnn.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.perfmodel.projection import Projector
 
-    option = no_formula(config, work, platform)
-    if option or platform is None:
-        return Predicted(reason=f"the model of a step has no formula for {option}")
+    if option := no_formula(config, work, platform):
+        return _unpredicted(f"the model of a step has no formula for {option}")
     try:
         projector = Projector(work, platform, AnalyticCosts.of(work, platform))
         return Predicted.of(projector.project(work), platform)
     except Exception as error:  # a prediction must never end training
-        return Predicted(reason=f"{type(error).__name__}: {error}")
+        return _unpredicted(f"{type(error).__name__}: {error}")
 
 
 def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -287,32 +393,31 @@ def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str,
     ----------
     predicted : Predicted
     measured : mapping of str to float
-        "seconds", "compute" (update included), "communication" and "data" of a step, in s, and
-        "memory" of a rank, in B; empty if no step was executed.
+        `StepMeasure.times`, over all ranks.
     """
     if not measured:
         return []
+    low, middle, high, first = (
+        f"{1e3 * measured[name]:.4g}" for name in ("low", "seconds", "high", "first")
+    )
+    text = f"measured {middle} ms"
     if predicted.reason:
-        text = f"measured {1e3 * measured['seconds']:.4g} ms; not predicted: {predicted.reason}"
-        return [("time per step", text)]
+        return [("time per step", f"{text}; not predicted: {predicted.reason}")]
     whole = asdict(predicted)
     whole["compute"] += predicted.update
-    found = []
-    for name, part in (
-        ("time per step", "seconds"),
-        ("  in compute", "compute"),
-        ("  in communication", "communication"),
-        ("  waiting for data", "data"),
-    ):
-        text, time = f"measured {1e3 * measured[part]:.4g} ms", f"{1e3 * whole[part]:.4g} ms"
-        if part == "seconds":
-            ratio = whole[part] / measured[part]
-            text += f"; predicted {ratio:.2f} of measured, {time} for {predicted.platform}"
-        else:
-            text += f", predicted {time}"
-        if part == "compute":
+    error = abs(predicted.seconds / measured["seconds"] - 1)
+    text += (
+        f" ({low} to {high}), predicted {1e3 * predicted.seconds:.4g} ms for {predicted.platform}: "
+        f"accuracy {max(1 - error, 0):.0%}"
+    )
+    found = [("time per step", text)]
+    for name in ("compute", "communication", "data"):
+        title = "waiting for data" if name == "data" else f"in {name}"
+        text = f"measured {1e3 * measured[name]:.4g} ms, predicted {1e3 * whole[name]:.4g} ms"
+        if name == "compute":
             text += f", {1e3 * predicted.update:.4g} ms of it for the update"
-        found.append((name, text))
+        found.append((f"  {title}", text))
+    found.append(("  first step", f"measured {first} ms, with the choice of algorithms; not above"))
     sizes = [f"{size / 1e6:.0f} MB" for size in (measured["memory"], predicted.memory)]
     text = f"measured {sizes[0]}, predicted {sizes[1]}, in addition to interpreter and data"
     return [*found, ("  memory of a rank", text)]

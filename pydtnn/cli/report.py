@@ -181,12 +181,14 @@ def print_report(job: Job) -> None:
     own = {
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
-        "grown": 0 if job.memory is None else job.memory.grown,
+        "times": {} if job.memory is None else job.memory.times(),
         "bytes": comm.traffic.bytes,
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }
     ranks = comm.gather_object(own)
     if comm.rank == 0:
+        if job.about:
+            job.about["measured"] = _times(ranks) or None
         lines = align(_rows(job, ranks), 2)
         title = f"{job.config.model} on {job.train.name}"
         rule = "-" * max(map(len, [title, *lines]))
@@ -245,7 +247,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     results = [
         (_title(name), f"{value:.4f}") for name, value in last.items() if name not in UNTITLED
     ]
-    compared = _predicted(job, steps, communication, data, max(r["grown"] for r in ranks))
+    compared = [] if job.predicted is None else predicted_rows(job.predicted, _times(ranks))
     return [
         ("epochs", f"{trainer.epoch}, in steps of {job.work.batch} samples"),
         *_best(job),
@@ -279,21 +281,13 @@ def _best(job: Job) -> list[tuple[str, str]]:
     return []
 
 
-def _predicted(
-    job: Job, steps: float, communication: float, data: float, memory: float
-) -> list[tuple[str, str]]:
-    """Return the lines with measured and predicted time per step, of times in all steps."""
-    count = len(job.trainer.losses)
-    if job.predicted is None or not count:
-        return []
-    measured = {
-        "seconds": (steps + data) / count,
-        "compute": (steps - communication) / count,
-        "communication": communication / count,
-        "data": data / count,
-        "memory": memory,
-    }
-    return predicted_rows(job.predicted, measured)
+def _times(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the times of a step, the mean of all ranks, and the most memory of a rank."""
+    times = [rank["times"] for rank in ranks]
+    if not all(times):
+        return {}
+    mean = {name: sum(own[name] for own in times) / len(times) for name in times[0]}
+    return mean | {"memory": max(own["memory"] for own in times)}
 
 
 def _gpu(job: Job) -> list[tuple[str, str]]:

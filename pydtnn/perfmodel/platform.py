@@ -82,6 +82,9 @@ class Compute:
         Achieved bandwidths by class of kernels, and of the "update" by an optimizer, in B/s.
     slower : tuple of Slower
         Ranks of other hosts, whose compute takes longer, or less with a factor below 1.
+    slowest_pass, slowest_step : float
+        Time of the slowest rank of the measured ones in a pass of a layer, and in a step, relative
+        to the mean of all: ranks that wait for each other after each of them take this time.
     """
 
     threads: int = count()
@@ -93,6 +96,8 @@ class Compute:
     rates: Mapping[str, float] = quantities("flop/s")
     bandwidths: Mapping[str, float] = quantities("B/s")
     slower: tuple[Slower, ...] = parts(Slower)
+    slowest_pass: float = positive(default=1.0)
+    slowest_step: float = positive(default=1.0)
 
     def __post_init__(self) -> None:
         """Check the names of peaks, rates and bandwidths."""

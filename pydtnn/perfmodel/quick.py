@@ -6,70 +6,162 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import gc
 import hashlib
 import os
 from collections import Counter
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import cast
 
 from pydtnn.comm import Communicator
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.kernels import Backend
 from pydtnn.kernels.autotuner import CACHE_VARIABLE
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.perfmodel.calibration import calibrate
+from pydtnn.perfmodel.calibration.rates import training
+from pydtnn.perfmodel.compute.measured import measure_job
+from pydtnn.perfmodel.compute.profile import MeasuredCosts
+from pydtnn.perfmodel.engine.cores import SharedCores
 from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.virtual.steps import MOST_RANKS, predict
+from pydtnn.perfmodel.workload import TIMED, Workload, first_unknown
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
 
-MAX_FLOPS = 20e9
-"""Operations of a step with which the rates of layers are measured: about 0.3 s of a core."""
+MAX_FLOPS = 200e9
+"""Operations with which the rates of layers are measured, in several steps: about 3 s of a core."""
+
+
+MIN_REPEATS, MAX_REPEATS = 3, 15
+"""Steps of the largest and of small networks."""
+
+MAX_SPREAD = 0.25
+"""Spread of measured steps, see `RankProfile.spread`, above which they predict nothing."""
 
 
 def platform_of(
-    comm: Communicator, backend: Backend, net: Net, input_shape: tuple[int, ...], batch: int
+    comm: Communicator, backend: Backend, work: Workload, *, rates: bool = True
 ) -> Platform:
     """Return the platform of a job, with the rates of its network's layers. Collective.
 
-    Later jobs with the same CPU, threads, ranks, hosts, network and batch take it from a file of
-    the user's cache.
+    For the rates, all ranks execute training steps of the whole network at the same time, each with
+    its part of the batch. Later jobs with the same CPU, threads, ranks, hosts, network, batch and
+    optimizer take the platform from a file of the user's cache, which is not written if the machine
+    is under load.
 
     Parameters
     ----------
     comm : Communicator
     backend : Backend
         With compiled kernels on the host.
-    net : Net
-        Not part of a model; it is not changed.
-    input_shape : tuple of int
-        Of a sample.
-    batch : int
-        Samples of a rank, the most that are measured.
+    work : Workload
+        Of which the network, batch and optimizer count, not how ranks share it.
+    rates : bool, default True
+        Whether rates are needed: not if the compute of the run is measured.
 
     Returns
     -------
     Platform
         Equal on all ranks.
     """
-    place = _file(comm, backend, repr(net), input_shape, batch)
+    batch, net = ceil(work.batch / comm.size), work.create_net()
+    alone = Workload(
+        work.model,
+        work.input_shape,
+        work.classes,
+        model_options=work.model_options,
+        fusion=work.fusion,
+        optimizer=work.optimizer,
+        optimizer_options=work.optimizer_options,
+        threads=backend.threads,
+    )
+    options = work.fusion, work.optimizer, work.optimizer_options, rates
+    place = _file(comm, backend, repr(net), work.input_shape, batch, *options)
     known = comm.gather_object(_load(place) if comm.rank == 0 else None)[0]
     if known is not None:
         return cast(Platform, known)
-    samples = max(1, min(batch, int(MAX_FLOPS / max(_flops(net, input_shape, backend), 1))))
-    network = "layers of the network", net, input_shape, samples
-    found = calibrate(comm, name="this job", backend=backend, networks=[network]).platform
-    if comm.rank == 0 and place is not None:
+    flops = max(_flops(net, work.input_shape, backend), 1)
+    samples = max(1, min(batch, int(MAX_FLOPS / MIN_REPEATS / flops)))
+    repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(MAX_FLOPS / samples / flops)))
+    calibration = calibrate(
+        comm,
+        name="this job",
+        backend=backend,
+        networks=training("training steps", replace(alone, batch=samples)),
+        repeats=repeats,
+        rates=rates,
+    )
+    gc.collect()
+    if comm.rank == 0 and place is not None and not calibration.spreads:
         with contextlib.suppress(OSError):  # a cache that is not writable is not an error
-            found.save(place)
-    return found
+            calibration.platform.save(place)
+    return calibration.platform
+
+
+def measurable(comm: Communicator, work: Workload) -> bool:
+    """Return whether `predict_job` predicts a run."""
+    return work.ranks == comm.size <= MOST_RANKS and not first_unknown(work, TIMED)
+
+
+def predict_job(
+    comm: Communicator, work: Workload, platform: Platform, most: int = MAX_REPEATS
+) -> Prediction | None:
+    """Predict a run of this job's ranks, with the compute of all of them. Collective.
+
+    The ranks execute a few steps of the run at the same time, each its part and without messages
+    (`pydtnn.perfmodel.compute.measured`). Virtual ranks then repeat these steps with messages.
+
+    Parameters
+    ----------
+    comm : Communicator
+    work : Workload
+        For which `measurable` is true.
+    platform : Platform
+        That of the job.
+    most : int
+        Steps that are measured; of large networks less.
+
+    Returns
+    -------
+    Prediction or None
+        None on other ranks than 0.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if the machine is under load: the measured steps differ too much.
+    AgreedError
+        On all ranks, if the steps cannot be simulated.
+    """
+    flops = _flops(work.create_net(), work.input_shape, work.create_backend())
+    steps = int(MAX_FLOPS / max(flops * work.batch / comm.size, 1))
+    steps = max(MIN_REPEATS, min(most, steps))
+    shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
+    profile = measure_job(work, comm, steps=steps, warm_up=1, shared=shared)
+    gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
+    if profile.spread > MAX_SPREAD:
+        raise ValueError(
+            f"the machine is busy: half of the measured steps differ from their median by more "
+            f"than {100 * profile.spread:.0f} %"
+        )
+
+    def simulated() -> Prediction:
+        costs = [MeasuredCosts(profile.of(rank), varying=True) for rank in range(comm.size)]
+        return predict(work, platform, costs)
+
+    return on_rank_0(comm, simulated)
 
 
 def _flops(net: Net, input_shape: tuple[int, ...], backend: Backend) -> int:
     """Return the operations of forward and backward of one sample."""
     graph = Graph(shapes_of(input_shape), backend=dry_backend(backend, 1), dtype="float32")
-    graph.add(copy.deepcopy(net), *graph.inputs)
+    graph.add(net, *graph.inputs)
     costs = [node.layer.cost(1) for node in graph.nodes if node.inputs]
     return sum(cost.flops_forward + cost.flops_backward for cost in costs)
 

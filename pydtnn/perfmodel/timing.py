@@ -68,6 +68,7 @@ class _Clock:
         self.channel = Channel()
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
         self.gradient_work = 0.0
+        self._computed: list[float] = []  # since this rank has waited for others
 
     def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:
         """Follow the events of a pass; the buckets are exchanged if they are given."""
@@ -76,6 +77,8 @@ class _Clock:
             if isinstance(event, Compute):
                 seconds = self.slowdown * self.seconds[id(event)]
                 self.now += seconds
+                if seconds:
+                    self._computed.append(seconds)
                 node, kind = event.part
                 self.parts[node][kind] += seconds
                 before, self.now = self.now, self.channel.poll(self.now)
@@ -85,7 +88,9 @@ class _Clock:
                 started[event.number] = self.channel.start(rounds, self.now), event.node
             elif isinstance(event, Wait):
                 operation, node = started.pop(event.number)
-                before, self.now = self.now, self.channel.wait(operation, self.now)
+                before = self.now
+                self._await_slowest()
+                self.now = self.channel.wait(operation, self.now)
                 self.parts[node][3] += self.now - before
             elif buckets:
                 self._ready(buckets[event.bucket])
@@ -93,9 +98,20 @@ class _Clock:
     def _ready(self, bucket: BucketOutline) -> None:
         self.channel.start(self.messages.gradients(bucket), self.now)
 
+    def _await_slowest(self) -> None:
+        """Wait for the slowest rank: what varies from pass to pass averages out over several."""
+        compute, passes = self.messages.platform.compute, len(self._computed)
+        if passes:
+            varying = (compute.slowest_pass - compute.slowest_step) / passes**0.5
+            self.now += (compute.slowest_step - 1 + max(varying, 0.0)) * sum(self._computed)
+            self._computed.clear()
+
     def finish(self) -> None:
         """Wait for all sums of gradients, and exchange those that the update exchanges."""
-        before, self.now = self.now, self.channel.finish(self.now)
+        before = self.now
+        if self.messages.work.data > 1:
+            self._await_slowest()
+        self.now = self.channel.finish(self.now)
         for bucket in self.tables.outline.buckets:
             rounds = self.messages.update(bucket)
             self.now = self.channel.wait(self.channel.start(rounds, self.now), self.now)

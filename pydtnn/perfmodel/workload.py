@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import ceil, prod
 from typing import Any
@@ -30,6 +30,7 @@ from pydtnn.parallel.pipeline.check import most_in_flight
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.parallel.sums import Sums
+from pydtnn.training.checks import DEFAULT_PER_STAGE
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
@@ -202,6 +203,17 @@ class Workload:
         """Steps of an epoch."""
         return ceil(self.samples / self.batch)
 
+    def in_micro_batches(self) -> Workload:
+        """Return the run with the usual number of micro-batches, if it is a pipeline without one.
+
+        >>> Workload("mlp", (4,), batch=64, axes={"pipeline": 2}).in_micro_batches().micro_batches
+        8
+        """
+        if self.stages == 1 or self.micro_batches is not None:
+            return self
+        most = self.batch // self.data
+        return replace(self, micro_batches=min(DEFAULT_PER_STAGE * self.stages, most))
+
     # -- words ------------------------------------------------------------------------------------
 
     @property
@@ -240,7 +252,7 @@ class Workload:
 
     def key(self) -> dict[str, str]:
         """Return all that determines the time of compute besides the machine."""
-        model = self.model
+        model = repr(self.model) if isinstance(self.model, Layer | Block) else self.model
         if callable(model):
             model = f"{model.__module__}:{model.__qualname__}"
         values = {name: getattr(self, name) for name in names_of_fields() if name not in UNTIMED}

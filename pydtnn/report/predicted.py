@@ -33,9 +33,25 @@ def _why_unpredicted(runs: Sequence[Run]) -> str:
     )
 
 
+TIMES = ("seconds", "low", "high", "compute", "communication", "data", "first")
+"""Numbers of the entry "measured" of run.json, in s."""
+
+
+def _measured(run: Run) -> dict[str, float]:
+    """Return the times of a step in run.json; those of a run that was stopped are means."""
+    try:
+        values = {name: float(run.about["measured"][name]) for name in TIMES}
+        if all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0:
+            return values
+    except (LookupError, TypeError, ValueError, OverflowError):
+        pass
+    mean = mean_step(run)
+    return mean | {"seconds": sum(mean.values())}
+
+
 def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
-    measured = mean_step(run)
-    total = sum(measured.values())
+    measured = _measured(run)
+    total = measured["seconds"]
     rows = [
         [name, f"{1e3 * seconds:.4g} ms", f"{1e3 * prediction:.4g} ms"]
         for name, seconds, prediction in (
@@ -45,7 +61,11 @@ def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
             ("waiting for data", measured["data"], own["data"]),
         )
     ]
-    rows.append(["predicted of measured", "", f"{own['seconds'] / total:.2f}"])
+    if "low" in measured:
+        low, high, first = (f"{1e3 * measured[name]:.4g} ms" for name in ("low", "high", "first"))
+        rows.insert(1, ["first and last decile of the steps", f"{low} to {high}", ""])
+        rows.append(["first step, with the choice of algorithms", first, ""])
+    rows.append(["accuracy", "", f"{max(1 - abs(own['seconds'] / total - 1), 0):.0%}"])
     grown = max(rank["step_memory"] for rank in run.totals())
     sizes = [f"{size / 1e6:,.0f} MB" if size else "" for size in (grown, own["memory"])]
     rows.append(["memory of a rank, without interpreter and data", *sizes])
@@ -61,7 +81,7 @@ PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
     "Measured and predicted time per step",
     Source(_prediction, _why_unpredicted),
     "Predicted before the first step from the platform, the network and the strategy; measured "
-    "times are means over all steps and ranks.",
+    "times are medians over all steps but the first, and means over ranks.",
 )
 def predicted(result: Section, known: Sequence[tuple[Run, dict[str, float]]]) -> None:
     """Fill the section with a table of measured and predicted parts of a step for each run."""

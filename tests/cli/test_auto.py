@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pydtnn.cli.config import TrainConfig, flags, read_axes
-from pydtnn.cli.predicted import NO_EFFECT, Predicted, StepMemory, no_formula, predict, rows
+from pydtnn.cli.predicted import (
+    NO_EFFECT,
+    TIMES,
+    Predicted,
+    StepMeasure,
+    no_formula,
+    predict,
+    rows,
+)
 from pydtnn.cli.workload import create_data, describe_data, describe_run
+from pydtnn.perfmodel import quick
 from pydtnn.perfmodel.platform import FOLDER, Platform
-from pydtnn.perfmodel.projection import Projector
 from pydtnn.train import main
 from pydtnn.utils.machine import peak_memory
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
-PREDICTED = r"time per step +measured \S+ ms; predicted \S+ of measured, \S+ ms for this job"
+PREDICTED = (
+    r"time per step +measured \S+ ms \(\S+ to \S+\), predicted \S+ ms for this job: accuracy"
+)
 
 HEADS = """
 from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
@@ -34,6 +46,12 @@ def early(classes, input_shape):
     last = Sequential(Flatten(), Linear(classes), name="last")
     return Heads(Conv2d(4, 3, name="conv"), last, heads={"conv": head})
 """
+
+
+@pytest.fixture(autouse=True)
+def predicted_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run beside each other, on a machine that is busy."""
+    monkeypatch.setattr(quick, "MAX_SPREAD", math.inf)
 
 
 def test_one_rank_is_predicted_beside_the_measurement(
@@ -76,7 +94,7 @@ def test_a_run_that_cannot_be_predicted_says_why_and_trains(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("no bandwidth")
 
-    monkeypatch.setattr(Projector, "project", broken)
+    monkeypatch.setattr(quick, "predict", broken)
     assert main([*TINY, f"--output-dir={tmp_path / 'other'}", "--verbose"]) == 0
     assert "not predicted: ZeroDivisionError: no bandwidth" in capsys.readouterr().out
 
@@ -165,13 +183,18 @@ def test_lines_of_the_report_compare_each_part() -> None:
     predicted = Predicted("p", 0.010, 0.006, 0.001, 0.002, 0.001, 5e6)
     measured = {
         "seconds": 0.0125,
+        "low": 0.012,
+        "high": 0.02,
+        "first": 0.5,
         "compute": 0.008,
         "communication": 0.003,
         "data": 0.0015,
         "memory": 6e6,
     }
     found = dict(rows(predicted, measured))
-    assert found["time per step"] == "measured 12.5 ms; predicted 0.80 of measured, 10 ms for p"
+    text = "measured 12.5 ms (12 to 20), predicted 10 ms for p: accuracy 80%"
+    assert found["time per step"] == text
+    assert found["  first step"].startswith("measured 500 ms")
     assert found["  in compute"].startswith("measured 8 ms, predicted 7 ms, 1 ms of it")
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"
     assert "measured 6 MB, predicted 5 MB" in found["  memory of a rank"]
@@ -183,20 +206,39 @@ def test_memory_is_that_of_the_steps_before_the_first_evaluation() -> None:
         block = bytearray(mebibytes << 20)
         block[::4096] = bytes(len(block[::4096]))  # touch every page
 
-    memory = StepMemory()
+    memory, trainer = StepMeasure(), SimpleNamespace(seconds=dict.fromkeys(TIMES, 0.0))
     allocate(300)  # tuning
-    memory.on_step_end(None)  # type: ignore[arg-type]
+    memory.on_step_end(trainer)
     assert memory.grown > 290 << 20
     allocate(50)
-    memory.on_step_end(None)  # type: ignore[arg-type]
+    memory.on_step_end(trainer)
     grown = memory.grown
     if sys.platform == "linux":
         assert 25 << 20 < grown < 100 << 20
         assert peak_memory() > 290 << 20
-    memory.on_epoch_end(None)  # type: ignore[arg-type]
+    memory.on_epoch_end(trainer)
     allocate(200)
-    memory.on_step_end(None)  # type: ignore[arg-type]
+    memory.on_step_end(trainer)
     assert memory.grown == grown
+
+
+def test_the_time_of_a_step_is_a_median_without_the_first_one_and_without_evaluations() -> None:
+    measure, trainer = StepMeasure(), SimpleNamespace(seconds=dict.fromkeys(TIMES, 0.0))
+    for i, seconds in enumerate([9.0, 1.0, 2.0, 3.0, 50.0]):
+        if i in (0, 3):
+            trainer.seconds["steps"] += 100.0
+            measure.on_epoch_start(trainer)
+        trainer.seconds["steps"] += seconds
+        trainer.seconds["communication"] += 0.25
+        trainer.seconds["data"] += 0.5
+        measure.on_step_end(trainer)
+    found = measure.times()
+    assert found["first"] == pytest.approx(9.5)
+    assert found["seconds"] == pytest.approx(3.0)  # of 1.5, 2.5, 3.5 and 50.5
+    assert (found["communication"], found["data"]) == pytest.approx((0.25, 0.5))
+    assert found["compute"] == pytest.approx(2.25)
+    assert found["low"] < found["seconds"] < found["high"]
+    assert StepMeasure().times() == {}
 
 
 # -- every option of a run

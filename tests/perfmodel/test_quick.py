@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,14 @@ from pydtnn.comm import Serial
 from pydtnn.kernels import create_backend
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential
 from pydtnn.perfmodel import quick
-from pydtnn.perfmodel.calibration import Calibration, rates
-from pydtnn.perfmodel.quick import platform_of
+from pydtnn.perfmodel.calibration import Calibration, calibrate, rates
+from pydtnn.perfmodel.compute.profile import Profile
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.quick import platform_of, predict_job
+from pydtnn.perfmodel.workload import Workload
 
 NET = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Flatten(), Linear(3))
+WORK = Workload(NET, (8, 8, 3), 3, batch=4)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +32,7 @@ def test_ranks_of_a_host_are_one_platform_with_positive_rates(
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
 
     def rank(comm):
-        return platform_of(comm, create_backend("cpu", threads=1), NET, (8, 8, 3), 4)
+        return platform_of(comm, create_backend("cpu", threads=1), WORK)
 
     found = run_threads(2, rank)
     assert found[0] == found[1]
@@ -46,7 +51,8 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
 ):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     backend = create_backend("cpu", threads=1)
-    first = platform_of(Serial(), backend, NET, (8, 8, 3), 4)
+    monkeypatch.setattr(quick, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
+    first = platform_of(Serial(), backend, WORK)
     (file,) = tmp_path.glob("platform-*.yaml")
 
     assert {name.rpartition(", ")[2] for name in first.compute.rates} == {"forward", "backward"}
@@ -56,9 +62,50 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
         raise AssertionError("measured twice")
 
     monkeypatch.setattr(quick, "calibrate", twice)
-    again = platform_of(Serial(), backend, NET, (8, 8, 3), 4)
+    again = platform_of(Serial(), backend, WORK)
     assert again.compute.peak["float32"] == pytest.approx(first.compute.peak["float32"], rel=1e-3)
     other = Calibration(replace(first, name="again"), "", "", (), ())
     monkeypatch.setattr(quick, "calibrate", lambda *_, **__: other)
     file.write_text("no platform")
-    assert platform_of(Serial(), backend, NET, (8, 8, 3), 4).name == "again"
+    assert platform_of(Serial(), backend, WORK).name == "again"
+
+
+def test_a_platform_that_is_measured_under_load_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
+    noisy = Calibration(Platform.load("laptop"), "", "", ("layers by 40 %",), ())
+    monkeypatch.setattr(quick, "calibrate", lambda *_, **__: noisy)
+    assert platform_of(Serial(), create_backend("cpu", threads=1), WORK) == noisy.platform
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("axis", ["data", "filter", "pipeline"])
+def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
+    axis: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Rank 0 has the prediction, of all ranks and with all of its time in steps of 10 s a pass."""
+    work = replace(WORK, batch=8, axes={axis: 2}, micro_batches=2 if axis == "pipeline" else None)
+    real = quick.measure_job
+
+    def slow(*arguments: Any, **options: Any) -> Profile:
+        found = real(*arguments, **options)
+        ranks = {
+            number: replace(own, steps=tuple(dict.fromkeys(step, 10.0) for step in own.steps))
+            for number, own in found.ranks.items()
+        }
+        return replace(found, ranks=ranks)
+
+    monkeypatch.setattr(quick, "measure_job", slow)
+    first, second = run_threads(2, lambda comm: predict_job(comm, work, Platform.load("laptop")))
+    assert second is None
+    assert len(first.ranks) == 2
+    assert first.seconds > 100
+    assert first.step.compute / first.seconds > 0.3
+    assert first.memory.total > 1e6
+
+
+def test_on_a_busy_machine_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quick, "MAX_SPREAD", -1.0)
+    with pytest.raises(ValueError, match="the machine is busy: half of the measured steps differ"):
+        predict_job(Serial(), replace(WORK, axes={"data": 1}), Platform.load("laptop"))

@@ -217,9 +217,22 @@ def test_predicted_parts_of_a_step_are_beside_the_measured_ones(tmp_path: Path) 
         ["compute and update", "35 ms", "35 ms"],
         ["communication, exposed", "10 ms", "10 ms"],
         ["waiting for data", "5 ms", "5 ms"],
-        ["predicted of measured", "", "1.00"],
+        ["accuracy", "", "100%"],
         ["memory of a rank, without interpreter and data", "", "100 MB"],
     ]
+
+
+def test_medians_of_a_run_that_has_ended_are_beside_the_prediction(tmp_path: Path) -> None:
+    parts = {"compute": 0.03, "communication": 0.008, "data": 0.002}
+    measured = {"seconds": 0.04, "low": 0.038, "high": 0.05, "first": 0.4, **parts}
+    about = {"predicted": PREDICTED, "measured": measured}
+    [table] = predicted(read_runs([write_run(tmp_path / "run", **about)])).tables
+    assert table.rows[:2] == [
+        ["time per step", "40 ms", "50 ms"],
+        ["first and last decile of the steps", "38 ms to 50 ms", ""],
+    ]
+    assert ["first step, with the choice of algorithms", "400 ms", ""] in table.rows
+    assert ["accuracy", "", "75%"] in table.rows
 
 
 def test_the_measured_memory_is_beside_the_predicted_one(tmp_path: Path) -> None:

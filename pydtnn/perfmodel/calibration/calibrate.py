@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,14 @@ from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.perfmodel.calibration import machine
 from pydtnn.perfmodel.calibration.messages import exchange_sample, measure_messages
-from pydtnn.perfmodel.calibration.rates import Network, measure_rates, update_bandwidth
-from pydtnn.perfmodel.calibration.sample import Sample, noisy
+from pydtnn.perfmodel.calibration.rates import (
+    REPEATS,
+    Networks,
+    combine,
+    measure_rates,
+    update_bandwidth,
+)
+from pydtnn.perfmodel.calibration.sample import Sample, noisy, processor_clock
 from pydtnn.perfmodel.entries import UPDATE
 from pydtnn.perfmodel.platform import Cluster, Compute, Platform, Storage
 from pydtnn.utils.machine import cpu_name
@@ -71,7 +78,9 @@ def calibrate(
     isa: str | None = None,
     backend: Backend | None = None,
     folder: Path | None = None,
-    networks: Iterable[Network] | None = None,
+    networks: Networks | None = None,
+    repeats: int = REPEATS,
+    rates: bool = True,
     allow_noise: bool = True,
 ) -> Calibration:
     """Measure the platform of a job. Collective: all ranks call it.
@@ -87,9 +96,13 @@ def calibrate(
         Instead of `threads` and `isa`: that of the job.
     folder : Path, optional
         Folder in which the disk is measured; by default it is not.
-    networks : iterable, optional
-        Those with which the rates of layers' kernels are measured; by default networks with layers
-        of many classes, which take most of the time.
+    networks : callable, optional
+        Creates those with which the rates of layers' kernels are measured; by default networks with
+        layers of many classes, which take most of the time.
+    repeats : int
+        Steps of each network.
+    rates : bool, default True
+        Whether to measure the rates of layers' kernels and of updates.
     allow_noise : bool, default True
         Whether to measure the rates on a machine under load, too.
 
@@ -108,8 +121,8 @@ def calibrate(
     samples: list[Sample] = []
     compute = _compute(comm, backend, samples)
     early = [one for own in comm.gather_object(samples) for one in own]
-    if allow_noise or not noisy(early):
-        compute = _with_rates(comm, backend, compute, samples, networks)
+    if rates and (allow_noise or not noisy(early)):
+        compute = _with_rates(comm, backend, compute, samples, networks, repeats)
     if comm.size > 1:
         samples.append(exchange_sample(comm))
     messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
@@ -154,19 +167,23 @@ def _with_rates(
     backend: Backend,
     compute: Compute,
     samples: list[Sample],
-    networks: Iterable[Network] | None,
+    networks: Networks | None,
+    repeats: int,
 ) -> Compute:
     """Measure the rates of layers' kernels on all ranks at the same time."""
-    found = measure_rates(backend, comm.barrier, networks)
+    shared = backend.threads * max(map([*comm.hosts].count, comm.hosts)) > _cores()
+    # where ranks share cores, models multiply the time for which a rank has one
+    clock = processor_clock(backend.threads) if shared else time.perf_counter
+    found = measure_rates(backend, comm.barrier, networks, repeats, clock)
     spread = statistics.median(found.spreads.values() or (0.0,))
     samples.append(Sample("layers", (1.0, 1 + spread) * 2 + (2.0,)))
-    found.bandwidths[UPDATE] = update_bandwidth(backend.threads)
-    everywhere = comm.gather_object((found.rates, found.bandwidths))
-    all_rates, all_bandwidths = (
-        {name: statistics.median(one[i][name] for one in everywhere) for name in everywhere[0][i]}
-        for i in range(2)
-    )
-    return replace(compute, rates=all_rates, bandwidths=all_bandwidths)
+    fields = combine(comm.gather_object(found.counts()))
+    if not found.update:
+        found.update.append(update_bandwidth(backend, comm.barrier, clock))
+    fields["bandwidths"][UPDATE] = _median(comm, found.update[0])
+    if found.step:
+        fields["step"] = max(_median(comm, found.step[0]), 0.0)
+    return replace(compute, **fields)
 
 
 def _storage(comm: Communicator, folder: Path | None) -> Storage:

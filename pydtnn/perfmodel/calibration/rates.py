@@ -6,8 +6,9 @@ import copy
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from pydtnn.layers import (
 )
 from pydtnn.layers.base import Layer
 from pydtnn.model.model import Model, example_inputs
-from pydtnn.perfmodel.calibration.sample import excess, processor_clock
+from pydtnn.perfmodel.calibration.sample import excess
 from pydtnn.perfmodel.compute.classes import classify
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.utils.observer import Kind, Observer
@@ -45,57 +46,168 @@ MAPS = {16: 32, 32: 16, 64: 28, 128: 14, 256: 14, 512: 7}
 WIDTH = 4096
 """Rows and columns of the matrix whose update is measured: 64 MiB, more than caches hold."""
 
+ACCESSES = 3
+"""Numbers that an update without slots reads and writes for each parameter; two more by slot."""
+
 ELEMENTS = 1 << 19
 """Elements of a map of all samples: 2 MiB of float32."""
 
 
 @dataclass
 class Measured:
-    """Rates and times of layers.
+    """Times of layers on one rank; `combine` makes rates of those of all ranks.
 
     Attributes
     ----------
-    rates : dict of str to float
-        In flop/s, by class, size and direction, see `KernelClass.entry`.
-    bandwidths : dict of str to float
-        In B/s, by class and direction.
+    work : dict of str to [float, float]
+        Operations and time in s of the median passes, by class, size and direction, see
+        `KernelClass.entry`.
+    moved : dict of str to [float, float]
+        Bytes and time, by class and direction.
     call : float
         Time of Python per pass of a layer, in s.
+    step, update : list of float
+        Time of training steps besides passes and updates, and bandwidth of updates, in s and B/s.
+    passes : list of ndarray of float64, shape (steps, passes)
+        Times of all passes of each network, in s.
     spreads : dict of str to float
         Excess of the median over the shortest time of each network.
     """
 
-    rates: dict[str, float] = field(default_factory=dict)
-    bandwidths: dict[str, float] = field(default_factory=dict)
+    work: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    moved: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     call: float = 0.0
+    step: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    passes: list[np.ndarray] = field(default_factory=list)
     spreads: dict[str, float] = field(default_factory=dict)
+
+    def counts(self) -> tuple[dict[str, list[float]], dict[str, list[float]], list[np.ndarray]]:
+        """Return what `combine` needs."""
+        return dict(self.work), dict(self.moved), self.passes
+
+
+def combine(
+    ranks: Sequence[tuple[dict[str, list[float]], dict[str, list[float]], list[np.ndarray]]],
+) -> dict[str, Any]:
+    """Return fields of `Compute`: rates of the mean rank, and what the slowest one needs more.
+
+    Ranks that wait for each other after a pass, or a step, take the time of the slowest of that
+    pass, or step.
+    """
+    fields: dict[str, Any] = {}
+    for name, amounts in (
+        ("rates", [rank[0] for rank in ranks]),
+        ("bandwidths", [rank[1] for rank in ranks]),
+    ):
+        sums = {key: np.sum([own[key] for own in amounts], axis=0) for key in amounts[0]}
+        fields[name] = {key: float(amount / seconds) for key, (amount, seconds) in sums.items()}
+    times = [np.stack(own) for own in zip(*(rank[2] for rank in ranks), strict=True)]
+    steps = [own.sum(axis=2, keepdims=True) for own in times]
+    for name, kinds in (("slowest_pass", times), ("slowest_step", steps)):
+        slowest = sum(np.median(own.max(axis=0), axis=0).sum() for own in kinds)
+        mean = sum(np.median(own.mean(axis=0), axis=0).sum() for own in kinds)
+        fields[name] = float(slowest / mean) if mean > 0 else 1.0
+    return fields
 
 
 class _Clock(Observer):
     """Time of each pass of each node of a step."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.now = clock
         self.times: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._open: list[tuple[str, str, float]] = []
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
-        self._open.append((kind.name.lower(), name, self._clock()))
+        self._open.append((kind.name.lower(), name, self.now()))
 
     def end(self) -> None:
         kind, name, start = self._open.pop()
-        self.times[name, kind].append(self._clock() - start)
+        self.times[name, kind].append(self.now() - start)
 
 
-Network = tuple[str, Net, tuple[int, ...], int]
-"""Name, network, shape of a sample and samples of a step."""
+class Network(NamedTuple):
+    """What is measured.
+
+    Attributes
+    ----------
+    name : str
+    model : Model
+    samples : int
+        Of a step.
+    step : callable
+        Both passes of the model, or a whole training step.
+    clock : _Clock
+        Receives the passes of layers.
+    accesses : int
+        Numbers that a training step's update reads and writes for each parameter; 0: no update.
+    """
+
+    name: str
+    model: Model
+    samples: int
+    step: Callable[[], object]
+    clock: _Clock
+    accesses: int = 0
+
+    def bandwidth(self, updates: Sequence[float]) -> float:
+        """Return the bandwidth of updates that take these times, in B/s."""
+        numbers = sum(p.size for p in self.model.parameters.values())
+        return self.accesses * 4 * numbers / statistics.median(updates)
+
+
+Networks = Callable[[Backend, Callable[[], float]], Iterable[Network]]
+"""Creates networks for a backend that are measured with a clock."""
+
+
+def training(name: str, work: Workload) -> Networks:
+    """Return the training steps of one rank."""
+
+    def create(backend: Backend, now: Callable[[], float]) -> Iterator[Network]:
+        clock = _Clock(now)
+        rank = Rank(work, Serial(), backend=backend, observers=[clock])
+        accesses = ACCESSES + 2 * work.slots
+        yield Network(name, rank.trainer.model, work.batch, rank.step, clock, accesses)
+
+    return create
+
+
+def _passes(
+    name: str,
+    net: Net,
+    shape: tuple[int, ...],
+    samples: int,
+    backend: Backend,
+    now: Callable[[], float],
+) -> Network:
+    """Return both passes of a network, the gradient of the input included."""
+    parts = net if isinstance(net, Sequential) else ()
+    fuse = not any(
+        isinstance(part, GroupNorm) for part in parts
+    )  # that network is of single layers
+    model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
+    rng = np.random.default_rng(0)
+    xs = example_inputs(model.graph, model.input_shapes, samples, rng)
+    shapes = [(samples, *shape) for shape in model.output_shapes]
+    gradients = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    context = StepContext(training=True, samples=np.arange(samples))
+
+    def step() -> None:
+        _, saved = model.forward(xs, context)
+        dy = tuple(gradient.copy() for gradient in gradients)
+        model.backward(dy if len(dy) > 1 else dy[0], saved)
+
+    model.observer = _Clock(now)
+    return Network(name, model, samples, step, model.observer)
 
 
 def measure_rates(
     backend: Backend,
     together: Callable[[], object] = lambda: None,
-    networks: Iterable[Network] | None = None,
+    networks: Networks | None = None,
     repeats: int = REPEATS,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Measure the layers' kernels with the threads of a backend.
 
@@ -104,57 +216,60 @@ def measure_rates(
     backend : Backend
     together : callable
         Called before each step, such as a barrier of ranks that share a host.
-    networks : iterable, optional
+    networks : callable, optional
         Whose layers are measured; by default networks with layers of many classes.
     repeats : int
         Steps of each network.
+    now : callable
+        Current time, in s.
     """
     found = Measured()
     tiny = Sequential(*(part for _ in range(8) for part in (Linear(4), Dropout(0.0), ReLU())))
-    times, _ = _run(tiny, TINY, 2, backend, together, 30)
+    times, *_ = _run(_passes("Python", tiny, TINY, 2, backend, now), together, 30)
     found.call = statistics.median(min(own) for _, own in times.values())
-    flops: dict[str, list[float]] = defaultdict(list)
-    moved: dict[str, list[float]] = defaultdict(list)
-    for title, net, shape, batch in _networks() if networks is None else networks:
-        times, found.spreads[title] = _run(net, shape, batch, backend, together, repeats)
+    for network in (networks or _networks)(backend, now):
+        times, steps, updates = _run(network, together, repeats)
+        found.spreads[network.name] = excess(steps)
+        found.passes.append(np.array([own for _, own in times.values()]).T)
+        if network.accesses:
+            inside = found.passes[-1].sum(axis=1) + updates
+            found.step.append(float(np.median(np.subtract(steps, inside))))
+            found.update.append(network.bandwidth(updates))
         for (layer, direction), own in times.values():
-            cost = layer.cost(batch)
+            cost = layer.cost(network.samples)
             work, nbytes = cost.flops_forward, cost.bytes_forward
             if direction == "backward":
                 work, nbytes = cost.flops_backward, cost.bytes_backward
-            kind, seconds = classify(layer), max(min(own) - found.call, 1e-7)
-            if kind.size and work:
-                flops[kind.entry(direction)].append(work / seconds)
-            elif nbytes:
-                moved[kind.entry(direction)].append(nbytes / seconds)
-    found.rates = {name: statistics.median(own) for name, own in flops.items()}
-    found.bandwidths = {name: statistics.median(own) for name, own in moved.items()}
+            kind = classify(layer)
+            amount, sums = (work, found.work) if kind.size and work else (nbytes, found.moved)
+            if amount:
+                entry = sums[kind.entry(direction)]
+                entry[0] += amount
+                entry[1] += max(statistics.median(own) - found.call, 1e-7)
     return found
 
 
-def update_bandwidth(threads: int) -> float:
-    """Return the bandwidth of updates by SGD with momentum, in B/s: five accesses a parameter."""
-    clock = _Clock(processor_clock(threads))
-    rank = Rank(
-        Workload(_matrix, (WIDTH,), classes=WIDTH, batch=1, threads=threads),
-        Serial(),
-        observers=[clock],
-    )
-    seconds = []
-    for _ in range(2 + REPEATS):
-        clock.times.clear()
-        rank.trainer.train_step(rank.batch)
-        seconds.append(sum(clock.times["update", "phase"]))
-    numbers = sum(p.size for p in rank.trainer.model.parameters.values())
-    return 5 * 4 * numbers / min(seconds[2:])
+def update_bandwidth(
+    backend: Backend, together: Callable[[], object], now: Callable[[], float]
+) -> float:
+    """Return the bandwidth of updates by SGD with momentum of a large matrix, in B/s."""
+    work = Workload(_matrix, (WIDTH,), classes=WIDTH, batch=1, threads=backend.threads)
+    (own,) = training("update", work)(backend, now)
+    *_, seconds = _run(own, together, REPEATS)
+    return own.bandwidth(seconds)
 
 
 def _matrix(classes: int, shape: tuple[int, ...]) -> Linear:
     return Linear(classes)
 
 
-def _networks() -> Iterator[Network]:
-    """Return name, network, input and batch of everything that is measured."""
+def _networks(backend: Backend, now: Callable[[], float]) -> Iterator[Network]:
+    """Create the networks with layers of many classes."""
+    for name, net, shape, samples in _nets():
+        yield _passes(name, net, shape, samples, backend, now)
+
+
+def _nets() -> Iterator[tuple[str, Net, tuple[int, ...], int]]:
     for channels, size in MAPS.items():
         batch = max(ELEMENTS // (channels * size * size), 1)
         shape = (size, size, channels)
@@ -190,37 +305,21 @@ Times = dict[tuple[str, str], tuple[tuple[Layer, str], list[float]]]
 
 
 def _run(
-    net: Net,
-    shape: tuple[int, ...],
-    batch: int,
-    backend: Backend,
-    together: Callable[[], object],
-    repeats: int,
-) -> tuple[Times, float]:
-    """Return the times of each layer and direction, and the spread of those of the step."""
-    parts = net if isinstance(net, Sequential) else ()
-    fuse = not any(
-        isinstance(part, GroupNorm) for part in parts
-    )  # that network is of single layers
-    model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
-    rng = np.random.default_rng(0)
-    xs = example_inputs(model.graph, model.input_shapes, batch, rng)
-    shapes = [(batch, *shape) for shape in model.output_shapes]
-    gradients = [rng.standard_normal(shape).astype("float32") for shape in shapes]
-    context = StepContext(training=True, samples=np.arange(batch))
-    steps = []
-    clock = _Clock(processor_clock(backend.threads))
+    network: Network, together: Callable[[], object], repeats: int
+) -> tuple[Times, list[float], list[float]]:
+    """Return the times of each layer and direction, of steps, and of updates."""
+    clock, steps, updates = network.clock, [], []
     for step in range(2 + repeats):
         if step == 2:
-            model.observer = clock
+            clock.times.clear()
         together()
-        start = time.perf_counter()
-        _, saved = model.forward(xs, context)
-        dy = tuple(gradient.copy() for gradient in gradients)
-        model.backward(dy if len(dy) > 1 else dy[0], saved)
-        steps.append(time.perf_counter() - start)
-    layers = {node.name: node.layer for node in model.graph.nodes}
+        clock.times["update", "phase"].clear()
+        start = clock.now()
+        network.step()
+        steps.append(clock.now() - start)
+        updates.append(sum(clock.times["update", "phase"]))
+    layers = {node.name: node.layer for node in network.model.graph.nodes}
     times: Times = {
         key: ((layers[key[0]], key[1]), own) for key, own in clock.times.items() if key[0] in layers
     }
-    return times, excess(steps[2:])
+    return times, steps[2:], updates[2:]

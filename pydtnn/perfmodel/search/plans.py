@@ -46,6 +46,20 @@ class SearchResult:
         """Time of the best uniform plan over that of the best one."""
         return inf if self.uniform is None else self.uniform.seconds / self.best.seconds
 
+    def with_predictions(self, ones: Sequence[Prediction]) -> SearchResult:
+        """Return a result of better predictions of some of the strategies that are possible."""
+        if not ones:
+            return self
+        strategies = [(one.work.axes, one.work.plan, one.work.recompute) for one in ones]
+        others = [
+            one
+            for one in self.tried
+            if (one.work.axes, one.work.plan, one.work.recompute) not in strategies
+        ]
+        ordered = sorted(ones, key=lambda one: one.seconds)
+        plain = next((one for one in ordered if one.work.plan is None), self.uniform)
+        return SearchResult(ordered[0], plain, (*ordered, *others))
+
     def prefer_uniform(self, gain: float) -> SearchResult:
         """Return a result whose best strategy is the uniform one if the other gains less."""
         if self.uniform is None or self.gain >= gain:

@@ -28,7 +28,9 @@ def measured(tmp_path_factory: Any) -> list[Calibration]:
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rates, "WIDTH", 64)
-        return run_threads(2, lambda comm: calibrate(comm, threads=1, folder=folder, networks=()))
+        return run_threads(
+            2, lambda comm: calibrate(comm, threads=1, folder=folder, networks=lambda *_: ())
+        )
 
 
 def test_all_ranks_measure_the_same_platform(measured: list[Calibration]) -> None:

@@ -293,7 +293,7 @@ VALUES: dict[str, Any] = {
     **{"schedule_options": {"rise": 0.3}, "warmup_epochs": 1.0, "lr_scaling": "linear"},
     **{"lr_base_batch": 32, "plateau": 2, "plateau_factor": 0.5},
     **{"scheme": "sharded", "scheme_options": {"overlap": False}, "compress": "float16"},
-    **{"compress_options": {"share": 0.1}, "allreduce": "ring", "bucket_bytes": 4096},
+    **{"compress_options": {"share": 0.1}, "allreduce": "ring", "bucket_bytes": 1 << 21},
     **{"comm": "mpi", "parallel": "data=2,filter=2", "micro_batches": 2},
     **{"pipeline_schedule": "gpipe", "plan": "channel", "device": "numpy", "tf32": True},
     **{"recompute": "auto", "memory_limit": "8GB", "threads": 3, "tuning": "direct"},

@@ -43,8 +43,9 @@ class AnalyticCosts(ComputeCosts):
     convolutions, the fastest of the CPU's algorithms counts.
 
     The first segment of a pass contains all of it; if a stripe's interior is computed while its
-    halo travels, the second one does. The first phase "update" after backward contains the update
-    of all parameters of its layers. An object may be used by several ranks that are threads.
+    halo travels, the second one does. The last phase "update" of a step (by the number of them in
+    the step before; the first one of the first step) contains the update of all parameters. An
+    object may be used by several ranks that are threads.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ class AnalyticCosts(ComputeCosts):
         self._bandwidths = {} if peaks_only else compute.bandwidths
         own = self._bandwidth if peaks_only else platform.update_bandwidth
         self._update = (3 + 2 * slots + CLIPPING * clips) / own  # s for each byte of parameters
-        self._trained = threading.local()  # `bytes`, of the layers that ran backward on this rank
+        self._trained = threading.local()  # of this rank: `bytes` of layers, and counts of updates
         self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
 
     @classmethod
@@ -134,11 +135,16 @@ class AnalyticCosts(ComputeCosts):
         return self._pass(layer, True, batch, cost.flops_backward, cost.bytes_backward)
 
     def _phase(self, label: Label) -> float:
+        own = vars(self._trained)
         if label == Label("phase", "step", 0):
+            own["most"], own["count"] = own.get("count", 0) or 1, 0
             return self._step
         if label != Label("phase", "update", 0):
             return 0.0
-        return self._update * sum(vars(self._trained).pop("bytes", {}).values())
+        if trained := own.pop("bytes", None):
+            own["total"] = sum(trained.values())
+        own["count"] = own.get("count", 0) + 1
+        return self._update * own.get("total", 0) if own["count"] == own.get("most", 1) else 0.0
 
     def _speed(self, layer: Layer, backward: bool) -> _Speed:
         speeds = self._speeds.get(layer)

@@ -46,7 +46,7 @@ class ComputeCosts(ABC):
     ----------
     constant : bool
         Whether equal arguments always give the same time, which need not be computed again, except
-        for the phase "update", which depends on the layers before it.
+        for phases, which may depend on what was asked before.
     """
 
     constant = False

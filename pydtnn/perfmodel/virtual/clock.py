@@ -122,7 +122,7 @@ class SegmentClock(Clock, Observer):
             layer = self._layers.get(label.name.removesuffix(RECOMPUTED))
             layer = None if label.kind == "phase" else layer
             seconds = self._costs.seconds(label, layer, self._samples)
-            if self._costs.constant and label.name != "update":
+            if self._costs.constant and layer is not None:
                 self._known[key] = seconds
         return seconds
 

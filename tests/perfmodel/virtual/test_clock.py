@@ -44,7 +44,7 @@ def passes(comm: Communicator) -> list[float]:
     return times
 
 
-@pytest.mark.parametrize(("constant", "asked"), [(True, 12), (False, 18)])
+@pytest.mark.parametrize(("constant", "asked"), [(True, 15), (False, 18)])
 def test_segments_advance_the_clock_by_their_costs(constant: bool, asked: int) -> None:
     costs = Counted(constant)
     run = run_virtual(passes, network=cluster("a"), costs=costs)

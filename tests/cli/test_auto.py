@@ -263,6 +263,7 @@ WITH: dict[str, dict[str, Any]] = {
     "plan": {"parallel": "data=2,filter=2"},
     "recompute": {"model": "resnet8"},
     "memory_limit": {"model": "resnet8", "recompute": "auto"},
+    "bucket_bytes": {"model": "resnet8"},  # of the CNN, nearly all gradients are in one array
     "compress_options": {"compress": "top_k"},
     "shards": {"exact": True},
     "load_options": {"load": "weights.safetensors"},

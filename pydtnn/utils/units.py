@@ -60,7 +60,7 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
 
 UNITS: dict[str, dict[str, float]] = {
-    "s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0},
+    "s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
     "B": _BYTES,
     "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()}
     | {f"{p}{bit}": f / 8 for bit in ("bit/s", "b/s", "bps") for p, f in _DECIMAL.items()},
@@ -104,7 +104,7 @@ def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) 
     (5e-05, 125000000.0)
     >>> parse_quantity("latency", 50, "s")
     Traceback (most recent call last):
-    ValueError: latency: expected a number with a unit (ns, us, ms, s, min), got 50; write 50 us
+    ValueError: latency: expected a number with a unit (ns, us, ms, s, min, h, d), got 50; write 50 us
     """
     known = UNITS[unit]
     match = (

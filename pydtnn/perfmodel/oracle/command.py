@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
+from pydtnn.perfmodel.oracle.ask import main as ask
 from pydtnn.perfmodel.oracle.files import write_csv, write_json
 from pydtnn.perfmodel.oracle.limits import find_limits
 from pydtnn.perfmodel.oracle.options import (
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--paradl" in given:
         given.remove("--paradl")
         return paradl(given)
+    if given[:1] == ["ask"]:
+        return ask(given[1:])
     return run_command("pydtnn.oracle", lambda: _run(create_parser().parse_args(given)))
 
 

@@ -26,6 +26,7 @@ EXAMPLES = """examples:
       --global-batch-size 256 --sweep bandwidth --plots plots
   python -m pydtnn.oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 4 \\
       --global-batch-size 64 --search plan.yaml
+  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 --step "1 s"
   python -m pydtnn.oracle --paradl alexnet.net --ranks 2-1024 --batch 512
 """
 
@@ -47,6 +48,38 @@ def create_parser() -> Parser:
         essential=ESSENTIAL,
         formatter_class=HelpFormatter,
     )
+    add_run(parser)
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "--top",
+        type=int,
+        default=1,
+        metavar="N",
+        help="strategies per number of ranks (default: 1)",
+    )
+    out.add_argument("--json", type=Path, metavar="FILE", help="write all predictions")
+    out.add_argument("--csv", type=Path, metavar="FILE", help="write all predictions")
+    out.add_argument("--plots", type=Path, metavar="FOLDER", help="draw plots (Matplotlib)")
+    out.add_argument(
+        "--explain",
+        nargs="?",
+        const="",
+        metavar="AXES",
+        help="print the terms of a prediction, such as data=4,spatial=2; of the best without AXES",
+    )
+    out.add_argument(
+        "--search",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="choose a plan for each layer; FILE receives that of the largest number of ranks",
+    )
+    out.add_argument("--sweep", metavar="AXIS", help=f"vary one property: {', '.join(SWEEPS)}")
+    return parser
+
+
+def add_run(parser: Parser) -> None:
+    """Add the options that describe a network, a platform and what is tried."""
     what = parser.add_argument_group("network and training")
     what.add_argument("--model", required=True, metavar="NAME", help="or path/to/file.py:function")
     what.add_argument(
@@ -96,33 +129,6 @@ def create_parser() -> Parser:
     )
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
     tried.add_argument("--no-sharded", action="store_true", help="no sharded optimizer")
-    out = parser.add_argument_group("output")
-    out.add_argument(
-        "--top",
-        type=int,
-        default=1,
-        metavar="N",
-        help="strategies per number of ranks (default: 1)",
-    )
-    out.add_argument("--json", type=Path, metavar="FILE", help="write all predictions")
-    out.add_argument("--csv", type=Path, metavar="FILE", help="write all predictions")
-    out.add_argument("--plots", type=Path, metavar="FOLDER", help="draw plots (Matplotlib)")
-    out.add_argument(
-        "--explain",
-        nargs="?",
-        const="",
-        metavar="AXES",
-        help="print the terms of a prediction, such as data=4,spatial=2; of the best without AXES",
-    )
-    out.add_argument(
-        "--search",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="choose a plan for each layer; FILE receives that of the largest number of ranks",
-    )
-    out.add_argument("--sweep", metavar="AXIS", help=f"vary one property: {', '.join(SWEEPS)}")
-    return parser
 
 
 def workload_of(options: argparse.Namespace) -> Workload:
@@ -133,8 +139,8 @@ def workload_of(options: argparse.Namespace) -> Workload:
     ValueError
         If the model is unknown, or a number is out of range.
     """
-    for name in ("classes", "samples", "global_batch_size", "batch_size", "axes", "top"):
-        value = getattr(options, name)
+    for name in ("classes", "samples", "global_batch_size", "batch_size", "axes", "top", "epochs"):
+        value = getattr(options, name, None)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
     if options.global_batch_size and options.batch_size:

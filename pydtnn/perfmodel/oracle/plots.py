@@ -44,6 +44,7 @@ AXES = {
     "flops": "peak rate of a rank (flop/s)",
     "memory": "memory bandwidth of a rank (B/s)",
     "bandwidth": "bandwidth between hosts (B/s)",
+    "latency": "latency between hosts (s)",
     "ranks": "ranks",
 }
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.platform import Link, Platform, RankClass
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
 
-SWEEPS = ("batch", "flops", "memory", "bandwidth", "ranks")
+SWEEPS = ("batch", "flops", "memory", "bandwidth", "latency", "ranks")
 """Properties that `--sweep` varies."""
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
@@ -98,7 +99,7 @@ def sweep(
             point, oracle = Point(batch, str(batch)), Oracle(projector)
             works = [replace(work, batch=batch) for work in chosen]
         else:
-            platform, point = _platform(axis, factor, projector.platform)
+            platform, point = change(axis, factor, projector.platform)
             oracle = Oracle(projector.with_platform(platform, make_costs(platform)))
             works = [*chosen]
         points.append(point)
@@ -139,7 +140,8 @@ def _over_ranks(
     )
 
 
-def _platform(axis: str, factor: float, platform: Platform) -> tuple[Platform, Point]:
+def change(axis: str, factor: float, platform: Platform) -> tuple[Platform, Point]:
+    """Return a platform of which one property is multiplied, and its value."""
     compute, messages = platform.compute, platform.messages
     if axis == "flops":
         peak = {dtype: factor * rate for dtype, rate in compute.peak.items()}
@@ -157,13 +159,19 @@ def _platform(axis: str, factor: float, platform: Platform) -> tuple[Platform, P
             bandwidths={name: factor * rate for name, rate in compute.bandwidths.items()},
         )
         return replace(platform, compute=more), Point(value, f"{value / 1e9:.4g} GB/s")
-    between = messages.between
-    value = factor * between.bandwidth
-    link = replace(
-        between,
-        bandwidth=value,
-        shared=None if between.shared is None else factor * between.shared,
-    )
-    classes = tuple(replace(one, bandwidth=factor * one.bandwidth) for one in messages.classes)
+    latency, bandwidth = (factor, 1.0) if axis == "latency" else (1.0, factor)
+    link = _faster(messages.between, latency, bandwidth)
+    shared = None if link.shared is None else bandwidth * link.shared
+    link = replace(link, shared=shared)
+    classes = tuple(_faster(one, latency, bandwidth) for one in messages.classes)
     changed = replace(platform, messages=replace(messages, between=link, classes=classes))
-    return changed, Point(value, f"{8 * value / 1e9:.4g} Gbit/s")
+    if axis == "latency":
+        return changed, Point(link.latency, f"{1e6 * link.latency:.4g} us")
+    return changed, Point(link.bandwidth, f"{8 * link.bandwidth / 1e9:.4g} Gbit/s")
+
+
+Channel = TypeVar("Channel", Link, RankClass)
+
+
+def _faster(link: Channel, latency: float, bandwidth: float) -> Channel:
+    return replace(link, latency=latency * link.latency, bandwidth=bandwidth * link.bandwidth)

@@ -101,7 +101,7 @@ def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         (["--explain", "data=128"], "one sample for each of 128 ranks"),
         (["--explain", "rows=2"], "unknown axis 'rows'"),
         (["--explain", "data"], "--explain must be axes with their ranks"),
-        (["--sweep", "latency"], "bandwidth"),
+        (["--sweep", "speed"], "bandwidth"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -1,0 +1,226 @@
+"""The command `python -m pydtnn.oracle ask`: questions, and answers with their sums."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
+from pydtnn.perfmodel.oracle.options import add_run, names_of, variants_of, workload_of
+from pydtnn.perfmodel.oracle.questions import (
+    ERRORS,
+    PROPERTIES,
+    Answer,
+    Questions,
+    Terms,
+    plan_campaign,
+)
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
+from pydtnn.perfmodel.oracle.strategies import strategies
+from pydtnn.perfmodel.oracle.table import duration, memory, percent, title
+from pydtnn.perfmodel.paradl.command import parse_ranks
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.workload import Workload
+from pydtnn.utils.command import HelpFormatter, Parser, run_command
+from pydtnn.utils.units import align, parse_quantity
+
+EXAMPLES = """examples:
+  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 \\
+      --global-batch-size 1024 --step "400 ms"
+  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 32 \\
+      --global-batch-size 1024 --epochs 90 --watts 350 --price 0.8 --mtbf "365 d" --read "2 GB/s"
+  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-32 \\
+      --global-batch-size 1024 --scaling
+"""
+
+
+def create_parser() -> Parser:
+    """Return the parser of the questions."""
+    parser = Parser(
+        "python -m pydtnn.oracle ask",
+        usage="python -m pydtnn.oracle ask --model NAME --platform NAME QUESTION [options]",
+        description="Answer questions about the training of a network on a platform.",
+        epilog=EXAMPLES,
+        formatter_class=HelpFormatter,
+    )
+    ask = parser.add_argument_group("questions")
+    ask.add_argument(
+        "--step", metavar="TIME", help="what does a step of this time need, such as '100 ms'?"
+    )
+    ask.add_argument(
+        "--epoch", metavar="TIME", help="what does an epoch of this time need, such as '1 h'?"
+    )
+    ask.add_argument("--epochs", type=int, metavar="N", help="what do so many epochs cost?")
+    ask.add_argument(
+        "--scaling", action="store_true", help="how do steps scale, strong and weak, and what limits?"
+    )
+    costs = parser.add_argument_group("a campaign of --epochs")
+    costs.add_argument("--watts", type=float, default=0, metavar="W", help="power of a host")
+    costs.add_argument("--price", type=float, default=0, metavar="X", help="of a host for an hour")
+    costs.add_argument("--mtbf", metavar="TIME", help="between two failures of a host: '365 d'")
+    costs.add_argument(
+        "--restart", default="1 min", metavar="TIME", help="after a failure (default: 1 min)"
+    )
+    costs.add_argument(
+        "--read", metavar="RATE", help="of a file system that all ranks share: '2 GB/s'"
+    )
+    costs.add_argument(
+        "--sample-bytes", metavar="SIZE", help="of a sample in a file (default: 1 B a value)"
+    )
+    parser.add_argument("--explain", action="store_true", help="show how answers were computed")
+    add_run(parser)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return the exit status, 0 on success."""
+    return run_command("pydtnn.oracle", lambda: _run(create_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    targets = {"step": options.step, "epoch": options.epoch}
+    asked = {
+        name: parse_quantity(f"--{name}", text, "s") for name, text in targets.items() if text
+    }
+    if not (asked or options.epochs or options.scaling):
+        raise ValueError(
+            "ask: expected a question, got none; add --step, --epoch, --epochs or --scaling"
+        )
+    case = _Case(options)
+    terms = _terms(options, case.work) if options.epochs else None
+    print(title(case.work, case.platform.name, options.batch_size))
+    print(f"computed from: {case.source}")
+    for name, target in asked.items():
+        _print_inverse(case, name, target)
+    if terms:
+        _print_campaign(case, terms)
+    if options.scaling:
+        _print_scaling(case)
+
+
+def _terms(options: argparse.Namespace, work: Workload) -> Terms:
+    def of(name: str, unit: str) -> float | None:
+        text = getattr(options, name.replace("-", "_"))
+        return parse_quantity(f"--{name}", text, unit) if text else None
+
+    for name in ("watts", "price"):
+        if not 0 <= getattr(options, name) < float("inf"):
+            raise ValueError(f"--{name}: expected at least 0, got {getattr(options, name)}")
+    nbytes = of("sample-bytes", "B") or prod(work.input_shape)
+    more = of("read", "B/s"), of("mtbf", "s"), of("restart", "s") or 0.0
+    return Terms(options.epochs, nbytes, *more, options.watts, options.price)
+
+
+@dataclass(init=False)
+class _Case:
+    """The run and the platform that questions are about."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.ranks = options, sorted(parse_ranks(options.ranks))
+        self.platform, self.work = Platform.load(options.platform), workload_of(options)
+        projector = Projector(self.work, self.platform, self.costs(self.platform))
+        self.oracle = Oracle(projector, options.batch_size)
+        self._kinds, self._variants = names_of(options.strategies), variants_of(options)
+
+    def costs(self, platform: Platform) -> ComputeCosts:
+        return AnalyticCosts(platform, self.work.dtype, peaks_only=self.options.peaks_only)
+
+    def strategies(self, ranks: int) -> list[Workload]:
+        most = self.options.axes
+        return [*strategies(self.work, ranks, self._kinds, self._variants, most=most)]
+
+    def questions(self, name: str, oracle: Oracle | None = None) -> Questions:
+        def measure(one: Projection) -> float:
+            return one.seconds if name == "step" else one.epoch
+
+        return Questions(oracle or self.oracle, self.costs, self.strategies, measure)
+
+    @property
+    def source(self) -> str:
+        rates = self.platform.compute.rates and not self.options.peaks_only
+        compute = "measured rates of kernels" if rates else "peaks of computation and memory"
+        return f"{compute}, links and storage of the platform {self.platform.name}"
+
+    def fastest(self, ranks: int) -> Entry:
+        questions = self.questions("epoch")
+        found = questions.fastest(self.oracle, self.strategies(ranks))
+        if found is None or found.projection is None or not found.possible:
+            why = found.reason if found else "there is no strategy"
+            raise ValueError(f"ask: {ranks} ranks: {why}")
+        return found
+
+
+def _print_inverse(case: _Case, name: str, target: float) -> None:
+    questions, most = case.questions(name), case.ranks[-1]
+    print(f"\nfor {'a step' if name == 'step' else 'an epoch'} of {duration(target)}, one of:")
+    answers = [questions.ranks(target, case.ranks)]
+    answers += [questions.property(axis, target, most) for axis in PROPERTIES]
+    answers.append(questions.memory(target, most))
+    rows = [["", "answer", "strategy", name, "limited by"]]
+    for one in answers:
+        rows.append(_row(one, questions, most))
+    print("\n".join(align(rows, 3)))
+    if case.options.explain:
+        for one in answers:
+            print("\n".join([f"{one.what}:", *(f"  {line}" for line in one.sums)]))
+
+
+def _row(one: Answer, questions: Questions, ranks: int) -> list[str]:
+    what = one.what if one.what == "ranks" else f"{one.what}, {ranks} ranks"
+    entry, seconds = one.entry, questions.seconds(one.entry)
+    value = one.value or "not enough"
+    if entry is None or seconds == float("inf"):
+        return [what, value, "none is possible", "-", entry.reason if entry else "-"]
+    return [what, value, entry.work.strategy, duration(seconds), entry.bottleneck]
+
+
+def _print_campaign(case: _Case, terms: Terms) -> None:
+    entry = case.fastest(case.ranks[-1])
+    found = plan_campaign(entry, case.platform, terms)
+    print(f"\n{terms.epochs} epochs with {entry.work.strategy} on {found.hosts} hosts")
+    rows = [[name, duration(s), percent(s, found.seconds)] for name, s in found.parts.items()]
+    rows.append(["all", duration(found.seconds), "100 %"])
+    print("\n".join(align(rows, 1)))
+    limit = max(found.parts, key=lambda name: found.parts[name])
+    print(f"limited by: {limit if limit != 'computation' else entry.bottleneck}")
+    if terms.mtbf:
+        print(f"expected failures: {found.failures:.3g}")
+    print(f"host hours: {found.seconds / 3600 * found.hosts:.4g}")
+    if terms.watts:
+        print(f"energy: {found.energy / 3.6e6:.4g} kWh")
+    if terms.price:
+        print(f"cost: {found.cost:.4g}")
+    if case.options.explain:
+        print("\n".join(f"  {line}" for line in found.sums))
+
+
+def _print_scaling(case: _Case) -> None:
+    spread = ", ".join(f"{name} {100 * error:.0f} %" for name, error in ERRORS.items())
+    most = case.ranks[-1]
+    per_rank = case.options.batch_size or max(case.work.batch // most, 1)
+    batch = case.options.global_batch_size or per_rank * most
+    projector = case.oracle.projector
+    work = replace(case.work, batch=batch)
+    strong = Oracle(projector), "strong", f"{batch} samples per step"
+    weak = Oracle(projector, per_rank), "weak", f"{per_rank} samples per rank"
+    for oracle, name, what in (strong, weak):
+        questions = case.questions("step", oracle)
+        rows = [["ranks", "strategy", "step", "interval", "samples/s", "efficiency", "limited by"]]
+        for ranks in case.ranks:
+            works = [replace(one, batch=work.batch) for one in case.strategies(ranks)]
+            entry = questions.fastest(oracle, works)
+            one = entry.projection if entry and entry.possible else None
+            if entry is None or one is None:
+                rows.append([str(ranks), entry.reason if entry else "-", *["-"] * 5])
+                continue
+            interval = " to ".join(map(duration, questions.interval(entry.work)))
+            rows.append([str(ranks), entry.work.strategy, duration(one.seconds), interval])
+            rows[-1] += [f"{one.rate:.4g}", percent(entry.efficiency, 1.0), entry.bottleneck]
+        print(f"\n{name} scaling: {what}")
+        print("\n".join(align(rows, 2)))
+    print(f"intervals: all rates better or worse by {spread}")
+    if case.options.explain:
+        print("efficiency: samples/s over those of one rank times the ranks")

@@ -1,0 +1,364 @@
+"""Questions to the oracle: what a time needs, what a campaign costs, and how training scales.
+
+Nothing here predicts a step: all answers are computed from entries of the `Oracle`.
+
+References
+----------
+Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; Daly, A
+higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation
+Computer Systems 22(3), 2006: the time of a run with failures, and the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, expm1, inf, sqrt
+
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
+from pydtnn.perfmodel.oracle.what_if import MakeCosts, change
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.workload import Workload
+
+PROPERTIES = ("bandwidth", "latency", "flops", "memory")
+"""Properties of a platform that an answer may change, as `--sweep` names them."""
+
+RANGE = 1024.0
+"""How many times better or worse than the platform's an answer may be."""
+
+EXACT = 1e-4
+"""By how much the time of an answer may differ from the one that was asked for."""
+
+ERRORS = {"flops": 0.05, "memory": 0.05, "bandwidth": 0.2, "latency": 0.2}
+"""By how much rates may be wrong: of the steps in `benchmarks/results/oracle.txt` without messages,
+95 % are predicted within 3 %, and of those in `oracle-cluster.txt` within 19 %."""
+
+Measure = Callable[[Projection], float]
+"""Returns the time that is asked for: that of a step or of an epoch, in s."""
+
+Candidates = Callable[[int], Iterable[Workload]]
+"""Returns the strategies for a number of ranks."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a time needs.
+
+    Attributes
+    ----------
+    what : str
+    value : str
+        The answer; empty if the time is never reached.
+    entry : Entry or None
+        The strategy, with the prediction for the answer, or the fastest one without an answer.
+    oracle : Oracle
+        That of the platform which the answer describes.
+    sums : tuple of str
+        How it was computed.
+    """
+
+    what: str
+    value: str
+    entry: Entry | None
+    oracle: Oracle
+    sums: tuple[str, ...] = ()
+
+
+class Questions:
+    """Answers about a run on a platform.
+
+    Parameters
+    ----------
+    oracle : Oracle
+    make_costs : callable
+        Returns the costs of compute for a platform.
+    candidates : callable
+        Returns the strategies for a number of ranks.
+    measure : callable
+        Returns the time that is asked for, from a projection.
+    """
+
+    def __init__(
+        self, oracle: Oracle, make_costs: MakeCosts, candidates: Candidates, measure: Measure
+    ) -> None:
+        self.oracle, self._make_costs = oracle, make_costs
+        self._candidates, self._measure = candidates, measure
+
+    def seconds(self, entry: Entry | None) -> float:
+        """Return the time that is asked for; infinite if the strategy is not possible."""
+        if entry is None or entry.projection is None or not entry.possible:
+            return inf
+        return self._measure(entry.projection)
+
+    def fastest(self, oracle: Oracle, works: Iterable[Workload]) -> Entry | None:
+        """Return the fastest entry that is possible."""
+        return min(map(oracle.entry, works), key=self.seconds, default=None)
+
+    def ranks(self, target: float, ranks: Sequence[int]) -> Answer:
+        """Find the smallest number of ranks: between those given, by bisection.
+
+        Parameters
+        ----------
+        target : float
+            In s.
+        ranks : sequence of int
+            Those that are tried first, in ascending order.
+        """
+        found: dict[int, Entry | None] = {}
+
+        def enough(number: int) -> bool:
+            found[number] = self.fastest(self.oracle, self._candidates(number))
+            return self.seconds(found[number]) <= target * (1 + EXACT)
+
+        low, high = 0, next((n for n in sorted(ranks) if enough(n)), 0)
+        if not high:
+            number = min(found, key=lambda n: self.seconds(found[n]))
+            return Answer("ranks", "", found[number], self.oracle, self._tried(found))
+        low = max((n for n in found if n < high), default=0)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return Answer("ranks", f"{high} ranks", found[high], self.oracle, self._tried(found))
+
+    def _tried(self, found: dict[int, Entry | None]) -> tuple[str, ...]:
+        return tuple(
+            f"{number} ranks: {1e3 * self.seconds(entry):.4g} ms"
+            + (f" with {entry.work.strategy}" if entry and entry.possible else " (impossible)")
+            for number, entry in sorted(found.items())
+        )
+
+    def property(self, axis: str, target: float, ranks: int) -> Answer:
+        """Find the least value of a property with which a number of ranks is fast enough.
+
+        The fastest strategy at the best value is followed to the value at which it takes the time;
+        as long as another one is faster there, that one is followed to a still lower value.
+
+        Parameters
+        ----------
+        axis : str
+            One of `PROPERTIES`.
+        target : float
+            In s.
+        ranks : int
+        """
+        better = -1.0 if axis == "latency" else 1.0
+        works, sums = [*self._candidates(ranks)], []
+
+        def at(factor: float) -> Oracle:
+            projector = self.oracle.projector
+            platform, _ = change(axis, factor**better, projector.platform)
+            costs = self._make_costs(platform)
+            return Oracle(projector.with_platform(platform, costs), self.oracle.per_rank)
+
+        def answer(factor: float, entry: Entry | None, reached: bool = True) -> Answer:
+            text = change(axis, factor**better, self.oracle.projector.platform)[1].text
+            times = f"{factor:.3g} times better" if factor >= 1 else f"{1 / factor:.3g} times worse"
+            value = f"{text} ({times})" if reached else ""
+            return Answer(_NAMES[axis], value, entry, at(factor), tuple(sums))
+
+        entry, high = self.fastest(at(RANGE), works), RANGE
+        if entry is None or self.seconds(entry) > target:
+            return answer(high, entry, reached=False)
+        while True:
+            low, high = 1 / RANGE, high
+            single = entry.work
+            while high / low > 1 + EXACT / 10:
+                middle = sqrt(low * high)
+                fast = self.seconds(self.fastest(at(middle), [single])) <= target
+                low, high = (low, middle) if fast else (middle, high)
+            sums.append(f"{single.strategy}: from {answer(high, None).value} on")
+            entry = self.fastest(at(high), works)
+            assert entry is not None
+            if self.seconds(entry) >= target * (1 - EXACT) or high <= 1.001 / RANGE:
+                return answer(high, entry)
+
+    def memory(self, target: float, ranks: int) -> Answer:
+        """Find the least memory of a rank with which a number of ranks is fast enough."""
+        platform = self.oracle.projector.platform
+        roomy = replace(platform, cluster=replace(platform.cluster, memory_per_rank=1e18))
+        projector = self.oracle.projector.with_platform(roomy, self._make_costs(roomy))
+        oracle = Oracle(projector, self.oracle.per_rank)
+        entries = [oracle.entry(work) for work in self._candidates(ranks)]
+        fast = [one for one in entries if self.seconds(one) <= target * (1 + EXACT)]
+        if not fast:
+            return Answer("memory of a rank", "", min(entries, key=self.seconds), oracle)
+        best = min(fast, key=_bytes)
+        cluster = replace(platform.cluster, memory_per_rank=_bytes(best))
+        small = replace(platform, cluster=cluster)
+        projector = self.oracle.projector.with_platform(small, self._make_costs(small))
+        sums = tuple(
+            f"{one.work.strategy}: {_bytes(one) / 1e6:.4g} MB, {1e3 * self.seconds(one):.4g} ms"
+            for one in sorted(fast, key=_bytes)[:8]
+        )
+        value = f"{_bytes(best) / 1e6:.4g} MB"
+        here = Oracle(projector, self.oracle.per_rank)
+        return Answer("memory of a rank", value, best, here, sums)
+
+    def interval(self, work: Workload) -> tuple[float, float]:
+        """Return the time of a strategy if all rates are better, or worse, by `ERRORS`, in s."""
+        projector = self.oracle.projector
+        found = []
+        for sign in (1, -1):
+            platform: Platform = projector.platform
+            for axis, error in ERRORS.items():
+                way = -sign if axis == "latency" else sign
+                platform, _ = change(axis, (1 + error) ** way, platform)
+            other = projector.with_platform(platform, self._make_costs(platform))
+            found.append(self._measure(other.project(work)))
+        return found[0], found[1]
+
+
+_NAMES = {
+    "bandwidth": "bandwidth between hosts",
+    "latency": "latency between hosts",
+    "flops": "rate of a rank",
+    "memory": "memory bandwidth of a rank",
+}
+
+
+def _bytes(entry: Entry) -> float:
+    return inf if entry.projection is None else entry.projection.memory.total
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a campaign is computed from, besides the prediction of an epoch.
+
+    Attributes
+    ----------
+    epochs : int
+    sample_bytes : float
+        Of a sample in a file, in B.
+    read : float or None
+        Rate at which all ranks together read samples, in B/s; None: as fast as they are needed.
+    mtbf : float or None
+        Mean time between two failures of a host, in s; None: none fails.
+    restart : float
+        Time from a failure until training continues, without the work that is repeated, in s.
+    watts, price : float
+        Of a host, in W, and for an hour.
+    """
+
+    epochs: int
+    sample_bytes: float = 0.0
+    read: float | None = None
+    mtbf: float | None = None
+    restart: float = 60.0
+    watts: float = 0.0
+    price: float = 0.0
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """The time and the cost of all epochs.
+
+    Attributes
+    ----------
+    parts : mapping of str to float
+        Time in s of everything that takes any; their sum is `seconds`.
+    hosts : int
+    failures : float
+        Number that is expected.
+    energy, cost : float
+        In J, and in the unit of the price.
+    sums : tuple of str
+        How all of it was computed.
+    """
+
+    parts: dict[str, float]
+    hosts: int
+    failures: float
+    energy: float
+    cost: float
+    sums: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the end."""
+        return sum(self.parts.values())
+
+
+def optimal_interval(checkpoint: float, mtbf: float) -> float:
+    """Return the time of computation between two checkpoints that wastes least (Daly), in s.
+
+    >>> round(optimal_interval(10, 86400))  # Young: the square root of 2 x 10 x 86400, 1315
+    1308
+    """
+    if checkpoint >= 2 * mtbf:
+        return mtbf
+    ratio = checkpoint / (2 * mtbf)
+    return sqrt(2 * checkpoint * mtbf) * (1 + sqrt(ratio) / 3 + ratio / 9) - checkpoint
+
+
+def plan_campaign(entry: Entry, platform: Platform, terms: Terms) -> Campaign:
+    """Compute the time and the cost of a campaign.
+
+    Raises
+    ------
+    ValueError
+        If the strategy is not possible, or hosts fail and the platform has no rate of checkpoints.
+    """
+    one, work = entry.projection, entry.work
+    if one is None or not entry.possible:
+        raise ValueError(f"ask: {work.strategy} is not possible: {entry.reason}")
+    hosts, steps = ceil(work.ranks / platform.cluster.ranks_per_host), terms.epochs * work.steps
+    reading = work.batch * terms.sample_bytes / terms.read if terms.read else 0.0
+    delay = max(reading - one.seconds, 0.0)
+    step, own = one.step, one.seconds + delay
+    parts = {
+        "computation": steps * (step.compute - step.update),
+        "update": steps * step.update,
+        "exchanges of layers": steps * step.layers_exposed,
+        "sums of gradients": steps * step.gradients_exposed,
+        "waits for other stages": steps * step.idle,
+        "loader": steps * one.loader,
+        "shared file system": steps * delay,
+    }
+    useful, failures = steps * own, 0.0
+    sums = [
+        f"steps: {terms.epochs} epochs x {work.samples:,} / {work.batch} samples = {steps:,}",
+        f"step: {one.seconds:.5g} s, with {work.strategy}",
+    ]
+    if terms.read:
+        sums.append(
+            f"reading: {work.batch} samples x {terms.sample_bytes:.4g} B / {terms.read:.4g} B/s = "
+            f"{reading:.4g} s, beside the step, which becomes {delay:.4g} s longer"
+        )
+    if terms.mtbf is None:
+        parts["checkpoints"] = terms.epochs * one.checkpoint
+        sums.append(f"checkpoints: {terms.epochs} x {one.checkpoint:.4g} s, one after each epoch")
+    else:
+        if not one.checkpoint:
+            raise ValueError(
+                f"ask: --mtbf: expected a rate of checkpoints, storage.write, of "
+                f"{platform.name}, got none; add it to the platform file"
+            )
+        mtbf = terms.mtbf / hosts
+        interval = optimal_interval(one.checkpoint, mtbf)
+        number = useful / interval
+        whole = mtbf * exp(terms.restart / mtbf) * expm1((interval + one.checkpoint) / mtbf)
+        whole *= number
+        parts["checkpoints"] = number * one.checkpoint
+        parts["failures"] = whole - useful - parts["checkpoints"]
+        failures = whole / mtbf
+        sums += [
+            f"time between failures: {terms.mtbf:.4g} s of a host / {hosts} hosts = {mtbf:.4g} s",
+            f"interval of checkpoints (Young, Daly): about sqrt(2 x {one.checkpoint:.4g} s x "
+            f"{mtbf:.4g} s), {interval:.4g} s",
+            f"whole time (Daly): {number:.4g} intervals x M exp(R / M) (exp((interval + "
+            f"{one.checkpoint:.4g} s) / M) - 1), M {mtbf:.4g} s, R {terms.restart:.4g} s = "
+            f"{whole:.6g} s",
+            f"failures: {whole:.6g} s / {mtbf:.4g} s = {failures:.3g}",
+        ]
+    seconds = sum(parts.values())
+    hours = seconds / 3600
+    sums += [
+        f"host hours: {hours:.4g} h x {hosts} hosts = {hours * hosts:.4g} h",
+        f"energy: {hours * hosts:.4g} h x {terms.watts:g} W = "
+        f"{hours * hosts * terms.watts / 1e3:.4g} kWh",
+        f"cost: {hours * hosts:.4g} h x {terms.price:g} = {hours * hosts * terms.price:.4g}",
+    ]
+    parts = {name: value for name, value in parts.items() if value > 0}
+    energy, cost = seconds * hosts * terms.watts, hours * hosts * terms.price
+    return Campaign(parts, hosts, failures, energy, cost, tuple(sums))

@@ -92,7 +92,7 @@ ALLOWED = {
     "tracing": {"utils", "comm", "version"},
     "report": {"utils", "tracing", "runs", "version"},
     "runs": {*BELOW_TRAINING, "training"},
-    "perfmodel": {*BELOW_PROGRAMS, "models"},
+    "perfmodel": {*BELOW_PROGRAMS, "models", "tracing"},
     "programs": {
         *BELOW_PROGRAMS,
         "models",

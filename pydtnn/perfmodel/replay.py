@@ -14,9 +14,8 @@ model training using what-if analysis, OSDI 2025: the time of a step without slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,16 +24,23 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.base import ComputeCosts
+from pydtnn.perfmodel.oracle.what_if import change
+from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.clock import RankClock
 from pydtnn.perfmodel.virtual.run import IDLE, Processor, run_virtual
 from pydtnn.tracing.analysis.blocks import Labels, find_blocks, label
+from pydtnn.tracing.analysis.times import slow_ranks
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Completed, Request, Together
+from pydtnn.utils.units import align
 
 POSTS = ("isend", "irecv", "exchange")
 """Operations that post messages between two ranks."""
+
+SHORT = 1024
+"""Bytes up to which an array of a sum is taken to be of float64."""
 
 
 @dataclass
@@ -51,7 +57,7 @@ class _Message:
 
 @dataclass
 class _Call:
-    """A call or wait of a rank, or the end of a layer, at a recorded time in ns."""
+    """A call or wait of a rank, or a test of its requests, at a recorded time in ns."""
 
     time: int
     stop: int = 0
@@ -91,11 +97,6 @@ class Replay:
     ----------
     timeline : Timeline
 
-    Attributes
-    ----------
-    hosts : int
-        Hosts on which the trace was recorded.
-
     Raises
     ------
     ValueError
@@ -109,7 +110,6 @@ class Replay:
                 "none; use --trace without --trace-steps, or with several steps"
             )
         self.timeline = timeline
-        self.hosts = len({about.get("host") for about in timeline.about})
         self._labels = label(timeline)
         self._inside, self._calls = self._find_calls()
         self._groups = self._find_groups()
@@ -179,20 +179,22 @@ class Replay:
                 calls[one.rank].append(_Call(one.start, one.stop, name, group, one.nbytes, waits))
         self._add_messages(calls)
         self._add_counts(calls)
-        for own in timeline.rows(np.flatnonzero(timeline.activities["kind"] == Kind.BACKWARD)):
-            calls[own.rank].append(_Call(own.stop, own.stop))
+        # Between two layers of backward, requests are tested; it is recorded if one is complete.
+        for one in timeline.rows(np.flatnonzero(timeline.activities["kind"] == Kind.BACKWARD)):
+            calls[one.rank].append(_Call(one.start, one.start))
         return inside, [sorted(found, key=lambda call: call.time) for found in calls]
 
     def _add_messages(self, calls: list[list[_Call]]) -> None:
         """Add messages between two ranks to the calls that post them."""
-        starts = [np.array([call.time for call in own], "i8") for own in calls]
+        posts = [[one for one in own if one.name in POSTS and not one.waits] for own in calls]
+        starts = [np.array([call.time for call in own], "i8") for own in posts]
 
         def poster(rank: int, time: int, group: int) -> _Call | None:
             place = int(np.searchsorted(starts[rank], time, side="right")) - 1
-            call = calls[rank][place] if place >= 0 else None
-            if call is None or call.waits or time > call.stop or call.name not in POSTS:
-                return None
-            return call if call.group == self.timeline.names[group] else None
+            call = posts[rank][place] if place >= 0 else None
+            if call is None or time > call.stop or call.group != self.timeline.names[group]:
+                return None  # of a schedule, or outside of the steps
+            return call
 
         for sent, received in self.timeline.messages.pairs():
             sender = poster(sent.source, sent.start, sent.group)
@@ -282,11 +284,9 @@ class _Repeated:
         self._zeros = np.zeros(1 << 16, "uint8")
         self._pending: dict[tuple[str, str], list[tuple[_Call, Request]]] = {}
         self._groups: dict[str, tuple[Communicator, list[int]]] = {}
-        for number, (name, members) in enumerate(groups.items()):
-            # The rank numbers of a group that was split off are in the order of the ranks.
-            group = comm if len(members) == comm.size else None
-            split = comm.split(number if self._own in members else len(groups) + self._own)
-            self._groups[name] = (split if group is None else group), members
+        for name, members in groups.items():
+            own = comm.split(0 if self._own in members else 1 + self._own)
+            self._groups[name] = own, members
 
     def run(self, rank: _Rank, stops: Sequence[int]) -> list[float]:
         """Repeat the calls; return the time after each step, in s."""
@@ -301,6 +301,7 @@ class _Repeated:
             if call.name:
                 self._make(call)
             else:
+                self._complete(call.time)
                 ends.append(clock.now() - origin)
         for requests in self._pending.values():
             for _, request in requests:
@@ -343,6 +344,17 @@ class _Repeated:
         if requests:
             requests.pop((within or earlier or [0])[0])[1].wait()
 
+    def _complete(self, time: int) -> None:
+        """Wait for messages that were complete at the recorded end of a step.
+
+        A trace does not show that a rank would have waited for them: tests had found them complete.
+        """
+        for (_, name), requests in self._pending.items():
+            for post, request in [*requests] if name in POSTS else ():
+                if max((one.stop for one in post.messages), default=0) <= time:
+                    request.wait()
+                    requests.remove((post, request))
+
     def _post(self, comm: Communicator, members: list[int], messages: list[_Message]) -> Request:
         posted: list[Request] = []
         for one in messages:
@@ -359,13 +371,87 @@ class _Repeated:
         return round(call.nbytes * size / (passes * (size - 1)))
 
     def _array(self, nbytes: int) -> np.ndarray:
-        """Return an array of zeros, which all calls share: their values do not matter."""
+        """Return an array of zeros, which all calls share: their values do not matter.
+
+        A trace has no types: gradients are mostly float32, short sums, as of losses, float64.
+        """
         if nbytes > len(self._zeros):
             self._zeros = np.zeros(nbytes, "uint8")
-        return self._zeros[:nbytes].view("float32" if nbytes % 4 == 0 else "uint8")
+        size = 8 if nbytes < SHORT and nbytes % 8 == 0 else 4 if nbytes % 4 == 0 else 1
+        return self._zeros[:nbytes].view(f"f{size}" if size > 1 else "u1")
 
 
 def median_step(ends: np.ndarray) -> float:
     """Return the median time between the ends of steps on the last rank, in s."""
     last = ends.max(axis=1)
     return float(np.median(np.diff(last))) if len(last) > 1 else float(last[0])
+
+
+def what_if(
+    timeline: Timeline,
+    platforms: Sequence[Platform],
+    *,
+    bandwidths: Sequence[float] = (),
+    allreduces: Sequence[Any] = (),
+    without: Collection[int] | None = None,
+) -> list[str]:
+    """Return a table of the time of a step on platforms, and with one change or all of them.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    platforms : sequence of Platform
+        If the trace was recorded on several hosts of equal size, ranks are placed as they were.
+    bandwidths : sequence of float
+        Factors on the bandwidth between hosts.
+    allreduces : sequence of str or callable
+        Other algorithms of all sums.
+    without : collection of int, optional
+        Ranks that compute as long as the median of the others; empty: those that are slow.
+
+    Raises
+    ------
+    ValueError
+        As `Replay`; if no rank is slow, or a rank does not exist.
+    """
+    found, size = Replay(timeline), timeline.size
+    slow = {one.rank for one in slow_ranks(timeline)} if without == () else {*(without or ())}
+    if without is not None and not (slow and slow < {*range(size)}):
+        named = f"ranks {sorted(slow)}" if slow else "none that is slow"
+        raise ValueError(
+            f"replay: expected some of {size} ranks to replace, got {named}; name them after "
+            "--without, and leave at least one"
+        )
+    recorded = found.recorded
+    rows = [["", "step", "of recorded"], ["recorded", f"{1e3 * recorded:.4g} ms", "100 %"]]
+    changes: list[tuple[str, dict[str, Any]]] = [("", {})]
+    changes += [(f"bandwidth x {one:g}", {"bandwidth": one}) for one in bandwidths]
+    changes += [(f"allreduce {one}", {"allreduce": one}) for one in allreduces]
+    if slow:
+        words = ", ".join(map(str, sorted(slow)))
+        changes.append((f"without slow rank {words}", {"without": slow}))
+    together = {name: value for _, own in reversed(changes) for name, value in own.items()}
+    if len(together) > 1:
+        changes.append(("all of them, the first of each", together))
+    for platform in platforms:
+        placed = _placed(platform, timeline)
+        for words, options in changes:
+            options = dict(options)
+            other, _ = change("bandwidth", options.pop("bandwidth", 1.0), placed)
+            ends = found.run(other.network(size), Processor.of(other), **options)
+            seconds = median_step(ends)
+            name = f"{platform.name}, {words}" if words else platform.name
+            rows.append([name, f"{1e3 * seconds:.4g} ms", f"{100 * seconds / recorded:.0f} %"])
+    hosts = len({*placed.hosts(size)})
+    steps = f"{len(timeline.steps)} steps of {size} ranks on {hosts} host{'s' * (hosts > 1)}"
+    return [f"{steps}: computation as recorded, messages as on the platform", *align(rows, 1)]
+
+
+def _placed(platform: Platform, timeline: Timeline) -> Platform:
+    """Return a platform with as many ranks on a host as the trace has on each of several."""
+    hosts = [about.get("host") for about in timeline.about]
+    each = hosts.count(hosts[0])
+    equal = all(hosts[i] == hosts[i - i % each] for i in range(len(hosts)))
+    if each == len(hosts) or not equal or len({*hosts}) * each != len(hosts):
+        return platform
+    return replace(platform, cluster=replace(platform.cluster, ranks_per_host=each))

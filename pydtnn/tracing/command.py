@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydtnn.tracing.exports import FORMATS
 from pydtnn.tracing.summary import describe_changes, summarize
@@ -25,8 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_subcommand("pydtnn.trace", create_parser(), arguments)
 
 
-def create_parser() -> Parser:
-    """Return the parser of the command line."""
+def create_parser(*more: Callable[[Any], None]) -> Parser:
+    """Return the parser of the command line.
+
+    Parameters
+    ----------
+    *more : callable
+        Add further commands to the result of `add_subparsers`.
+    """
     parser = Parser(
         prog="python -m pydtnn.trace",
         description="Export, summarise and compare traces that --trace has written.",
@@ -53,6 +60,8 @@ def create_parser() -> Parser:
     compare.add_argument("after", help="folder of --trace of the second run")
     compare.add_argument("--top", type=_rows, default=25, help="rows of the table; default: 25")
     compare.set_defaults(command=_compare)
+    for add in more:
+        add(commands)
     return parser
 
 

@@ -102,9 +102,9 @@ def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) 
     --------
     >>> parse_quantity("latency", "50 us", "s"), parse_quantity("bandwidth", "1 Gbit/s", "B/s")
     (5e-05, 125000000.0)
-    >>> parse_quantity("latency", 50, "s")
+    >>> parse_quantity("time", 50, "s")
     Traceback (most recent call last):
-    ValueError: latency: expected a number with a unit (ns, us, ms, s, min, h, d), got 50; write 50 us
+    ValueError: time: expected a number with a unit (ns, us, ms, s, min, h, d), got 50; write 50 us
     """
     known = UNITS[unit]
     match = (

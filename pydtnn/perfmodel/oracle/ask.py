@@ -19,10 +19,11 @@ from pydtnn.perfmodel.oracle.questions import (
 )
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
 from pydtnn.perfmodel.oracle.strategies import strategies
-from pydtnn.perfmodel.oracle.table import duration, memory, percent, title
+from pydtnn.perfmodel.oracle.table import duration, percent, title
 from pydtnn.perfmodel.paradl.command import parse_ranks
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.command import HelpFormatter, Parser, run_command
 from pydtnn.utils.units import align, parse_quantity
@@ -55,7 +56,9 @@ def create_parser() -> Parser:
     )
     ask.add_argument("--epochs", type=int, metavar="N", help="what do so many epochs cost?")
     ask.add_argument(
-        "--scaling", action="store_true", help="how do steps scale, strong and weak, and what limits?"
+        "--scaling",
+        action="store_true",
+        help="how do steps scale, strong and weak?",
     )
     costs = parser.add_argument_group("a campaign of --epochs")
     costs.add_argument("--watts", type=float, default=0, metavar="W", help="power of a host")
@@ -82,20 +85,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     targets = {"step": options.step, "epoch": options.epoch}
-    asked = {
-        name: parse_quantity(f"--{name}", text, "s") for name, text in targets.items() if text
-    }
-    if not (asked or options.epochs or options.scaling):
+    asked = {name: parse_quantity(f"--{name}", text, "s") for name, text in targets.items() if text}
+    if not (asked or options.epochs is not None or options.scaling):
         raise ValueError(
             "ask: expected a question, got none; add --step, --epoch, --epochs or --scaling"
         )
     case = _Case(options)
-    terms = _terms(options, case.work) if options.epochs else None
+    terms = _terms(options, case.work) if options.epochs is not None else None
     print(title(case.work, case.platform.name, options.batch_size))
     print(f"computed from: {case.source}")
     for name, target in asked.items():
         _print_inverse(case, name, target)
-    if terms:
+    if terms is not None:
         _print_campaign(case, terms)
     if options.scaling:
         _print_scaling(case)
@@ -133,7 +134,7 @@ class _Case:
         return [*strategies(self.work, ranks, self._kinds, self._variants, most=most)]
 
     def questions(self, name: str, oracle: Oracle | None = None) -> Questions:
-        def measure(one: Projection) -> float:
+        def measure(one: Prediction) -> float:
             return one.seconds if name == "step" else one.epoch
 
         return Questions(oracle or self.oracle, self.costs, self.strategies, measure)
@@ -155,46 +156,48 @@ class _Case:
 
 def _print_inverse(case: _Case, name: str, target: float) -> None:
     questions, most = case.questions(name), case.ranks[-1]
-    print(f"\nfor {'a step' if name == 'step' else 'an epoch'} of {duration(target)}, one of:")
+    what = "a step" if name == "step" else "an epoch"
+    print(f"\n{what} of {duration(target)} needs one of these, and all else as it is")
     answers = [questions.ranks(target, case.ranks)]
     answers += [questions.property(axis, target, most) for axis in PROPERTIES]
     answers.append(questions.memory(target, most))
     rows = [["", "answer", "strategy", name, "limited by"]]
     for one in answers:
-        rows.append(_row(one, questions, most))
+        rows.append(_row(one, questions))
     print("\n".join(align(rows, 3)))
+    print(f"all besides the first with {most} ranks")
     if case.options.explain:
         for one in answers:
             print("\n".join([f"{one.what}:", *(f"  {line}" for line in one.sums)]))
 
 
-def _row(one: Answer, questions: Questions, ranks: int) -> list[str]:
-    what = one.what if one.what == "ranks" else f"{one.what}, {ranks} ranks"
+def _row(one: Answer, questions: Questions) -> list[str]:
     entry, seconds = one.entry, questions.seconds(one.entry)
     value = one.value or "not enough"
     if entry is None or seconds == float("inf"):
-        return [what, value, "none is possible", "-", entry.reason if entry else "-"]
-    return [what, value, entry.work.strategy, duration(seconds), entry.bottleneck]
+        return [one.what, value, "none is possible", "-", entry.reason if entry else "-"]
+    return [one.what, value, entry.work.strategy, duration(seconds), entry.bottleneck]
 
 
 def _print_campaign(case: _Case, terms: Terms) -> None:
-    entry = case.fastest(case.ranks[-1])
-    found = plan_campaign(entry, case.platform, terms)
-    print(f"\n{terms.epochs} epochs with {entry.work.strategy} on {found.hosts} hosts")
-    rows = [[name, duration(s), percent(s, found.seconds)] for name, s in found.parts.items()]
-    rows.append(["all", duration(found.seconds), "100 %"])
-    print("\n".join(align(rows, 1)))
-    limit = max(found.parts, key=lambda name: found.parts[name])
-    print(f"limited by: {limit if limit != 'computation' else entry.bottleneck}")
-    if terms.mtbf:
-        print(f"expected failures: {found.failures:.3g}")
-    print(f"host hours: {found.seconds / 3600 * found.hosts:.4g}")
-    if terms.watts:
-        print(f"energy: {found.energy / 3.6e6:.4g} kWh")
-    if terms.price:
-        print(f"cost: {found.cost:.4g}")
+    entries = {ranks: case.fastest(ranks) for ranks in case.ranks}
+    found = {n: plan_campaign(entry, case.platform, terms) for n, entry in entries.items()}
+    rows = [["ranks", "strategy", "time", "host h", "kWh", "cost", "failures", "limited by"]]
+    for ranks, one in found.items():
+        limit = max(one.parts, key=lambda name: one.parts[name])
+        numbers = one.host_hours, one.energy / 3.6e6, one.cost, one.failures
+        rows.append([str(ranks), entries[ranks].work.strategy, duration(one.seconds)])
+        rows[-1] += [*(f"{number:.4g}" for number in numbers)]
+        rows[-1].append(entries[ranks].bottleneck if limit == "compute" else limit)
+    print(f"\n{terms.epochs} epochs")
+    print("\n".join(align(rows, 2)))
+    ranks = min(found, key=lambda n: found[n].seconds)
+    one = found[ranks]
+    rows = [[name, duration(s), percent(s, one.seconds)] for name, s in one.parts.items()]
+    print(f"\nthe fastest, {entries[ranks].work.strategy}, on {one.hosts} hosts")
+    print("\n".join(align([*rows, ["all", duration(one.seconds), "100 %"]], 1)))
     if case.options.explain:
-        print("\n".join(f"  {line}" for line in found.sums))
+        print("\n".join(f"  {line}" for line in one.sums))
 
 
 def _print_scaling(case: _Case) -> None:
@@ -218,7 +221,7 @@ def _print_scaling(case: _Case) -> None:
                 continue
             interval = " to ".join(map(duration, questions.interval(entry.work)))
             rows.append([str(ranks), entry.work.strategy, duration(one.seconds), interval])
-            rows[-1] += [f"{one.rate:.4g}", percent(entry.efficiency, 1.0), entry.bottleneck]
+            rows[-1] += [f"{one.throughput:.4g}", percent(entry.efficiency, 1.0), entry.bottleneck]
         print(f"\n{name} scaling: {what}")
         print("\n".join(align(rows, 2)))
     print(f"intervals: all rates better or worse by {spread}")

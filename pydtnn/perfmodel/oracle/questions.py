@@ -18,7 +18,7 @@ from math import ceil, exp, expm1, inf, sqrt
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
 from pydtnn.perfmodel.oracle.what_if import MakeCosts, change
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.workload import Workload
 
 PROPERTIES = ("bandwidth", "latency", "flops", "memory")
@@ -34,7 +34,7 @@ ERRORS = {"flops": 0.05, "memory": 0.05, "bandwidth": 0.2, "latency": 0.2}
 """By how much rates may be wrong: of the steps in `benchmarks/results/oracle.txt` without messages,
 95 % are predicted within 3 %, and of those in `oracle-cluster.txt` within 19 %."""
 
-Measure = Callable[[Projection], float]
+Measure = Callable[[Prediction], float]
 """Returns the time that is asked for: that of a step or of an epoch, in s."""
 
 Candidates = Callable[[int], Iterable[Workload]]
@@ -96,7 +96,10 @@ class Questions:
         return min(map(oracle.entry, works), key=self.seconds, default=None)
 
     def ranks(self, target: float, ranks: Sequence[int]) -> Answer:
-        """Find the smallest number of ranks: between those given, by bisection.
+        """Find the smallest number of ranks, between those given by bisection.
+
+        Numbers in between are tried with the kinds of strategies that are the fastest for the
+        numbers around them.
 
         Parameters
         ----------
@@ -107,18 +110,21 @@ class Questions:
         """
         found: dict[int, Entry | None] = {}
 
-        def enough(number: int) -> bool:
-            found[number] = self.fastest(self.oracle, self._candidates(number))
+        def enough(number: int, kinds: Sequence[str] = ()) -> bool:
+            works = self._candidates(number)
+            chosen = [work for work in works if not kinds or work.kind in kinds]
+            found[number] = self.fastest(self.oracle, chosen)
             return self.seconds(found[number]) <= target * (1 + EXACT)
 
-        low, high = 0, next((n for n in sorted(ranks) if enough(n)), 0)
+        high = next((n for n in sorted(ranks) if enough(n)), 0)
         if not high:
             number = min(found, key=lambda n: self.seconds(found[n]))
             return Answer("ranks", "", found[number], self.oracle, self._tried(found))
-        low = max((n for n in found if n < high), default=0)
+        low = max((n for n in found if n < high), default=high - 1)
+        kinds = [entry.work.kind for n in (low, high) if (entry := found.get(n))]
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
+            low, high = (low, middle) if enough(middle, kinds) else (middle, high)
         return Answer("ranks", f"{high} ranks", found[high], self.oracle, self._tried(found))
 
     def _tried(self, found: dict[int, Entry | None]) -> tuple[str, ...]:
@@ -143,7 +149,8 @@ class Questions:
         ranks : int
         """
         better = -1.0 if axis == "latency" else 1.0
-        works, sums = [*self._candidates(ranks)], []
+        works = [*self._candidates(ranks)]
+        sums: list[str] = []
 
         def at(factor: float) -> Oracle:
             projector = self.oracle.projector
@@ -278,6 +285,11 @@ class Campaign:
         """From the start to the end."""
         return sum(self.parts.values())
 
+    @property
+    def host_hours(self) -> float:
+        """Hosts times hours."""
+        return self.hosts * self.seconds / 3600
+
 
 def optimal_interval(checkpoint: float, mtbf: float) -> float:
     """Return the time of computation between two checkpoints that wastes least (Daly), in s.
@@ -305,17 +317,9 @@ def plan_campaign(entry: Entry, platform: Platform, terms: Terms) -> Campaign:
     hosts, steps = ceil(work.ranks / platform.cluster.ranks_per_host), terms.epochs * work.steps
     reading = work.batch * terms.sample_bytes / terms.read if terms.read else 0.0
     delay = max(reading - one.seconds, 0.0)
-    step, own = one.step, one.seconds + delay
-    parts = {
-        "computation": steps * (step.compute - step.update),
-        "update": steps * step.update,
-        "exchanges of layers": steps * step.layers_exposed,
-        "sums of gradients": steps * step.gradients_exposed,
-        "waits for other stages": steps * step.idle,
-        "loader": steps * one.loader,
-        "shared file system": steps * delay,
-    }
-    useful, failures = steps * own, 0.0
+    parts = {name: steps * value for name, value in one.step.parts(one.loader).items()}
+    parts["shared file system"] = steps * delay
+    useful, failures = sum(parts.values()), 0.0
     sums = [
         f"steps: {terms.epochs} epochs x {work.samples:,} / {work.batch} samples = {steps:,}",
         f"step: {one.seconds:.5g} s, with {work.strategy}",
@@ -344,21 +348,20 @@ def plan_campaign(entry: Entry, platform: Platform, terms: Terms) -> Campaign:
         failures = whole / mtbf
         sums += [
             f"time between failures: {terms.mtbf:.4g} s of a host / {hosts} hosts = {mtbf:.4g} s",
-            f"interval of checkpoints (Young, Daly): about sqrt(2 x {one.checkpoint:.4g} s x "
-            f"{mtbf:.4g} s), {interval:.4g} s",
+            f"computation between checkpoints (Young, Daly): about sqrt(2 x {one.checkpoint:.4g} s "
+            f"x {mtbf:.4g} s), {interval:.4g} s",
             f"whole time (Daly): {number:.4g} intervals x M exp(R / M) (exp((interval + "
             f"{one.checkpoint:.4g} s) / M) - 1), M {mtbf:.4g} s, R {terms.restart:.4g} s = "
             f"{whole:.6g} s",
             f"failures: {whole:.6g} s / {mtbf:.4g} s = {failures:.3g}",
         ]
     seconds = sum(parts.values())
-    hours = seconds / 3600
+    hours = hosts * seconds / 3600
     sums += [
-        f"host hours: {hours:.4g} h x {hosts} hosts = {hours * hosts:.4g} h",
-        f"energy: {hours * hosts:.4g} h x {terms.watts:g} W = "
-        f"{hours * hosts * terms.watts / 1e3:.4g} kWh",
-        f"cost: {hours * hosts:.4g} h x {terms.price:g} = {hours * hosts * terms.price:.4g}",
+        f"host hours: {seconds:.6g} s x {hosts} hosts / 3600 = {hours:.5g} h",
+        f"energy: {hours:.5g} h x {terms.watts:g} W = {hours * terms.watts / 1e3:.5g} kWh",
+        f"cost: {hours:.5g} h x {terms.price:g} = {hours * terms.price:.5g}",
     ]
     parts = {name: value for name, value in parts.items() if value > 0}
-    energy, cost = seconds * hosts * terms.watts, hours * hosts * terms.price
-    return Campaign(parts, hosts, failures, energy, cost, tuple(sums))
+    energy = seconds * hosts * terms.watts
+    return Campaign(parts, hosts, failures, energy, hours * terms.price, tuple(sums))

@@ -19,6 +19,7 @@ from pydtnn.perfmodel.platform import Link, Platform, RankClass
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
+from pydtnn.utils.units import format_quantity
 
 SWEEPS = ("batch", "flops", "memory", "bandwidth", "latency", "ranks")
 """Properties that `--sweep` varies."""
@@ -166,7 +167,7 @@ def change(axis: str, factor: float, platform: Platform) -> tuple[Platform, Poin
     classes = tuple(_faster(one, latency, bandwidth) for one in messages.classes)
     changed = replace(platform, messages=replace(messages, between=link, classes=classes))
     if axis == "latency":
-        return changed, Point(link.latency, f"{1e6 * link.latency:.4g} us")
+        return changed, Point(link.latency, format_quantity(link.latency, "s"))
     return changed, Point(link.bandwidth, f"{8 * link.bandwidth / 1e9:.4g} Gbit/s")
 
 

@@ -1,0 +1,224 @@
+"""Answers to questions: put in, each gives the time that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import exp, inf, sqrt
+
+import numpy as np
+import pytest
+
+from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
+from pydtnn.perfmodel.oracle import Oracle, Variants, strategies
+from pydtnn.perfmodel.oracle.ask import main
+from pydtnn.perfmodel.oracle.questions import (
+    PROPERTIES,
+    Questions,
+    Terms,
+    optimal_interval,
+    plan_campaign,
+)
+from pydtnn.perfmodel.oracle.what_if import change
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.workload import Workload
+from pydtnn.utils.units import parse_quantity
+from tests.perfmodel.costs import PerFlop
+
+WORK = Workload("resnet8", (16, 16, 3), batch=64, samples=64_000)
+RANKS = 4
+KINDS = ("data", "filter")
+
+
+UNITS = {"bandwidth": "B/s", "latency": "s", "flops": "flop/s", "memory": "B/s"}
+
+
+def make_costs(platform: Platform) -> ComputeCosts:
+    return AnalyticCosts(platform, WORK.dtype)
+
+
+def candidates(ranks: int) -> list[Workload]:
+    return [*strategies(WORK, ranks, KINDS, Variants(sharded=False))]
+
+
+def of_step(one: Prediction) -> float:
+    return one.seconds
+
+
+def of_epoch(one: Prediction) -> float:
+    return one.epoch
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    platform = Platform.load("cpu-1gbit")
+    return Oracle(Projector(WORK, platform, make_costs(platform)))
+
+
+def fastest(questions: Questions, works: Iterable[Workload] | None = None) -> float:
+    works = candidates(RANKS) if works is None else works
+    return questions.seconds(questions.fastest(questions.oracle, works))
+
+
+@pytest.mark.parametrize("measure", [of_step, of_epoch])
+@pytest.mark.parametrize("factor", [0.8, 1.5])
+@pytest.mark.parametrize("axis", PROPERTIES)
+def test_the_answer_put_in_gives_the_time_that_was_asked_for(
+    oracle: Oracle, axis: str, factor: float, measure: type
+) -> None:
+    questions = Questions(oracle, make_costs, candidates, measure)
+    target = factor * fastest(questions)
+    answer = questions.property(axis, target, RANKS)
+    if not answer.value:  # a thousand times as much would not be enough
+        assert factor < 1
+        assert questions.seconds(answer.entry) > target
+        return
+    platform = oracle.projector.platform
+    value = parse_quantity("answer", answer.value.partition(" (")[0], UNITS[axis])
+    changed, _ = change(axis, value / change(axis, 1.0, platform)[1].value, platform)
+    projector = oracle.projector.with_platform(changed, make_costs(changed))
+    put_in = Questions(Oracle(projector), make_costs, candidates, measure)
+    assert fastest(put_in) == pytest.approx(target, rel=0.01)
+
+
+def test_each_property_can_be_the_answer(oracle: Oracle) -> None:
+    questions = Questions(oracle, make_costs, candidates, of_step)
+    now = fastest(questions)
+    assert all(questions.property(axis, 1.02 * now, RANKS).value for axis in PROPERTIES)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks: int) -> None:
+    slow = Oracle(Projector(WORK, Platform.load("cpu-100gbit"), PerFlop(rate=1e9)))
+    questions = Questions(slow, lambda platform: PerFlop(rate=1e9), candidates, of_step)
+    target = fastest(questions, candidates(ranks))
+    answer = questions.ranks(target, [1, 2, 4])
+    assert answer.value == f"{ranks} ranks"
+    assert questions.seconds(answer.entry) == pytest.approx(target, rel=0.01)
+    assert fastest(questions, candidates(ranks - 1)) > target
+
+
+def test_a_time_that_is_never_reached_has_no_answer(oracle: Oracle) -> None:
+    questions = Questions(oracle, make_costs, candidates, of_step)
+    answers = [questions.ranks(1e-6, [1, 2]), questions.memory(1e-6, 2)]
+    answers += [questions.property(axis, 1e-6, 2) for axis in PROPERTIES]
+    assert not any(answer.value for answer in answers)
+    assert all(questions.seconds(answer.entry) < inf for answer in answers)
+
+
+def test_the_answer_for_memory_is_just_enough(oracle: Oracle) -> None:
+    questions = Questions(oracle, make_costs, candidates, of_step)
+    target = fastest(questions)
+    answer = questions.memory(target, RANKS)
+    put_in = Questions(answer.oracle, make_costs, candidates, of_step)
+    assert fastest(put_in) == pytest.approx(target, rel=0.01)
+    cluster = answer.oracle.projector.platform.cluster
+    assert answer.value == f"{cluster.memory_per_rank / 1e6:.4g} MB"
+    less = replace(
+        answer.oracle.projector.platform,
+        cluster=replace(cluster, memory_per_rank=0.99 * cluster.memory_per_rank),
+    )
+    put_in.oracle = Oracle(oracle.projector.with_platform(less, make_costs(less)))
+    assert fastest(put_in) > target
+
+
+def test_an_interval_contains_the_prediction(oracle: Oracle) -> None:
+    questions = Questions(oracle, make_costs, candidates, of_step)
+    for work in (replace(WORK, axes={}), replace(WORK, axes={"data": 4})):
+        low, high = questions.interval(work)
+        seconds = questions.seconds(oracle.entry(work))
+        assert low < seconds < high
+        assert high / low < 1.2 * 1.2 * (1 + 1e-9)
+
+
+def test_the_interval_of_checkpoints_loses_least() -> None:
+    """Against a search for the minimum of Daly's time of a run."""
+    checkpoint, mtbf = 30.0, 7200.0
+    intervals = np.linspace(10, 5000, 100_000)
+    lost = (np.exp((intervals + checkpoint) / mtbf) - 1) / intervals
+    best = intervals[lost.argmin()]
+    assert optimal_interval(checkpoint, mtbf) == pytest.approx(best, rel=1e-3)
+    assert optimal_interval(checkpoint, mtbf) == pytest.approx(
+        sqrt(2 * checkpoint * mtbf) - checkpoint, rel=0.05
+    )
+    assert optimal_interval(100.0, 20.0) == 20.0
+
+
+def test_a_campaign_is_the_sum_of_its_parts(oracle: Oracle) -> None:
+    entry, platform = oracle.entry(replace(WORK, axes={"data": 4})), oracle.projector.platform
+    assert entry.projection is not None
+    plain = plan_campaign(entry, platform, Terms(10, watts=300, price=2))
+    assert plain.seconds == pytest.approx(10 * entry.projection.epoch)
+    assert plain.hosts == 4
+    assert plain.energy == pytest.approx(4 * 300 * plain.seconds)
+    assert plain.cost == pytest.approx(2 * 4 * plain.seconds / 3600)
+    assert plain.failures == 0
+
+
+def test_reading_from_a_shared_file_system_limits_all_ranks_together(oracle: Oracle) -> None:
+    entry, platform = oracle.entry(replace(WORK, axes={"data": 4})), oracle.projector.platform
+    found = plan_campaign(entry, platform, Terms(1, sample_bytes=1e5, read=1e7))
+    read = WORK.samples * 1e5 / 1e7
+    assert found.seconds - found.parts["checkpoints"] == pytest.approx(read)
+    fast = plan_campaign(entry, platform, Terms(1, sample_bytes=1e5, read=1e12))
+    assert "shared file system" not in fast.parts
+
+
+def test_failures_cost_what_daly_says(oracle: Oracle) -> None:
+    entry, platform = oracle.entry(replace(WORK, axes={"data": 4})), oracle.projector.platform
+    one = entry.projection
+    assert one is not None
+    found = plan_campaign(entry, platform, Terms(100, mtbf=400.0, restart=5.0))
+    mtbf, useful = 100.0, 100 * WORK.steps * one.seconds
+    step = optimal_interval(one.checkpoint, mtbf)
+    whole = mtbf * exp(5 / mtbf) * (exp((step + one.checkpoint) / mtbf) - 1) * useful / step
+    assert found.seconds == pytest.approx(whole)
+    assert found.failures == pytest.approx(whole / mtbf)
+    assert found.parts["failures"] > 0
+    slow = replace(platform, storage=replace(platform.storage, write=None))
+    none = replace(entry, projection=replace(one, checkpoint=0.0))
+    with pytest.raises(ValueError, match=r"storage\.write"):
+        plan_campaign(none, slow, Terms(1, mtbf=400.0))
+
+
+QUICK = [
+    *("--model", "resnet8", "--shape", "16,16,3", "--classes", "10", "--platform", "cpu-1gbit"),
+    *("--ranks", "1-4", "--global-batch-size", "64", "--strategies", "data", "--samples", "64000"),
+]
+
+
+def test_the_command_answers_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--step", "5 ms", "--epoch", "1 min", "--epochs", "90", "--scaling", "--explain"]
+    costs = ["--watts", "300", "--price", "2", "--mtbf", "365 d", "--read", "1 GB/s"]
+    assert main([*QUICK, *asked, *costs]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "computed from: peaks of computation", "a step of 5 ms", "an epoch of 60 s",
+        "memory of a rank", "latency between hosts", "90 epochs x 64,000 / 64 samples = 90,000",
+        "time between failures: 3.154e+07 s of a host / ", "strong scaling: 64 samples per step",
+        "weak scaling: 16 samples per rank", "limited by", "intervals: all rates",
+    ):  # fmt: skip
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "expected a question"),
+        (["--step", "5"], "--step: expected a number with a unit"),
+        (["--epochs", "0"], "--epochs: expected at least 1"),
+        (["--epochs", "1", "--watts", "-1"], "--watts: expected at least 0"),
+        (["--epochs", "1", "--read", "1 s"], "--read: expected a number with a unit"),
+        (["--scaling", "--platform", "abcd"], "unknown platform"),
+        (["--epochs", "1", "--ranks", "128"], "128 ranks"),
+    ],
+)
+def test_bad_questions_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main([*QUICK, *arguments]) == 1
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1

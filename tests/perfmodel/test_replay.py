@@ -1,0 +1,154 @@
+"""Traces that virtual ranks have recorded, replayed on other networks, against runs on these."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.perfmodel import Platform
+from pydtnn.perfmodel.replay import Replay, median_step, what_if
+from pydtnn.perfmodel.virtual import Processor, run_virtual
+from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances, Straggler
+from pydtnn.perfmodel.workload import Rank, Workload
+from pydtnn.tracing.recorder import Recorder
+from pydtnn.tracing.records import RankTrace
+from pydtnn.tracing.timeline import Timeline, build_timeline
+from pydtnn.utils import clock
+from tests.perfmodel.costs import PerFlop
+
+STEPS, WARM_UP = 4, 1
+FAST, SLOW = "1 Gbit/s", "100 Mbit/s"
+RATES = {FAST: 1.25e8, SLOW: 1.25e7}
+PROCESSOR = Processor(call=3e-5)
+
+
+def network(rate: str, ranks: int) -> Network:
+    hosts = [rank // 2 for rank in range(ranks)] if ranks > 2 else range(ranks)
+    return Network.create(
+        hosts, latency=1e-4, bandwidth=RATES[rate], local_latency=1e-6, local_bandwidth=8e9
+    )
+
+
+def work_of(**options: Any) -> Workload:
+    return Workload("resnet8", (8, 8, 3), batch=16, **options)
+
+
+@cache
+def recorded_at(options: str, rate: str) -> Timeline:
+    return record(work_of(**ast.literal_eval(options)), rate)
+
+
+def record(work: Workload, rate: str, disturbances: Disturbances = NONE) -> Timeline:
+    """Return the trace of training steps on virtual ranks."""
+
+    def program(comm: Communicator) -> RankTrace:
+        recorder = Recorder(clock=clock.current())
+        backend = dry_backend(work.create_backend(), threshold=1)
+        rank = Rank(work, comm, backend=backend, observers=[recorder])
+        rank.trainer.optimizer.iterations = 1
+        for step in range(WARM_UP + STEPS):
+            recorder.step(0, step)
+            rank.step()
+        facts = {"offset": 0, "drift": 0.0, "origin": 0, "error": 0}
+        about = {"rank": comm.rank, "size": comm.size, "lanes": recorder.lanes, "clock": facts}
+        return RankTrace(recorder.records(), recorder.names, about)
+
+    ran = run_virtual(
+        program,
+        network=network(rate, work.ranks),
+        costs=PerFlop(rate=1e9),
+        processor=PROCESSOR,
+        disturbances=disturbances,
+    )
+    return build_timeline(ran.results)
+
+
+def seconds(timeline: Timeline, rate: str, **options: Any) -> float:
+    found = Replay(timeline).run(network(rate, timeline.size), PROCESSOR, **options)
+    return median_step(found[WARM_UP:])
+
+
+def recorded(timeline: Timeline) -> float:
+    return median_step(1e-9 * timeline.steps.stop[WARM_UP:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"axes": {"data": 2}},
+        {"axes": {"data": 4}},
+        {"axes": {"data": 4}, "scheme": "sharded"},
+        {"axes": {"data": 4}, "scheme": "hierarchical"},
+        {"axes": {"data": 2}, "compress": "top_k", "compress_options": {"share": 0.1}},
+        {"axes": {"pipeline": 2}},
+        {"axes": {"spatial": 2}},
+        {"axes": {"data": 2, "filter": 2}},
+        {"axes": {"data": 4}, "scheme": "gossip"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST), (FAST, FAST)])
+def test_a_trace_replayed_on_another_network_takes_as_long_as_a_run_on_it(
+    options: dict[str, Any], before: str, after: str
+) -> None:
+    expected = recorded(recorded_at(repr(options), after))
+    # Sums progress in tests, of which a trace has those that have completed a message only.
+    assert seconds(recorded_at(repr(options), before), after) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_trace_without_its_slow_rank_takes_as_long_as_a_run_without_one() -> None:
+    work = work_of(axes={"data": 4})
+    disturbed = record(work, FAST, Disturbances(stragglers=(Straggler(2, 2.0),)))
+    expected = recorded(record(work, FAST))
+    assert recorded(disturbed) > 1.3 * expected
+    assert seconds(disturbed, FAST) == pytest.approx(recorded(disturbed), rel=0.02)
+    assert seconds(disturbed, FAST, without={2}) == pytest.approx(expected, rel=0.02)
+
+
+def test_sums_follow_another_algorithm() -> None:
+    options = {"axes": {"data": 4}, "overlap": False}
+    expected = recorded(record(work_of(allreduce="ring", **options), SLOW))
+    found = seconds(record(work_of(**options), FAST), SLOW, allreduce="ring")
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_the_table_has_each_change_and_all_together() -> None:
+    disturbed = record(
+        work_of(axes={"data": 4}), FAST, Disturbances(stragglers=(Straggler(2, 2.0),))
+    )
+    lines = what_if(
+        disturbed, [Platform.load("cpu-1gbit")], bandwidths=[2.0], allreduces=["ring"], without=()
+    )
+    words = ("recorded", "cpu-1gbit ", "bandwidth x 2", "allreduce ring", "slow rank 2", "all of")
+    assert [word in line for word, line in zip(words, lines[2:], strict=True)] == [True] * 6
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (7,), ()])
+def test_ranks_that_cannot_be_replaced_are_refused(ranks: tuple[int, ...]) -> None:
+    timeline = record(work_of(axes={"data": 2}), FAST)
+    with pytest.raises(ValueError, match="--without"):
+        what_if(timeline, [Platform.load("cpu-1gbit")], without=ranks)
+
+
+def test_a_trace_without_steps_is_refused() -> None:
+    timeline = record(work_of(axes={"data": 2}), FAST)
+    timeline.names[timeline.name_id("step")] = "evaluation"
+    with pytest.raises(ValueError, match="training steps"):
+        Replay(timeline)
+
+
+def test_ranks_are_placed_as_they_were_recorded() -> None:
+    timeline = record(work_of(axes={"data": 4}), FAST)
+    platform = [Platform.load("cpu-1gbit")]
+    assert "4 hosts" in what_if(timeline, platform)[0]
+    for rank, about in enumerate(timeline.about):
+        about["host"] = f"host{rank // 2}"
+    assert "2 hosts" in what_if(timeline, platform)[0]
+    assert np.all(np.diff(timeline.steps.stop, axis=0) > 0)

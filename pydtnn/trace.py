@@ -7,14 +7,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pydtnn.tracing.command import create_parser
-from pydtnn.utils.command import run_subcommand
+from pydtnn.tracing import command
+from pydtnn.utils.command import Parser, run_subcommand
 from pydtnn.utils.errors import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments; return the exit status, see `run_subcommand`."""
-    return run_subcommand("pydtnn.trace", create_parser(add_replay), arguments)
+    return run_subcommand("pydtnn.trace", create_parser(), arguments)
+
+
+def create_parser() -> Parser:
+    """Return the parser of the command line."""
+    return command.create_parser(add_replay)
 
 
 def add_replay(commands: Any) -> None:

@@ -20,6 +20,7 @@ from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments
 from pydtnn.data import shards
 from pydtnn.perfmodel.compute import profile
+from pydtnn.perfmodel.oracle.ask import create_parser as questions
 from pydtnn.saving import models
 from pydtnn.tracing import records
 from pydtnn.training.checkpoint import content
@@ -192,6 +193,8 @@ def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page: Path) ->
             arguments = [word for word in arguments if word not in ("--print-config",)]
             values = {"$ranks": "4", "{...}": "{}"}
             Arguments([values.get(word, word) for word in arguments])
+        elif arguments[:1] == ["ask"]:
+            questions().parse_args(arguments[1:])
         else:
             parser_of(command).parse_args(arguments)
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.cases import workload_of
+from benchmarks.accuracy.library import MeasuredLibrary
 from benchmarks.common.work import resident, rest
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
-from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.virtual import Processor, SharedCores
 from pydtnn.perfmodel.virtual.steps import simulate
 from pydtnn.perfmodel.workload import Rank, Workload, period
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     processor = Processor.measure(comm, network)
     if comm.size > 1:
-        processor = processor._replace(library=MeasuredLibrary.measure(comm))
+        processor = processor._replace(library=MeasuredLibrary.measure(comm).time)
     for case in args.cases:
         workload = workload_of(case)
         found = compare(workload, comm, network, processor, args.turns, args.steps)

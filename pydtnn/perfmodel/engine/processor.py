@@ -16,7 +16,6 @@ from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
-from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
 
 SHORT_BYTES, LONG_BYTES = 64, 1 << 20
@@ -45,8 +44,9 @@ class Processor(NamedTuple):
     add : float
         Time per byte of a library's allreduce inside a host, during which the rank adds and copies,
         in s/B; 0: it takes the time of messages.
-    library : MeasuredLibrary or None
-        Times of other collectives of the MPI library; by default those of closed formulas.
+    library : callable or None
+        `library(kind, nbytes, ranks)` returns the time of another collective of the MPI library in
+        s, or None for that of closed formulas, as by default.
     eager : float
         Bytes up to which a message between hosts travels while its ranks compute; a longer one
         only proceeds when they are in calls of the communicator.
@@ -64,7 +64,7 @@ class Processor(NamedTuple):
     call: float = 0.0
     copy: float = 0.0
     add: float = 0.0
-    library: MeasuredLibrary | None = None
+    library: Callable[[str, int, int], float | None] | None = None
     eager: float = inf
     wake: float | None = None
     test: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import Any
 
 from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
 from pydtnn.perfmodel.oracle.ask import main as ask
-from pydtnn.perfmodel.oracle.files import write_csv, write_json
 from pydtnn.perfmodel.oracle.limits import find_limits
 from pydtnn.perfmodel.oracle.options import (
     axes_of,
@@ -26,8 +26,8 @@ from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
 from pydtnn.perfmodel.oracle.strategies import Variants, strategies
 from pydtnn.perfmodel.oracle.table import duration, explain, of_best, of_limits, ranking, title
 from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
+from pydtnn.perfmodel.paradl.command import csv_of, parse_ranks
 from pydtnn.perfmodel.paradl.command import main as paradl
-from pydtnn.perfmodel.paradl.command import parse_ranks
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
@@ -205,6 +205,7 @@ def _write(
 ) -> None:
     rows = [entry.to_json() for entries in swept.values() for entry in entries]
     if options.json:
-        write_json(options.json, head, rows)
+        text = json.dumps({**head, "predictions": rows}, indent=1)
+        write_file("oracle", options.json, text.encode() + b"\n")
     if options.csv:
-        write_csv(options.csv, rows)
+        write_file("oracle", options.csv, csv_of(rows).encode())

@@ -6,18 +6,19 @@ import argparse
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydtnn.perfmodel.paradl.case import STRATEGIES, Case
+from pydtnn.perfmodel.paradl.case import STRATEGIES, Case, Projection
+from pydtnn.perfmodel.paradl.corrected import CORRECTIONS
 from pydtnn.perfmodel.paradl.projection import FORMULAS, project, sweep
-from pydtnn.perfmodel.paradl.table import corrections, table
 from pydtnn.perfmodel.paradl.text import read_network, read_platform, read_split
 from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
+from pydtnn.utils.units import align
 
 EXAMPLES = """examples:
   python -m pydtnn.perfmodel.paradl alexnet.net --ranks 2-1024 --batch-size 512
@@ -141,16 +142,62 @@ def _run(options: argparse.Namespace) -> None:
         _write(options.output, cases, formulas)
 
 
+COLUMNS = ("memory/B", "compute/s", "messages/s", "epoch/s", "rank min")
+
+
+def table(cases: Iterable[Case], formulas: Sequence[str]) -> list[str]:
+    """Return the lines of a table: a row per case, for each of the formulas its columns.
+
+    Parameters
+    ----------
+    cases : iterable of Case
+    formulas : sequence of str
+        Keys of `FORMULAS`.
+    """
+    blocks = [name if i == 0 else "" for name in formulas for i in range(len(COLUMNS))]
+    rows = [["", "", "", *blocks, ""]]
+    rows.append(["strategy", "ranks", "batch", *COLUMNS * len(formulas), "limit"])
+    for case in cases:
+        found = [project(case, name) for name in formulas]
+        cells = [cell for one in found for cell in _cells(one)]
+        name = case.strategy if case.groups == 1 else f"{case.strategy} {case.groups}x{case.parts}"
+        rows.append([name, str(case.ranks), str(case.batch), *cells, _problem(found)])
+    return align(rows, 1)
+
+
+def corrections() -> list[str]:
+    """Return a line per correction of the corrected formulas."""
+    return align([[name, text] for name, text in CORRECTIONS.items()], 2)
+
+
+def _problem(found: Sequence[Projection]) -> str:
+    problems = {one.formulas: one.problem for one in found if one.problem}
+    if len({*problems.values()}) == 1 and len(problems) == len(found):
+        return found[0].problem
+    return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+
+
+def _cells(one: Projection) -> list[str]:
+    values = (one.memory, one.compute, one.communication, one.seconds)
+    return [*(f"{value:.12g}" for value in values), str(one.cost)]
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV; a column that a row lacks is empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
 def _write(path: Path, cases: Sequence[Case], formulas: Sequence[str]) -> None:
     rows = [_row(case, name) for case in cases for name in formulas]
     if path.suffix == ".json":
         text = json.dumps(rows, indent=1) + "\n"
     elif path.suffix == ".csv":
-        file = io.StringIO()
-        writer = csv.DictWriter(file, [*rows[0]] if rows else ["strategy"])
-        writer.writeheader()
-        writer.writerows(rows)
-        text = file.getvalue()
+        text = csv_of(rows)
     else:
         raise ValueError(f"--output: expected a name that ends in .json or .csv, got {path}")
     write_file("paradl: --output", path, text.encode())

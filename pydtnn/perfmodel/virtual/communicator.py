@@ -11,7 +11,6 @@ import numpy as np
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.thread import Ended, name_source
 from pydtnn.comm.traffic import Traffic
-from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.post import PostOffice
 from pydtnn.perfmodel.engine.processor import Processor
@@ -21,6 +20,49 @@ from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
+
+PIECE = 1 << 16
+"""Bytes of a message that are copied after the last of them has arrived."""
+
+
+@dataclass
+class Copies:
+    """Copying of a rank, part of which takes place while the rank waits.
+
+    Attributes
+    ----------
+    pending : int
+        Messages that are not complete.
+    waited : float
+        Time in s for which the rank has waited since there are any, and has not yet used to copy.
+    """
+
+    pending: int = 0
+    waited: float = 0.0
+
+    def post(self) -> None:
+        """Count a message."""
+        self.pending += 1
+
+    def wait(self, seconds: float) -> None:
+        """Note that the rank has waited."""
+        if self.pending:
+            self.waited += seconds
+
+    def complete(self, seconds: float, last: float) -> float:
+        """Return for how long a rank still copies when one of its messages is complete.
+
+        Parameters
+        ----------
+        seconds : float
+            Time to copy the message.
+        last : float
+            Time to copy its last piece.
+        """
+        hidden = min(self.waited, seconds - last)
+        self.pending -= 1
+        self.waited = self.waited - hidden if self.pending else 0.0
+        return seconds - hidden
 
 
 class Group:
@@ -163,7 +205,7 @@ class VirtualCommunicator(MeetingCommunicator):
         """Return the time at which each rank leaves a collective call, in s."""
         group, nbytes = self._group, 0 if self._adds(call) else times.nbytes
         library = group.processor.library
-        measured = None if library is None else library.time(call.kind, nbytes, self.size)
+        measured = None if library is None else library(call.kind, nbytes, self.size)
         if measured is None or self.size == 1:
             network = self._engine.network
             measured = library_seconds(call.kind, nbytes, network, group.members)

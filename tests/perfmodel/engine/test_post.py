@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.waiting import MAX_SLEEP_S
-from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
+from pydtnn.perfmodel.virtual.communicator import PIECE, Copies
 from pydtnn.utils import clock
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 

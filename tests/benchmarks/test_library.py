@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.library import LENGTHS, MeasuredLibrary
 from pydtnn.comm import run_threads
-from pydtnn.perfmodel.engine.measured_library import LENGTHS, MeasuredLibrary
 from pydtnn.perfmodel.virtual import Processor, run_virtual
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
@@ -35,7 +35,7 @@ def test_virtual_ranks_take_the_measured_time_after_the_last_one_has_called():
     def rank(comm):
         comm.broadcast(np.zeros(LENGTHS[3], "u1"))
 
-    processor = Processor(library=MeasuredLibrary(2, {"broadcast": TIMES}))
+    processor = Processor(library=MeasuredLibrary(2, {"broadcast": TIMES}).time)
     run = run_virtual(rank, network=cluster("ab"), costs=UniformCosts(), processor=processor)
     before = run_virtual(lambda comm: None, network=cluster("ab"), costs=UniformCosts())
     assert np.subtract(run.seconds, before.seconds) == pytest.approx([10.0] * 2)

@@ -15,7 +15,7 @@ model training using what-if analysis, OSDI 2025: the time of a step without slo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,59 +28,15 @@ from pydtnn.perfmodel.oracle.what_if import change
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.clock import RankClock
 from pydtnn.perfmodel.virtual.run import IDLE, Processor, run_virtual
-from pydtnn.tracing.analysis.blocks import Labels, find_blocks, label
+from pydtnn.tracing.analysis.calls import POSTS, Call, Programs, RankProgram, Side
 from pydtnn.tracing.analysis.times import slow_ranks
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils import clock
-from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Completed, Request, Together
 from pydtnn.utils.units import align
 
-POSTS = ("isend", "irecv", "exchange")
-"""Operations that post messages between two ranks."""
-
 SHORT = 1024
 """Bytes up to which an array of a sum is taken to be of float64."""
-
-
-@dataclass
-class _Message:
-    """One side of a message between two ranks, at recorded times in ns."""
-
-    peer: int
-    tag: int
-    nbytes: int
-    sends: bool
-    start: int
-    stop: int
-
-
-@dataclass
-class _Call:
-    """A call or wait of a rank, or a test of its requests, at a recorded time in ns."""
-
-    time: int
-    stop: int = 0
-    name: str = "test"
-    group: str = ""
-    nbytes: int = 0
-    waits: bool = False
-    counts: list[int] = field(default_factory=list)
-    messages: list[_Message] = field(default_factory=list)
-
-
-@dataclass
-class _Rank:
-    """What a rank does: its calls by time, and its computation as a function of recorded time."""
-
-    calls: list[_Call]
-    times: np.ndarray
-    computed: np.ndarray
-
-    def compute(self, start: int, stop: int) -> float:
-        """Return the computation between two recorded times, in s."""
-        before, after = np.interp((start, stop), self.times, self.computed)
-        return 1e-9 * float(after - before)
 
 
 class _Recorded(ComputeCosts):
@@ -100,7 +56,7 @@ class Replay:
     Raises
     ------
     ValueError
-        If it has no step that all ranks have recorded.
+        If it has no step that all ranks have recorded, or steps are CUDA graphs.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -109,15 +65,19 @@ class Replay:
                 "replay: expected a trace with training steps that all ranks have recorded, got "
                 "none; use --trace without --trace-steps, or with several steps"
             )
+        if "replay" in timeline.names:
+            raise ValueError(
+                "replay: expected a trace with the calls of each step, got CUDA graphs; record one "
+                "with --no-graph"
+            )
         self.timeline = timeline
-        self._labels = label(timeline)
-        self._inside, self._calls = self._find_calls()
-        self._groups = self._find_groups()
+        self._programs = Programs(timeline)
 
     @property
     def recorded(self) -> float:
         """Median duration of the recorded steps, in s."""
-        return median_step(1e-9 * self.timeline.steps.stop)
+        steps = self.timeline.steps
+        return median_step(1e-9 * (steps.stop - steps.start[0].min()))
 
     def run(
         self,
@@ -146,10 +106,8 @@ class Replay:
         ValueError
             If the recorded calls of the ranks do not match.
         """
-        factors = _factors(self._labels, self.timeline, without)
-        ranks = [self._rank(rank, factors) for rank in range(self.timeline.size)]
+        ranks, groups = self._programs.of(without), self._programs.groups
         stops = self.timeline.steps.stop
-        groups = self._groups
 
         def program(comm: Communicator) -> list[float]:
             own = _Repeated(create_allreduce(allreduce, comm), groups)
@@ -163,118 +121,6 @@ class Replay:
             ) from error
         return np.array(run.results).T
 
-    # -- what the trace contains ------------------------------------------------------------------
-
-    def _find_calls(self) -> tuple[np.ndarray, list[list[_Call]]]:
-        """Return which activities are calls or waits, and those of each rank within its steps."""
-        timeline, steps = self.timeline, self.timeline.steps
-        blocks, names = find_blocks(timeline), timeline.names
-        inside = np.zeros(len(timeline.activities), bool)
-        inside[blocks.activity] = True
-        calls: list[list[_Call]] = [[] for _ in range(timeline.size)]
-        for one in timeline.rows(blocks.activity):
-            if steps.place(one.rank, np.array([one.start]))[0] >= 0:
-                name, group = names[one.name], names[one.group] if one.group >= 0 else "all"
-                waits = one.kind == Kind.WAIT
-                calls[one.rank].append(_Call(one.start, one.stop, name, group, one.nbytes, waits))
-        self._add_messages(calls)
-        self._add_counts(calls)
-        # Between two layers of backward, requests are tested; it is recorded if one is complete.
-        for one in timeline.rows(np.flatnonzero(timeline.activities["kind"] == Kind.BACKWARD)):
-            calls[one.rank].append(_Call(one.start, one.start))
-        return inside, [sorted(found, key=lambda call: call.time) for found in calls]
-
-    def _add_messages(self, calls: list[list[_Call]]) -> None:
-        """Add messages between two ranks to the calls that post them."""
-        posts = [[one for one in own if one.name in POSTS and not one.waits] for own in calls]
-        starts = [np.array([call.time for call in own], "i8") for own in posts]
-
-        def poster(rank: int, time: int, group: int) -> _Call | None:
-            place = int(np.searchsorted(starts[rank], time, side="right")) - 1
-            call = posts[rank][place] if place >= 0 else None
-            if call is None or time > call.stop or call.group != self.timeline.names[group]:
-                return None  # of a schedule, or outside of the steps
-            return call
-
-        for sent, received in self.timeline.messages.pairs():
-            sender = poster(sent.source, sent.start, sent.group)
-            receiver = poster(received.target, received.start, received.group)
-            if sender and receiver:
-                for call, one, peer in (
-                    (sender, sent, sent.target),
-                    (receiver, received, sent.source),
-                ):
-                    side = _Message(peer, one.tag, one.nbytes, one is sent, one.start, one.stop)
-                    call.messages.append(side)
-
-    def _add_counts(self, calls: list[list[_Call]]) -> None:
-        """Add the bytes of all ranks to the calls that gather parts of different length."""
-        gathers: dict[str, list[list[_Call]]] = {}
-        for own in calls:
-            mine: dict[str, list[_Call]] = {}
-            for call in own:
-                if call.name == "allgather":
-                    mine.setdefault(call.group, []).append(call)
-            for group, found in mine.items():
-                gathers.setdefault(group, []).append(found)
-        for members in gathers.values():
-            for meeting in zip(*members, strict=False):
-                parts = [call.nbytes // max(len(members) - 1, 1) for call in meeting]
-                for call in meeting:
-                    call.counts = parts
-
-    def _find_groups(self) -> dict[str, list[int]]:
-        """Return the ranks of each group that calls are made in, by its name."""
-        found: dict[str, list[int]] = {}
-        for rank, own in enumerate(self._calls):
-            for group in dict.fromkeys(call.group for call in own if call.group):
-                found.setdefault(group, []).append(rank)
-        return dict(sorted(found.items()))
-
-    def _rank(self, rank: int, factors: np.ndarray) -> _Rank:
-        """Return what a rank does, with factors ``(labels, steps, ranks)`` on its computation."""
-        timeline, steps = self.timeline, self.timeline.steps
-        chosen = timeline.select(rank=rank, main=True)
-        activities = timeline.activities[chosen]
-        start, stop = activities["start"], activities["stop"]
-        bounds = [steps.start[:, rank], steps.stop[:, rank]]
-        times = np.unique(np.concatenate([start, stop, *bounds]))
-        innermost = np.full(len(times) - 1, -1)
-        first, last = np.searchsorted(times, start), np.searchsorted(times, stop)
-        for place, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-            innermost[a:b] = place
-        step = steps.place(rank, times[:-1])
-        codes = np.where(innermost >= 0, self._labels.codes[chosen[innermost]], -1)
-        called = np.append(self._covered(chosen, first, last, len(times) - 1), False)[:-1]
-        rate = np.where(codes >= 0, factors[codes, step, rank], 1.0)
-        rate[called | (step < 0)] = 0.0
-        computed = np.append(0.0, np.cumsum(rate * np.diff(times)))
-        return _Rank(self._calls[rank], times, computed)
-
-    def _covered(
-        self, chosen: np.ndarray, first: np.ndarray, last: np.ndarray, length: int
-    ) -> np.ndarray:
-        """Return which intervals between recorded times are within calls and waits."""
-        change = np.zeros(length + 1, int)
-        blocks = self._inside[chosen]
-        np.add.at(change, first[blocks], 1)
-        np.add.at(change, last[blocks], -1)
-        return np.cumsum(change)[:-1] > 0
-
-
-def _factors(labels: Labels, timeline: Timeline, without: Collection[int]) -> np.ndarray:
-    """Return the factors on the computation of each label, step and rank."""
-    seconds = labels.seconds(timeline)
-    factors = np.ones_like(seconds)
-    others = [rank for rank in range(timeline.size) if rank not in without]
-    if without and others:
-        usual = np.median(seconds[:, :, others], axis=2)
-        for rank in without:
-            own = seconds[:, :, rank]
-            both = (own > 0) & (usual > 0)
-            factors[:, :, rank][both] = usual[both] / own[both]
-    return factors
-
 
 class _Repeated:
     """The calls of a virtual rank, which are those of a recorded one."""
@@ -282,19 +128,19 @@ class _Repeated:
     def __init__(self, comm: Communicator, groups: dict[str, list[int]]) -> None:
         self._comm, self._own = comm, comm.rank
         self._zeros = np.zeros(1 << 16, "uint8")
-        self._pending: dict[tuple[str, str], list[tuple[_Call, Request]]] = {}
+        self._pending: dict[tuple[str, str], list[tuple[Call, Request]]] = {}
         self._groups: dict[str, tuple[Communicator, list[int]]] = {}
         for name, members in groups.items():
             own = comm.split(0 if self._own in members else 1 + self._own)
             self._groups[name] = own, members
 
-    def run(self, rank: _Rank, stops: Sequence[int]) -> list[float]:
+    def run(self, rank: RankProgram, stops: Sequence[int]) -> list[float]:
         """Repeat the calls; return the time after each step, in s."""
         self._comm.barrier()
         own, ends = clock.current(), []
         assert isinstance(own, RankClock)
         origin, before = clock.now(), int(rank.times[0])
-        calls = [*rank.calls, *(_Call(stop, name="") for stop in stops)]
+        calls = [*rank.calls, *(Call(stop, stop, name="") for stop in stops)]
         for call in sorted(calls, key=lambda one: one.time):
             own.spend(rank.compute(before, call.time))
             before = call.time
@@ -308,7 +154,7 @@ class _Repeated:
                 request.wait()
         return ends
 
-    def _make(self, call: _Call) -> None:
+    def _make(self, call: Call) -> None:
         comm, members = self._groups.get(call.group, (self._comm, []))
         key, length = (call.group, call.name), self._length(call, comm.size)
         if call.waits:
@@ -335,7 +181,7 @@ class _Repeated:
         elif call.name in ("barrier", "gather_object"):
             comm.barrier()
 
-    def _wait(self, call: _Call) -> None:
+    def _wait(self, call: Call) -> None:
         """Wait for the request whose last message was complete in a recorded wait, or before it."""
         requests = self._pending.get((call.group, call.name), [])
         ends = [max((one.stop for one in post.messages), default=0) for post, _ in requests]
@@ -355,7 +201,7 @@ class _Repeated:
                     request.wait()
                     requests.remove((post, request))
 
-    def _post(self, comm: Communicator, members: list[int], messages: list[_Message]) -> Request:
+    def _post(self, comm: Communicator, members: list[int], messages: list[Side]) -> Request:
         posted: list[Request] = []
         for one in messages:
             peer, array = members.index(one.peer), np.zeros(one.nbytes, "uint8")
@@ -363,7 +209,7 @@ class _Repeated:
             posted.append(post(array, peer, one.tag))
         return Together(posted) if posted else Completed()
 
-    def _length(self, call: _Call, size: int) -> int:
+    def _length(self, call: Call, size: int) -> int:
         """Return the length of the whole array of a collective call, in B."""
         if size == 1 or call.name in POSTS:
             return 0

@@ -144,6 +144,13 @@ def test_a_trace_without_steps_is_refused() -> None:
         Replay(timeline)
 
 
+def test_a_trace_of_cuda_graphs_is_refused() -> None:
+    timeline = record(work_of(axes={"data": 2}), FAST)
+    timeline.names.append("replay")
+    with pytest.raises(ValueError, match="--no-graph"):
+        Replay(timeline)
+
+
 def test_ranks_are_placed_as_they_were_recorded() -> None:
     timeline = record(work_of(axes={"data": 4}), FAST)
     platform = [Platform.load("cpu-1gbit")]

@@ -71,8 +71,13 @@ def test_a_long_pattern_takes_as_long_as_in_simgrid(path: Path, pattern: str) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [256, 1024])
-@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name not in SLOW])
+@pytest.mark.parametrize(
+    ("pattern", "ranks"),
+    [
+        *((name, 256) for name in PATTERNS if name not in SLOW),
+        *((name, 1024) for name in ("broadcast", "pipeline", "incast", "halo")),
+    ],
+)
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)
 def test_a_pattern_of_many_ranks_takes_as_long_as_in_simgrid(
     path: Path, pattern: str, ranks: int

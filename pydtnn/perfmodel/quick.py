@@ -41,6 +41,9 @@ MAX_FLOPS = 200e9
 MIN_REPEATS, MAX_REPEATS = 3, 15
 """Steps of the largest and of small networks."""
 
+MIN_RATE = 1e-12
+"""Learning rate of steps that are measured."""
+
 MAX_SPREAD = 0.25
 """Spread of measured steps, see `RankProfile.spread`, above which they predict nothing."""
 
@@ -93,7 +96,7 @@ def platform_of(
         comm,
         name="this job",
         backend=backend,
-        networks=training("training steps", replace(alone, batch=samples)),
+        networks=training("training steps", _still(replace(alone, batch=samples))),
         repeats=repeats,
         rates=rates,
     )
@@ -143,7 +146,7 @@ def predict_job(
     steps = int(MAX_FLOPS / max(flops * work.batch / comm.size, 1))
     steps = max(MIN_REPEATS, min(most, steps))
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
-    profile = measure_job(work, comm, steps=steps, warm_up=1, shared=shared)
+    profile = measure_job(_still(work), comm, steps=steps, warm_up=1, shared=shared)
     gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
     if profile.spread > MAX_SPREAD:
         raise ValueError(
@@ -156,6 +159,14 @@ def predict_job(
         return predict(work, platform, costs)
 
     return on_rank_0(comm, simulated)
+
+
+def _still(work: Workload) -> Workload:
+    """Return a run whose parameters stay as they are: those that follow random numbers overflow."""
+    options = dict(work.optimizer_options)
+    return replace(
+        work, optimizer_options=options | {"lr": MIN_RATE} if "lr" in options else options
+    )
 
 
 def _flops(net: Net, input_shape: tuple[int, ...], backend: Backend) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,12 @@ def test_on_a_busy_machine_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(quick, "MAX_SPREAD", -1.0)
     with pytest.raises(ValueError, match="the machine is busy: half of the measured steps differ"):
         predict_job(Serial(), replace(WORK, axes={"data": 1}), Platform.load("laptop"))
+
+
+def test_measured_steps_do_not_diverge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """With a learning rate of 1e6, an ordinary second step has a loss that is not finite."""
+    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(quick, "MAX_SPREAD", math.inf)
+    work = replace(WORK, axes={"data": 1}, optimizer_options={"lr": 1e6, "momentum": 0.9})
+    platform = platform_of(Serial(), create_backend("cpu", threads=1), work)
+    assert predict_job(Serial(), work, platform).seconds > 0

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.schedules.auto import RULE, create_allreduce
+from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.oracle.what_if import change
@@ -84,7 +84,7 @@ class Replay:
         network: Network,
         processor: Processor = IDLE,
         *,
-        allreduce: Any = RULE,
+        allreduce: Any = None,
         without: Collection[int] = (),
     ) -> np.ndarray:
         """Return the time at which each rank ends each step, ``(steps, ranks)``, in s.
@@ -95,8 +95,9 @@ class Replay:
             With the host of every rank.
         processor : Processor, optional
             What messages cost the processor of a rank; by default nothing.
-        allreduce : str or callable
-            Algorithm of all sums; see `create_allreduce`.
+        allreduce : str or callable, optional
+            Algorithm of all sums (`create_allreduce`); by default that of the trace, if its name is
+            known, and otherwise the rule.
         without : collection of int
             Ranks that compute, in every layer and phase of a step, as long as the median of the
             others does.
@@ -108,9 +109,11 @@ class Replay:
         """
         ranks, groups = self._programs.of(without), self._programs.groups
         stops = self.timeline.steps.stop
+        recorded = self.timeline.about[0].get("allreduce")
+        algorithm = allreduce or (recorded if recorded in ALLREDUCES else RULE)
 
         def program(comm: Communicator) -> list[float]:
-            own = _Repeated(create_allreduce(allreduce, comm), groups)
+            own = _Repeated(create_allreduce(algorithm, comm), groups)
             return own.run(ranks[comm.rank], stops[:, comm.rank].tolist())
 
         try:

@@ -69,7 +69,8 @@ class RankTrace:
     about : dict
         "version", "rank", "size", "host", "pid", "lanes" (names of the threads), "command",
         "clock": {"offset": ns, "drift": ns per ns, "origin": ns, "error": ns}, "sent": bytes that
-        the communicator counted while it was recorded, "layers": {name: {"type", "parameters",
+        the communicator counted while it was recorded, "allreduce": the algorithm of its sums,
+        "layers": {name: {"type", "parameters",
         "forward_flops", "backward_flops", "forward_bytes", "backward_bytes"}} for the samples of
         one step, "machine" (facts of the host).
     """
@@ -203,7 +204,7 @@ def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[s
 
 def _problem_of_facts(about: Mapping[str, Any]) -> str:
     """Return what is wrong with the facts of the run; empty if they are consistent."""
-    for key in ("host", "command"):
+    for key in ("host", "command", "allreduce"):
         if not isinstance(about.get(key, ""), str):
             return f"its {key} is not a text"
     layers, machine = about.get("layers", {}), about.get("machine", {})

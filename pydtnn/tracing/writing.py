@@ -19,6 +19,10 @@ from typing import Any, cast
 import numpy as np
 
 from pydtnn.comm import Communicator, Request, agree
+from pydtnn.comm.schedules.auto import RULE
+from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schedules.rule import VENDOR, Ruled
+from pydtnn.comm.wrapper import Wrapper
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import file_of, write_trace
 from pydtnn.utils import clock
@@ -251,12 +255,22 @@ class Trace:
             "command": shlex.join(sys.argv),
             "clock": clock,
             "sent": recorder.sent,
+            "allreduce": allreduce_of(comm),
             "layers": dict(self.layers),
             "machine": dict(self.machine),
         }
         with self._writing:  # the run may be ended in the meantime
             write_trace(self.folder, records, recorder.names, about)
         return len(records), int(clock["error"])
+
+
+def allreduce_of(comm: Communicator) -> str:
+    """Return the name of the algorithm of a communicator's sums, as `create_allreduce` takes it."""
+    while isinstance(comm, Wrapper) and not isinstance(comm, Scheduled):
+        comm = comm.inner
+    if isinstance(comm, Scheduled) and not isinstance(comm, Ruled):
+        return str(getattr(comm.algorithm, "__name__", comm.algorithm))
+    return VENDOR if comm.size > comm.local_size and not isinstance(comm, Ruled) else RULE
 
 
 def check_folder(folder: str | Path, comm: Communicator, who: str = "trace") -> None:

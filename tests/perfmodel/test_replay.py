@@ -20,6 +20,7 @@ from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import RankTrace
 from pydtnn.tracing.timeline import Timeline, build_timeline
+from pydtnn.tracing.writing import allreduce_of
 from pydtnn.utils import clock
 from tests.perfmodel.costs import PerFlop
 
@@ -58,6 +59,7 @@ def record(work: Workload, rate: str, disturbances: Disturbances = NONE) -> Time
             rank.step()
         facts = {"offset": 0, "drift": 0.0, "origin": 0, "error": 0}
         about = {"rank": comm.rank, "size": comm.size, "lanes": recorder.lanes, "clock": facts}
+        about["allreduce"] = allreduce_of(rank.trainer.comm)
         return RankTrace(recorder.records(), recorder.names, about)
 
     ran = run_virtual(
@@ -117,6 +119,8 @@ def test_sums_follow_another_algorithm() -> None:
     expected = recorded(record(work_of(allreduce="ring", **options), SLOW))
     found = seconds(record(work_of(**options), FAST), SLOW, allreduce="ring")
     assert found == pytest.approx(expected, rel=0.02)
+    ring = record(work_of(allreduce="ring", **options), FAST)  # the trace names it
+    assert seconds(ring, SLOW) == pytest.approx(expected, rel=0.02)
 
 
 def test_the_table_has_each_change_and_all_together() -> None:

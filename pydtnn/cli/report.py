@@ -266,7 +266,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
         *_gpu(job),
         *_communication(job),
-        *(compared if job.config.verbose else []),
+        *(compared if job.config.verbose else compared[:1]),
         ("run folder", str(job.directory)),
     ]
 

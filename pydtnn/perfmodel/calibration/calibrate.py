@@ -136,9 +136,14 @@ def calibrate(
 
 def _compute(comm: Communicator, backend: Backend, samples: list[Sample]) -> Compute:
     """Measure the compute of all ranks at the same time, and the bandwidth of one rank alone."""
+    peaks = {}
     for dtype in DTYPES:
-        samples.append(machine.product(backend, dtype, comm.barrier))
-    peaks = [_median(comm, 2 * SIDE**3 / own.shortest) for own in samples]
+        try:
+            one = machine.product(backend, dtype, comm.barrier)
+        except RuntimeError:  # kernels of this type have not been compiled, on any rank
+            continue
+        samples.append(one)
+        peaks[dtype] = _median(comm, 2 * SIDE**3 / one.shortest)
     comm.barrier()
     alone = machine.copy(backend) if comm.rank == 0 else None
     comm.barrier()
@@ -154,7 +159,7 @@ def _compute(comm: Communicator, backend: Backend, samples: list[Sample]) -> Com
     call, step = (_median(comm, own) for own in machine.python_times(python))
     return Compute(
         threads=backend.threads,
-        peak=dict(zip(DTYPES, peaks, strict=True)),
+        peak=peaks,
         memory_bandwidth=own,
         host_bandwidth=min(sum(host), own * len(host)),
         call=call,

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.perfmodel.calibration import command, rates
+from pydtnn.perfmodel.calibration import command, machine, rates
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
+from pydtnn.perfmodel.calibration.sample import Sample
 from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished
@@ -61,6 +62,22 @@ def test_what_one_host_cannot_measure_is_named_in_the_file(
         "Not measured, replace by figures of your own: messages.between."
         in (tmp_path / "x.yaml").read_text()
     )
+
+
+def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after `make demo`."""
+
+    def product(backend: Any, dtype: str, together: Callable[[], object]) -> Sample:
+        if dtype == "float64":
+            raise RuntimeError("the kernels for float64 have not been compiled")
+        return Sample(dtype, (1.0, 1.0))
+
+    monkeypatch.setattr(machine, "product", product)
+    first, second = run_threads(2, lambda comm: calibrate(comm, threads=1, rates=False))
+    assert first == second
+    assert set(first.platform.compute.peak) == {"float32"}
 
 
 def test_an_unknown_instruction_set_is_an_error_on_all_ranks() -> None:

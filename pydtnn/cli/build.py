@@ -165,6 +165,8 @@ class Job:
         Growth of this process since the model was built.
     predicted : Predicted or None
         Time and memory of a step by the performance model, on rank 0.
+    sent_before : int
+        Bytes that this rank has sent to measure messages, before training.
     about : dict
         Content of run.json, on rank 0.
     """
@@ -181,6 +183,7 @@ class Job:
     recorder: Recorder | None = None
     memory: StepMeasure | None = None
     predicted: Predicted | None = None
+    sent_before: int = 0
     about: dict[str, Any] = field(default_factory=dict)
 
 

@@ -182,7 +182,7 @@ def print_report(job: Job) -> None:
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
         "times": {} if job.memory is None else job.memory.times(),
-        "bytes": comm.traffic.bytes,
+        "bytes": comm.traffic.bytes - job.sent_before,
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }
     ranks = comm.gather_object(own)

@@ -92,6 +92,7 @@ def run(config: TrainConfig, comm: Communicator) -> None:
             _print_line(config, comm, line)
         log_details(job)
         job.predicted = together(comm, predict_run, config, job.work, comm, threads)
+        job.sent_before = job.trainer.comm.traffic.bytes
         _carry_out(job)
 
 

@@ -553,12 +553,11 @@ MUTANTS = {
         "tests/interchange/test_state_dicts.py::test_arrays_come_back_bit_for_bit",
     ),
     # predictions
-    "predicted messages with any number of chunks in progress": Mutant(
-        "pydtnn/perfmodel/formulas/placed.py",
-        "max(moving, working, first / active)",
-        "max(moving, working)",
-        "tests/perfmodel/formulas/test_placed.py::"
-        "test_chunks_of_long_arrays_overlap_as_in_the_replay",
+    "predicted messages that each have the whole link": Mutant(
+        "pydtnn/perfmodel/overlap.py",
+        "delay = min(one.transfer, other.passed - now)",
+        "delay = 0.0",
+        "tests/perfmodel/test_overlap.py::test_operations_share_the_link",
     ),
     "a predicted rank that copies the messages of all ranks of its host": Mutant(
         "pydtnn/perfmodel/formulas/placed.py",

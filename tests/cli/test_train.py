@@ -72,7 +72,7 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
     assert table[:7] == ["epochs", "best validation accuracy", *results, "samples/s"]
     for word in ("time in compute", "time in communication", "peak memory per rank", "ranks"):
         assert word in table
-    assert "accuracy" in printed.partition("time per step")[2]
+    assert "time per step" in table
     assert "first step" not in printed  # with --verbose only
     assert printed.isascii()
 

@@ -37,7 +37,6 @@ from pydtnn.utils.machine import cpu_model
 MAX_FLOPS = 200e9
 """Operations with which the rates of layers are measured, in several steps: about 3 s of a core."""
 
-
 MIN_REPEATS, MAX_REPEATS = 3, 15
 """Steps of the largest and of small networks."""
 

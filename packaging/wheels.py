@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheels"
 MAX_BYTES = 15_000_000
-SEARCHED = [f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34)]
+SEARCHED = [f"manylinux_2_{minor}" for minor in (5, 17, 24, 26, 27, 28, 31, 34)]
 """Platforms whose wheels are installed for an interpreter under an emulator."""
 
 FIRST_STEPS = ["--model", "mlp", "--epochs", "1", "--steps-per-epoch", "5"]

@@ -32,9 +32,9 @@ from pydtnn.comm.cores import threads_per_rank
 from pydtnn.kernels import create_backend
 from pydtnn.perfmodel.choice import label, milliseconds
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.perfmodel.job import platform_of, predict_job
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.quick import platform_of, predict_job
 from pydtnn.perfmodel.search import search
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.utils import clock

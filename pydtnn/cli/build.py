@@ -27,7 +27,7 @@ from pydtnn.callbacks import (
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
-from pydtnn.cli.predicted import Predicted, StepMeasure
+from pydtnn.cli.predicted import Predicted, StepMeter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.cli.workload import describe_data, describe_run, names_in, optimizer_numbers, share_data
 from pydtnn.comm import Communicator
@@ -161,8 +161,8 @@ class Job:
         The arrays that `--load` has loaded, if any.
     recorder : Recorder or None
         The observer of `--trace`, if it is set.
-    memory : StepMeasure or None
-        Growth of this process since the model was built.
+    meter : StepMeter or None
+        Times of steps, and growth of this process since the model was built.
     predicted : Predicted or None
         Time and memory of a step by the performance model, on rank 0.
     sent_before : int
@@ -181,7 +181,7 @@ class Job:
     directory: Path
     loaded: LoadReport | None = None
     recorder: Recorder | None = None
-    memory: StepMeasure | None = None
+    meter: StepMeter | None = None
     predicted: Predicted | None = None
     sent_before: int = 0
     about: dict[str, Any] = field(default_factory=dict)
@@ -231,7 +231,7 @@ def create_job(
     monitor = choose_monitor(config, metrics)
     if config.virtual_ranks and work.tuning is None:
         work = replace(work, tuning="fixed")  # the same results in every repetition
-    begin, grown = clock.now(), StepMeasure()
+    begin, meter = clock.now(), StepMeter()
     backend = work.create_backend(threads=threads, tf32=config.tf32)
     model = work.create_model(work.create_net(), backend, mesh)
     _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
@@ -251,7 +251,7 @@ def create_job(
         metrics=metrics,
         auxiliary_weights=auxiliary,
         exchange=work.create_exchange(group),
-        callbacks=[grown, *slow, *create_callbacks(config, directory, monitor, grown)],
+        callbacks=[meter, *slow, *create_callbacks(config, directory, monitor, meter)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
         **work.trainer_options(),
         graph=config.graph,
@@ -272,7 +272,7 @@ def create_job(
         directory,
         loaded,
         recorder,
-        grown,
+        meter,
     )
 
 
@@ -353,7 +353,7 @@ def create_slow_ranks(config: TrainConfig, comm: Communicator) -> list[SlowRanks
 
 
 def create_callbacks(
-    config: TrainConfig, directory: Path, monitor: str, grown: StepMeasure
+    config: TrainConfig, directory: Path, monitor: str, meter: StepMeter
 ) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others is last."""
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
@@ -370,7 +370,7 @@ def create_callbacks(
         callbacks.append(EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:
         callbacks.append(StopAtMetric(monitor, config.stop_at))
-    callbacks += [HistoryWriter(directory), MeasurementWriter(directory, grown)]
+    callbacks += [HistoryWriter(directory), MeasurementWriter(directory, meter)]
     if config.tensorboard:
         callbacks.append(create_tensorboard(config, directory))
     callbacks += create_trackers(config, directory)

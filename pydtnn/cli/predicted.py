@@ -32,9 +32,9 @@ MIN_GAIN = 1.05
 """Time of the best uniform plan over that of one that cuts layers differently, to use the latter:
 the error of the model."""
 
-CONSIDERED, MAX_CANDIDATES, STEPS = 1.6, 5, 6
-"""Strategies of up to this multiple of the shortest time by formulas, and so many of them, are
-measured in so many steps."""
+MAX_RATIO, MAX_CANDIDATES, CANDIDATE_STEPS = 1.6, 5, 6
+"""Strategies whose time by formulas is up to this multiple of the shortest one, and so many of
+them, are measured in so many steps."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Predicted:
         )
 
 
-class StepMeasure(Callback):
+class StepMeter(Callback):
     """Times of all steps, and growth of this process in those of its first epoch.
 
     The growth is that before evaluations and checkpoints. The first step of several does not count:
@@ -203,8 +203,8 @@ def find_platform(
     That of `--platform`, otherwise the one of this job: measured, or from the user's cache; None
     for devices that are not measured.
     """
+    from pydtnn.perfmodel.job import platform_of
     from pydtnn.perfmodel.platform import Platform
-    from pydtnn.perfmodel.quick import platform_of
 
     if config.platform is not None:
         return Platform.load(config.platform)
@@ -289,7 +289,7 @@ def _measured(
 
     The formulas take the rates of the whole network's layers for all parts of them.
     """
-    from pydtnn.perfmodel.quick import measurable, predict_job
+    from pydtnn.perfmodel.job import measurable, predict_job
 
     works = comm.gather_object(None if found is None else _candidates(found, limit))[0]
     ones = []
@@ -297,14 +297,14 @@ def _measured(
         if measurable(comm, work):
             work = replace(work, threads=threads).in_micro_batches()
             with contextlib.suppress(ValueError, AgreedError):  # then that of the formulas counts
-                ones.append(predict_job(comm, work, platform, STEPS))
+                ones.append(predict_job(comm, work, platform, CANDIDATE_STEPS))
     again = [one for one in ones if one is not None and one.memory.total <= limit]
     return None if found is None else found.with_predictions(again)
 
 
 def _candidates(found: SearchResult, limit: float) -> list[Workload]:
     """Return the strategies that may be the fastest."""
-    slowest = CONSIDERED * found.best.seconds
+    slowest = MAX_RATIO * found.best.seconds
     near = [one for one in found.tried if one.memory.total <= limit and one.seconds <= slowest]
     return [one.work for one in near[:MAX_CANDIDATES]] if len(near) > 1 else []
 
@@ -347,7 +347,7 @@ def predict_run(
     nothing, unless `--platform` names the platform. What cannot be predicted is not an error: the
     result has the reason.
     """
-    from pydtnn.perfmodel.quick import measurable, predict_job
+    from pydtnn.perfmodel.job import measurable, predict_job
 
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return None
@@ -393,7 +393,7 @@ def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str,
     ----------
     predicted : Predicted
     measured : mapping of str to float
-        `StepMeasure.times`, over all ranks.
+        `StepMeter.times`, over all ranks.
     """
     if not measured:
         return []
@@ -417,7 +417,12 @@ def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str,
         if name == "compute":
             text += f", {1e3 * predicted.update:.4g} ms of it for the update"
         found.append((f"  {title}", text))
-    found.append(("  first step", f"measured {first} ms, with the choice of algorithms; not above"))
+    found.append(
+        (
+            "  first step",
+            f"measured {first} ms, with the choice of algorithms; not in the times above",
+        )
+    )
     sizes = [f"{size / 1e6:.0f} MB" for size in (measured["memory"], predicted.memory)]
     text = f"measured {sizes[0]}, predicted {sizes[1]}, in addition to interpreter and data"
     return [*found, ("  memory of a rank", text)]

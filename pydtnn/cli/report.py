@@ -181,7 +181,7 @@ def print_report(job: Job) -> None:
     own = {
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
-        "times": {} if job.memory is None else job.memory.times(),
+        "times": {} if job.meter is None else job.meter.times(),
         "bytes": comm.traffic.bytes - job.sent_before,
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }

@@ -20,13 +20,13 @@ from pydtnn.cli.predicted import (
     NO_EFFECT,
     TIMES,
     Predicted,
-    StepMeasure,
+    StepMeter,
     no_formula,
     predict,
     rows,
 )
 from pydtnn.cli.workload import create_data, describe_data, describe_run
-from pydtnn.perfmodel import quick
+from pydtnn.perfmodel import job
 from pydtnn.perfmodel.platform import FOLDER, Platform
 from pydtnn.train import main
 from pydtnn.utils.machine import peak_memory
@@ -51,7 +51,7 @@ def early(classes, input_shape):
 @pytest.fixture(autouse=True)
 def predicted_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run beside each other, on a machine that is busy."""
-    monkeypatch.setattr(quick, "MAX_SPREAD", math.inf)
+    monkeypatch.setattr(job, "MAX_SPREAD", math.inf)
 
 
 def test_one_rank_is_predicted_beside_the_measurement(
@@ -94,7 +94,7 @@ def test_a_run_that_cannot_be_predicted_says_why_and_trains(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("no bandwidth")
 
-    monkeypatch.setattr(quick, "predict", broken)
+    monkeypatch.setattr(job, "predict", broken)
     assert main([*TINY, f"--output-dir={tmp_path / 'other'}", "--verbose"]) == 0
     assert "not predicted: ZeroDivisionError: no bandwidth" in capsys.readouterr().out
 
@@ -206,7 +206,7 @@ def test_memory_is_that_of_the_steps_before_the_first_evaluation() -> None:
         block = bytearray(mebibytes << 20)
         block[::4096] = bytes(len(block[::4096]))  # touch every page
 
-    memory, trainer = StepMeasure(), SimpleNamespace(seconds=dict.fromkeys(TIMES, 0.0))
+    memory, trainer = StepMeter(), SimpleNamespace(seconds=dict.fromkeys(TIMES, 0.0))
     allocate(300)  # tuning
     memory.on_step_end(trainer)
     assert memory.grown > 290 << 20
@@ -223,7 +223,7 @@ def test_memory_is_that_of_the_steps_before_the_first_evaluation() -> None:
 
 
 def test_the_time_of_a_step_is_a_median_without_the_first_one_and_without_evaluations() -> None:
-    measure, trainer = StepMeasure(), SimpleNamespace(seconds=dict.fromkeys(TIMES, 0.0))
+    measure, trainer = StepMeter(), SimpleNamespace(seconds=dict.fromkeys(TIMES, 0.0))
     for i, seconds in enumerate([9.0, 1.0, 2.0, 3.0, 50.0]):
         if i in (0, 3):
             trainer.seconds["steps"] += 100.0
@@ -238,7 +238,7 @@ def test_the_time_of_a_step_is_a_median_without_the_first_one_and_without_evalua
     assert (found["communication"], found["data"]) == pytest.approx((0.25, 0.5))
     assert found["compute"] == pytest.approx(2.25)
     assert found["low"] < found["seconds"] < found["high"]
-    assert StepMeasure().times() == {}
+    assert StepMeter().times() == {}
 
 
 # -- every option of a run

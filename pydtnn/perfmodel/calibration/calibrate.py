@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -119,10 +119,13 @@ def calibrate(
     agree(comm, error)
     assert backend is not None
     samples: list[Sample] = []
-    compute = _compute(comm, backend, samples)
+    shared = backend.threads * max(map([*comm.hosts].count, comm.hosts)) > _cores()
+    # where ranks share cores, models multiply the time for which a rank has one
+    now = processor_clock(backend.threads) if shared else time.perf_counter
+    compute = _compute(comm, backend, samples, now)
     early = [one for own in comm.gather_object(samples) for one in own]
     if rates and (allow_noise or not noisy(early)):
-        compute = _with_rates(comm, backend, compute, samples, networks, repeats)
+        compute = _with_rates(comm, backend, compute, samples, now, networks, repeats)
     if comm.size > 1:
         samples.append(exchange_sample(comm))
     messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
@@ -134,27 +137,29 @@ def calibrate(
     return Calibration(platform, backend.isa, cpu_name(), tuple(noisy(everywhere)), tuple(assumed))
 
 
-def _compute(comm: Communicator, backend: Backend, samples: list[Sample]) -> Compute:
+def _compute(
+    comm: Communicator, backend: Backend, samples: list[Sample], now: Callable[[], float]
+) -> Compute:
     """Measure the compute of all ranks at the same time, and the bandwidth of one rank alone."""
     peaks = {}
     for dtype in DTYPES:
         try:
-            one = machine.product(backend, dtype, comm.barrier)
+            one = machine.product(backend, dtype, comm.barrier, now)
         except RuntimeError:  # kernels of this type have not been compiled, on any rank
             continue
         samples.append(one)
         peaks[dtype] = _median(comm, 2 * SIDE**3 / one.shortest)
     comm.barrier()
-    alone = machine.copy(backend) if comm.rank == 0 else None
+    alone = machine.copy(backend, now) if comm.rank == 0 else None
     comm.barrier()
     if alone is not None:
         samples.append(alone)
     own = 2 * COPIED / alone.shortest if alone is not None else 0.0
     own = max(comm.gather_object(own))
-    together = machine.copy(backend, comm.barrier)
+    together = machine.copy(backend, now, comm.barrier)
     here = [2 * COPIED / s for s in comm.gather_object(statistics.median(together.times))]
     host = [rate for rate, h in zip(here, comm.hosts, strict=True) if h == comm.hosts[0]]
-    python = machine.python(backend.threads)
+    python = machine.python(backend.threads, now)
     samples += python
     call, step = (_median(comm, own) for own in machine.python_times(python))
     return Compute(
@@ -172,19 +177,17 @@ def _with_rates(
     backend: Backend,
     compute: Compute,
     samples: list[Sample],
+    now: Callable[[], float],
     networks: Networks | None,
     repeats: int,
 ) -> Compute:
     """Measure the rates of layers' kernels on all ranks at the same time."""
-    shared = backend.threads * max(map([*comm.hosts].count, comm.hosts)) > _cores()
-    # where ranks share cores, models multiply the time for which a rank has one
-    clock = processor_clock(backend.threads) if shared else time.perf_counter
-    found = measure_rates(backend, comm.barrier, networks, repeats, clock)
+    found = measure_rates(backend, comm.barrier, networks, repeats, now)
     spread = statistics.median(found.spreads.values() or (0.0,))
     samples.append(Sample("layers", (1.0, 1 + spread) * 2 + (2.0,)))
     fields = combine(comm.gather_object(found.counts()))
     if not found.update:
-        found.update.append(update_bandwidth(backend, comm.barrier, clock))
+        found.update.append(update_bandwidth(backend, comm.barrier, now))
     fields["bandwidths"][UPDATE] = _median(comm, found.update[0])
     if found.step:
         fields["step"] = max(_median(comm, found.step[0]), 0.0)

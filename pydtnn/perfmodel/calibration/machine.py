@@ -16,7 +16,7 @@ from pydtnn.data.loader import Loader
 from pydtnn.kernels import Backend
 from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
-from pydtnn.perfmodel.calibration.sample import Sample, processor_clock, sample
+from pydtnn.perfmodel.calibration.sample import Sample, sample
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.utils.files import unwritable, write_through
 
@@ -30,18 +30,22 @@ IMAGES = ((32, 512), (160, 48))
 """Sizes of square colour images, and samples in a batch, that measure the loader."""
 
 
-def product(backend: Backend, dtype: str, together: Callable[[], object]) -> Sample:
+def product(
+    backend: Backend, dtype: str, together: Callable[[], object], now: Callable[[], float]
+) -> Sample:
     """Time a product of matrices of `SIDE` rows and columns."""
     a, b, c = (np.ones((SIDE, SIDE), dtype) for _ in range(3))
     return sample(
         f"matrix product ({dtype})",
         lambda: backend.linear.forward(a, b, None, out=c),
         together=together,
-        clock=processor_clock(backend.threads),
+        clock=now,
     )
 
 
-def copy(backend: Backend, together: Callable[[], object] = lambda: None) -> Sample:
+def copy(
+    backend: Backend, now: Callable[[], float], together: Callable[[], object] = lambda: None
+) -> Sample:
     """Time a copy of `COPIED` bytes, which reads and writes as many."""
     x = np.ones(COPIED // 4, "float32")
     y = np.empty_like(x)
@@ -49,11 +53,11 @@ def copy(backend: Backend, together: Callable[[], object] = lambda: None) -> Sam
         "copy in memory",
         lambda: backend.elementwise.forward("relu", x, out=y),
         together=together,
-        clock=processor_clock(backend.threads),
+        clock=now,
     )
 
 
-def python(threads: int) -> tuple[Sample, ...]:
+def python(threads: int, now: Callable[[], float]) -> tuple[Sample, ...]:
     """Time steps of two networks of few elements, for which Python takes the time.
 
     Returns
@@ -65,9 +69,7 @@ def python(threads: int) -> tuple[Sample, ...]:
     for depth in DEPTHS:
         rank = Rank(Workload(partial(_tiny, depth), (2, 2, 4), batch=1, threads=threads), Serial())
         step = partial(rank.trainer.train_step, rank.batch)
-        found.append(
-            sample(f"Python in {depth} blocks", step, 40, clock=processor_clock(threads), limit=0.5)
-        )
+        found.append(sample(f"Python in {depth} blocks", step, 40, clock=now, limit=0.5))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
@@ -115,7 +115,6 @@ def _terms(options: argparse.Namespace, work: Workload) -> Terms:
     return Terms(options.epochs, nbytes, *more, options.watts, options.price)
 
 
-@dataclass(init=False)
 class _Case:
     """The run and the platform that questions are about."""
 

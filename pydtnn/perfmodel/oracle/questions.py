@@ -168,8 +168,7 @@ class Questions:
         if entry is None or self.seconds(entry) > target:
             return answer(high, entry, reached=False)
         while True:
-            low, high = 1 / RANGE, high
-            single = entry.work
+            low, single = 1 / RANGE, entry.work
             while high / low > 1 + EXACT / 10:
                 middle = sqrt(low * high)
                 fast = self.seconds(self.fastest(at(middle), [single])) <= target

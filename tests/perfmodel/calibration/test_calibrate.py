@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from pydtnn.comm import run_threads
 from pydtnn.perfmodel.calibration import command, machine, rates
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
-from pydtnn.perfmodel.calibration.sample import Sample
+from pydtnn.perfmodel.calibration.sample import Sample, sample
 from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished
@@ -69,7 +70,7 @@ def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
 ) -> None:
     """As after `make demo`."""
 
-    def product(backend: Any, dtype: str, together: Callable[[], object]) -> Sample:
+    def product(backend: Any, dtype: str, *_: object) -> Sample:
         if dtype == "float64":
             raise RuntimeError("the kernels for float64 have not been compiled")
         return Sample(dtype, (1.0, 1.0))
@@ -78,6 +79,25 @@ def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
     first, second = run_threads(2, lambda comm: calibrate(comm, threads=1, rates=False))
     assert first == second
     assert set(first.platform.compute.peak) == {"float32"}
+
+
+@pytest.mark.parametrize(("cores", "processor"), [(8, False), (1, True)])
+def test_all_compute_is_measured_by_one_clock(
+    cores: int, processor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wall time, or where ranks share cores, which models multiply, that of the processor."""
+    module = sys.modules["pydtnn.perfmodel.calibration.calibrate"]
+    clocks = set()
+
+    def timed(*arguments: Any, **options: Any) -> Sample:
+        clocks.add(options["clock"])
+        return sample(*arguments, **options)
+
+    monkeypatch.setattr(module, "_cores", lambda: cores)
+    monkeypatch.setattr(machine, "_load", lambda size, samples: Sample("", (1.0 * size, 1.0)))
+    monkeypatch.setattr(machine, "sample", timed)
+    run_threads(2, lambda comm: calibrate(comm, threads=1, rates=False))
+    assert clocks == {time.thread_time if processor else time.perf_counter}
 
 
 def test_an_unknown_instruction_set_is_an_error_on_all_ranks() -> None:

@@ -1,6 +1,7 @@
-"""The platform of a job, calibrated with the layers of its network or taken from the user's cache.
+"""The performance model of a job that runs: its platform, and the prediction of its steps.
 
-`python -m pydtnn.calibrate` measures layers of many classes, and the disk.
+The platform is measured, or taken from the user's cache. `python -m pydtnn.calibrate` measures
+more: layers of many classes, and the disk.
 """
 
 from __future__ import annotations
@@ -90,13 +91,12 @@ def platform_of(
         return cast(Platform, known)
     flops = max(_flops(net, work.input_shape, backend), 1)
     samples = max(1, min(batch, int(MAX_FLOPS / MIN_REPEATS / flops)))
-    repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(MAX_FLOPS / samples / flops)))
     calibration = calibrate(
         comm,
         name="this job",
         backend=backend,
-        networks=training("training steps", _still(replace(alone, batch=samples))),
-        repeats=repeats,
+        networks=training("training steps", _with_fixed_parameters(replace(alone, batch=samples))),
+        repeats=_repeats(samples * flops),
         rates=rates,
     )
     gc.collect()
@@ -142,10 +142,9 @@ def predict_job(
         On all ranks, if the steps cannot be simulated.
     """
     flops = _flops(work.create_net(), work.input_shape, work.create_backend())
-    steps = int(MAX_FLOPS / max(flops * work.batch / comm.size, 1))
-    steps = max(MIN_REPEATS, min(most, steps))
+    steps = _repeats(flops * work.batch / comm.size, most)
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
-    profile = measure_job(_still(work), comm, steps=steps, warm_up=1, shared=shared)
+    profile = measure_job(_with_fixed_parameters(work), comm, steps=steps, warm_up=1, shared=shared)
     gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
     if profile.spread > MAX_SPREAD:
         raise ValueError(
@@ -160,12 +159,17 @@ def predict_job(
     return on_rank_0(comm, simulated)
 
 
-def _still(work: Workload) -> Workload:
-    """Return a run whose parameters stay as they are: those that follow random numbers overflow."""
+def _repeats(flops: float, most: int = MAX_REPEATS) -> int:
+    """Return how often a step of so many operations is measured."""
+    return max(MIN_REPEATS, min(most, int(MAX_FLOPS / max(flops, 1))))
+
+
+def _with_fixed_parameters(work: Workload) -> Workload:
+    """Return a run that hardly changes parameters, which follow random numbers and overflow."""
     options = dict(work.optimizer_options)
-    return replace(
-        work, optimizer_options=options | {"lr": MIN_RATE} if "lr" in options else options
-    )
+    if "lr" in options:
+        options["lr"] = MIN_RATE
+    return replace(work, optimizer_options=options)
 
 
 def _flops(net: Net, input_shape: tuple[int, ...], backend: Backend) -> int:

@@ -11,11 +11,11 @@ from pydtnn import run_threads
 from pydtnn.comm import Serial
 from pydtnn.kernels import create_backend
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential
-from pydtnn.perfmodel import quick
+from pydtnn.perfmodel import job
 from pydtnn.perfmodel.calibration import Calibration, calibrate, rates
 from pydtnn.perfmodel.compute.profile import Profile
+from pydtnn.perfmodel.job import platform_of, predict_job
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.quick import platform_of, predict_job
 from pydtnn.perfmodel.workload import Workload
 
 NET = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Flatten(), Linear(3))
@@ -52,7 +52,7 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
 ):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     backend = create_backend("cpu", threads=1)
-    monkeypatch.setattr(quick, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
+    monkeypatch.setattr(job, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
     first = platform_of(Serial(), backend, WORK)
     (file,) = tmp_path.glob("platform-*.yaml")
 
@@ -62,11 +62,11 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
     def twice(*_: object, **__: object) -> None:
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr(quick, "calibrate", twice)
+    monkeypatch.setattr(job, "calibrate", twice)
     again = platform_of(Serial(), backend, WORK)
     assert again.compute.peak["float32"] == pytest.approx(first.compute.peak["float32"], rel=1e-3)
     other = Calibration(replace(first, name="again"), "", "", (), ())
-    monkeypatch.setattr(quick, "calibrate", lambda *_, **__: other)
+    monkeypatch.setattr(job, "calibrate", lambda *_, **__: other)
     file.write_text("no platform")
     assert platform_of(Serial(), backend, WORK).name == "again"
 
@@ -76,7 +76,7 @@ def test_a_platform_that_is_measured_under_load_is_not_kept(
 ):
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     noisy = Calibration(Platform.load("laptop"), "", "", ("layers by 40 %",), ())
-    monkeypatch.setattr(quick, "calibrate", lambda *_, **__: noisy)
+    monkeypatch.setattr(job, "calibrate", lambda *_, **__: noisy)
     assert platform_of(Serial(), create_backend("cpu", threads=1), WORK) == noisy.platform
     assert not [*tmp_path.iterdir()]
 
@@ -87,7 +87,7 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
 ):
     """Rank 0 has the prediction, of all ranks and with all of its time in steps of 10 s a pass."""
     work = replace(WORK, batch=8, axes={axis: 2}, micro_batches=2 if axis == "pipeline" else None)
-    real = quick.measure_job
+    real = job.measure_job
 
     def slow(*arguments: Any, **options: Any) -> Profile:
         found = real(*arguments, **options)
@@ -97,7 +97,7 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
         }
         return replace(found, ranks=ranks)
 
-    monkeypatch.setattr(quick, "measure_job", slow)
+    monkeypatch.setattr(job, "measure_job", slow)
     first, second = run_threads(2, lambda comm: predict_job(comm, work, Platform.load("laptop")))
     assert second is None
     assert len(first.ranks) == 2
@@ -107,7 +107,7 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
 
 
 def test_on_a_busy_machine_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quick, "MAX_SPREAD", -1.0)
+    monkeypatch.setattr(job, "MAX_SPREAD", -1.0)
     with pytest.raises(ValueError, match="the machine is busy: half of the measured steps differ"):
         predict_job(Serial(), replace(WORK, axes={"data": 1}), Platform.load("laptop"))
 
@@ -115,7 +115,7 @@ def test_on_a_busy_machine_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch)
 def test_measured_steps_do_not_diverge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """With a learning rate of 1e6, an ordinary second step has a loss that is not finite."""
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
-    monkeypatch.setattr(quick, "MAX_SPREAD", math.inf)
+    monkeypatch.setattr(job, "MAX_SPREAD", math.inf)
     work = replace(WORK, axes={"data": 1}, optimizer_options={"lr": 1e6, "momentum": 0.9})
     platform = platform_of(Serial(), create_backend("cpu", threads=1), work)
     assert predict_job(Serial(), work, platform).seconds > 0

@@ -102,7 +102,8 @@ def calibrate(
     repeats : int
         Steps of each network.
     rates : bool, default True
-        Whether to measure the rates of layers' kernels and of updates.
+        Whether to measure rates of layers' kernels and of updates, the peak of float64, and the
+        time of Python; not if the compute of a run is measured itself.
     allow_noise : bool, default True
         Whether to measure the rates on a machine under load, too.
 
@@ -122,7 +123,7 @@ def calibrate(
     shared = backend.threads * max(map([*comm.hosts].count, comm.hosts)) > _cores()
     # where ranks share cores, models multiply the time for which a rank has one
     now = processor_clock(backend.threads) if shared else time.perf_counter
-    compute = _compute(comm, backend, samples, now)
+    compute = _compute(comm, backend, samples, now, rates)
     early = [one for own in comm.gather_object(samples) for one in own]
     if rates and (allow_noise or not noisy(early)):
         compute = _with_rates(comm, backend, compute, samples, now, networks, repeats)
@@ -138,11 +139,15 @@ def calibrate(
 
 
 def _compute(
-    comm: Communicator, backend: Backend, samples: list[Sample], now: Callable[[], float]
+    comm: Communicator,
+    backend: Backend,
+    samples: list[Sample],
+    now: Callable[[], float],
+    rates: bool,
 ) -> Compute:
     """Measure the compute of all ranks at the same time, and the bandwidth of one rank alone."""
     peaks = {}
-    for dtype in DTYPES:
+    for dtype in DTYPES if rates else DTYPES[:1]:
         try:
             one = machine.product(backend, dtype, comm.barrier, now)
         except RuntimeError:  # kernels of this type have not been compiled, on any rank
@@ -159,9 +164,11 @@ def _compute(
     together = machine.copy(backend, now, comm.barrier)
     here = [2 * COPIED / s for s in comm.gather_object(statistics.median(together.times))]
     host = [rate for rate, h in zip(here, comm.hosts, strict=True) if h == comm.hosts[0]]
-    python = machine.python(backend.threads, now)
-    samples += python
-    call, step = (_median(comm, own) for own in machine.python_times(python))
+    call = step = 0.0
+    if rates:
+        python = machine.python(backend.threads, now)
+        samples += python
+        call, step = (_median(comm, own) for own in machine.python_times(python))
     return Compute(
         threads=backend.threads,
         peak=peaks,

@@ -157,9 +157,9 @@ class BuildKernels(build_ext):
             family = family_of(extension)
             sources = templates(family)
             built = list(self._variants(family))
-            names = {name for _, isa, real in built for name in (isa, real)}
-            if not sources:  # these ask which instruction sets there are
-                names = {name for variant in self.variants for name in variant}
+            # an instruction set without kernels of a family has those of the one before
+            reals = {real for *_, real in built} or {real for _, real in self.variants}
+            names = {isa for isa, _ in self.variants} | reals
             # what wraps templates only passes pointers: optimizing it would take most of its time
             optimized = ["-O1"] if sources and not SANITIZED else []
             extension.extra_compile_args = [*COMMON, *self.openmp, *optimized]

@@ -20,6 +20,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -92,7 +93,8 @@ def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
         return cases
     measured = []
     for case in cases:
-        one = predict_job(comm, replace(case.work, threads=threads).in_micro_batches(), platform)
+        work = replace(case.work, threads=threads).in_micro_batches()
+        one = predict_job(comm, work, platform, max_spread=inf)  # measured under the same load
         seconds = comm.gather_object(None if one is None else one.seconds)[0]
         measured.append(case._replace(predicted=seconds))
     return measured

@@ -37,6 +37,11 @@ MAX_RATIO, MAX_CANDIDATES, CANDIDATE_STEPS = 1.6, 5, 6
 them, are measured in so many steps."""
 
 
+MIN_STEPS = 100
+"""Steps of a run from which on it is measured beforehand, which takes as long as some tens of
+them."""
+
+
 @dataclass(frozen=True)
 class Predicted:
     """Prediction of a run.
@@ -339,13 +344,13 @@ def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any
 
 
 def predict_run(
-    config: TrainConfig, work: Workload, comm: Communicator, threads: int
+    config: TrainConfig, work: Workload, comm: Communicator, threads: int, steps: int
 ) -> Predicted | None:
-    """Predict a run on rank 0. Collective: all ranks call it.
+    """Predict a run of so many steps on rank 0. Collective: all ranks call it.
 
-    Runs that report nothing, and virtual ones, are not predicted; neither are those that measure
-    nothing, unless `--platform` names the platform. What cannot be predicted is not an error: the
-    result has the reason.
+    Runs that report nothing, and virtual ones, are not predicted; neither are short ones and those
+    that measure nothing, unless `--platform` names the platform. What cannot be predicted is not an
+    error: the result has the reason.
     """
     from pydtnn.perfmodel.job import measurable, predict_job
 
@@ -355,6 +360,8 @@ def predict_run(
         return _unpredicted(f"the model of a step has no formula for {option}")
     if config.platform is None and config.tuning not in (None, "measure"):
         return _unpredicted(f"--tuning {config.tuning} measures nothing; name a --platform")
+    if config.platform is None and steps < MIN_STEPS:
+        return _unpredicted(f"runs of less than {MIN_STEPS} steps are not; name a --platform")
     measured = config.platform is None and measurable(comm, work)
     platform = find_platform(config, comm, threads, work, rates=not measured)
     if platform is None:

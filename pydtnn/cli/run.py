@@ -91,7 +91,8 @@ def run(config: TrainConfig, comm: Communicator) -> None:
         for line in align(describe_job(job), 2):
             _print_line(config, comm, line)
         log_details(job)
-        job.predicted = together(comm, predict_run, config, job.work, comm, threads)
+        steps = config.epochs * job.steps_per_epoch
+        job.predicted = together(comm, predict_run, config, job.work, comm, threads, steps)
         job.sent_before = job.trainer.comm.traffic.bytes
         _carry_out(job)
 

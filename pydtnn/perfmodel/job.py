@@ -54,9 +54,9 @@ def platform_of(
     """Return the platform of a job, with the rates of its network's layers. Collective.
 
     For the rates, all ranks execute training steps of the whole network at the same time, each with
-    its part of the batch. Later jobs with the same CPU, threads, ranks, hosts, network, batch and
-    optimizer take the platform from a file of the user's cache, which is not written if the machine
-    is under load.
+    its part of the batch. Later jobs with the same CPU, threads, ranks and hosts, and for the rates
+    the same network, batch and optimizer, take the platform from a file of the user's cache, which
+    is not written if the machine is under load.
 
     Parameters
     ----------
@@ -84,8 +84,9 @@ def platform_of(
         optimizer_options=work.optimizer_options,
         threads=backend.threads,
     )
-    options = work.fusion, work.optimizer, work.optimizer_options, rates
-    place = _file(comm, backend, repr(net), work.input_shape, batch, *options)
+    options = work.fusion, work.optimizer, work.optimizer_options
+    network = (repr(net), work.input_shape, batch, *options) if rates else ()
+    place = _file(comm, backend, *network)
     known = comm.gather_object(_load(place) if comm.rank == 0 else None)[0]
     if known is not None:
         return cast(Platform, known)
@@ -112,7 +113,11 @@ def measurable(comm: Communicator, work: Workload) -> bool:
 
 
 def predict_job(
-    comm: Communicator, work: Workload, platform: Platform, most: int = MAX_REPEATS
+    comm: Communicator,
+    work: Workload,
+    platform: Platform,
+    most: int = MAX_REPEATS,
+    max_spread: float | None = None,
 ) -> Prediction | None:
     """Predict a run of this job's ranks, with the compute of all of them. Collective.
 
@@ -128,6 +133,8 @@ def predict_job(
         That of the job.
     most : int
         Steps that are measured; of large networks less.
+    max_spread : float, optional
+        By default `MAX_SPREAD`.
 
     Returns
     -------
@@ -146,7 +153,7 @@ def predict_job(
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
     profile = measure_job(_with_fixed_parameters(work), comm, steps=steps, warm_up=1, shared=shared)
     gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
-    if profile.spread > MAX_SPREAD:
+    if profile.spread > (MAX_SPREAD if max_spread is None else max_spread):
         raise ValueError(
             f"the machine is busy: half of the measured steps differ from their median by more "
             f"than {100 * profile.spread:.0f} %"

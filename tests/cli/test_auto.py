@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from pydtnn.cli import predicted
 from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.predicted import (
+    MIN_STEPS,
     NO_EFFECT,
     TIMES,
     Predicted,
@@ -50,8 +52,9 @@ def early(classes, input_shape):
 
 @pytest.fixture(autouse=True)
 def predicted_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests run beside each other, on a machine that is busy."""
+    """Tests have few steps, and run beside each other, on a machine that is busy."""
     monkeypatch.setattr(job, "MAX_SPREAD", math.inf)
+    monkeypatch.setattr(predicted, "MIN_STEPS", 0)
 
 
 def test_one_rank_is_predicted_beside_the_measurement(
@@ -63,10 +66,10 @@ def test_one_rank_is_predicted_beside_the_measurement(
     assert re.search(PREDICTED, out)
     for part in ("in compute", "in communication", "waiting for data", "memory of a rank"):
         assert re.search(rf"  {part} +measured \S+", out)
-    predicted = json.loads((tmp_path / "run" / "run.json").read_text())["predicted"]
-    parts = [predicted[name] for name in ("compute", "update", "communication", "data")]
-    assert predicted["seconds"] == pytest.approx(sum(parts))
-    assert predicted["reason"] == ""
+    entry = json.loads((tmp_path / "run" / "run.json").read_text())["predicted"]
+    parts = [entry[name] for name in ("compute", "update", "communication", "data")]
+    assert entry["seconds"] == pytest.approx(sum(parts))
+    assert entry["reason"] == ""
 
 
 def test_a_run_with_auxiliary_outputs_is_predicted(
@@ -99,11 +102,14 @@ def test_a_run_that_cannot_be_predicted_says_why_and_trains(
     assert "not predicted: ZeroDivisionError: no bandwidth" in capsys.readouterr().out
 
 
-def test_quiet_runs_measure_nothing(
+def test_quiet_and_short_runs_measure_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path / "cache"))
     assert main([*TINY, "--quiet", f"--output-dir={tmp_path / 'run'}"]) == 0
+    monkeypatch.setattr(predicted, "MIN_STEPS", MIN_STEPS)
+    assert main([*TINY, f"--output-dir={tmp_path / 'other'}"]) == 0
+    assert "not predicted: runs of less than 100 steps are not; name" in capsys.readouterr().out
     assert not [*(tmp_path / "cache").glob("platform-*")]
 
 
@@ -180,7 +186,7 @@ def test_a_limit_of_memory_is_that_of_the_choice(
 
 
 def test_lines_of_the_report_compare_each_part() -> None:
-    predicted = Predicted("p", 0.010, 0.006, 0.001, 0.002, 0.001, 5e6)
+    prediction = Predicted("p", 0.010, 0.006, 0.001, 0.002, 0.001, 5e6)
     measured = {
         "seconds": 0.0125,
         "low": 0.012,
@@ -191,14 +197,14 @@ def test_lines_of_the_report_compare_each_part() -> None:
         "data": 0.0015,
         "memory": 6e6,
     }
-    found = dict(rows(predicted, measured))
+    found = dict(rows(prediction, measured))
     text = "measured 12.5 ms (12 to 20), predicted 10 ms for p: accuracy 80%"
     assert found["time per step"] == text
     assert found["  first step"].startswith("measured 500 ms")
     assert found["  in compute"].startswith("measured 8 ms, predicted 7 ms, 1 ms of it")
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"
     assert "measured 6 MB, predicted 5 MB" in found["  memory of a rank"]
-    assert rows(predicted, {}) == []
+    assert rows(prediction, {}) == []
 
 
 def test_memory_is_that_of_the_steps_before_the_first_evaluation() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,30 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
     monkeypatch.setattr(job, "calibrate", lambda *_, **__: other)
     file.write_text("no platform")
     assert platform_of(Serial(), backend, WORK).name == "again"
+
+
+def test_a_platform_without_rates_is_that_of_all_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
+    backend = create_backend("cpu", threads=1)
+    monkeypatch.setattr(job, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
+    for one in (WORK, replace(WORK, model=Sequential(Flatten(), Linear(3)), batch=16)):
+        platform_of(Serial(), backend, one, rates=False)
+        assert len([*tmp_path.glob("platform-*.yaml")]) == 1
+    platform_of(Serial(), backend, WORK)
+    assert len([*tmp_path.glob("platform-*.yaml")]) == 2
+
+
+def test_messages_that_wait_for_cores_are_not_measured(monkeypatch: pytest.MonkeyPatch):
+    module = sys.modules[calibrate.__module__]
+    monkeypatch.setattr(module, "MAX_EXCHANGE_S", 0.0)
+    monkeypatch.setattr(module, "measure_messages", None)
+    first, second = run_threads(2, lambda comm: calibrate(comm, rates=False))
+    assert first.platform == second.platform
+    assert first.platform.messages == Platform.load("laptop").messages
+    assert first.spreads[-1] == "messages, which waited for cores"
+    assert first.assumed == ("messages",)
 
 
 def test_a_platform_that_is_measured_under_load_is_not_kept(

@@ -33,6 +33,11 @@ DEFAULT = "laptop"
 """Platform from which the figures of messages are taken that cannot be measured."""
 
 
+MAX_EXCHANGE_S = 5e-3
+"""Time of a message of a few bytes above which ranks wait for cores: the hundreds of messages of a
+measurement would take minutes."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A measured platform.
@@ -127,15 +132,19 @@ def calibrate(
     early = [one for own in comm.gather_object(samples) for one in own]
     if rates and (allow_noise or not noisy(early)):
         compute = _with_rates(comm, backend, compute, samples, now, networks, repeats)
+    messages, assumed, late = Platform.load(DEFAULT).messages, ["messages"], False
     if comm.size > 1:
         samples.append(exchange_sample(comm))
-    messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
+        late = _median(comm, statistics.median(samples[-1].times)) > MAX_EXCHANGE_S
+    if not late:
+        messages, assumed = measure_messages(comm, messages)
     hosts = [*comm.hosts]
     per_host = max(hosts.count(host) for host in hosts)
     cluster = Cluster(len(set(hosts)), per_host, _cores(), machine.memory() / per_host)
     platform = Platform(name, cluster, compute, messages, _storage(comm, folder))
     everywhere = [one for own in comm.gather_object(samples) for one in own]
-    return Calibration(platform, backend.isa, cpu_name(), tuple(noisy(everywhere)), tuple(assumed))
+    spreads = (*noisy(everywhere), *["messages, which waited for cores"] * late)
+    return Calibration(platform, backend.isa, cpu_name(), spreads, tuple(assumed))
 
 
 def _compute(

@@ -46,6 +46,7 @@ OF_OTHERS = {
         *("--bind-to", "--map-by", "--mpi", "--cpu-bind", "--signal", "--gpus"),
         *("--ntasks-per-node", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--time"),
         "--nproc-per-node",  # torchrun
+        *("--host", "--hostfile", "--no-kill"),
     ),
     "tools": ("--logdir", "--check", "--fix"),  # tensorboard, sha256sum, ruff
     "Chromium": (

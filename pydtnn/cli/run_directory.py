@@ -89,10 +89,10 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
     if config.evaluate_only:
         return Path(config.output_dir or ".")
     if config.output_dir is None:
-        return _next_free(config, made, held)
+        return take_free_folder(config, made, held)
     path = Path(config.output_dir)
     _make("train: --output-dir", path, made)
-    if _claim(path, held):
+    if claim(path, held):
         tidy(path)
         remove_unfinished(path, FILES)
     if not config.resume and find_checkpoints(path):
@@ -103,7 +103,7 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
     return path
 
 
-def _claim(path: Path, held: contextlib.ExitStack) -> bool:
+def claim(path: Path, held: contextlib.ExitStack) -> bool:
     """Lock the folder against other runs until `held` is closed or this process ends.
 
     A batch system may restart a run while the first one is still active. Returns False on network
@@ -196,12 +196,22 @@ class RunFolder(Callback):
                 "the run; continue with --resume in the original folder"
             )
         _make("train: --output-dir", self.directory, [])
-        _claim(self.directory, self._held)
+        claim(self.directory, self._held)
         self._identity = _identity(self.directory)
         _log.warning("%s %s; the run continues in a new folder of that name", self.directory, _LOST)
 
 
-def _next_free(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:
+def take_free_folder(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:
+    """Create the first free folder of ``runs/MODEL-DATASET-1``, ``-2``, ..., and lock it.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    made : list of Path
+        Folders that are created are appended, innermost first.
+    held : ExitStack
+        Until it is closed, the folder is locked.
+    """
     name = "-".join(Path(of.rpartition(":")[2]).name for of in (config.model, config.dataset))
     number = 1
     while True:
@@ -209,7 +219,7 @@ def _next_free(config: TrainConfig, made: list[Path], held: contextlib.ExitStack
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another run has created it
                 _make("train: --output-dir", path, made, exist_ok=False)
-                _claim(path, held)
+                claim(path, held)
                 return path
         number += 1
 

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import addresses, listen
-from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, Facts
+from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, LOST_STATUS, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.signals import SIGNALS, SignalWatch
@@ -376,11 +376,15 @@ class Failure:
     def _end_by(self, error: BaseException) -> None:
         """Terminate all ranks, even if describing the error fails."""
         reason, trace = type(error).__name__, ""
-        self._exit_later(1)
+        # A call of MPI fails because another rank, a host or the network has failed.
+        code = LOST_STATUS if type(error).__module__.startswith("mpi4py.") else 1
+        self._exit_later(code)
         try:
             reason, trace = describe(error), requested_traceback(error)
+            if code == LOST_STATUS:
+                time.sleep(_FORWARDING_S)  # the monitor process may know which rank was killed
         finally:
-            self._end(f"{trace}{self._prefix()}{reason}", 1)
+            self._end(f"{trace}{self._prefix()}{reason}", code)
 
     def _exit_later(self, code: int) -> None:
         finishing = FINISH_TIMEOUT_S if self.supervision.finishes else 0.0

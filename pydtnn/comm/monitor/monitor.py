@@ -79,6 +79,9 @@ class LastStep:
 TIMEOUT_STATUS = 75
 """Exit status of a run in which a wait has passed its deadline (EX_TEMPFAIL of sysexits.h)."""
 
+LOST_STATUS = 75
+"""Exit status of a run that has lost a rank, which may be started again, too."""
+
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the Python stacks of the ranks of a host."""
 
@@ -254,14 +257,15 @@ class Monitor:
         All other ranks are ended, by the rank that has reported an error if there is one, and by
         this process if it fails to.
         """
+        status = LOST_STATUS
         if self._end_report.report(rank):
+            status = 1
             self._await_end()
-        message = {"what": "failed", "rank": rank, "numbers": []}
         if self._first is not None:
-            self._first.tell(message)
+            self._first.tell({"what": "failed", "rank": rank, "numbers": []})
             time.sleep(FORWARDING_S)
-            self._end(1)
-        self._act(message)
+            self._end(status)
+        self._end_all(status)
 
     def heard(self, rank: int, line: str) -> None:
         """Handle a message of a rank of this host."""
@@ -311,7 +315,7 @@ class Monitor:
             self._finish()
             self._tell_all("finished")
         elif what == "failed":
-            self._end_all(1)
+            self._end_all(LOST_STATUS)
 
     def _expire(self) -> None:
         """Report, and end all ranks, unless a rank is in a phase without deadline."""

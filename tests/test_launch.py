@@ -1,0 +1,299 @@
+"""``python -m pydtnn.launch``: a run that fails is started again and ends with the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.child import Ended
+from pydtnn.launch import UNEXPECTED, Launch, failed, find_options, main, reason
+from pydtnn.training.checkpoint import find_checkpoints
+from tests.launch import MPICH, is_openmpi, mpiexec, why_not
+from tests.ranks import VARIABLES, wait_for
+from tests.small_run import TINY, processes_in
+
+EXACT = ["--exact", "--tuning=fixed", "--shards=4", "--checkpoint-steps=4", "--save=net.pydtnn"]
+
+mpi = pytest.mark.skipif(
+    bool(why_not()) or is_openmpi(), reason=why_not() or "a killed rank ends MPICH's job"
+)
+
+
+def script(folder: Path, text: str) -> list[str]:
+    """Return a command that runs a program in the place of `pydtnn.train`."""
+    file = folder / "pydtnn-train"
+    file.write_text(f"#!{sys.executable}\nimport os, sys, time, pathlib\n{text}\n")
+    file.chmod(0o755)
+    return [str(file)]
+
+
+COUNTED = """
+attempts = pathlib.Path("attempts")
+done = attempts.read_text().splitlines() if attempts.exists() else []
+attempts.write_text("".join(line + "\\n" for line in [*done, " ".join(sys.argv[1:])]))
+"""
+
+
+def attempts(folder: Path) -> list[str]:
+    return (folder / "attempts").read_text().splitlines()
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_the_options_of_train_are_found_in_a_command() -> None:
+    for command in (
+        "mpirun -np 2 python -m pydtnn.train",
+        "srun python -m pydtnn train",
+        "mpirun /env/bin/pydtnn-train",
+        "pydtnn train",
+    ):
+        words = command.split()
+        assert find_options([*words, "--lr", "1"]) == len(words)
+    with pytest.raises(ValueError, match=r"a command that runs pydtnn\.train, got 'ls -l'"):
+        find_options(["ls", "-l"])
+
+
+@pytest.mark.parametrize(
+    ("status", "began", "expected"),
+    [(0, True, False), (1, False, False), (1, True, True), (9, False, True), (75, False, True)],
+)
+def test_failures_are_told_from_refused_options(status: int, began: bool, expected: bool) -> None:
+    assert failed(Ended(status, [], ""), began=began) is expected
+
+
+def test_what_a_signal_has_ended_has_not_failed() -> None:
+    assert not failed(Ended(143, [], ""), began=True)
+    assert not failed(Ended(9, [signal.SIGTERM], ""), began=True)
+    assert failed(Ended(9, [signal.SIGUSR1], ""), began=True)
+
+
+def test_the_reason_is_what_a_rank_has_reported() -> None:
+    killed, consequence = f"rank 2: {UNEXPECTED}; it crashed", "rank 0: Exception: MPI"
+    assert reason(Ended(75, [], f"{killed}.\n{consequence}\n")) == f"{killed} (status 75)"
+    assert reason(Ended(75, [], f"a\n{consequence}\n")) == f"{consequence} (status 75)"
+    assert reason(Ended(9, [], "nothing\n")) == "the run has ended (status 9)"
+    assert reason(Ended(1, [], "a\nthe loss is NaN\n")) == "the loss is NaN (status 1)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mpirun"], "expected -- before the command to run"),
+        (["--restarts", "x", "--", "pydtnn-train"], "expected a number of restarts from 0"),
+        (["--", "python", "mine.py"], "expected a command that runs pydtnn.train"),
+        (["--", "pydtnn-train", "--epoks", "3"], "did you mean '--epochs'"),
+        (["--", "pydtnn-train", "--resume", "nowhere"], "nowhere does not exist"),
+        (["--", "pydtnn-train", "--load", "a", "--evaluate-only"], "nothing to continue"),
+        (["--", "no-such-program", "-m", "pydtnn.train"], "no-such-program cannot be started"),
+        (["--", "mpirun", "-f", "none", "-np", "2", "pydtnn-train"], "none"),
+    ],
+)
+def test_bad_arguments_end_in_one_sentence(
+    arguments: list[str], message: str, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("pydtnn.")
+    assert told.count("\n") == 1
+    assert message in told
+    assert not [*inside.glob("runs/*")]
+
+
+def test_refused_options_are_not_tried_again_and_leave_no_folder(inside: Path) -> None:
+    command = script(inside, COUNTED + 'print("train: no", file=sys.stderr)\nsys.exit(1)')
+    assert Launch([*command, "--epochs=3"], 3).run() == 1
+    assert attempts(inside) == ["--epochs=3 --output-dir runs/resnet44-synthetic-1"]
+    assert not [*inside.glob("runs/*")]
+
+
+CHECKPOINT = """
+folder = pathlib.Path("runs/resnet44-synthetic-1")
+(folder / f"checkpoint-{len(done) + 1:08}").mkdir()
+(folder / "run.json").write_text('{"configuration": {"model": "resnet44"}}')
+"""
+
+
+def test_a_run_that_makes_progress_is_continued_in_its_folder(
+    inside: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = script(inside, COUNTED + CHECKPOINT + "sys.exit(9 if len(done) < 3 else 0)")
+    assert Launch([*command, "--epochs=3", "--trace=t"], 3).run() == 0
+    assert attempts(inside) == [
+        "--epochs=3 --trace=t --output-dir runs/resnet44-synthetic-1",
+        *(
+            f"--resume runs/resnet44-synthetic-1 --epochs 3 --trace t-restart{number}"
+            for number in (1, 2, 3)
+        ),
+    ]
+    assert capfd.readouterr().err.splitlines() == [
+        f"pydtnn.launch: restart {n} of 3: the run has ended (status 9); continuing from "
+        f"runs/resnet44-synthetic-1/checkpoint-{n:08}"
+        for n in (1, 2, 3)
+    ]
+
+
+def test_two_restarts_without_progress_are_the_last(
+    inside: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = script(inside, COUNTED + "sys.exit(7)")
+    assert Launch(command, 10).run() == 7
+    assert len(attempts(inside)) == 3
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == (
+        "pydtnn.launch: the run has ended (status 7); given up: 2 restarts in a row have written "
+        "no checkpoint; there is no checkpoint"
+    )
+
+
+def test_a_number_of_restarts_is_the_limit(inside: Path) -> None:
+    command = script(inside, COUNTED + CHECKPOINT + "sys.exit(7)")
+    assert Launch(command, 1).run() == 7
+    assert len(attempts(inside)) == 2
+
+
+def test_hosts_that_are_gone_are_left_out(inside: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mpirun = inside / "mpirun"
+    mpirun.write_text(
+        f"#!{sys.executable}\nimport os, sys, pathlib\n{COUNTED}{CHECKPOINT}"
+        "sys.exit(9 if not done else 0)"
+    )
+    mpirun.chmod(0o755)
+    command = f"{mpirun} -np 8 -hosts a,b pydtnn-train --batch-size 8 --lr 0.1"
+    probe = f"{sys.executable} -c \"import sys; sys.exit('{{host}}' == 'b')\""
+    assert Launch(shlex.split(command), 3, probe).run() == 0
+    assert attempts(inside)[1] == (
+        "-np 4 -hosts a pydtnn-train --resume runs/resnet44-synthetic-1 --lr 0.1"
+    )
+    assert capfd.readouterr().err.endswith("checkpoint-00000001, without b on 4 ranks\n")
+
+
+def test_without_hosts_there_is_no_restart(inside: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mpirun = inside / "mpirun"
+    mpirun.write_text("#!/bin/sh\nexit 9\n")
+    mpirun.chmod(0o755)
+    command = [str(mpirun), "-np", "2", "-hosts", "a,b", "pydtnn-train"]
+    assert Launch(command, 3, "false {host}").run() == 9
+    assert capfd.readouterr().err == (
+        "pydtnn.launch: the run has ended (status 9); given up: no host answers (false {host})\n"
+    )
+
+
+def test_a_requeued_job_continues_in_the_folder_of_the_job(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    command = script(
+        inside, COUNTED + CHECKPOINT.replace("resnet44-synthetic-1", "job-4711") + "sys.exit(0)"
+    )
+    (inside / "runs/job-4711").mkdir(parents=True)
+    assert Launch(command, 3).run() == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert Launch(command, 3).run() == 0
+    assert attempts(inside) == ["--output-dir runs/job-4711", "--resume runs/job-4711"]
+
+
+def test_a_signal_is_passed_on_and_its_status_returned(inside: Path) -> None:
+    command = script(
+        inside,
+        "import signal\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(143))\n"
+        'pathlib.Path("ready").touch()\ntime.sleep(60)',
+    )
+    line = [sys.executable, "-m", "pydtnn.launch", "--", *command]
+    with subprocess.Popen(line, cwd=inside) as process:
+        wait_for((inside / "ready").exists)
+        process.terminate()
+        assert process.wait(30) == 143
+
+
+def launch(folder: Path, ranks: int, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start a small exact run in a folder."""
+    command = [str(mpiexec()), "-n", str(ranks), sys.executable, "-m", "pydtnn.train"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pydtnn.launch", "--restarts=5", "--", *command, *TINY, *EXACT]
+        + ["--output-dir=run", "--quiet", *options],
+        cwd=folder,
+        env={**MPICH, **os.environ},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def ranks_in(folder: Path) -> dict[int, int]:
+    """Return the processes of the ranks that work in a folder."""
+    found = {}
+    for process in processes_in(folder):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            for entry in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0"):
+                if entry.startswith(VARIABLES) and b"monitor/process.py" not in command:
+                    found[int(entry.partition("=")[2])] = process
+    return found
+
+
+def weights(folder: Path) -> bytes:
+    """Return the weights that a run has saved."""
+    return (folder / "net.pydtnn" / "weights.safetensors").read_bytes()
+
+
+@functools.cache
+def undisturbed(epochs: int) -> tuple[float, bytes]:
+    """Return the duration of a run that nothing disturbs, in s, and its weights."""
+    with tempfile.TemporaryDirectory() as name:
+        begin = time.monotonic()
+        with launch(Path(name), 4, [f"--epochs={epochs}"]) as process:
+            assert process.wait(120) == 0
+        return time.monotonic() - begin, weights(Path(name))
+
+
+@mpi
+@pytest.mark.few(1)
+def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
+    victim = 1
+    _, expected = undisturbed(8)
+    with launch(tmp_path, 3, ["--epochs=8"]) as process:
+        wait_for(lambda: len(find_checkpoints(tmp_path / "run")) > 0)
+        os.kill(ranks_in(tmp_path)[victim], signal.SIGKILL)
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(60) == 0, told
+    lines = [line for line in told.splitlines() if line.startswith("pydtnn.launch: ")]
+    assert len(lines) == 1, told
+    assert f"restart 1 of 5: rank {victim}: terminated unexpectedly" in lines[0]
+    assert "continuing from run/checkpoint-" in lines[0]
+    assert weights(tmp_path) == expected
+
+
+@mpi
+@pytest.mark.long
+@pytest.mark.parametrize("case", range(20))
+def test_kills_at_random_moments_change_no_byte(case: int, tmp_path: Path) -> None:
+    duration, expected = undisturbed(60)
+    chance = random.Random(case)
+    with launch(tmp_path, 4, ["--epochs=60"]) as process:
+        time.sleep(chance.uniform(0.2, 0.9 * duration))
+        ranks = ranks_in(tmp_path)
+        if ranks:  # otherwise Python starts, or the run has ended
+            os.kill(chance.choice([*ranks.values()]), signal.SIGKILL)
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(120) == 0, told
+    assert weights(tmp_path) == expected

@@ -8,7 +8,7 @@ never written, so the system does not allocate physical memory.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.collectives import Collective, Pending
+from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.statistics import RunningStatistics, Statistic
-from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.stage import Network
 from pydtnn.utils.request import Completed, Request
 
@@ -33,7 +33,7 @@ class Volume(NamedTuple):
 
 
 class DryGroup:
-    """A group of ranks along an axis in which messages are counted but not sent.
+    """A group of ranks along an axis in which messages are noted but not sent.
 
     Parameters
     ----------
@@ -41,26 +41,31 @@ class DryGroup:
 
     Attributes
     ----------
-    sent : Volume
+    asked : list of (str, list of int)
+        "allreduce" with the length of the array, or "messages" with that of each message, in B.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.sent = Volume(0, 0)
+        self.asked: list[tuple[str, list[int]]] = []
 
     def iallreduce(self, array: Any) -> Request:
-        """Count the minimum of algorithms for an allreduce."""
-        if self.size > 1:
-            self._count(1, round(2 * (self.size - 1) / self.size * array.nbytes))
+        """Note a sum."""
+        self.asked.append(("allreduce", [array.nbytes]))
         return Completed()
 
     def exchange(self, sends: Any, receives: Any, tag: int) -> Request:
-        """Count messages."""
-        self._count(len(sends), sum(array.nbytes for array, _ in sends))
+        """Note messages."""
+        self.asked.append(("messages", [array.nbytes for array, _ in sends]))
         return Completed()
 
-    def _count(self, messages: int, nbytes: int) -> None:
-        self.sent = Volume(self.sent.messages + messages, self.sent.nbytes + nbytes)
+    def volumes(self) -> Iterator[Volume]:
+        """Yield what the rank sends, with the minimum of algorithms for an allreduce."""
+        for operation, sizes in self.asked:
+            if operation == "messages":
+                yield Volume(len(sizes), sum(sizes))
+            elif self.size > 1:
+                yield Volume(1, round(2 * (self.size - 1) / self.size * sum(sizes)))
 
 
 class DryMesh:
@@ -68,7 +73,8 @@ class DryMesh:
 
     Parameters
     ----------
-    mesh : MeshLike
+    shape, position : mapping of str to int
+        See `pydtnn.parallel.Mesh`.
 
     Attributes
     ----------
@@ -76,20 +82,31 @@ class DryMesh:
         Messages that this rank would have sent, by the name of the layer.
     """
 
-    def __init__(self, mesh: MeshLike) -> None:
-        self.shape, self.position = mesh.shape, mesh.position
+    def __init__(self, shape: Mapping[str, int], position: Mapping[str, int]) -> None:
+        self.shape, self.position = {"data": 1, **shape}, {"data": 0, **position}
         self.sent: dict[str, Volume] = {}
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes along which a network is cut."""
+        return tuple(axis for axis in self.shape if axis != "data")
+
+    def group(self, axis: str) -> DryGroup:
+        """Return the group along an axis."""
+        return DryGroup(self.position.get(axis, 0), self.shape.get(axis, 1))
 
     def communicate(self, asked: Sequence[tuple[Any, Collective]]) -> list[Pending]:
         """Start collectives; see `pydtnn.parallel.Mesh.communicate`."""
-        return [self._start(node.name, collective) for node, collective in asked]
+        return [self.start(node.name, collective) for node, collective in asked]
 
-    def _start(self, layer: str, collective: Collective) -> Pending:
+    def start(self, layer: str, collective: Collective) -> Pending:
+        """Start a collective of a layer along each of its axes."""
         for axis in collective.axes:
-            group = DryGroup(self.position.get(axis, 0), self.shape.get(axis, 1))
+            group = self.group(axis)
             pending = collective.start(group, 0)
-            before = self.sent.get(layer, Volume(0, 0))
-            self.sent[layer] = Volume(*map(sum, zip(before, group.sent, strict=True)))
+            for volume in group.volumes():
+                before = self.sent.get(layer, Volume(0, 0))
+                self.sent[layer] = Volume(*map(sum, zip(before, volume, strict=True)))
         return pending
 
 
@@ -176,7 +193,7 @@ class Forecast:
         self._slots = slots
         pool = model.backend.memory
         self._everything, self._large = (
-            None if threshold is None else _Rehearsal(model, batch, slots, threshold, in_flight)
+            None if threshold is None else _with_slots(model, batch, slots, threshold, in_flight)
             for threshold in (1, pool.threshold if pool else None)
         )
 
@@ -212,31 +229,38 @@ class Forecast:
         )
 
 
-class _Rehearsal:
-    """A model's copy on a dry backend, with the flat arrays of an optimizer."""
+class Rehearsal:
+    """Passes of a model on a dry backend.
 
-    def __init__(
-        self, model: Network, batch: int, slots: int, threshold: int, in_flight: int
-    ) -> None:
-        self.in_flight = in_flight
-        self.backend = dry_backend(model.backend, threshold)
+    Parameters
+    ----------
+    model : Network
+    batch : int
+        Samples of a pass.
+    in_flight : int
+        Micro-batches whose saved values exist at a time.
+
+    Attributes
+    ----------
+    sent : dict of str to Volume
+        Messages of the last step, by layer.
+    """
+
+    def __init__(self, model: Network, batch: int, in_flight: int = 1) -> None:
+        self.model, self.backend, self.in_flight = model, model.backend, in_flight
         self.memory: Any = self.backend.memory
-        self.model = _dry_copy(model, self.backend)
-        mesh = self.model.mesh
-        self.sent: dict[str, Volume] = mesh.sent if isinstance(mesh, DryMesh) else {}
-        self.slots = [
-            self.backend.zeros((buffer.size,), buffer.dtype)
-            for buffer in model.buffers
-            for _ in range(slots)
-        ]
+        self.sent: dict[str, Volume] = model.mesh.sent if isinstance(model.mesh, DryMesh) else {}
+        self.slots: list[Array] = []
         self.context = StepContext(training=True, samples=np.arange(batch))
 
     def new_batch(self) -> tuple[Array, ...]:
+        """Allocate a batch."""
         shapes = [node.shape for node in self.model.graph.inputs]
         samples = len(self.context.samples)
         return tuple(self.backend.empty((samples, *s), self.model.dtype) for s in shapes)
 
     def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
+        """Run forward; return the outputs, and what backward requires."""
         with np.errstate(all="ignore"):
             return self.model.forward_shards([x], [self.context])[0]
 
@@ -251,7 +275,9 @@ class _Rehearsal:
             kept[index] = before - self.memory.in_use
         return tuple(kept)
 
-    def step(self, x: tuple[Array, ...]) -> None:
+    def step(
+        self, x: tuple[Array, ...], on_ready: Callable[[Bucket, int], None] | None = None
+    ) -> None:
         """Run a step; the pool records its peak, and `sent` its messages."""
         self.sent.clear()
         self.memory.trim()
@@ -262,15 +288,29 @@ class _Rehearsal:
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
-            self.model.backward_shards([dy], [residuals])
+            self.model.backward_shards([dy], [residuals], on_ready=on_ready)
         del others
+
+
+def _with_slots(
+    model: Network, batch: int, slots: int, threshold: int, in_flight: int
+) -> Rehearsal:
+    """Return a rehearsal of a model's copy, with the flat arrays of an optimizer."""
+    backend = dry_backend(model.backend, threshold)
+    found = Rehearsal(_dry_copy(model, backend), batch, in_flight)
+    found.slots = [
+        backend.zeros((buffer.size,), buffer.dtype)
+        for buffer in model.buffers
+        for _ in range(slots)
+    ]
+    return found
 
 
 def _dry_copy(model: Network, backend: Backend) -> Network:
     """Copy a model onto a dry backend, with parameters without values."""
     known: dict[int, Any] = {id(model.backend): backend, id(model.observer): None}
     if model.mesh is not None:
-        dry = DryMesh(model.mesh)
+        dry = DryMesh(model.mesh.shape, model.mesh.position)
         known |= {id(model.mesh): dry, id(model.communicate): dry.communicate}
     for buffer in (*model.buffers, *model.frozen_buffers):
         for flat, member, view in (

@@ -220,7 +220,7 @@ class Model(NotCallable, Predictor):
         self.parameters: dict[str, Parameter] = {}
         self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
         with self.backend.recycling():
-            for p in self.parameters.values():
+            for p in self.parameters.values() if self.backend.has_values else ():
                 p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
         self.refresh()
         self.backend.trim()  # temporary arrays of initial values
@@ -449,7 +449,10 @@ class Model(NotCallable, Predictor):
         total = sum(buffer.grads.nbytes for buffer in self.buffers)
         nbytes = choose(total, DEFAULT_BUCKET_BYTES)
         if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
+            replaced = (*self.buffers, *self.frozen_buffers)
             self._place_parameters(nbytes)
+            for buffer in replaced:
+                buffer.buckets = ()  # which refer to it: its arrays would not be freed
             self.refresh()
             self.backend.trim()
         self._buckets_fixed = True

@@ -1,50 +1,40 @@
 """A step of one rank without computation, which gives the outline of the step.
 
-The rank's part of the network is built on a backend with empty kernels, and the model's loops run
-on it, so that the outline has the same nodes, exchanges and buckets as training, for every layer,
-plan and recomputation. Two passes with few samples give all quantities that depend on their number.
+The rank's part of the network is built on a backend with empty kernels, and the passes of the model
+run on it, so that the outline has the same nodes, exchanges, buckets and arrays as training, for
+every layer, plan and recomputation. Two passes with few samples give all quantities that depend on
+their number.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
-
-import numpy as np
 
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dry import dry_backend, scratch
-from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.layers import Net
-from pydtnn.layers.base import StepContext
-from pydtnn.layers.collectives import Collective, Pending
-from pydtnn.layers.node import nodes
-from pydtnn.layers.parameters import ALIGNMENT, DEFAULT_BUCKET_BYTES, Bucket
-from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.model.execution import Reports, backward_loop, forward_loop, run_together
-from pydtnn.model.fusion import fuse
-from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.model.partition.apply import partition
-from pydtnn.model.placement import completed, place_parameters
-from pydtnn.model.recompute import KEPT_ALL, Cuts, cut, named_cuts
+from pydtnn.layers.collectives import PIPELINE, Collective, Pending
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
+from pydtnn.model.memory import DryMesh, Rehearsal
+from pydtnn.model.recompute import Cuts
+from pydtnn.model.recompute_choice import AUTO, check_recompute
 from pydtnn.perfmodel.compute import Label
-from pydtnn.perfmodel.dry_mesh import Position, start_dry
 from pydtnn.perfmodel.outline import (
     BucketOutline,
     Compute,
     Event,
     Linear,
     MemoryOutline,
-    NodeMemory,
     Outline,
     Ready,
     Start,
     Transfer,
     Wait,
 )
+from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 MIN_COUNTED_BYTES = 1
@@ -58,26 +48,17 @@ def inner_position(shape: Mapping[str, int]) -> dict[str, int]:
 
 
 class DryStep:
-    """A rank's part of a network on a backend without computation.
+    """A rank's part of the network of a run on a backend without computation.
 
     Parameters
     ----------
-    net : Net
-        Not part of a model; it is not changed.
-    input_shape : tuple of int, or several
+    work : Workload
     backend : Backend
         The backend whose allocations are counted.
-    shape : mapping of str to int
-        Ranks along the axes of the mesh besides "data".
-    position : mapping of str to int, optional
-        Of the rank; by default one with the most work.
-    plan : Plan, mapping or str, optional
-    dtype : str
-    fused : bool
+    stage : int
+        Of a pipeline.
     between_hosts : bool
         Whether gradients are exchanged between hosts, which shortens buckets.
-    own_bytes : int, optional
-        Length of buckets everywhere, in B.
 
     Attributes
     ----------
@@ -91,134 +72,51 @@ class DryStep:
     """
 
     def __init__(
-        self,
-        net: Net,
-        input_shape: Any,
-        backend: Backend,
-        shape: Mapping[str, int] | None = None,
-        *,
-        position: Mapping[str, int] | None = None,
-        plan: Any = None,
-        dtype: str = "float32",
-        fused: bool = True,
-        between_hosts: bool = False,
-        own_bytes: int | None = None,
+        self, work: Workload, backend: Backend, *, stage: int = 0, between_hosts: bool = False
     ) -> None:
-        shape = dict(shape or {})
-        place = inner_position(shape) if position is None else position
-        self.mesh = Position(shape, place) if shape else None
-        self.real = backend
-        self.backend = dry_backend(backend, MIN_COUNTED_BYTES)
-        self.graph = Graph(shapes_of(input_shape), backend=self.backend, dtype=dtype)
-        outputs = nodes(self.graph.add(copy.deepcopy(net), *self.graph.inputs))
-        outputs, stage = partition(self.graph, outputs, plan, self.mesh)
-        self.staged = stage is not None
-        self.transfer = Transfer(
-            *(
-                0 if stage is None else sum(prod(v.shape) for v in values) * 4
-                for values in ((stage.receives, stage.sends) if stage else ((), ()))
-            )
-        )
-        if fused:
-            outputs = fuse(self.graph, outputs)
-        received = stage is not None and bool(stage.receives)
-        self.graph.finish(outputs, input_gradient=received)
-        itemsize = arithmetic(self.graph.dtype).itemsize
-        total = sum(
-            ALIGNMENT * -(-p.size * itemsize // ALIGNMENT) for p, _ in completed(self.graph)
-        )
-        usual = own_bytes or DEFAULT_BUCKET_BYTES
-        between = (usual,) if own_bytes else bucket_bytes(("a", "b"), total, usual)
-        self.same_buckets = {*between} == {usual}
-        self.placement = place_parameters(self.graph, between if between_hosts else (usual,))
-        statistics = dict.fromkeys(s for node in self.graph.nodes for s in node.layer.statistics)
-        self.statistics = RunningStatistics(list(statistics), self.backend)
+        shape = work.cut
+        position = inner_position(shape) | ({PIPELINE: stage} if PIPELINE in shape else {})
+        plain = replace(work, recompute=None, memory_limit=None, plan=work.plan if shape else None)
+        self.mesh = _Mesh(shape, position) if shape else None
+        self.real, self.backend = backend, dry_backend(backend, MIN_COUNTED_BYTES)
+        mesh: Any = self.mesh  # it gathers nothing
+        self.model = plain.create_model(plain.create_net(), self.backend, mesh)
+        total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
+        usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
+        between = bucket_bytes(("a", "b"), total, usual)
+        self.same_buckets = work.bucket_bytes is not None or {*between} == {usual}
+        if between_hosts:
+            self.model.choose_buckets(lambda total, usual: between)
         # a layer may compute a part of the samples
-        self.few = max(shape.values(), default=1) if self.graph.cuts_batch else 1
-        self.segments = KEPT_ALL
+        self.few = max(shape.values(), default=1) if self.model.graph.cuts_batch else 1
 
     def _recompute(self, recompute: Any) -> None:
         """Choose the segments that backward recomputes."""
-        graph = self.graph
-        if self.segments is not KEPT_ALL:
-            self.segments = KEPT_ALL
-            graph.find_overwrites(())
-        if recompute is None or not graph.trained:
-            return
-        if recompute == "auto" or isinstance(recompute, int):
+        model, graph = self.model, self.model.graph
+        model.cut(())
+        if recompute != AUTO:
+            model.recompute, _ = check_recompute(recompute, None)
+            model.choose_segments(self.few)
+        elif graph.trained:
             sizes = [self.few * prod(node.shape) * graph.dtype.itemsize for node in graph.nodes]
-            cuts = Cuts(graph.nodes, graph.trained, self.kept(self.few), sizes)
-            parts = isqrt(len(cuts.places)) if recompute == "auto" else recompute
-            if parts < 2:
-                return
-            bounds = cuts.even(min(parts, len(cuts.places)))
-        else:
-            names = (recompute,) if isinstance(recompute, str) else recompute
-            known = [str(node.layer.name) for node in graph.nodes if node.inputs]
-            bounds = named_cuts(graph.nodes, graph.trained, names, known)
-        self.segments = cut(graph.nodes, graph.trained, bounds)
-        graph.find_overwrites(self.segments.checkpoints)
+            kept = Rehearsal(model, self.few).kept()
+            cuts = Cuts(graph.nodes, graph.trained, kept, sizes)
+            parts = isqrt(len(cuts.places))
+            model.cut(cuts.even(parts) if parts > 1 else ())
 
-    # -- passes -----------------------------------------------------------------------------------
-
-    def _inputs(self, samples: int) -> tuple[Any, ...]:
-        shapes = [node.shape for node in self.graph.inputs]
-        return tuple(self.backend.empty((samples, *s), self.graph.dtype) for s in shapes)
-
-    def _forward(self, samples: int, recording: _Recording | None = None) -> tuple[Any, list[Any]]:
-        context = StepContext(training=True, samples=np.arange(samples))
-        own = recording or _Recording(self.mesh)
-        self.statistics.begin_step()
-        loop = forward_loop(
-            self.graph,
-            self._inputs(samples),
-            context,
-            True,
-            None,
-            joint=False,
-            segments=self.segments,
-            reports=Reports(own, 1),
-        )
-        result: tuple[Any, list[Any]] = run_together([loop], own.communicate)[0]
-        return result
-
-    def kept(self, samples: int) -> tuple[int, ...]:
-        """Return the bytes that each node keeps for backward, see `Memory.kept`."""
-        memory: Any = self.backend.memory
-        with self.backend.recycling(), np.errstate(all="ignore"):
-            y, residuals = self._forward(samples)
-            del y
-            kept = [0] * len(residuals)
-            for index in reversed(range(len(residuals))):
-                before = memory.in_use
-                residuals[index] = None
-                kept[index] = before - memory.in_use
-        return tuple(kept)
-
-    def run(self, samples: int) -> tuple[_Recording, _Recording, int]:
-        """Run both passes; return the events of each, and the peak of memory in B."""
-        memory: Any = self.backend.memory
-        memory.trim()
-        memory.reset_peak()
-        forward, backward = _Recording(self.mesh), _Recording(self.mesh)
-        with self.backend.recycling(), np.errstate(all="ignore"):
-            y, residuals = self._forward(samples, forward)
-            outputs = y if isinstance(y, tuple) else (y,)
-            dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
-            del y, outputs
-            loop = backward_loop(
-                self.graph,
-                self.placement.buckets,
-                dy,
-                residuals,
-                backward.ready,
-                None,
-                joint=False,
-                shard=0,
-                reports=Reports(backward, 1),
-            )
-            run_together([loop], backward.communicate)
-        return forward, backward, memory.peak
+    def _run(self, samples: int) -> tuple[_Recording, float, tuple[int, ...]]:
+        """Run both passes; return their events, the peak of memory, and what nodes keep, in B."""
+        model, rehearsal, recording = self.model, Rehearsal(self.model, samples), _Recording()
+        kept = rehearsal.kept() if model.stage is not None else ()
+        model.statistics.begin_step()
+        model.observer = recording
+        if self.mesh is not None:
+            self.mesh.recording = recording
+        rehearsal.step(rehearsal.new_batch(), recording.ready)
+        model.observer = None
+        if self.mesh is not None:
+            self.mesh.recording = None
+        return recording, rehearsal.memory.peak, kept
 
     def outline(self, recompute: Any = None) -> Outline:
         """Return the outline of the step.
@@ -235,70 +133,56 @@ class DryStep:
             If a name matches no layer.
         """
         self._recompute(recompute)
-        samples = self.few, 2 * self.few
-        few, many = map(self.run, samples)
+        few, many = map(self._run, (self.few, 2 * self.few))
 
         def line(value: float, other: float) -> Linear:
-            return Linear.through(samples[0], value, samples[1], other)
+            return Linear.through(self.few, value, 2 * self.few, other)
 
-        layers = {node.name: node.layer for node in self.graph.nodes}
-        placement = self.placement
-        buffers = (*placement.buffers, *placement.frozen)
-        names = [node.name for node in self.graph.nodes]
-        kept = zip(names, *map(self.kept, samples), strict=True) if self.staged else ()
+        model, stage = self.model, self.model.stage
+        layers = {node.name: node.layer for node in model.graph.nodes}
         forward, backward = (
-            tuple(_join(a.events, b.events, layers, line))
-            for a, b in zip(few[:2], many[:2], strict=True)
+            tuple(_join(a, b, layers, line))
+            for a, b in zip(few[0].passes, many[0].passes, strict=True)
         )
         self.backend.trim()
+        buffers = (*model.buffers, *model.frozen_buffers)
+        sides = ((), ()) if stage is None else (stage.receives, stage.sends)
         return Outline(
             forward=forward,
             backward=backward,
-            buckets=tuple(map(_outline_of, placement.buckets)),
+            buckets=tuple(map(_outline_of, model.buckets)),
             memory=MemoryOutline(
                 values=sum(buffer.values.nbytes for buffer in buffers),
                 gradients=sum(buffer.grads.nbytes for buffer in buffers),
                 copies=sum(b.working.nbytes for b in buffers if b.working is not None),
-                trained=sum(buffer.values.nbytes for buffer in placement.buffers),
-                peak=line(few[2], many[2]),
-                nodes=tuple(NodeMemory(name, line(a, b)) for name, a, b in kept),
-                scratch=scratch(self.real, self.backend, self.graph.dtype.itemsize),
+                trained=sum(buffer.values.nbytes for buffer in model.buffers),
+                peak=line(few[1], many[1]),
+                nodes=tuple(map(line, few[2], many[2])),
+                scratch=scratch(self.real, self.backend, model.graph.dtype.itemsize),
             ),
-            shape={} if self.mesh is None else {a: n for a, n in self.mesh.shape.items() if n > 1},
-            transfer=self.transfer,
-            parameters=sum(p.size for p in placement.parameters.values()),
+            transfer=Transfer(*(sum(prod(v.shape) for v in values) * 4 for values in sides)),
         )
 
 
-class _Recorded(Pending):
-    """A collective whose wait is recorded."""
-
-    def __init__(self, pending: Pending, wait: Callable[[], None]) -> None:
-        self._pending, self._wait = pending, wait
-
-    def wait(self) -> Any:
-        """Record the wait, and return the result."""
-        self._wait()
-        return self._pending.wait()
-
-
 class _Recording(Observer):
-    """The events of a pass: of nodes, collectives and buckets."""
+    """The events of both passes: of nodes, collectives and buckets."""
 
-    def __init__(self, mesh: Position | None) -> None:
-        self.mesh = mesh
-        self.events: list[Any] = []
+    def __init__(self) -> None:
+        self.passes: tuple[list[Any], list[Any]] = [], []
+        self.events = self.passes[0]
         self._open: list[list[Any]] = []  # kind, name and number of the next segment
         self._started = 0
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        if kind is Kind.BACKWARD or name.endswith(RECOMPUTED):
+            self.events = self.passes[1]
         self._open.append(["forward" if kind is Kind.FORWARD else "backward", name, 0])
 
     def end(self) -> None:
-        self._segment()
+        self.segment()
         self._open.pop()
 
-    def _segment(self) -> None:
+    def segment(self) -> None:
         """End a segment of the activity that is running."""
         if self._open:
             activity = self._open[-1]
@@ -309,28 +193,37 @@ class _Recording(Observer):
         """Record that a bucket is complete."""
         self.events.append(Ready(bucket.index))
 
-    def communicate(self, asked: Sequence[tuple[Any, Collective]]) -> list[Pending]:
-        """Record the start of collectives."""
-        return [self._start(node.name, collective) for node, collective in asked]
+    def start(self, *operation: Any) -> int:
+        """Record the start of an operation; return its number."""
+        self._started += 1
+        self.events.append((self._started, *operation))
+        return self._started
 
-    def _start(self, node: str, collective: Collective) -> Pending:
-        assert self.mesh is not None
-        self._segment()
-        numbers = []
+
+class _Mesh(DryMesh):
+    """A mesh whose collectives are recorded."""
+
+    recording: _Recording | None = None
+
+    def start(self, layer: str, collective: Collective) -> Pending:
+        own = self.recording
+        if own is None:
+            return super().start(layer, collective)
+        numbers: list[int] = []
+        own.segment()
         for axis in collective.axes:
-            group = self.mesh.group(axis)
-            pending = start_dry(collective, group)
-            for operation, sent in group.asked:
-                self._started += 1
-                numbers.append(self._started)
-                self.events.append((self._started, node, operation, axis, sent))
+            group = self.group(axis)
+            pending = collective.start(group, 0)
+            numbers += [own.start(layer, operation, axis, sent) for operation, sent in group.asked]
         # sums over several axes are sums of sums: all but the last are awaited at once
-        self.events.extend(Wait(number) for number in numbers[:-1])
-        return _Recorded(pending, lambda: self._waited(numbers[-1:]))
+        own.events.extend(Wait(number) for number in numbers[:-1])
 
-    def _waited(self, numbers: list[int]) -> None:
-        self._segment()
-        self.events.extend(Wait(number) for number in numbers)
+        def finish() -> Any:
+            own.segment()
+            own.events.extend(Wait(number) for number in numbers[-1:])
+            return pending.wait()
+
+        return Pending(None, finish)
 
 
 def _join(

@@ -7,7 +7,6 @@ and a network (`pydtnn.perfmodel.timing`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -133,14 +132,6 @@ class BucketOutline:
 
 
 @dataclass(frozen=True)
-class NodeMemory:
-    """Memory that a node keeps for backward, in B."""
-
-    node: str
-    kept: Linear
-
-
-@dataclass(frozen=True)
 class MemoryOutline:
     """Memory of a rank, in B.
 
@@ -152,7 +143,7 @@ class MemoryOutline:
         Values that an optimizer updates; a slot has the same size.
     peak : Linear
         Maximum of all arrays of a pass, the flat arrays included, slots excluded.
-    nodes : tuple of NodeMemory
+    nodes : tuple of Linear
         Arrays kept by each node between forward and backward, of a stage of a pipeline; without
         stages, one pass is in flight at a time, and there are none.
     scratch : int
@@ -164,12 +155,12 @@ class MemoryOutline:
     copies: int
     trained: int
     peak: Linear
-    nodes: tuple[NodeMemory, ...]
+    nodes: tuple[Linear, ...]
     scratch: int
 
     def kept(self, samples: float) -> float:
         """Return the memory of one pass between its forward and its backward."""
-        return sum(max(node.kept.at(samples), 0.0) for node in self.nodes)
+        return sum(max(node.at(samples), 0.0) for node in self.nodes)
 
 
 class Transfer(NamedTuple):
@@ -190,18 +181,12 @@ class Outline:
     buckets : tuple of BucketOutline
         In the order in which backward completes them.
     memory : MemoryOutline
-    shape : mapping of str to int
-        Ranks along the axes of the mesh besides "data".
     transfer : Transfer
         Messages of a stage; zero without a pipeline.
-    parameters : int
-        Number of all parameters of this rank.
     """
 
     forward: tuple[Event, ...]
     backward: tuple[Event, ...]
     buckets: tuple[BucketOutline, ...]
     memory: MemoryOutline
-    shape: Mapping[str, int]
     transfer: Transfer
-    parameters: int

@@ -9,12 +9,11 @@ from typing import Any
 
 from pydtnn.comm.schedules.auto import RULE
 from pydtnn.kernels import Backend, create_backend
-from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.parallel.pipeline.check import most_in_flight, plan_of
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
-from pydtnn.perfmodel.dry_step import DryStep, inner_position
+from pydtnn.perfmodel.dry_step import DryStep
 from pydtnn.perfmodel.formulas import Placement
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
@@ -88,7 +87,6 @@ class Projector:
         backend: Backend | None = None,
     ) -> None:
         self.work, self.platform, self.costs = work, platform, costs
-        self._net = work.create_net()
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
         self._steps: dict[Any, DryStep] = {}
         self._outlines: dict[Any, Outline | ValueError] = {}
@@ -117,42 +115,30 @@ class Projector:
         ValueError
             If the plan does not fit the network.
         """
+        between = self._between(work)
         place = (*work.cut.items(), repr(work.plan), work.bucket_bytes, stage)
-        key = (*place, work.recompute, self._between(work))
+        key = place, between, repr(work.recompute)
         if key not in self._outlines:
             try:
-                step = self._dry_step(work, place, stage)
-                found: Outline | ValueError = step.outline(work.recompute)
+                found: Outline | ValueError = self._step(work, place, between).outline(
+                    work.recompute
+                )
             except ValueError as error:
                 found = error
-            alike = isinstance(found, ValueError) or step.same_buckets
-            for between in (False, True) if alike else key[-1:]:
-                self._outlines[*key[:-1], between] = found
+            self._outlines[key] = found
         found = self._outlines[key]
         if isinstance(found, ValueError):
             raise found
         return self._tables.setdefault(id(found), Tables(found, self.costs))
 
-    def _dry_step(self, work: Workload, place: tuple[Any, ...], stage: int) -> DryStep:
+    def _step(self, work: Workload, place: tuple[Any, ...], between: bool) -> DryStep:
         """Return the network of a rank, which is built once for all kinds of recomputation."""
-        between = self._between(work)
-        step = self._steps.get((place, between))
-        if step is None:
-            cut = work.cut
-            step = DryStep(
-                self._net,
-                self.work.input_shape,
-                self.backend,
-                cut,
-                position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
-                plan=work.plan if cut else None,
-                dtype=self.work.dtype,
-                between_hosts=between,
-                own_bytes=work.bucket_bytes,
-            )
-            for own in (False, True) if step.same_buckets else (between,):
-                self._steps[place, own] = step
-        return step
+        if (place, between) not in self._steps:
+            own = replace(self.work, axes=work.axes, plan=work.plan, bucket_bytes=work.bucket_bytes)
+            step = DryStep(own, self.backend, stage=place[-1], between_hosts=between)
+            for other in (False, True) if step.same_buckets else (between,):
+                self._steps[place, other] = step
+        return self._steps[place, between]
 
     def _between(self, work: Workload, axis: str = "data") -> bool:
         """Return whether the ranks along an axis are on several hosts."""

@@ -18,7 +18,7 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.model import Model
-from pydtnn.model.memory import Forecast, _Rehearsal, forecast_memory
+from pydtnn.model.memory import Forecast, Rehearsal, forecast_memory
 
 
 class WithLengths(Block):
@@ -55,9 +55,9 @@ class Scaled(Layer):
 def test_a_forecast_does_not_depend_on_what_memory_contains(
     net: Any, shapes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty = _Rehearsal.new_batch
+    empty = Rehearsal.new_batch
 
-    def garbage(self: _Rehearsal) -> Any:
+    def garbage(self: Rehearsal) -> Any:
         batch = empty(self)
         for part in batch:
             part.fill(np.nan)
@@ -65,7 +65,7 @@ def test_a_forecast_does_not_depend_on_what_memory_contains(
 
     model = Model(net, shapes, recompute="auto")
     expected = Forecast(model, 5, 1, in_flight=2).memory(())
-    monkeypatch.setattr(_Rehearsal, "new_batch", garbage)
+    monkeypatch.setattr(Rehearsal, "new_batch", garbage)
     assert Forecast(model, 5, 1, in_flight=2).memory(()) == expected
     assert model.find_cuts(5, in_flight=2)
 

@@ -23,10 +23,10 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.parameters import Cut
 from pydtnn.layers.reshape import Flatten, Identity
 from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.memory import DryMesh
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, part_shape
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of
 from pydtnn.perfmodel.compute import Label
-from pydtnn.perfmodel.dry_mesh import Position
 from pydtnn.perfmodel.dry_step import MIN_COUNTED_BYTES, inner_position
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Linear, Start
@@ -93,7 +93,7 @@ class LayerOptions:
             )
         self.ranks = messages.work.axes[AXIS]
         shape = {AXIS: self.ranks}
-        self.mesh = Position(shape, inner_position(shape))
+        self.mesh: Any = DryMesh(shape, inner_position(shape))
         self.costs, self.messages, self.slots = projector.costs, messages, work.slots
         self.samples = messages.work.samples_per_rank
         self.exposed = 1.0

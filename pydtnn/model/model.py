@@ -23,6 +23,7 @@ from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
+from pydtnn.model.pieces import Piece, part_piece
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recompute import cut
@@ -573,6 +574,15 @@ class Model(NotCallable, Predictor):
         """
         return self.whole.gather(self._own_state())
 
+    def pieces(self) -> list[Piece]:
+        """Return this rank's elements of parameters and running statistics, as views."""
+        place = {} if self.mesh is None else self.mesh.position
+        own = [part_piece(name, p.master, p.part, place) for name, p in self.parameters.items()]
+        for s in self.statistics.statistics:
+            for what, values in zip(RUNNING, (s.mean, s.variance), strict=True):
+                own.append(part_piece(f"{s.name}.{what}", values, s.part, place))
+        return own
+
     def load(self, state: Mapping[str, np.ndarray], *, strict: bool = True) -> LoadReport:
         """Load parameters and running statistics returned by `state`.
 
@@ -596,6 +606,12 @@ class Model(NotCallable, Predictor):
         self.given = given if whole.distributed else {}
         self.loaded = checksum((self.given or self._own_state()).values())
         return report
+
+    def replaced(self) -> None:
+        """Called after the values of `pieces` have been replaced, by those of all ranks alike."""
+        self.statistics.samples = 0.0
+        self.refresh()
+        self.loaded, self.given = None, {}
 
     def __repr__(self) -> str:
         return represent_model(self, self.description)

@@ -16,6 +16,7 @@ from pydtnn.layers.parameters import Parameter, Part
 from pydtnn.layers.statistics import RUNNING, Statistic
 from pydtnn.model.load_report import LoadReport, compare, describe
 from pydtnn.model.partition.draft import MeshLike, RanksLike
+from pydtnn.model.pieces import Piece, part_piece, whole_piece
 
 
 class WholeArrays:
@@ -112,6 +113,37 @@ class WholeArrays:
             for name, value in state.items()
             if isinstance(value, np.ndarray)
         )
+
+    def piece(self, name: str, values: np.ndarray) -> Piece:
+        """Return the elements of the whole network's array that an array of a state contains."""
+        values = np.ascontiguousarray(values).reshape(np.shape(values))
+        if self.mesh is not None and self._part(name) is not None and self._fits(name, values):
+            return part_piece(name, values, self._part(name), self.mesh.position)
+        return whole_piece(name, values)
+
+    def allocate(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype
+    ) -> tuple[np.ndarray, Piece]:
+        """Return an array for this rank's part of a state's array, and the piece that fills it.
+
+        If the shape is not that of a whole array of which this rank has a part, all of it.
+        """
+        part = self._part(name)
+        if part is None or self.mesh is None or shape != part.shape:
+            values = np.empty(shape, dtype)
+            return values, whole_piece(name, values)
+        values = np.empty(self._own[self._known(name) or ""], dtype)
+        return values, part_piece(name, values, part, self.mesh.position)
+
+    def fits(self, name: str, values: np.ndarray) -> bool:
+        """Return whether an array of a state is whole, or this rank's part of a whole one."""
+        part = self._part(name)
+        return part is None or values.shape == part.shape or self._fits(name, values)
+
+    def belongs_elsewhere(self, name: str) -> bool:
+        """Return whether an entry of a state is an array that only other ranks have."""
+        known = self._known(name)
+        return known is not None and known not in self._own
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's parts of the result of `gather`, without arrays of other ranks."""

@@ -635,6 +635,30 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
                 state[f"{slot}/{entry.name}"] = whole[entry.slice].reshape(entry.shape).copy()
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
+    def check_state(
+        self, state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> tuple[int, float]:
+        """Return the numbers of a saved state: `iterations` and `lr_factor`.
+
+        Parameters
+        ----------
+        state : mapping
+            Of the arrays, only shapes are used.
+        shapes : mapping of str to tuple, optional
+            Shapes of parameters by name, if not those of this rank's parts.
+
+        Raises
+        ------
+        ValueError
+            See `load`.
+        """
+        who, own = type(self).__name__, {e.name: e.shape for _, _, e in self._places().values()}
+        own |= {name: shape for name, shape in (shapes or {}).items() if name in own}
+        expected = {name: own[entry.name] for name, (_, _, entry) in self._places().items()}
+        check_saved(who, expected, state)
+        iterations = check_int(who, "iterations", state["iterations"], at_least=0)
+        return iterations, check_float(who, "lr_factor", state["lr_factor"], at_least=0)
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`; nothing is changed if it does not fit.
 
@@ -644,10 +668,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             If a name is missing or unexpected, an array has a wrong shape, or a number is out of
             its limits.
         """
-        who, places = type(self).__name__, self._places()
-        check_saved(who, {name: entry.shape for name, (_, _, entry) in places.items()}, state)
-        iterations = check_int(who, "iterations", state["iterations"], at_least=0)
-        lr_factor = check_float(who, "lr_factor", state["lr_factor"], at_least=0)
+        places = self._places()
+        iterations, lr_factor = self.check_state(state)
         for name, (bucket, slot, entry) in places.items():
             own, part = self._own[bucket.index], self._slots[bucket.index][slot]
             start, stop = max(entry.slice.start, own.start), min(entry.slice.stop, own.stop)

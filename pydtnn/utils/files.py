@@ -226,9 +226,23 @@ def _reason(error: OSError) -> str:
 
 def fill_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Create a folder with files and their checksums, and flush it to disk."""
-    sums = "".join(f"{_digest(data)}  {name}\n" for name, data in files.items())
     path.mkdir()
-    for name, data in {**files, SUMS: sums.encode()}.items():
+    add_files(path, files, {})
+
+
+def add_files(path: Path, files: Mapping[str, bytes], sums: Mapping[str, str]) -> None:
+    """Write files into a folder, and the checksums of all, and flush it to disk.
+
+    Parameters
+    ----------
+    path : Path
+    files : mapping of str to bytes
+    sums : mapping of str to str
+        Checksums of the files that the folder contains already.
+    """
+    own = {name: _digest(data) for name, data in files.items()}
+    text = "".join(f"{digest}  {name}\n" for name, digest in {**sums, **own}.items())
+    for name, data in {**files, SUMS: text.encode()}.items():
         write_through(path / name, data)
     flush_directory(path)
 
@@ -241,15 +255,31 @@ def read_folder(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     ValueError
         If a file is missing, cannot be read or has changed.
     """
-    text = _read(path, SUMS).decode(errors="replace")
-    sums = {
-        name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())
-    }
+    sums = read_sums(path)
     files = {name: _read(path, name) for name in names}
     for name, data in files.items():
-        if sums.get(name) != _digest(data):
-            raise ValueError(f"{name} does not match its checksum")
+        check_digest(name, sums.get(name), _digest(data))
     return files
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """Return the checksums of the files of a folder by name.
+
+    Raises
+    ------
+    ValueError
+        If their file cannot be read.
+    """
+    text = _read(path, SUMS).decode(errors="replace")
+    return {
+        name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())
+    }
+
+
+def check_digest(name: str, expected: str | None, found: str) -> None:
+    """Raise ValueError if a file does not have its checksum."""
+    if expected != found:
+        raise ValueError(f"{name} does not match its checksum")
 
 
 def _read(path: Path, name: str) -> bytes:
@@ -263,7 +293,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse_object(data: bytes, name: str, version: int) -> dict[str, Any]:
+def parse_object(data: bytes, name: str, *versions: int) -> dict[str, Any]:
     """Return the object in a file's content.
 
     Parameters
@@ -271,8 +301,8 @@ def parse_object(data: bytes, name: str, version: int) -> dict[str, Any]:
     data : bytes
     name : str
         Name of the file, for errors.
-    version : int
-        Required value of "format".
+    *versions : int
+        Possible values of "format".
 
     Raises
     ------
@@ -287,6 +317,7 @@ def parse_object(data: bytes, name: str, version: int) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{name} must contain an object")
     given = content.get("format")
-    if type(given) is not int or given != version:
-        raise ValueError(f"its format must be {version} for this version of pydtnn, got {given}")
+    if type(given) is not int or given not in versions:
+        expected = " or ".join(map(str, versions))
+        raise ValueError(f"its format must be {expected} for this version of pydtnn, got {given}")
     return content

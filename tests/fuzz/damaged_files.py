@@ -71,7 +71,8 @@ from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
 from pydtnn.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
-from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
+from pydtnn.training.checkpoint.folder import STATE
+from pydtnn.training.checkpoint.layout import ARRAYS
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED
@@ -314,7 +315,7 @@ class Checkpoints(Kind):
         else:
             files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN])
         shutil.rmtree(self.new)
-        write_checkpoint(self.new, files, keep=9)
+        fill_folder(self.new, files)
         return f"{self.new.name}/{key}", files[key], f"{key}, whose sum fits: {done}"
 
     def read(self) -> tuple[Trainer, Path | None]:

@@ -1,8 +1,9 @@
 """Checkpoints of the whole training state, through one protocol.
 
-A checkpoint is a folder ``checkpoint-<step>``, renamed into place once, with
-``arrays.safetensors``, ``state.json`` and their checksums. It contains no number of ranks, time or
-path, and its arrays have the parameters' names and shapes, independently of the buckets.
+A checkpoint is a folder ``checkpoint-<step>``, renamed into place once, with files of arrays
+(``arrays.safetensors``), ``state.json`` and their checksums. It contains no number of ranks, time
+or path, and its arrays have the parameters' names and shapes, independently of ranks, mesh and
+buckets: the same state gives the same bytes.
 """
 
 from pydtnn.training.checkpoint.content import Stateful

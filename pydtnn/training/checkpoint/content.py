@@ -1,20 +1,16 @@
-"""The content of a checkpoint, and its conversion to two files."""
+"""The content of a checkpoint besides arrays, and the objects whose states it contains."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from pydtnn import __version__
-from pydtnn.saving.weights import decode, encode
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.folder import ARRAYS, STATE
 from pydtnn.utils.files import parse_object
 
 # Validation of the content of checkpoint files, before any state is loaded.
@@ -22,8 +18,8 @@ from pydtnn.utils.files import parse_object
 # Checksums verify that files have not changed since they were written, but not that they contain a
 # checkpoint, as any program can write valid checksums.
 
-FORMAT = 1
-"""Format of `state.json`; others raise an error."""
+FORMAT = 2
+"""Format of `state.json`. In 1, all arrays were in one file; others raise an error."""
 
 REQUIRED = ("model", "optimizer", "trainer")
 """Parts of every checkpoint; other parts that are missing keep their initial state."""
@@ -37,7 +33,7 @@ def read_content(state: bytes) -> dict[str, Any]:
     ValueError
         If it is not JSON, or has another format or structure.
     """
-    content = parse_object(state, "state.json", FORMAT)
+    content = parse_object(state, "state.json", 1, FORMAT)
     parts = content.get("parts")
     if not isinstance(parts, dict):
         raise ValueError("its parts must be an object")
@@ -58,6 +54,8 @@ def read_content(state: bytes) -> dict[str, Any]:
 def check_states(parts: Mapping[str, list[dict[str, Any]]]) -> None:
     """Raise ValueError if states of the required parts have values of another type.
 
+    Arrays need not have values: those of the model are checked when they are read.
+
     Raises
     ------
     ValueError
@@ -77,12 +75,10 @@ def check_states(parts: Mapping[str, list[dict[str, Any]]]) -> None:
 
 
 def _check_weights(state: Mapping[str, Any]) -> None:
-    """Raise ValueError if weights are not finite floating-point numbers."""
+    """Raise ValueError if weights are not floating-point numbers."""
     for name, array in state.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             raise ValueError(f"model: {name} must be an array of floating-point numbers")
-        if not np.isfinite(array).all():
-            raise ValueError(f"model: {name} must be finite")
 
 
 def _is_state(entry: object) -> bool:
@@ -126,6 +122,10 @@ def _is_plan(value: object) -> bool:
     return _is_object(value, _is_count)
 
 
+def _is_shapes(value: object) -> bool:
+    return _is_object(value, lambda shape: isinstance(shape, list) and all(map(_is_count, shape)))
+
+
 def _is_object(value: object, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, dict) and all(map(fits, value.values()))
 
@@ -162,8 +162,10 @@ VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
 OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mesh": (_is_plan, "an object with the ranks along each axis"),
     "local": (_is_names, "a list of names"),
+    "split": (_is_shapes, "an object with shapes"),
 }
-"""Content of `state.json` if some parts have states of every rank of a mesh."""
+"""Content of `state.json` if some parts have states of every rank of a mesh, or arrays are in
+several files."""
 
 
 State = dict[str, Any]
@@ -202,76 +204,19 @@ def parts_of(trainer: Training) -> dict[str, Stateful]:
     return parts
 
 
-def pack(parts: Parts, about: Mapping[str, Any]) -> dict[str, bytes]:
-    """Convert the parts to the contents of a checkpoint's files.
-
-    Parameters
-    ----------
-    parts : dict of str to list of dict
-    about : mapping
-        Additional content of `state.json`.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    entries: dict[str, list[State]] = {}
-    for name, states in parts.items():
-        entries[name] = []
-        for rank, state in enumerate(states):
-            own, values = split(state)
-            prefix = _prefix(name, rank, len(states))
-            arrays |= {prefix + key: array for key, array in own.items()}
-            entries[name].append({"values": values, "arrays": list(own)})
-    content = {"format": FORMAT, "pydtnn": __version__, **about, "parts": entries}
-    return {ARRAYS: encode(arrays), STATE: _to_json(content)}
-
-
-def unpack(files: Mapping[str, bytes]) -> Parts:
-    """Convert the contents of a checkpoint's files to the parts.
-
-    Raises
-    ------
-    ValueError
-        If they were written by another version of pydtnn, or parts or arrays are missing or have
-        another type.
-    """
-    arrays = decode(files[ARRAYS])
-    parts: Parts = {}
-    for name, entries in read_content(files[STATE])["parts"].items():
-        parts[name] = []
-        for rank, entry in enumerate(entries):
-            prefix = _prefix(name, rank, len(entries))
-            parts[name].append(_take(arrays, prefix, entry["arrays"]) | entry["values"])
-    if arrays:
-        raise ValueError(f"{ARRAYS} contains an array that belongs to no part, {min(arrays)}")
-    check_states(parts)
-    return parts
-
-
-def _take(arrays: dict[str, np.ndarray], prefix: str, names: Sequence[str]) -> State:
-    """Remove and return the arrays of one state."""
-    for name in names:
-        if prefix + name not in arrays:
-            raise ValueError(f"{ARRAYS} does not contain the array {prefix}{name}")
-    return {name: arrays.pop(prefix + name) for name in dict.fromkeys(names)}
-
-
-def checksum(state: State) -> bytes:
-    """Return a checksum of a state, to compare it between ranks."""
-    arrays, values = split(state)
-    return hashlib.sha256(encode(arrays) + _to_json(values)).digest()
-
-
 def split(state: State) -> tuple[dict[str, np.ndarray], State]:
     """Separate the arrays of a state from its other values."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     return arrays, {name: value for name, value in state.items() if name not in arrays}
 
 
-def _prefix(name: str, rank: int, states: int) -> str:
+def prefix_of(name: str, rank: int, states: int) -> str:
     """Return the prefix of the names of a part's arrays."""
     return f"{name}/" if states == 1 else f"{name}/rank{rank}/"
 
 
-def _to_json(content: State) -> bytes:
+def to_json(content: State) -> bytes:
+    """Return values as a file of JSON."""
     # Keys keep their order, which is that of the columns of a table of logs. Finite floats are
     # restored exactly; NaN and infinities are written in Python's notation, as only Python reads
     # them.

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder ``checkpoint-<step>`` with
 
-- ``arrays.safetensors``: every array,
+- ``arrays.safetensors``: every array; of a large network several files, see `layout`,
 - ``state.json``: every number, and the configuration,
 - ``SHA256SUMS``: their checksums, for ``sha256sum --check`` too.
 
@@ -16,12 +16,14 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from pydtnn.utils.files import fill_folder, flush_directory, read_folder, unwritable
+from pydtnn.utils.files import add_files, flush_directory, unwritable
 
-ARRAYS, STATE = "arrays.safetensors", "state.json"
+STATE = "state.json"
+"""Name of the file with everything but arrays."""
 
 _NAME = re.compile(r"checkpoint-\d{8,}")
 
@@ -53,19 +55,40 @@ def checkpoint_path(directory: str | Path, step: int) -> Path:
     return Path(directory) / f"checkpoint-{step:08d}"
 
 
-def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
-    """Write a checkpoint, then remove older ones.
+def begin_checkpoint(path: Path) -> Path:
+    """Create the folder in which the files of a checkpoint are written, and return it.
+
+    Raises
+    ------
+    OSError
+        If that is not possible; no incomplete files remain.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tidy(path.parent)
+        partial_path(path).mkdir()
+    except OSError as error:
+        raise unwritable("checkpoint", path, error) from error
+    return partial_path(path)
+
+
+def complete_checkpoint(
+    path: Path, files: Mapping[str, bytes], sums: Mapping[str, str], retention: Retention
+) -> None:
+    """Write the remaining files of a checkpoint, rename it into place, and remove older ones.
 
     Parameters
     ----------
     path : Path
-        As returned by `checkpoint_path`. Its folder is created if necessary; an existing checkpoint
+        As returned by `checkpoint_path`; `begin_checkpoint` has been called. An existing checkpoint
         is replaced.
     files : mapping of str to bytes
-        Contents of `ARRAYS` and `STATE`.
-    keep : int
-        Number of checkpoints to keep, including this one. Those of later steps are removed too:
-        they are damaged, or belong to a run that was abandoned.
+        Contents of the files that are not written yet.
+    sums : mapping of str to str
+        Checksums of those that are.
+    retention : Retention
+        Checkpoints of later steps are removed too: they are damaged, or belong to a run that was
+        abandoned.
 
     Raises
     ------
@@ -73,11 +96,9 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
         If it cannot be written. No incomplete files remain, and earlier checkpoints are kept.
     """
     directory = path.parent
-    partial, aside = (directory / f".{path.name}.{end}" for end in ("partial", "replaced"))
+    partial, aside = partial_path(path), directory / f".{path.name}.replaced"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tidy(directory)
-        fill_folder(partial, files)
+        add_files(partial, files, sums)
         if path.exists():
             path.rename(aside)  # a folder cannot be renamed onto one that is not empty
         partial.rename(path)
@@ -88,21 +109,48 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
         with contextlib.suppress(OSError):  # the renamed one is found as well
             tidy(directory)
     present = find_checkpoints(directory)
-    older = [other for other in present if step_of(other) < step_of(path)]
     later = [other for other in present if step_of(other) > step_of(path)]
-    for other in (*older[: max(len(older) + 1 - keep, 0)], *later):
+    older = [other for other in present if step_of(other) <= step_of(path)]
+    for other in (*retention.surplus(older), *later):
         _remove(other)
 
 
-def read_checkpoint(path: Path) -> dict[str, bytes]:
-    """Read the files of a checkpoint and compare them with their checksums.
+class Retention(NamedTuple):
+    """Which checkpoints remain when another one is written.
 
-    Raises
-    ------
-    ValueError
-        If a file is missing, cannot be read or has changed.
+    Attributes
+    ----------
+    keep : int
+        The last ones.
+    keep_every : int, optional
+        Besides them, one of so many.
     """
-    return read_folder(path, (ARRAYS, STATE))
+
+    keep: int
+    keep_every: int | None = None
+
+    def surplus(self, paths: Sequence[Path]) -> list[Path]:
+        """Return which of some checkpoints, newest last, are to be removed.
+
+        Of those before the last ones, one remains if it is at least `keep_every` intervals of steps
+        after the one before that remains; an interval is the mean one of the last checkpoints.
+        """
+        older, last = paths[: -self.keep], paths[-self.keep :]
+        if self.keep_every is None or not older:
+            return [*older]
+        interval = (step_of(last[-1]) - step_of(older[-1])) / len(last)
+        kept, removed = 0, []
+        for path in older:
+            if step_of(path) - kept >= self.keep_every * interval:
+                kept = step_of(path)
+            else:
+                removed.append(path)
+        return removed
+
+
+def partial_path(path: Path) -> Path:
+    """Return the path of the folder in which a checkpoint is written."""
+    return path.with_name(f".{path.name}.partial")
 
 
 def tidy(directory: Path) -> None:
@@ -122,7 +170,7 @@ def tidy(directory: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint; after an interruption the rest does not have the name of one."""
-    partial = path.with_name(f".{checkpoint_path(path.parent, step_of(path)).name}.partial")
+    partial = partial_path(checkpoint_path(path.parent, step_of(path)))
     with contextlib.suppress(OSError):  # then it remains, complete
         path.rename(partial)
         shutil.rmtree(partial, ignore_errors=True)

@@ -42,7 +42,7 @@ def test_a_checkpoint_names_arrays_for_people_and_keeps_numbers_in_json(tmp_path
     )
     np.testing.assert_array_equal(arrays["model/head.w"], trainer.model.state()["head.w"])
     state = json.loads((path / "state.json").read_text())
-    assert state["format"] == 1
+    assert state["format"] == 2
     assert (state["step"], state["seed"], state["configuration"]) == (4, 0, {"lr": 0.1})
     assert state["parts"]["EarlyStopping.1"][0]["values"] == trainer.callbacks[0].state()
 

@@ -16,9 +16,10 @@ from pydtnn.comm import Communicator
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
-from pydtnn.training.checkpoint import find_checkpoints, folder, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.files import fill_folder
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
 FILES = ["SHA256SUMS", "arrays.safetensors", "state.json"]
@@ -44,7 +45,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     files = {name: (path / name).read_bytes() for name in FILES[1:]}
     files["state.json"] = change(files["state.json"])
     shutil.rmtree(path)
-    folder.write_checkpoint(path, files, keep=9)
+    fill_folder(path, files)
 
 
 def put(*keys: str | int, value: Any) -> Callable[[Path], object]:
@@ -79,13 +80,13 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "state.json cannot be parsed",
     ),
     "of the future": (
-        put("format", value=2),
-        "its format must be 1 for this version of pydtnn, got 2",
+        put("format", value=3),
+        "its format must be 1 or 2 for this version of pydtnn, got 3",
     ),
-    "no format": (drop("format"), "its format must be 1 for this version of pydtnn, got None"),
+    "no format": (drop("format"), "its format must be 1 or 2 for this version of pydtnn, got None"),
     "true as format": (
         put("format", value=True),
-        "its format must be 1 for this version of pydtnn, got True",
+        "its format must be 1 or 2 for this version of pydtnn, got True",
     ),
     "no parts": (drop("parts"), "parts must be an object"),
     "null as parts": (put("parts", value=None), "parts must be an object"),
@@ -158,7 +159,7 @@ def test_whatever_a_part_raises_no_part_is_loaded(tmp_path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "arrays cut": (cut("arrays.safetensors"), "arrays.safetensors does not match its checksum"),
+    "arrays cut": (cut("arrays.safetensors"), "arrays.safetensors: must have "),
     "a bit flipped": (flip_a_bit, "arrays.safetensors does not match its checksum"),
     "numbers cut": (cut("state.json"), "state.json does not match its checksum"),
     "sums cut": (cut("SHA256SUMS"), "state.json does not match its checksum"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,14 @@ from pydtnn.optimizers import AdamW
 from pydtnn.parallel.compression import power_sgd, top_k
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
-from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import (
+    assembly,
+    find_checkpoints,
+    layout,
+    load_checkpoint,
+    loading,
+    save_checkpoint,
+)
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import SUMS
 from tests.small_mesh import Axes, assert_equal_states, mesh_fit, mesh_trainer, on_ranks
@@ -119,6 +127,89 @@ def test_a_run_continues_on_any_stages(
     train(before, tmp_path / "run", 1, norm=False)
     for run in train(after, tmp_path / "run", 2, load=True, norm=False):
         assert_same(run, expected)
+
+
+PLANS: dict[str, tuple[Axes, Any]] = {
+    "data": ({"data": 3}, AllReduce),
+    "sharded optimizer": ({"data": 3}, ShardedOptimizer),
+    "filter": ({"filter": 3}, AllReduce),
+    "channel": ({"channel": 2}, AllReduce),
+    "spatial": ({"spatial": 2}, AllReduce),
+    "pipeline": ({"pipeline": 2}, AllReduce),
+    "data x filter": ({"data": 2, "filter": 2}, ShardedOptimizer),
+    "pipeline x filter": ({"pipeline": 2, "filter": 2}, AllReduce),
+    "filter x channel": ({"filter": 2, "channel": 2}, AllReduce),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("file_bytes", [300, 1 << 20], ids=["several files", "one file"])
+@pytest.mark.parametrize(("axes", "scheme"), PLANS.values(), ids=PLANS)
+def test_every_plan_reads_and_writes_the_bytes_of_the_serial_network(
+    axes: Axes, scheme: Any, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Therefore each also reads what any other has written."""
+    monkeypatch.setattr(layout, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(assembly, "BLOCK_BYTES", 64)
+    options = {"norm": False, "optimizer": AdamW(0.01)}
+    trainer = mesh_trainer(Serial(), None, EMA(0.5), Checkpointer(tmp_path / "one"), **options)
+    mesh_fit(trainer)
+    before = contents(find_checkpoints(tmp_path / "one")[-1])
+    assert (len(before) > 3) == (file_bytes == 300)
+
+    def rank(comm: Communicator) -> None:
+        callbacks = EMA(0.5), Checkpointer(tmp_path / "all")
+        options = {"norm": False, "optimizer": AdamW(0.01)}
+        trainer = mesh_trainer(comm, axes, *callbacks, scheme=scheme, **options)
+        assert load_checkpoint(tmp_path / "one", trainer) is not None
+        save_checkpoint(tmp_path / "all", trainer)
+
+    on_ranks(axes, rank)
+    assert contents(find_checkpoints(tmp_path / "all")[-1]) == before
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_ranks_of_a_mesh_send_only_what_others_write(tmp_path: Path) -> None:
+    """A rank that has rows of each array writes most of them."""
+
+    def rank(comm: Communicator) -> int:
+        trainer = mesh_trainer(comm, {"data": 4}, norm=False)
+        before = comm.traffic.bytes
+        save_checkpoint(tmp_path, trainer)
+        return comm.traffic.bytes - before
+
+    assert on_ranks({"data": 4}, rank) == [0, 0, 0, 0]
+
+
+def test_ranks_without_the_folder_send_and_receive_their_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on hosts without a shared file system."""
+    axes = {"data": 2, "filter": 2}
+    train(axes, tmp_path / "shared", 1, norm=False)
+    before = contents(find_checkpoints(tmp_path / "shared")[-1])
+    seeing = threading.local()
+    is_dir = Path.is_dir
+
+    def hidden(path: Path) -> bool:
+        return is_dir(path) and (path.suffix != ".partial" or seeing.allowed)
+
+    monkeypatch.setattr(Path, "is_dir", hidden)
+    monkeypatch.setattr(loading, "is_visible", lambda found: seeing.allowed)
+
+    def rank(comm: Communicator) -> None:
+        seeing.allowed = comm.rank == 0
+        callbacks = EMA(0.5), Checkpointer(tmp_path / "alone")
+        rule = AdamW(0.01, epsilon=1e-3, clip_norm=1.0)
+        trainer = mesh_trainer(comm, axes, *callbacks, optimizer=rule, norm=False)
+        assert load_checkpoint(tmp_path / "shared", trainer) is not None
+        save_checkpoint(tmp_path / "alone", trainer)
+
+    on_ranks(axes, rank)
+    assert contents(find_checkpoints(tmp_path / "alone")[-1]) == before
 
 
 def test_a_checkpoint_of_a_mesh_has_the_names_and_shapes_of_a_serial_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint, saving
 from pydtnn.utils import files
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer, trained
@@ -47,7 +47,12 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
         if path.name == file:
             raise OSError(errno.ENOSPC, "No space left on device")
 
+    def full_at_the_end(self: saving.OpenFile) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(files, "write_through", full)
+    if file == "arrays.safetensors":
+        monkeypatch.setattr(saving.OpenFile, "complete", full_at_the_end)
     trainer.optimizer.iterations += 1
     with pytest.raises(AgreedError) as caught:
         save_checkpoint(tmp_path, trainer)
@@ -63,7 +68,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint, saving
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer

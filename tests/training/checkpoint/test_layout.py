@@ -1,0 +1,149 @@
+"""The files of the arrays of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pydtnn.comm import Serial
+from pydtnn.model.pieces import whole_piece
+from pydtnn.training.checkpoint import layout as module
+from pydtnn.training.checkpoint.assembly import assemble, create_plan
+from pydtnn.training.checkpoint.folder import begin_checkpoint, partial_path
+from pydtnn.training.checkpoint.layout import Described, Layout, arrange, data_files, read_layout
+from pydtnn.training.checkpoint.saving import FileWriter
+
+ARRAYS: dict[str, np.ndarray] = {
+    "b.w": np.arange(40.0).reshape(8, 5),
+    "a.w": np.arange(3.0),
+    "half": np.arange(7, dtype="float16"),
+    "none": np.zeros((0, 3), "float32"),
+    "number": np.array(4),
+    "flags": np.array([True, False]),
+}
+
+
+def described(arrays: dict[str, np.ndarray]) -> dict[str, Described]:
+    return {name: Described(a.dtype.name, a.shape) for name, a in arrays.items()}
+
+
+def write(path: Path, layout: Layout) -> Path:
+    """Write arrays as a checkpoint does; return the folder."""
+    begin_checkpoint(path)
+    pieces = {piece.region: piece for piece in (whole_piece(n, a) for n, a in ARRAYS.items())}
+    writer = FileWriter(path)
+    assemble(Serial(), create_plan(layout, {key: [0] for key in pieces}, [0], 1), pieces, writer)
+    writer.close()
+    assert writer.error is None
+    return partial_path(path)
+
+
+@pytest.fixture(params=[100, 1 << 20], ids=["several files", "one file"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    monkeypatch.setattr(module, "FILE_BYTES", request.param)
+    return arrange(described(ARRAYS))
+
+
+def test_other_programs_read_every_array(layout: Layout, tmp_path: Path) -> None:
+    folder = write(tmp_path / "x", layout)
+    found: dict[str, np.ndarray] = {}
+    for file in layout.files:
+        found |= load_file(folder / file.name)
+    for name, array in ARRAYS.items():
+        if name not in layout.split:
+            np.testing.assert_array_equal(found[name], array, strict=True)
+    parts = [value for name, value in found.items() if name.startswith("b.w[")]
+    if parts:
+        assert layout.split == {"b.w": [8, 5]}
+        np.testing.assert_array_equal(np.concatenate(parts), ARRAYS["b.w"].reshape(-1))
+
+
+def test_the_layout_is_read_from_the_headers(layout: Layout, tmp_path: Path) -> None:
+    folder = write(tmp_path / "x", layout)
+    names = [file.name for file in layout.files]
+    assert read_layout(folder, names, ARRAYS, layout.split) == layout
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {
+        file.name: file.size for file in layout.files
+    }
+
+
+def test_files_have_equal_lengths_of_which_there_are_not_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FILE_BYTES", 8)
+    monkeypatch.setattr(module, "MAX_FILES", 4)
+    files = arrange({"x": Described("float32", (50,)), "y": Described("float32", (3,))}).files
+    assert [file.size - len(file.header) for file in files] == [64, 64, 64, 20]
+    assert all(len(file.header) % 8 == 0 for file in files)
+
+
+def test_wider_elements_come_first_so_that_all_are_aligned() -> None:
+    (file,) = arrange(described(ARRAYS)).files
+    for segment in file.segments:
+        assert segment.offset % ARRAYS[segment.array].dtype.itemsize == 0
+    names = [segment.array for segment in file.segments]
+    assert names == ["a.w", "b.w", "number", "none", "half", "flags"]
+
+
+def test_elements_of_other_types_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match="checkpoint: z must have elements such as float32, got com"
+    ):
+        arrange({"z": Described("complex64", (2,))})
+
+
+def test_missing_files_are_named() -> None:
+    names = ["arrays-00001-of-00003.safetensors", "arrays-00003-of-00003.safetensors", "state.json"]
+    with pytest.raises(ValueError, match=r"does not contain arrays-00002-of-00003.safetensors"):
+        data_files(names)
+    assert data_files(["x.safetensors", "arrays.safetensors"]) == ["arrays.safetensors"]
+    with pytest.raises(ValueError, match=r"does not contain arrays.safetensors"):
+        data_files(["state.json"])
+
+
+def header(entries: object, data: bytes = b"12345678") -> bytes:
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+X = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not a safetensors file"),
+    "a long header": ((1 << 60).to_bytes(8, "little") + b"{}", "not a safetensors file"),
+    "no object": (header([X]), "not a safetensors file"),
+    "a huge shape": (header({"x": X | {"shape": [1 << 61, 8]}}), "wrong length of x"),
+    "a negative shape": (header({"x": X | {"shape": [-2, -1]}}), "invalid numbers of x"),
+    "many axes": (header({"x": X | {"shape": [1] * 99 + [2]}}), "invalid numbers of x"),
+    "an unknown type": (header({"x": X | {"dtype": "F4"}}), "not a safetensors file"),
+    "no offsets": (header({"x": {"dtype": "F32", "shape": [2]}}), "not a safetensors file"),
+    "beyond the end": (header({"x": X | {"data_offsets": [8, 16]}}), "must follow the array"),
+    "the same bytes twice": (header({"x": X, "y": X}), "y must follow the array before it"),
+    "too long": (header({"x": X}, b"1234567890"), "must have .* B by its header"),
+    "text as numbers": (header({"x": X | {"shape": ["2"]}}), "invalid numbers of x"),
+    "an incomplete array": (header({"w[0:2]": X}), "the array w is not complete"),
+    "another length": (header({"w[0:3]": X}), r"w\[0:3\] must have 3 elements"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_are_refused_before_memory_is_allocated(
+    data: bytes, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "arrays.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match=reason):
+        read_layout(tmp_path, ["arrays.safetensors"], {"x", "y", "w"}, {"w": [3]})
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_files_that_are_not_regular_are_refused(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    make(tmp_path / "arrays.safetensors")
+    with pytest.raises((OSError, ValueError), match="cannot read|expected files in"):
+        read_layout(tmp_path, ["arrays.safetensors"], {"x"}, {})

@@ -2,18 +2,20 @@
 
     python -m benchmarks.oracle                                    # on this machine, all cases
     python -m benchmarks.oracle --networks resnet20 --plans one data-2 --turns 5
+    python -m benchmarks.oracle --crowded                          # here, with 3, 4 and 8 ranks
     python -m benchmarks.oracle --cluster --output FILE            # on emulated clusters
 
 On this machine the ranks share a host. On emulated clusters (`benchmarks.comm.cluster`: for root,
 with Open MPI beside Python), four ranks are on 2 hosts of 2 ranks or on 4 hosts, with links of 100
 Mbit/s and 1 Gbit/s; all of them share the cores of this machine.
 
-In every turn the compute of all ranks is measured (`pydtnn.perfmodel.compute.measured`), the step
-is predicted from it by virtual ranks on the measured network, and then measured. Rows are medians
+In every turn a step is predicted as `python -m pydtnn.train` does at its start: the compute of all
+ranks is measured (`pydtnn.perfmodel.compute.measured`), and virtual ranks add the messages, on the
+platform that was measured before the first turn. Then it is measured. Rows are medians
 over the turns. `accuracy` is 1 - abs(predicted - measured) / measured. `memory` is the growth of
-the process of the largest rank, in MiB. On a cluster, `tau` is Kendall's rank correlation of
-predicted and measured times of the plans of a network, and `regret` the measured time of the plan
-that is predicted to be the fastest, relative to that of the fastest one.
+the process of the largest rank, in MiB. `tau` is Kendall's rank correlation of predicted and
+measured times of the plans of a network and batch, and `regret` the measured time of the plan that
+is predicted to be the fastest, relative to that of the fastest one, minus 1.
 """
 
 from __future__ import annotations
@@ -30,7 +32,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
-from benchmarks.accuracy.cases import BATCHES, HERE, NETWORKS, ON_CLUSTER, PLANS, USUAL, ranks_of
+from benchmarks.accuracy.cases import (
+    BATCHES,
+    CROWDED,
+    HERE,
+    NETWORKS,
+    ON_CLUSTER,
+    PLANS,
+    USUAL,
+    ranks_of,
+)
 from benchmarks.comm.ranks import default_launcher, launch
 from benchmarks.common.report import Report
 
@@ -83,6 +94,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--cluster", action="store_true", help="on emulated clusters")
+    parser.add_argument("--crowded", action="store_true", help="plans of 3, 4 and 8 ranks")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS)
     parser.add_argument("--plans", nargs="+", choices=PLANS)
     parser.add_argument("--batches", nargs="+", type=int, help="samples of all ranks per step")
@@ -98,7 +110,7 @@ def main() -> None:
         args.turns, args.steps = 1, 2
     report = Report(args.output)
     networks = args.networks or (CLUSTER_NETWORKS if args.cluster else HERE_NETWORKS)
-    plans = args.plans or (ON_CLUSTER if args.cluster else HERE)
+    plans = args.plans or (ON_CLUSTER if args.cluster else CROWDED if args.crowded else HERE)
     report.line(TITLE)
     rows: list[Row] = []
     for layout in [f"{r} {s}" for r in args.rates for s in args.shapes] if args.cluster else [""]:
@@ -168,13 +180,20 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     """Yield lines with means and worst cases, and of each cluster tau and regret."""
     accuracies = sorted(row.accuracy for row in rows)
     yield f"accuracy of times: mean {mean(accuracies):.1%}, worst {accuracies[0]:.1%}"
+    within = [abs(row.memory - row.resident) <= max(3, 0.05 * row.resident) for row in rows]
     worst = max(rows, key=lambda row: abs(row.memory_error))
-    yield f"memory: worst error {worst.memory_error:+.1%} ({worst.network}, {worst.plan})"
-    for (layout, network), group in groupby(rows, key=lambda row: (row.layout, row.network)):
+    yield (
+        f"memory: {sum(within)} of {len(rows)} within 5 % or 3 MiB, worst error "
+        f"{worst.memory_error:+.1%} ({worst.network}, {worst.plan})"
+    )
+    rows = sorted(rows, key=lambda row: (row.layout, row.network, row.batch))
+    for (layout, network, batch), group in groupby(
+        rows, key=lambda row: (row.layout, row.network, row.batch)
+    ):
         own = list(group)
-        if layout and len(own) > 1:
+        if len(own) > 1:
             tau = kendall([r.predicted for r in own], [r.measured for r in own])
-            yield f"{layout:13}{network:11} tau {tau:.2f}, regret {regret(own):.1%}"
+            yield f"{layout:13}{network:11}{batch:6} tau {tau:.2f}, regret {regret(own):.1%}"
 
 
 def kendall(xs: Sequence[float], ys: Sequence[float]) -> float:

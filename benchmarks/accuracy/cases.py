@@ -47,6 +47,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "filter-4": {"axes": {"filter": 4}},
     "pipeline-4": {"axes": {"pipeline": 4}},
     "data-spatial-4": {"axes": {"data": 2, "spatial": 2}},
+    "data-3": {"axes": {"data": 3}},
+    "pipeline-3": {"axes": {"pipeline": 3}},
+    "data-8": {"axes": {"data": 8}},
+    "filter-8": {"axes": {"filter": 8}},
+    "data-spatial-8": {"axes": {"data": 4, "spatial": 2}},
 }
 """Arguments of `Workload` by name; a number at the end is that of the ranks."""
 
@@ -55,6 +60,9 @@ OPTIMIZER = {"lr": 1e-8, "momentum": 0.9, "weight_decay": 1e-4}
 
 HERE = ("one", "data-2", "spatial-2", "filter-2", "pipeline-2", "recompute")
 """Plans that are compared on this machine."""
+
+CROWDED = ("data-3", "pipeline-3", "data-4", "filter-4", "data-spatial-4", "data-8", "filter-8")
+"""Plans with more ranks than this machine may have cores."""
 
 ON_CLUSTER = tuple(name for name in PLANS if name.endswith("-4"))
 """Plans that are compared on emulated clusters of four ranks."""

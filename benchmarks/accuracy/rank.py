@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.cases import workload_of
-from benchmarks.accuracy.library import MeasuredLibrary
 from benchmarks.common.work import resident, rest
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
+from pydtnn.perfmodel.job import platform_of
+from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, SharedCores
 from pydtnn.perfmodel.virtual.steps import simulate
 from pydtnn.perfmodel.workload import Rank, Workload, period
@@ -59,12 +59,7 @@ def seconds_of(rank: Rank, comm: Communicator, steps: int) -> list[float]:
 
 
 def compare(
-    workload: Workload,
-    comm: Communicator,
-    network: Network,
-    processor: Processor,
-    turns: int,
-    steps: int,
+    workload: Workload, comm: Communicator, platform: Platform, turns: int, steps: int
 ) -> dict[str, Any]:
     """Predict and measure a workload; return the result, complete on rank 0."""
     restart_peak()
@@ -85,6 +80,7 @@ def compare(
         profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
         if comm.rank == 0:
             costs = [MeasuredCosts(profile.of(r), varying=True) for r in range(comm.size)]
+            network, processor = platform.network(comm.size), Processor.of(platform)
             ranks = simulate(workload, network, costs, processor, cores)
             predicted.append(max(one.step.seconds for one in ranks))
             communicated.append(ranks[0].step.exposed)
@@ -107,15 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)
     comm = create_communicator()
-    network = (
-        Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
-    )
-    processor = Processor.measure(comm, network)
-    if comm.size > 1:
-        processor = processor._replace(library=MeasuredLibrary.measure(comm).time)
     for case in args.cases:
         workload = workload_of(case)
-        found = compare(workload, comm, network, processor, args.turns, args.steps)
+        platform = platform_of(comm, workload.create_backend(), workload, rates=False)
+        found = compare(workload, comm, platform, args.turns, args.steps)
         if comm.rank == 0:
             print(json.dumps({"case": case, "name": workload.name} | found), flush=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.cases import HERE, ON_CLUSTER, PLANS, ranks_of, workload_of
+from benchmarks.accuracy.cases import CROWDED, HERE, ON_CLUSTER, PLANS, ranks_of, workload_of
 from benchmarks.oracle import Row, kendall, regret, summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,8 @@ def test_kendalls_tau_compares_the_order_of_pairs(ys, tau):
 def test_the_summary_has_mean_and_worst_and_the_order_on_each_cluster():
     lines = list(summary(ROWS))
     assert lines[0] == "accuracy of times: mean 83.9%, worst 66.7%"
-    assert lines[1] == "memory: worst error -3.0% (resnet20, data-4)"
-    assert lines[2].split() == [*("1gbit", "2x2", "resnet20"), *("tau", "0.33,"), "regret", "20.0%"]
+    assert lines[1] == ("memory: 3 of 3 within 5 % or 3 MiB, worst error -3.0% (resnet20, data-4)")
+    assert " ".join(lines[2].split()) == "1gbit 2x2 resnet20 64 tau 0.33, regret 20.0%"
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -52,6 +52,7 @@ def test_every_plan_is_a_workload_of_its_number_of_ranks(plan):
 def test_both_tables_have_the_plans_that_they_can_run():
     assert {ranks_of(plan) for plan in HERE} == {1, 2}
     assert {ranks_of(plan) for plan in ON_CLUSTER} == {4}
+    assert {ranks_of(plan) for plan in CROWDED} == {3, 4, 8}
 
 
 @pytest.mark.parametrize("case", ["resnet20", "resnet20/data-2/many", "vgg99/one/8"])

@@ -42,7 +42,7 @@ def test_ranks_of_a_host_are_one_platform_with_positive_rates(
     assert (platform.cluster.hosts, platform.cluster.ranks_per_host) == (1, 2)
     assert platform.compute.peak["float32"] > 1e8
     assert platform.compute.memory_bandwidth > 1e7
-    assert 0 < platform.compute.call < 0.1
+    assert 0 <= platform.compute.call < 0.1  # 0: a difference of times under load
     assert platform.compute.step > 0
     assert platform.storage.loader > 0
     assert platform.messages.inside.bandwidth > 1e5

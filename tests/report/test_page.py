@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pydtnn.cli import predicted
 from pydtnn.perfmodel import job
 from pydtnn.report.__main__ import main
 from pydtnn.report.page import sections_of
@@ -62,6 +63,7 @@ def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_se
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "MAX_SPREAD", math.inf)  # other tests keep the machine busy
+    monkeypatch.setattr(predicted, "MIN_STEPS", 0)
     options = ["--progress=none", "--output-dir=run", "--trace=steps", "--trace-steps=2:6"]
     assert train([*TINY, *options]) == 0
     [run] = read_runs(["run"])

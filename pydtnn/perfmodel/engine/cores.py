@@ -1,4 +1,9 @@
-"""Cores that several ranks share: each rank that computes has an equal part of them."""
+"""Cores that several ranks share.
+
+The system moves a process to another core after tens of milliseconds at best, so that of three
+ranks on two cores, two share one for most of a step, and the others wait for them: each rank that
+computes has the part of a core that it has on the one with most ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.validate import check_int
@@ -44,7 +49,7 @@ class SharedCores:
     @property
     def slowdown(self) -> float:
         """How much longer ranks compute if all of a group do so at the same time."""
-        return max(max(Counter(self.groups).values()) / self.number, 1.0)
+        return float(ceil(max(Counter(self.groups).values()) / self.number))
 
 
 class Cores:
@@ -98,7 +103,7 @@ class Cores:
         return sorted(ended)
 
     def _rate(self, group: Hashable) -> float:
-        return min(1.0, self._number / len(self._targets[group]))
+        return 1 / ceil(len(self._targets[group]) / self._number)
 
     def _advance(self, now: float) -> None:
         for group, targets in self._targets.items():

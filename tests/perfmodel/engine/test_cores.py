@@ -32,6 +32,13 @@ def test_ranks_that_compute_share_the_cores_equally():
     )
 
 
+def test_all_ranks_have_the_part_of_those_on_the_core_with_most_ranks():
+    assert ends(2, [(0.0, rank, 1.0) for rank in range(3)]) == pytest.approx(
+        dict.fromkeys(range(3), 2.0)
+    )
+    assert SharedCores(2, (0,) * 3).slowdown == 2.0
+
+
 def test_a_rank_is_faster_once_others_have_ended():
     # together until each has computed 1 s, at 2 s; then the second is alone
     assert ends(1, [(0.0, 0, 1.0), (0.0, 1, 3.0)]) == pytest.approx({0: 2.0, 1: 4.0})

@@ -143,6 +143,26 @@ class RankClass:
     bandwidth: float = quantity("B/s")
 
 
+COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
+"""Kinds of collectives of an MPI library that a platform may have times of."""
+
+
+def read_collective(name: str) -> tuple[str, int, int]:
+    """Return kind, ranks and length in B of an entry of `Messages.collectives`.
+
+    >>> read_collective("allgather, 4 ranks, 8192")
+    ('allgather', 4, 8192)
+    """
+    kind, _, rest = name.partition(", ")
+    ranks, _, nbytes = rest.partition(" ranks, ")
+    if kind not in COLLECTIVES or not (ranks.isdecimal() and nbytes.isdecimal()):
+        raise ValueError(
+            f"collectives: expected a name such as 'allgather, 4 ranks, 8192' with one of "
+            f"{', '.join(COLLECTIVES)}, got {name!r}"
+        )
+    return kind, int(ranks), int(nbytes)
+
+
 @dataclass(frozen=True)
 class Messages:
     """The network, and the time of a rank's processor for messages.
@@ -164,6 +184,17 @@ class Messages:
     eager : float or None
         Length in B up to which messages between hosts travel while their ranks compute; longer ones
         proceed in calls of the communicator only. None: all of them travel.
+    wake : float or None
+        Time by which a sleep is longer than it should be, in s, if ranks sleep while they wait;
+        None: they poll.
+    test : float
+        Time of the processor for a sleep and the test after it, in s, if ranks sleep.
+    switch : float
+        Time by which computation is longer after a wait, in s, because others used the caches.
+    collectives : mapping of str to float
+        Times of collectives of the MPI library between hosts, in s, by kind, number of ranks and
+        length of the whole array in B: "allgather, 4 ranks, 8192". By default, and for other
+        numbers of ranks, those of closed formulas.
     classes : tuple of RankClass
         Links between hosts by number of ranks, in ascending order; above the last one, `between`.
     rails : int
@@ -178,8 +209,17 @@ class Messages:
     call: float = quantity("s", default=0.0, positive=False)
     allreduce: float | None = quantity("B/s", default=None)
     eager: float | None = quantity("B", default=None)
+    wake: float | None = quantity("s", default=None, positive=False)
+    test: float = quantity("s", default=0.0, positive=False)
+    switch: float = quantity("s", default=0.0, positive=False)
+    collectives: Mapping[str, float] = quantities("s")
     classes: tuple[RankClass, ...] = parts(RankClass)
     rails: int = count(default=1)
+
+    def __post_init__(self) -> None:
+        """Check the names of collectives."""
+        for name in self.collectives:
+            read_collective(name)
 
 
 @dataclass(frozen=True)

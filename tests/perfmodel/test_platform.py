@@ -86,6 +86,11 @@ def test_a_saved_platform_is_loaded_unchanged(name: str, tmp_path: Path) -> None
         ("  add: 8 GB/s", "  classes: 8", "edited.yaml: messages.classes: expected a list, got 8"),
         (
             "  add: 8 GB/s",
+            "  collectives: {'allgather, four, 8 KiB': 1 ms}",
+            "messages.collectives: expected a name such as 'allgather, 4 ranks, 8192' with one of",
+        ),
+        (
+            "  add: 8 GB/s",
             "  classes: [3]",
             r"messages.classes\[0\]: expected entries 'name: value'",
         ),

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.network import Network, Route
+from pydtnn.comm.schedules.rule import without_rule
 from pydtnn.perfmodel.calibration.sample import Sample, sample
 from pydtnn.perfmodel.engine.processor import Processor
-from pydtnn.perfmodel.platform import Link, Messages
+from pydtnn.perfmodel.platform import COLLECTIVES, Link, Messages
+
+LENGTHS = (64, 1 << 13, 1 << 17, 1 << 20)
+"""Lengths of the arrays of the measured collectives, in B."""
+
+COLLECTIVE_REPEATS = 3
+"""Measurements of each, after one that opens connections; the median is used."""
 
 
 def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, list[str]]:
@@ -52,8 +60,47 @@ def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, l
         call=processor.call if comm.size > 1 else default.call,
         allreduce=1 / processor.add if processor.add else None,
         eager=processor.eager if processor.eager < inf else None,
+        wake=processor.wake,
+        test=processor.test,
+        switch=processor.switch,
+        collectives=measure_collectives(comm) if between else {},
     )
     return messages, missing
+
+
+def measure_collectives(comm: Communicator) -> dict[str, float]:
+    """Measure collectives of the MPI library with all ranks. Collective: all ranks call it.
+
+    Libraries choose other algorithms than the best ones: Open MPI 5 reduces whole arrays to one
+    rank before it scatters them, and its non-blocking allreduce sends three times as many bytes as
+    a ring.
+
+    Returns
+    -------
+    dict of str to float
+        `Messages.collectives`, equal on all ranks.
+    """
+    plain = without_rule(comm)
+    found = {}
+    for nbytes in LENGTHS:
+        n = nbytes // 4 - nbytes // 4 % comm.size
+        whole, part = np.zeros(n, "float32"), np.zeros(n // comm.size, "float32")
+        counts = [len(part)] * comm.size
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": partial(_add_up, plain, whole),
+            "reduce_scatter": partial(plain.reduce_scatter, whole, counts, part),
+            "allgather": partial(plain.allgather, part, counts, whole),
+            "broadcast": partial(plain.broadcast, whole),
+        }
+        for kind in COLLECTIVES:
+            one = sample(kind, calls[kind], COLLECTIVE_REPEATS, together=comm.barrier)
+            slowest = map(max, zip(*comm.gather_object(one.times), strict=True))
+            found[f"{kind}, {comm.size} ranks, {nbytes}"] = statistics.median(slowest)
+    return found
+
+
+def _add_up(comm: Communicator, array: np.ndarray) -> None:
+    comm.iallreduce(array).wait()
 
 
 def _routes(network: Network, *, same: bool) -> list[Route]:

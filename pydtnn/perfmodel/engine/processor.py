@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from math import inf
 from statistics import median
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.platform import Platform, read_collective
 
 SHORT_BYTES, LONG_BYTES = 64, 1 << 20
 """Lengths of the arrays whose times are measured, in B."""
@@ -84,7 +85,16 @@ class Processor(NamedTuple):
         """Return the processor of a platform."""
         messages = platform.messages
         copy, add = (1 / r if r else 0.0 for r in (messages.copy, messages.allreduce))
-        return cls(messages.call, copy, add, eager=messages.eager or inf)
+        return cls(
+            messages.call,
+            copy,
+            add,
+            library=_library(messages.collectives) if messages.collectives else None,
+            eager=messages.eager or inf,
+            wake=messages.wake,
+            test=messages.test,
+            switch=messages.switch,
+        )
 
     @classmethod
     def measure(cls, comm: Communicator, network: Network | None = None) -> Processor:
@@ -135,6 +145,28 @@ class Processor(NamedTuple):
         found = comm.gather_object((exchanged / 2, add, copy, test, _measure_switch(comm)))
         call, add, copy, test, switch = (median(values) for values in zip(*found, strict=True))
         return cls(call, copy, add, eager=eager, wake=wake, test=test, switch=switch)
+
+
+def _library(seconds: Mapping[str, float]) -> Callable[[str, int, int], float | None]:
+    """Return a function that interpolates the times of collectives of a platform linearly."""
+    table: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for name, measured in seconds.items():
+        kind, ranks, length = read_collective(name)
+        table.setdefault((kind, ranks), []).append((length, measured))
+    for points in table.values():
+        points.sort()
+
+    def time_of(kind: str, nbytes: int, ranks: int) -> float | None:
+        points = table.get((kind, ranks))
+        if points is None:
+            return None
+        if nbytes <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        pairs = list(pairwise(points))
+        (a, t), (b, u) = next((pair for pair in pairs if nbytes <= pair[1][0]), pairs[-1])
+        return t + (nbytes - a) / (b - a) * max(u - t, 0.0)
+
+    return time_of
 
 
 def _measure(comm: Communicator, operation: Callable[[], float], written: np.ndarray) -> float:

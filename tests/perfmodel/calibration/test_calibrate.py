@@ -16,8 +16,9 @@ import pytest
 from pydtnn.comm import run_threads
 from pydtnn.perfmodel.calibration import command, machine, rates
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
+from pydtnn.perfmodel.calibration.messages import LENGTHS, measure_collectives
 from pydtnn.perfmodel.calibration.sample import Sample, sample
-from pydtnn.perfmodel.platform import Platform, platform_names
+from pydtnn.perfmodel.platform import COLLECTIVES, Platform, platform_names, read_collective
 from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished
 
@@ -181,6 +182,14 @@ def test_ranks_of_a_job_measure_messages_between_them(
 
 
 @pytest.mark.long
+def test_collectives_between_hosts_are_entries_of_the_platform() -> None:
+    found, other = run_threads(2, measure_collectives)
+    assert found == other
+    assert {read_collective(name)[0] for name in found} == {*COLLECTIVES}
+    assert len(found) == 4 * len(LENGTHS)
+    assert min(found.values()) > 0
+
+
 def test_other_processes_are_noticed(tmp_path: Path) -> None:
     loop = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
     busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2 * os.cpu_count())]

@@ -27,7 +27,7 @@ from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.job import platform_of
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, SharedCores
-from pydtnn.perfmodel.virtual.steps import simulate
+from pydtnn.perfmodel.virtual.steps import STEPS, simulate
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.training.preparation import autotune
 from pydtnn.utils.machine import restart_peak
@@ -79,7 +79,8 @@ def compare(
     for _ in range(turns):
         profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
         if comm.rank == 0:
-            costs = [MeasuredCosts(profile.of(r), varying=True) for r in range(comm.size)]
+            typical = profile.typical(STEPS)
+            costs = [MeasuredCosts(typical.of(r), varying=True) for r in range(comm.size)]
             network, processor = platform.network(comm.size), Processor.of(platform)
             ranks = simulate(workload, network, costs, processor, cores)
             predicted.append(max(one.step.seconds for one in ranks))

@@ -30,7 +30,7 @@ from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.engine.cores import SharedCores
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
-from pydtnn.perfmodel.virtual.steps import MOST_RANKS, predict
+from pydtnn.perfmodel.virtual.steps import MOST_RANKS, STEPS, predict
 from pydtnn.perfmodel.workload import TIMED, Workload, first_unknown
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
@@ -38,7 +38,11 @@ from pydtnn.utils.machine import cpu_model
 MAX_FLOPS = 200e9
 """Operations with which the rates of layers are measured, in several steps: about 3 s of a core."""
 
-MIN_REPEATS, MAX_REPEATS = 3, 15
+MAX_JOB_FLOPS = 400e9
+"""Operations of a rank with which the compute of a run is measured: some seconds, as long as other
+work on a machine may slow it down."""
+
+MIN_REPEATS, MAX_REPEATS = 3, 25
 """Steps of the largest and of small networks."""
 
 MIN_RATE = 1e-12
@@ -149,7 +153,7 @@ def predict_job(
         On all ranks, if the steps cannot be simulated.
     """
     flops = _flops(work.create_net(), work.input_shape, work.create_backend())
-    steps = _repeats(flops * work.batch / comm.size, most)
+    steps = _repeats(flops * work.batch / comm.size, most, MAX_JOB_FLOPS)
     shared = SharedCores.of(platform, work.ranks, work.threads or 1) is not None
     profile = measure_job(_with_fixed_parameters(work), comm, steps=steps, warm_up=1, shared=shared)
     gc.collect()  # the measured ranks refer to themselves: their memory is not the run's
@@ -159,6 +163,8 @@ def predict_job(
             f"than {100 * profile.spread:.0f} %"
         )
 
+    profile = profile.typical(STEPS)
+
     def simulated() -> Prediction:
         costs = [MeasuredCosts(profile.of(rank), varying=True) for rank in range(comm.size)]
         return predict(work, platform, costs)
@@ -166,9 +172,9 @@ def predict_job(
     return on_rank_0(comm, simulated)
 
 
-def _repeats(flops: float, most: int = MAX_REPEATS) -> int:
+def _repeats(flops: float, most: int = MAX_REPEATS, total: float = MAX_FLOPS) -> int:
     """Return how often a step of so many operations is measured."""
-    return max(MIN_REPEATS, min(most, int(MAX_FLOPS / max(flops, 1))))
+    return max(MIN_REPEATS, min(most, int(total / max(flops, 1))))
 
 
 def _with_fixed_parameters(work: Workload) -> Workload:

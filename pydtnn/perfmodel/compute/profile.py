@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from math import inf
 from pathlib import Path
@@ -89,6 +89,25 @@ class Profile:
     def spread(self) -> float:
         """The largest spread of a rank: see `RankProfile.spread`."""
         return max(rank.spread for rank in self.ranks.values())
+
+    def typical(self, number: int) -> Profile:
+        """Return the profile with as many steps as possible of that number, those in the middle.
+
+        Steps are ordered by the time of their slowest rank. Two of three that are left out are the
+        longest ones: other work on the machine lengthens steps, for seconds at a time.
+        """
+        lengths = [
+            max(sum(step.values()) for step in steps)
+            for steps in zip(*(own.steps for own in self.ranks.values()), strict=True)
+        ]
+        first = max(len(lengths) - number, 0) // 3
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        kept = sorted(order[first : first + number])
+        ranks = {
+            rank: replace(own, steps=tuple(own.steps[i] for i in kept))
+            for rank, own in self.ranks.items()
+        }
+        return replace(self, ranks=ranks)
 
 
 class MeasuredCosts(ComputeCosts):

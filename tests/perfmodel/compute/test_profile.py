@@ -83,6 +83,19 @@ def test_the_spread_is_that_of_whole_steps():
     assert RankProfile(STEPS, 4).spread > 0.1
 
 
+def test_typical_steps_are_those_of_the_middle_on_the_slowest_rank():
+    def rank(*seconds):
+        return RankProfile(tuple({CONV: time} for time in seconds), 4)
+
+    both = Profile(
+        {}, {0: rank(9.0, 1.0, 2.0, 1.0, 1.0, 7.0), 1: rank(1.0, 3.0, 1.0, 5.0, 8.0, 6.0)}, (0, 1)
+    )
+    found = both.typical(3)  # the slowest take 9, 3, 2, 5, 8 and 7 s
+    assert [step[CONV] for step in found.of(0).steps] == [1.0, 1.0, 7.0]
+    assert [step[CONV] for step in found.of(1).steps] == [3.0, 5.0, 6.0]
+    assert both.typical(6) == both.typical(9) == both
+
+
 def test_varying_costs_are_those_of_the_measured_steps_in_turns():
     costs = MeasuredCosts(profile().of(0), varying=True)
     assert [costs.seconds(CONV, None, 4) for _ in range(4)] == [1.0, 3.0, 2.0, 1.0]

@@ -1,6 +1,6 @@
 """Build of the compiled kernels; all metadata lives in ``pyproject.toml``.
 
-Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/tracing`` becomes
+Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/utils`` becomes
 one extension module. Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED``
 adds, are templates: each is compiled once per instruction set and real type, and all its objects
 are linked into the extensions that use it. So one package carries every variant, and the choice is
@@ -29,7 +29,7 @@ from setuptools.modified import newer_group
 
 CPU = Path("pydtnn/kernels/cpu")
 COMM = Path("pydtnn/comm")
-TRACING = Path("pydtnn/tracing")
+UTILS = Path("pydtnn/utils")
 SRC = CPU / "src"  # with the headers that all templates share
 SHARED = {  # templates besides a family's own
     "attention": ["gemm"],
@@ -356,7 +356,7 @@ def extensions() -> list[Extension]:
             ],
             py_limited_api=bool(STABLE_ABI),
         )
-        for path in sorted([*CPU.glob("_*.pyx"), *COMM.glob("_*.pyx"), *TRACING.glob("_*.pyx")])
+        for path in sorted([*CPU.glob("_*.pyx"), *COMM.glob("_*.pyx"), *UTILS.glob("_*.pyx")])
     ]
 
 

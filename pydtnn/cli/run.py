@@ -30,6 +30,7 @@ from pydtnn.cli.workload import fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import shared_gpu, threads_per_rank
+from pydtnn.comm.monitor.flight import FLIGHT
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
@@ -41,7 +42,7 @@ from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.errors import AgreedError, Interrupted, describe
 from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
 from pydtnn.utils.observer import phase
 from pydtnn.utils.units import align
@@ -79,6 +80,8 @@ def run(config: TrainConfig, comm: Communicator) -> None:
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     groups = mesh or contextlib.nullcontext()
     with groups, run_directory(config, comm) as directory, limit_blas_threads(1):
+        if comm.supervision is not None and not config.evaluate_only:
+            comm.supervision.folder = directory / FLIGHT
         threads = config.threads or threads
         data = together(comm, share_data, config, comm)
         examine(comm, *data, threads=config.loader_threads)
@@ -94,7 +97,25 @@ def run(config: TrainConfig, comm: Communicator) -> None:
         steps = config.epochs * job.steps_per_epoch
         job.predicted = together(comm, predict_run, config, job.work, comm, threads, steps)
         job.sent_before = job.trainer.comm.traffic.bytes
-        _carry_out(job)
+        with _recorded(comm):
+            _carry_out(job)
+
+
+@contextlib.contextmanager
+def _recorded(comm: Communicator) -> Iterator[None]:
+    """Context in which an error that all ranks raise, or the only one, stores flight records.
+
+    Errors of one of several ranks, and ends by a signal, do so elsewhere or not at all.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        agreed = isinstance(error, AgreedError) and comm.rank == 0
+        if comm.supervision is not None and (agreed or comm.size == 1):
+            comm.supervision.record(describe(error))
+        raise
 
 
 def _carry_out(job: Job) -> None:

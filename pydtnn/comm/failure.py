@@ -89,7 +89,9 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
         shutil.rmtree(folder, ignore_errors=True)
     comm.barrier()  # no rank terminates this one before it has removed the names
     host = socket.gethostname()
-    supervision = Supervision(slots, place, host, connection, file, alone=not several)
+    supervision = Supervision(
+        slots, place, host, connection, file, alone=not several, size=comm.size
+    )
     atexit.register(supervision.leave)
     return supervision
 

@@ -67,7 +67,9 @@ def create_mpi() -> MpiCommunicator:
                 )
         root = _create_root(mpi, started)
     comm = root._split(0, 0)
-    comm.traffic = Traffic()
+    supervision = root.supervision
+    comm.traffic = Traffic(usual=None if supervision is None else supervision.activity)
+    comm.observe(None)
     return comm
 
 

@@ -19,7 +19,10 @@ from concurrent.futures import thread as _pool
 from types import FrameType
 from typing import NamedTuple
 
-from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, TIMEOUT_STATUS
+import numpy as np
+
+from pydtnn.comm.monitor.flight import write_flight
+from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, FLIGHT_TIMEOUT_S, TIMEOUT_STATUS
 from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import LEAVING, READY, is_first
 from pydtnn.comm.monitor.slots import (
@@ -41,10 +44,10 @@ from pydtnn.comm.monitor.slots import (
     STACK,
     STEP,
     Slot,
-    code,
 )
 from pydtnn.comm.monitor.table import INTERVAL_S, Row, Watched, sentence, table
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils._recorder import Course, Lane, Shared
+from pydtnn.utils.observer import Observer
 
 MAX_CALLS_SHOWN = 8
 """Innermost calls that are shown of each thread."""
@@ -204,34 +207,26 @@ class LastStep:
             self._changed.notify_all()
 
 
-class CurrentActivity(Observer):
-    """Stores the nested activities of the main thread, or of one other thread.
+class ThreadActivity(Lane, Observer):
+    """Stores the activities of one of the loader's threads."""
 
-    A notification writes three words to memory and makes no system call.
+
+class CurrentActivity(Lane, Observer):
+    """Stores the activities of this rank in its slot: those in progress, and the newest records.
+
+    It is compiled, and makes no system call.
 
     Parameters
     ----------
     slot : Slot
-    moves, depth, first : int
-        The words of the number of changes, of the number of nested activities, and of the first of
-        them.
-    most : int
-        Number of activities that are stored.
     """
 
-    def __init__(
-        self,
-        slot: Slot,
-        moves: int = MOVES,
-        depth: int = DEPTH,
-        first: int = STACK,
-        most: int = DEEPEST,
-    ) -> None:
+    def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self._words = slot.words
-        self._codes: dict[tuple[int, str, int], int] = {}
-        self._moves, self._at, self._first, self._most = moves, depth, first, most
-        self._depth = 0
+        ring, words = np.frombuffer(slot.ring, np.uint8), np.frombuffer(slot.words, np.int64)
+        self._course = Course(0, -1, Shared(ring, words, slot))
+        super().__init__(self._course, 0, MOVES, DEPTH, STACK, DEEPEST)
         self._lanes: dict[str, Observer] = {}
 
     def lane(self, name: str) -> Observer:
@@ -241,33 +236,17 @@ class CurrentActivity(Observer):
             if place == MOST_LANES:
                 return Observer()
             first = LANES + LANE * place
-            self._lanes[name] = CurrentActivity(
-                self.slot, first + 1, first + 2, first + 3, LANE - 3
+            self._lanes[name] = ThreadActivity(
+                self._course, place + 1, first + 1, first + 2, first + 3, LANE - 3
             )
             self._words[first] = self.slot.number(name)
         return self._lanes[name]
 
     def step(self, epoch: int, step: int) -> None:
+        super().step(epoch, step)
         words = self._words
         words[EPOCH], words[STEP] = epoch, step
-        words[self._moves] += 1
-
-    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
-        depth, words = self._depth, self._words
-        if depth < self._most:
-            key = kind, name, bucket
-            word = self._codes.get(key)
-            if word is None:
-                word = self._codes[key] = code(kind, self.slot.number(name), bucket)
-            words[self._first + depth] = word
-        self._depth = words[self._at] = depth + 1
-        words[self._moves] += 1
-
-    def end(self) -> None:
-        self._depth -= 1
-        words = self._words
-        words[self._at] = self._depth
-        words[self._moves] += 1
+        words[MOVES] += 1
 
     def call(self, name: str, group: str, number: int, peer: int) -> None:
         """Called when the main thread begins to wait in a call of a communicator.
@@ -327,6 +306,8 @@ class Supervision:
         See `pydtnn.comm.monitor.ranks.is_first`.
     alone : bool
         Whether there is no other rank.
+    size : int
+        Number of ranks.
 
     Attributes
     ----------
@@ -348,11 +329,12 @@ class Supervision:
         file: int | None = None,
         *,
         alone: bool = False,
+        size: int = 1,
     ) -> None:
         self.slot = slots[place]
         self.activity = CurrentActivity(self.slot)
         self.last_step = LastStep(None if alone else self._request)
-        self._place, self._host, self._alone = place, host, alone
+        self._place, self._host, self._alone, self._size = place, host, alone, size
         self._watched = Watched(slots, host)
         self._connection, self._file, self._length = connection, file, len(slots) * SLOT
         self.finishes = self._left = self._ending = False
@@ -392,6 +374,7 @@ class Supervision:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
         if self._lost or not self._send("table"):
             os.write(2, f"stack of rank {self.slot.rank}:\n{stacks()}".encode())
+            self._write_flight("on request")
 
     def leave(self) -> None:
         """Unregister this rank, so that its end is expected."""
@@ -426,9 +409,46 @@ class Supervision:
         return "".join(write() for write in writes)
 
     def finish_all(self) -> None:
-        """Have all ranks finish before this one ends them; returns when they have."""
-        if self.finishes and not self._lost and self._send("finish"):
+        """Have all ranks finish before this one ends them; returns when they have.
+
+        Their flight records are written, too.
+        """
+        if not self.finishes:
+            self.record("an error")
+        elif not self._lost and self._send("finish"):
             self._finished.wait(FINISH_TIMEOUT_S)
+
+    # -- the flight record ------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> str:
+        """Folder in which the newest records of each rank are stored when the run fails.
+
+        The records of `activity` are stored if the run is ended because of an error, a failure of a
+        rank or a wait that has passed its deadline, and with the table on request; empty for none.
+        """
+        return self.slot.folder
+
+    @folder.setter
+    def folder(self, folder: str | os.PathLike[str]) -> None:
+        self.slot.folder = os.path.abspath(folder) if folder else ""
+
+    def record(self, why: str) -> None:
+        """Store the flight records of all ranks now; returns when they are."""
+        if not self.folder:
+            return
+        if not self._lost and self._send("flight"):
+            self._finished.wait(2 * FLIGHT_TIMEOUT_S)
+            self._finished.clear()
+        else:
+            self._write_flight(why)
+
+    def _write_flight(self, why: str) -> None:
+        """Store the flight record of this rank alone."""
+        if self.folder:
+            row = self._watched.look(time.monotonic())[self._place]
+            with contextlib.suppress(OSError):  # another error is being reported
+                write_flight(self.slot, row, self._size, why)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -524,4 +544,5 @@ class Supervision:
         timeout = self.slot.read().timeout
         begin = f"no progress for {timeout:g} s (--timeout): {sentence(rows)}\n{table(rows)}"
         more = f"stack of rank {self.slot.rank}:\n{stacks()}{self.finish()}"
+        self._write_flight("a wait has passed its deadline")
         self._end(TIMEOUT_STATUS, f"{begin}{more}".rstrip("\n"))

@@ -30,12 +30,15 @@ class Traffic:
     observer : Observer or None
         Receives every call, with the bytes that are counted for it, every wait, and every message
         between this rank and another one, those of schedules included. Set by `observe`.
+    usual : Observer or None
+        The observer while there is no other one.
     """
 
     messages: int = 0
     bytes: int = 0
     seconds: float = 0.0
     observer: Observer | None = None
+    usual: Observer | None = None
     _places: dict[int, int] = field(default_factory=dict)
 
     def observe(self, observer: Observer | None, members: Sequence[int]) -> None:
@@ -44,11 +47,12 @@ class Traffic:
         Parameters
         ----------
         observer : Observer or None
+            None: `usual`.
         members : sequence of int
             The ranks of the run (`Communicator.members`); messages with others have the peer -1.
         """
         self._places = {rank: place for place, rank in enumerate(members)}
-        self.observer = observer
+        self.observer = self.usual if observer is None else observer
 
     def count(self, sent: float) -> int:
         """Count one call that sends `sent` bytes, and return them as an integer."""

@@ -48,14 +48,24 @@ class Reports:
         """Return the reports to an observer, None if there is none."""
         return None if observer is None else cls(observer, shards)
 
-    def observed(self, run: Pass, kind: Kind, name: str, interrupted: bool = False) -> Pass:
-        """Run the pass of a layer as an activity; `interrupted` if others run while it waits."""
-        observer = self._observer
+    def begin(self, kind: Kind, node: Node, waits: bool) -> None:
+        """Begin the pass of a node, unless it is `interrupted`."""
+        if not (self._interrupted or waits):
+            self._observer.begin(kind, node.name)
+
+    def end(self, waits: bool) -> None:
+        """End what `begin` has begun."""
+        if not (self._interrupted or waits):
+            self._observer.end()
+
+    def interrupted(self, run: Pass, kind: Kind, name: str, waits: bool) -> Pass:
+        """Return a pass that ends its activity where others run while it waits."""
+        return self._parts(run, kind, name) if self._interrupted or waits else run
+
+    def _parts(self, run: Pass, kind: Kind, name: str) -> Pass:
+        observer, pending = self._observer, None
         observer.begin(kind, name)
         try:
-            if not (self._interrupted or interrupted):
-                return (yield from run)
-            pending: Any = None
             while True:
                 try:
                     call = run.send(pending)
@@ -73,7 +83,11 @@ class Reports:
         """Return a function that runs a node again as an activity."""
 
         def again(node: Any, *args: Any) -> Pass:
-            return self.observed(run(node, *args), Kind.FORWARD, node.name + RECOMPUTED)
+            name = node.name + RECOMPUTED
+            if self._interrupted:
+                return (yield from self._parts(run(node, *args), Kind.FORWARD, name))
+            with self._observer.activity(Kind.FORWARD, name):
+                return (yield from run(node, *args))
 
         return again
 
@@ -185,9 +199,14 @@ def forward_loop(
             store(source, (yield from late.finish(source)))
         waits = may_be_late(node) and after_node is None and not segments.parts
         run = _forward_node(graph, node, values, context, samples, joint=joint)
-        if reports:
-            run = reports.observed(run, Kind.FORWARD, node.name, interrupted=waits)
-        begun, result = yield from late.begin(node, run, waits)
+        try:
+            if reports:
+                run = reports.interrupted(run, Kind.FORWARD, node.name, waits)
+                reports.begin(Kind.FORWARD, node, waits)
+            begun, result = yield from late.begin(node, run, waits)
+        finally:
+            if reports:
+                reports.end(waits)
         if not begun:
             store(node, result)
         del run, result
@@ -269,9 +288,14 @@ def backward_loop(
                 yield from restore(node, residuals, again)
             waits = may_be_late(node)
             run = _backward_node(graph, node, residuals, sums, joint=joint)
-            if reports:
-                run = reports.observed(run, Kind.BACKWARD, node.name, interrupted=waits)
-            yield from late.begin(node, run, waits)
+            try:
+                if reports:
+                    run = reports.interrupted(run, Kind.BACKWARD, node.name, waits)
+                    reports.begin(Kind.BACKWARD, node, waits)
+                yield from late.begin(node, run, waits)
+            finally:
+                if reports:
+                    reports.end(waits)
             del run
         else:
             sums.take(node)

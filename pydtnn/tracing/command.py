@@ -1,4 +1,4 @@
-"""The command line of traces: export, summary, compare."""
+"""The command line of traces: export, summary, compare, flight."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.tracing.exports import FORMATS
+from pydtnn.tracing.flight import describe_flights, read_flights
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.tracing.timeline import load_timeline
 from pydtnn.utils.command import Parser, run_subcommand
@@ -18,6 +19,7 @@ EXAMPLES = """examples:
   python -m pydtnn.trace summary traces/run
   python -m pydtnn.trace export traces/run --to chrome --output run.json
   python -m pydtnn.trace compare traces/run traces/other
+  python -m pydtnn.trace flight runs/resnet20-synthetic-1
 """
 
 
@@ -60,6 +62,11 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
     compare.add_argument("after", help="folder of --trace of the second run")
     compare.add_argument("--top", type=_rows, default=25, help="rows of the table; default: 25")
     compare.set_defaults(command=_compare)
+    flight = commands.add_parser("flight", help="print where the ranks of a failed run have parted")
+    flight.add_argument("folder", help="folder of the run")
+    last = "activities of ranks that are late; default: 8"
+    flight.add_argument("--last", type=_rows, default=8, help=last)
+    flight.set_defaults(command=_flight)
     for add in more:
         add(commands)
     return parser
@@ -86,6 +93,10 @@ def _export(options: argparse.Namespace) -> None:
 
 def _summary(options: argparse.Namespace) -> None:
     print(printable("\n".join(summarize(load_timeline(options.folder), top=options.top))))
+
+
+def _flight(options: argparse.Namespace) -> None:
+    print(printable("\n".join(describe_flights(read_flights(options.folder), options.last))))
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.tracing.records import RECORD
 from pydtnn.utils._recorder import Course
 from pydtnn.utils._recorder import Lane as CompiledLane
-from pydtnn.tracing.records import RECORD
 from pydtnn.utils.clock import Clock
 from pydtnn.utils.observer import Observer
 

@@ -34,7 +34,7 @@ RECORD = np.dtype(
         ("duration", "i8"),  # ns
         ("nbytes", "i8"),  # B
         ("peer", "i4"),  # rank among all; -1 if it is no message
-        ("tag", "i4"),  # of a message
+        ("tag", "i4"),  # of a message; of a collective call, its number in its group from 1; or -1
         ("bucket", "i4"),  # -1 for none
         ("group", "i4"),  # of a call or wait: position in `names` of its ranks' name; -1 for none
         ("memory", "i8"),  # B in use by the backend at the end; -1 if unknown
@@ -111,8 +111,14 @@ def write_trace(
         )
 
 
-def read_traces(folder: str | Path) -> list[RankTrace]:
+def read_traces(folder: str | Path, *, complete: bool = True) -> list[RankTrace]:
     """Read the traces of all ranks, in the order of the ranks.
+
+    Parameters
+    ----------
+    folder : str or Path
+    complete : bool
+        Whether there must be one of every rank.
 
     Raises
     ------
@@ -125,13 +131,14 @@ def read_traces(folder: str | Path) -> list[RankTrace]:
         raise ValueError(f"trace: {folder} has no rank-*.npz; give the folder of --trace")
     traces = [_read(path) for path in paths]
     size = traces[0].about["size"]
-    other = [trace.rank for trace in traces if trace.about["size"] != size]
+    other = [trace for trace in traces if trace.about["size"] != size]
     if other:
         raise ValueError(
-            f"trace: {folder} has files of several runs: rank {other[0]} was one of "
-            f"{traces[other[0]].about['size']} ranks, rank 0 one of {size}; keep those of one run"
+            f"trace: {folder} has files of several runs: rank {other[0].rank} was one of "
+            f"{other[0].about['size']} ranks, rank {traces[0].rank} one of {size}; keep those of "
+            "one run"
         )
-    if [trace.rank for trace in traces] != [*range(size)]:
+    if complete and [trace.rank for trace in traces] != [*range(size)]:
         found = ", ".join(str(trace.rank) for trace in traces)
         raise ValueError(f"trace: {folder} has the files of ranks {found} of {size}; copy all")
     return traces

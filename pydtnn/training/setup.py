@@ -24,7 +24,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
 from pydtnn.utils import clock
 from pydtnn.utils.arguments import enclose, represent
-from pydtnn.utils.observer import Observer, combine, phase
+from pydtnn.utils.observer import NO_ACTIVITY, Kind, Observer, combine
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Setup:
 
     def phase(self, name: str, number: int = -1) -> AbstractContextManager[None]:
         """Return the context of a phase, which the observer receives; see `Observer.begin`."""
-        return phase(self.observer, name, number)
+        observer = self.observer  # as the function `phase`, without a further call
+        return NO_ACTIVITY if observer is None else observer.activity(Kind.PHASE, name, number)
 
     def report_samples(self, samples: int) -> None:
         """Report to the observer how many samples the following passes compute."""
@@ -207,7 +208,7 @@ def create_setup(
     loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
     exchange = choose_exchange(exchange, mesh)
     supervision = (exchange.comm if mesh is None else mesh.comm).supervision
-    if supervision is not None and exchange.comm.size > 1:
+    if supervision is not None:
         observer = combine([*filter(None, [observer]), supervision.activity])
     virtual = clock.virtual()
     if isinstance(virtual, Observer):  # first, since others may read a clock that it advances

@@ -84,6 +84,10 @@ class Observer:
     def end(self) -> None:
         """Called when the activity that began last on this thread ends."""
 
+    def activity(self, kind: Kind, name: str, bucket: int = -1) -> AbstractContextManager[None]:
+        """Return the context of an activity, which is to be entered at once: see `begin`."""
+        return Activity(self, kind, name, bucket)
+
     def group(self, name: str) -> None:
         """Called before each call and wait of a communicator begins, with `Communicator.name`."""
 
@@ -234,7 +238,7 @@ NO_ACTIVITY: AbstractContextManager[None] = nullcontext()
 
 def phase(observer: Observer | None, name: str, bucket: int = -1) -> AbstractContextManager[None]:
     """Return the context of a phase of training, which an observer receives, if there is one."""
-    return NO_ACTIVITY if observer is None else Activity(observer, Kind.PHASE, name, bucket)
+    return NO_ACTIVITY if observer is None else observer.activity(Kind.PHASE, name, bucket)
 
 
 def outside(observer: Observer | None, name: str) -> AbstractContextManager[None]:

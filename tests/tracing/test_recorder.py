@@ -13,10 +13,10 @@ from pydtnn.kernels import create_backend
 from pydtnn.layers import Conv2d, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.utils._recorder import RECORD_BYTES
 from pydtnn.tracing.recorder import MAX_LANES, Recorder
 from pydtnn.tracing.records import RECORD
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils._recorder import RECORD_BYTES
 from pydtnn.utils.observer import Kind, Observer
 
 

@@ -28,8 +28,11 @@ MAX_GREETING_BYTES = 256
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest message, in B."""
 
-NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 0, "finish": 0}
+NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 0, "finish": 0, "flight": 0}
 """Messages of ranks, and how many numbers follow."""
+
+LINES = ("stacks", "finish", "flight")
+"""Lines of requests for what the ranks do and answer; with "flight" there is no answer."""
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
@@ -198,7 +201,7 @@ def check_message(line: bytes | bytearray) -> Message | None:
         "expired": True,
         "end": is_count(message.get("status")),
         "tell": isinstance(message.get("line"), str) and "\n" not in message["line"],
-        "rows?": message.get("line") in ("stacks", "finish") and is_count(message.get("request")),
+        "rows?": message.get("line") in LINES and is_count(message.get("request")),
         "rows": isinstance(message.get("rows"), list)
         and isinstance(message.get("stacks"), str)
         and is_count(message.get("request")),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pydtnn.comm.monitor.flight import remove_others, write_flight
 from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, Link, Message, connect, is_count
 from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
 from pydtnn.comm.monitor.slots import SLOT, Slot
@@ -96,6 +97,9 @@ SAME_REQUEST_S = 1.0
 
 MAX_UNKNOWN_CONNECTIONS = 16
 """Connections that have not sent the token yet; the oldest are closed when there are more."""
+
+FLIGHT_TIMEOUT_S = 5.0
+"""Seconds to wait for the flight records of other hosts."""
 
 FORWARDING_S = 0.3
 """Seconds for the launcher to forward the table, as the end of the ranks may overtake its pipes."""
@@ -195,7 +199,8 @@ class Monitor:
         self._expired_at: float | None = None
         self._printed_at = -SAME_REQUEST_S
         self._answers: dict[int, tuple[list[Row], str]] = {}
-        self._collecting = False
+        self._collecting = self._recorded = self._warned = False
+        self._why = "the end of the run"  # what the first host knows better
         self._last = LastStep(len(facts.hosts), self._tell_all)
 
         if listener is not None:
@@ -258,6 +263,9 @@ class Monitor:
         this process if it fails to.
         """
         status = LOST_STATUS
+        if not self._recorded:
+            self._record(f"rank {rank} has ended unexpectedly")
+            self._recorded = True
         if self._end_report.report(rank):
             status = 1
             self._await_end()
@@ -311,8 +319,9 @@ class Monitor:
                 self._last.give_up()  # some ranks cannot be reached
         elif what == "begun":
             self._last.answer(message["rank"], message["numbers"][0])
-        elif what == "finish":
-            self._finish()
+        elif what in ("finish", "flight"):
+            self._why = f"an error of rank {message['rank']}"
+            self._finish(what)
             self._tell_all("finished")
         elif what == "failed":
             self._end_all(LOST_STATUS)
@@ -325,13 +334,34 @@ class Monitor:
         self._end_report.claim()
         timeout = max(row.timeout for row in rows)
         self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
+        self._why = "a wait has passed its deadline"
         self._finish()
         self._end_all(TIMEOUT_STATUS)
 
-    def _finish(self) -> None:
-        """Have ranks that can run write what they have recorded, and print what they report."""
+    def _finish(self, line: str = "finish") -> None:
+        """Have ranks that can run write what they have recorded, and print what they report.
+
+        With "flight", only the flight records are written.
+        """
         if not self._collecting:
-            _write(self._collect("finish", FINISH_TIMEOUT_S)[1])
+            seconds = FINISH_TIMEOUT_S if line == "finish" else FLIGHT_TIMEOUT_S
+            _write(self._collect(line, seconds)[1])
+
+    def _record(self, why: str) -> None:
+        """Write the flight records of the ranks of this host."""
+        rows = self._watched.look(time.monotonic())
+        by_rank = {slot.rank: slot for slot in self._slots}
+        for row in rows:
+            slot, size = by_rank[row.rank], len(self._facts.hosts)
+            try:
+                if slot.folder:
+                    write_flight(slot, row, size, why)
+                    if row.rank == 0:
+                        remove_others(slot.folder, size)
+            except OSError as error:
+                if not self._warned:
+                    self._warned = True
+                    _write(f"warning: the flight record cannot be written: {error}\n")
 
     def _print(self, begin: str, rows: Sequence[Row], stacks: str) -> None:
         _write(f"{begin}{sentence(rows)}\n{table(rows)}{stacks}")
@@ -347,6 +377,8 @@ class Monitor:
     def _end(self, status: int) -> None:
         """End the ranks of this host and this process."""
         self._end_report.claim()
+        if not self._recorded:
+            self._record(self._why)
         self._tell(f"end {status}")
         self._await_end()
         for one in filter(_is_open, self._connections.values()):
@@ -397,6 +429,10 @@ class Monitor:
 
     def _local(self, line: str, seconds: float) -> tuple[list[Row], str]:
         """Do what `_collect` does for the ranks of this host."""
+        self._record("on request" if line == "stacks" else self._why)
+        self._recorded = self._recorded or line != "stacks"
+        if line == "flight":
+            return self._watched.look(time.monotonic()), ""
         self._requests += 1
         self._tell(f"{line} {self._requests}")
         until = time.monotonic() + seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-SLOT = 1 << 17
+SLOT = 1 << 19
 """Length of a slot, in B; pages that are not written need no memory."""
 
 PID, RANK, TIMEOUT, EPOCH, STEP, MOVES, DEPTH, STACK = range(8)
@@ -37,15 +37,20 @@ _FIRST_OF_LANES = range(LANES, LANES + LANE * MOST_LANES, LANE)
 NAMES, NAME = 1024, 64
 """First byte of the table of names, and bytes of a name."""
 
-TEXT = SLOT - (1 << 14)
+RING, RECORD = 1 << 17, 64
+"""First byte of the ring of records, and bytes of a record: their number so far, from the second
+record on the newest ones (`pydtnn.utils._recorder.Shared`)."""
+
+CAPACITY = (SLOT - RING) // RECORD - 1
+"""Records in the ring."""
+
+TEXT = RING - (1 << 14)
 """First byte of the Python stack, as text."""
 
-MOST_NAMES = (TEXT - NAMES) // NAME
+FOLDER = TEXT - (1 << 12)
+"""First byte of the folder in which the records are stored when a run fails; empty for none."""
 
-
-def code(kind: int, name: int, bucket: int = -1) -> int:
-    """Return an activity as one word."""
-    return kind | name << 8 | bucket + 1 << 32
+MOST_NAMES = (FOLDER - NAMES) // NAME
 
 
 @dataclass
@@ -125,6 +130,7 @@ class Slot:
         self.words[EPOCH] = self.words[STEP] = -1
         self.words[MONITOR] = self.words[BEATS] = 0
         self.limit(timeout)
+        self.folder = ""
         self.number("?")
 
     @property
@@ -148,10 +154,46 @@ class Slot:
             if number == MOST_NAMES:
                 return 0
             begin = NAMES + number * NAME
-            text = name.encode()[: NAME - 1].decode(errors="ignore").encode()
+            text = name.encode()[: NAME - 1].decode(errors="ignore").encode() or b"?"
             self._bytes[begin : begin + NAME] = text.ljust(NAME, b"\0")
             self._numbers[name] = number
         return number
+
+    @property
+    def folder(self) -> str:
+        """The folder in which the records are stored when a run fails; empty for none."""
+        return os.fsdecode(bytes(self._bytes[FOLDER:TEXT]).partition(b"\0")[0])
+
+    @folder.setter
+    def folder(self, folder: str) -> None:
+        text = os.fsencode(folder)
+        self._bytes[FOLDER:TEXT] = (text if len(text) < TEXT - FOLDER else b"").ljust(
+            TEXT - FOLDER, b"\0"
+        )
+
+    @property
+    def ring(self) -> memoryview:
+        """The memory of the records."""
+        return self._bytes[RING:]
+
+    def records(self) -> tuple[bytes, int]:
+        """Return the newest records, the oldest of them first, and the number of all so far.
+
+        They may change meanwhile: those that may have been replaced are left out.
+        """
+        before = self._bytes[RING : RING + 8].cast("q")[0]
+        data = bytes(self._bytes[RING + RECORD :])
+        number = self._bytes[RING : RING + 8].cast("q")[0]
+        first = max(number - CAPACITY + 1, 0)
+        places = (place % CAPACITY * RECORD for place in range(first, before))
+        return b"".join(data[place : place + RECORD] for place in places), number
+
+    def names(self) -> list[str]:
+        """Return the names in the table."""
+        found: list[str] = []
+        while len(found) < MOST_NAMES and self._bytes[NAMES + len(found) * NAME]:
+            found.append(self._name(len(found)))
+        return found
 
     def beat(self) -> None:
         """Called by the monitor process whenever it looks at the slot."""
@@ -160,7 +202,7 @@ class Slot:
 
     def show(self, request: int, text: str) -> None:
         """Store a text, such as the Python stacks, as the answer to a request."""
-        data = text.encode(errors="replace")[: SLOT - TEXT]
+        data = text.encode(errors="replace")[: RING - TEXT]
         self._bytes[TEXT : TEXT + len(data)] = data
         self.words[LENGTH] = len(data)
         self.words[SHOWN] = request
@@ -200,6 +242,7 @@ class Slot:
         return [Doing(c & 0xFF, self._name(c >> 8 & 0xFFFFFF), (c >> 32) - 1) for c in codes]
 
     def _name(self, number: int) -> str:
+        """Return a name by its number."""
         begin = NAMES + number * NAME
         text = bytes(self._bytes[begin : begin + NAME]).partition(b"\0")[0]
         return text.decode(errors="replace")

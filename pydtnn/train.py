@@ -23,7 +23,7 @@ from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
 from pydtnn.utils.command import discard
-from pydtnn.utils.errors import Interrupted, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
 
@@ -83,8 +83,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         alike = comm is None and isinstance(error, ImportError | ValueError)
         if not alike or is_first_on_host():
             print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
-        if isinstance(error, Interrupted):
-            return 128 + error.signal
+        if isinstance(error, AgreedError):
+            return error.status
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Callback, Training
-from pydtnn.training.checkpoint import find_checkpoints, save_checkpoint
-from pydtnn.utils.errors import AgreedError
+from pydtnn.training.checkpoint import find_checkpoints
+from pydtnn.training.checkpoint.folder import Retention
+from pydtnn.training.checkpoint.saving import Saver, last_good
+from pydtnn.training.checkpoint.timer import Timer
+from pydtnn.utils import clock
+from pydtnn.utils.errors import AgreedError, NotSavedError
+from pydtnn.utils.interval import DEFAULT_MTBF, Interval, parse_interval
+from pydtnn.utils.units import duration, parse_quantity
 from pydtnn.utils.validate import check_int
+
+_log = logging.getLogger("pydtnn.training.checkpoint")
+
+LEAST_WAIT_S = 0.05
+"""Seconds of waiting for the checkpoint before that are reported."""
 
 
 class Checkpointer(Callback):
-    """Save a checkpoint after every few epochs, every few steps or both, and at the end.
+    """Save a checkpoint at intervals, and at the end.
 
-    It must follow the callbacks with state, so that their saved state includes the completed epoch.
+    Checkpoints are copied after a step and written while training continues; the last one, also
+    after a signal, is written at once. One that cannot be written is a warning with the last good
+    one, and training continues: see `check_written`. It must follow the callbacks with state, so
+    that their saved state includes the completed epoch.
 
     Parameters
     ----------
@@ -24,10 +39,32 @@ class Checkpointer(Callback):
         Folder of the run, for ``checkpoint-<step>``; created if necessary.
     every_epochs, every_steps : int, optional
         Intervals; steps are counted from the beginning of training.
+    every : str, optional
+        Instead of these: a time ("5min"), "200 steps", "2 epochs", or "auto", the interval that
+        wastes least time by the measured cost of a checkpoint and `mtbf` (Young, 1974; Daly, 2006).
     keep : int
         Number of checkpoints to keep.
+    keep_every : int, optional
+        Besides them, keep one of so many.
+    background : bool
+        Whether training continues while checkpoints are written, which takes the memory of a copy
+        of what this rank writes.
+    mtbf : str
+        Mean time between two failures of the run, for "auto".
+    check : callable, optional
+        Called on rank 0 before each checkpoint; an OSError is a reason why none can be written.
     config : mapping, optional
         Saved with each checkpoint, see `pydtnn.training.checkpoint.save_checkpoint`.
+
+    Attributes
+    ----------
+    error : str or None
+        Why the last checkpoint could not be written.
+    written : int
+        Checkpoints that are known to be complete.
+    blocked, waited : float
+        Seconds for which training stood still for checkpoints so far, and of these for which it
+        waited for the one before.
     """
 
     def __init__(
@@ -36,10 +73,15 @@ class Checkpointer(Callback):
         *,
         every_epochs: int | None = 1,
         every_steps: int | None = None,
+        every: str | None = None,
         keep: int = 3,
+        keep_every: int | None = None,
+        background: bool = True,
+        mtbf: str = DEFAULT_MTBF,
+        check: Callable[[], object] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if every_epochs is None and every_steps is None:
+        if every_epochs is None and every_steps is None and every is None:
             raise ValueError(
                 "Checkpointer: expected every_epochs or every_steps, got neither; set one of them"
             )
@@ -47,11 +89,36 @@ class Checkpointer(Callback):
             if interval is not None:
                 check_int("Checkpointer", name, interval, at_least=1)
         self.directory = Path(directory)
-        self.every_epochs = every_epochs
-        self.every_steps = every_steps
+        self.every = every
+        self.every_epochs, self.every_steps = every_epochs, every_steps
+        self.interval = Interval(every_steps, every_epochs)
+        if every is not None:
+            self.interval = parse_interval("Checkpointer: every", every)
         self.keep = check_int("Checkpointer", "keep", keep, at_least=1)
+        self.keep_every = keep_every
+        if keep_every is not None:
+            check_int("Checkpointer", "keep_every", keep_every, at_least=1)
+        self.background = background
+        self.mtbf = mtbf
+        self._mtbf_s = parse_quantity("Checkpointer: mtbf", mtbf, "s")
+        self.check = check
         self.config = config
+        self.error: str | None = None
+        self.written = 0
+        self.blocked = self.waited = 0.0
         self._saved = (0, 0)  # epoch and step of the last checkpoint, or of the start
+        self._comm: Any = None
+        self._saver = self._create_saver()
+        self._timer: Timer | None = None
+
+    def _create_saver(self) -> Saver:
+        return Saver(
+            self.directory,
+            config=self.config,
+            retention=Retention(self.keep, self.keep_every),
+            check=self.check,
+            on_error=self._warn,
+        )
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Check the folder and the order of callbacks. Collective: all ranks call it.
@@ -72,6 +139,9 @@ class Checkpointer(Callback):
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
             on_rank_0(trainer.comm, self._check_folder)
+        self._comm, self._saver = trainer.comm, self._create_saver()
+        if self.interval.seconds is not None or self.interval.auto:
+            self._timer = Timer(self.interval.seconds, self._mtbf_s)
 
     def _check_folder(self) -> None:
         others = find_checkpoints(self.directory)
@@ -83,24 +153,73 @@ class Checkpointer(Callback):
 
     def on_step_end(self, trainer: Training) -> None:
         """Save if it is time. Collective: all ranks call it."""
-        if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
-            self._save(trainer)
+        self._saver.poll(trainer.comm)
+        steps = self.interval.steps
+        if (steps and trainer.optimizer.iterations % steps == 0) or (
+            self._timer is not None and self._timer.is_due(trainer.comm)
+        ):
+            self._save(trainer, background=self.background)
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Save if it is time. Collective: all ranks call it."""
-        if self.every_epochs and trainer.epoch % self.every_epochs == 0:
-            self._save(trainer)
+        self._saver.poll(trainer.comm)
+        if self.interval.epochs and trainer.epoch % self.interval.epochs == 0:
+            self._save(trainer, background=self.background)
 
     def on_fit_end(self, trainer: Training) -> None:
         """Save the last state if it is not saved. Collective: all ranks call it."""
-        self._save(trainer)
+        self._save(trainer, background=False)
 
     def on_interrupt(self, trainer: Training) -> None:
         """Save the state after the last step. Collective: all ranks call it."""
-        self._save(trainer)
+        self._save(trainer, background=False)
 
-    def _save(self, trainer: Training) -> None:
-        position = trainer.epoch, trainer.step
+    def close(self) -> None:
+        """Complete the checkpoint that is being written, if that needs no other rank."""
+        if self._comm is not None:
+            self._saver.abandon(self._comm)
+
+    def check_written(self) -> None:
+        """Raise NotSavedError if training has ended and no checkpoint could be written.
+
+        Raises
+        ------
+        NotSavedError
+            On all ranks.
+        """
+        if self.error is not None and self.written == 0:
+            raise NotSavedError(f"no checkpoint could be written: {self.error}")
+
+    def _save(self, trainer: Training, *, background: bool) -> None:
+        saver, position = self._saver, (trainer.epoch, trainer.step)
         if position != self._saved:
-            save_checkpoint(self.directory, trainer, config=self.config, keep=self.keep)
-            self._saved = position
+            waited = self._settle(trainer)
+            if waited > LEAST_WAIT_S and trainer.comm.rank == 0:
+                _log.warning(
+                    "training has waited %s for the checkpoint before, which was still being "
+                    "written; save less often",
+                    duration(waited),
+                )
+            virtual = clock.virtual() is not None  # ranks are threads, which wait for each other
+            self.error = saver.start(trainer, background=background and not virtual)
+            if self.error is None:
+                self._saved = position
+            self.waited += waited
+            self.blocked += waited + saver.blocked
+            if self._timer is not None:
+                self._timer.restart(saver.blocked, saver.written)
+        if not background:
+            self._settle(trainer)
+
+    def _settle(self, trainer: Training) -> float:
+        """Wait for the checkpoint that is being written; return for how long, in s."""
+        if self._saver.pending is None:
+            return 0.0
+        begin = clock.now()
+        with trainer.setup.phase("checkpoint end"):
+            self.error = self._saver.settle(trainer.comm)
+        self.written += self.error is None
+        return clock.now() - begin
+
+    def _warn(self, reason: str) -> None:
+        _log.warning("%s; training continues, and %s", reason, last_good(self.directory))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.training.callback import Callback, Training
+from pydtnn.training.callback import Callback, Training, write_if_possible
 from pydtnn.utils.files import write_file
 
 Logs = dict[str, float]
@@ -34,20 +34,11 @@ class HistoryWriter(Callback):
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Write the existing history, so that an error of the folder is raised before any work."""
-        self._write(trainer)
+        on_rank_0(trainer.comm, self._write_files, trainer.history)
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Write. Collective: all ranks call it; rank 0 writes.
-
-        Raises
-        ------
-        AgreedError
-            On all ranks, if a file cannot be written.
-        """
-        self._write(trainer)
-
-    def _write(self, trainer: Training) -> None:
-        on_rank_0(trainer.comm, self._write_files, trainer.history)
+        """Write. Collective: all ranks call it; rank 0 writes, or warns if it cannot."""
+        write_if_possible(trainer.comm, self._write_files, trainer.history)
 
     def _write_files(self, history: Sequence[Logs]) -> None:
         write_file("HistoryWriter", self.directory / "history.csv", to_csv(history).encode())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydtnn.comm.agree import on_rank_0
-from pydtnn.training.callback import Callback, Training
+from pydtnn.training.callback import Callback, Training, write_if_possible
 from pydtnn.utils import clock
 from pydtnn.utils.files import unwritable
 from pydtnn.utils.machine import peak_memory
@@ -78,13 +78,7 @@ class MeasurementWriter(Callback):
             self._mark(trainer)
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Write. Collective: all ranks call it; rank 0 writes.
-
-        Raises
-        ------
-        AgreedError
-            On all ranks, if the file cannot be written.
-        """
+        """Write. Collective: all ranks call it; rank 0 writes, or warns if it cannot."""
         own = {name: trainer.seconds[name] - before for name, before in self._seconds.items()}
         own["total"] = clock.now() - self._marks[0].time
         own["bytes"] = trainer.comm.traffic.bytes - self._bytes
@@ -94,7 +88,7 @@ class MeasurementWriter(Callback):
         ranks = trainer.comm.gather_object(own)
         intervals = summarise(self._marks, trainer.losses[self._losses :])
         line = {"epoch": trainer.epoch, "intervals": intervals, "ranks": ranks}
-        on_rank_0(trainer.comm, self._write, json.dumps(line) + "\n", "a")
+        write_if_possible(trainer.comm, self._write, json.dumps(line) + "\n", "a")
 
     def _mark(self, trainer: Training) -> None:
         now, rate = clock.now(), trainer.optimizer.lr_now

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydtnn.callbacks.monitor import Monitor
-from pydtnn.comm.agree import on_rank_0
 from pydtnn.saving.weights import write_weights
-from pydtnn.training.callback import Training, evaluated
+from pydtnn.training.callback import Training, evaluated, write_if_possible
 from pydtnn.utils.validate import check_float, check_int
 
 
@@ -38,17 +37,11 @@ class BestWeights(Monitor):
         self.path = Path(path)
 
     def on_value(self, trainer: Training, value: float, improved: bool) -> None:
-        """Save. Collective: all ranks call it.
-
-        Raises
-        ------
-        AgreedError
-            On all ranks, if the file cannot be written.
-        """
+        """Save. Collective: all ranks call it; rank 0 writes, or warns if it cannot."""
         if improved:
             with evaluated(trainer):
                 state = trainer.model.state()
-                on_rank_0(trainer.comm, write_weights, state, self.path)
+                write_if_possible(trainer.comm, write_weights, state, self.path)
 
 
 class EarlyStopping(Monitor):

@@ -359,10 +359,8 @@ def create_callbacks(
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
         return [*averages]
-    callbacks: list[Callback] = [
-        *averages,
-        RunFolder(directory, every_steps=config.checkpoint_steps),
-    ]
+    folder = RunFolder(directory)
+    callbacks: list[Callback] = [*averages, folder]
     if config.plateau:
         # `--plateau` counts the epochs until the reduction: one more than the patience
         callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))
@@ -376,13 +374,18 @@ def create_callbacks(
     callbacks += create_trackers(config, directory)
     best = directory / "best.safetensors"
     callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
-    if config.checkpoint_epochs or config.checkpoint_steps:
+    if config.checkpoint_epochs or config.checkpoint_steps or config.checkpoint_every:
         callbacks.append(
             Checkpointer(
                 directory,
                 every_epochs=config.checkpoint_epochs or None,
                 every_steps=config.checkpoint_steps,
+                every=config.checkpoint_every,
                 keep=config.keep,
+                keep_every=config.keep_every,
+                background=config.checkpoint_background,
+                mtbf=config.mtbf,
+                check=folder.look,
                 config=config.course(),
             )
         )

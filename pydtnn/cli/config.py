@@ -13,9 +13,11 @@ from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.utils import plain_yaml
+from pydtnn.utils.interval import AUTO, DEFAULT_MTBF, parse_interval
 from pydtnn.utils.machine import MAX_THREADS
 from pydtnn.utils.names import key_of
 from pydtnn.utils.option import Option, options_of
+from pydtnn.utils.units import parse_quantity
 
 MODEL, TRAINING, OPTIMIZER, OUTPUT, OBSERVATION, DEVICE, COMMUNICATION, VIRTUAL = GROUPS = (
     "model and data",
@@ -575,7 +577,29 @@ class TrainConfig:
         OUTPUT, 1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
     )
     checkpoint_steps: int | None = option(OUTPUT, int, "steps between checkpoints", at_least=1)
-    keep: int = option(OUTPUT, 2, "checkpoints to keep", at_least=1)
+    checkpoint_every: str | None = option(
+        OUTPUT,
+        str,
+        "interval of checkpoints, instead of --checkpoint-epochs: 5min, '200 steps', '2 epochs' or "
+        "auto, by their measured cost and --mtbf",
+        metavar="INTERVAL",
+    )
+    mtbf: str = option(
+        OUTPUT,
+        DEFAULT_MTBF,
+        "with --checkpoint-every auto: mean time between two failures of the run",
+        metavar="TIME",
+    )
+    checkpoint_background: bool = option(
+        OUTPUT,
+        True,
+        "write checkpoints while training continues, which takes the memory of a copy of what a "
+        "rank writes",
+    )
+    keep: int = option(OUTPUT, 2, "last checkpoints to keep", at_least=1)
+    keep_every: int | None = option(
+        OUTPUT, int, "keep also one of this number of earlier checkpoints", at_least=1
+    )
     progress: str = option(
         OUTPUT,
         "auto",
@@ -605,6 +629,7 @@ class TrainConfig:
             other = "--verbose" if self.verbose else f"--progress {self.progress}"
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         self.check_device()
+        self.check_checkpoints()
         self.check_tensorboard()
         self.check_trace()
         self.check_waits()
@@ -629,6 +654,7 @@ class TrainConfig:
             ("plan", "--parallel", not axes),
             ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
             ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
+            ("mtbf", "--checkpoint-every auto", self.checkpoint_every != AUTO),
             ("memory_limit", "--recompute auto", "auto" not in (self.recompute, self.parallel)),
         ):
             if missing and getattr(self, name) != usual[name].default:
@@ -647,6 +673,20 @@ class TrainConfig:
         """Return the mixtures of training samples that the options choose."""
         chosen = ((Mixup, self.mixup), (CutMix, self.cutmix))
         return tuple(mixing(alpha) for mixing, alpha in chosen if alpha is not None)
+
+    def check_checkpoints(self) -> None:
+        """Raise ValueError if an interval of checkpoints is invalid, or there are two."""
+        parse_quantity("train: --mtbf", self.mtbf, "s")
+        if self.checkpoint_every is None:
+            return
+        parse_interval("train: --checkpoint-every", self.checkpoint_every)
+        usual = flags(TrainConfig)
+        for name in ("checkpoint_epochs", "checkpoint_steps"):
+            if getattr(self, name) != usual[name].default:
+                raise ValueError(
+                    f"train: --checkpoint-every cannot be combined with {usual[name].label}; omit "
+                    "one of them"
+                )
 
     def check_waits(self) -> None:
         """Raise ValueError if the factor would name ranks that are not slower."""

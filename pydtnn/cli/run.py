@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.callbacks import Checkpointer
 from pydtnn.cli.build import Job, create_job
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig
 from pydtnn.cli.parallel import (
@@ -36,7 +37,7 @@ from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
 from pydtnn.tracing.writing import Trace, check_folder
-from pydtnn.training.callback import evaluated
+from pydtnn.training.callback import evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
@@ -152,7 +153,7 @@ def _carry_out(job: Job) -> None:
                 seed=config.seed,
                 loader_threads=0 if config.virtual_ranks else config.loader_threads,
             )
-        on_rank_0(trainer.comm, write_end, job)
+        write_if_possible(trainer.comm, write_end, job)
     if config.save and config.saves_weights:
         with evaluated(trainer):
             state = trainer.model.state()
@@ -170,6 +171,9 @@ def _carry_out(job: Job) -> None:
             print(line, flush=True)
     if trace is not None:
         _print_line(config, trainer.comm, describe_trace(trace))
+    for callback in trainer.callbacks:
+        if isinstance(callback, Checkpointer):
+            callback.check_written()
 
 
 def _resume(job: Job) -> None:

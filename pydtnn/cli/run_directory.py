@@ -149,24 +149,16 @@ class RunFolder(Callback):
     ----------
     directory : Path
         Folder of the run; it must exist when training starts.
-    every_steps : int, optional
-        Steps between writes within an epoch. Default: no writes within an epoch.
     """
 
-    def __init__(self, directory: Path, *, every_steps: int | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.every_steps = every_steps
         self._identity: tuple[int, int] | None = None
         self._held = contextlib.ExitStack()
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Store the identity of the folder, on rank 0."""
         self._identity = _identity(self.directory) if trainer.comm.rank == 0 else None
-
-    def on_step_end(self, trainer: Training) -> None:
-        """Check the folder if files will be written. Collective: all ranks call it."""
-        if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
-            on_rank_0(trainer.comm, self._look)
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Check the folder. Collective: all ranks call it.
@@ -176,17 +168,24 @@ class RunFolder(Callback):
         AgreedError
             On all ranks, if the folder was replaced by another one, which other runs may use.
         """
-        on_rank_0(trainer.comm, self._look)
+        on_rank_0(trainer.comm, self.look)
 
     def on_interrupt(self, trainer: Training) -> None:
         """Check the folder. Collective: all ranks call it."""
-        on_rank_0(trainer.comm, self._look)
+        on_rank_0(trainer.comm, self.look)
 
     def close(self) -> None:
         """Release the lock of the new folder."""
         self._held.close()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Create the folder again if it has disappeared; called on rank 0.
+
+        Raises
+        ------
+        FileExistsError
+            If it was replaced by another one.
+        """
         found = _identity(self.directory)
         if found == self._identity:
             return
@@ -195,7 +194,11 @@ class RunFolder(Callback):
                 f"train: --output-dir: {self.directory} has been replaced by another folder during "
                 "the run; continue with --resume in the original folder"
             )
-        _make("train: --output-dir", self.directory, [])
+        try:
+            _make("train: --output-dir", self.directory, [])
+        except OSError as error:
+            _log.warning("%s; training continues without the folder", error)
+            return
         claim(self.directory, self._held)
         self._identity = _identity(self.directory)
         _log.warning("%s %s; the run continues in a new folder of that name", self.directory, _LOST)

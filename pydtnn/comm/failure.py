@@ -33,7 +33,7 @@ from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
-from pydtnn.utils.errors import AgreedError, Interrupted, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here
 from pydtnn.utils.terminal import is_proxy, launcher_of
 
@@ -351,8 +351,8 @@ class Failure:
                 _print(f"{describe(error)}\n")
             if self.comm.rank in error.ranks[:1]:
                 _print(requested_traceback(error))
-            if isinstance(error, Interrupted):
-                raise SystemExit(128 + error.signal)
+            if error.status != 1:  # Python's own
+                raise SystemExit(error.status)
         elif self.comm.size == 1:
             _print(f"{requested_traceback(error)}{describe(error)}\n")
         else:

@@ -25,6 +25,7 @@ PHASES = {
     "exchange": "communication",
     "data": "data",
     "checkpoint": "callbacks",
+    "checkpoint end": "callbacks",
 }
 """Group of phases besides callbacks; those that enclose others have no bar."""
 

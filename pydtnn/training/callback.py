@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from pydtnn.comm import Communicator
+from pydtnn.comm.agree import on_rank_0
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
@@ -17,7 +19,10 @@ from pydtnn.training.logs import History, Logs
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.errors import describe
 from pydtnn.utils.names import SuggestsNames
+
+_log = logging.getLogger("pydtnn.training")
 
 
 class Training(Protocol):
@@ -131,6 +136,29 @@ class Callback(SuggestsNames, StoresArguments):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`."""
+
+
+def write_if_possible(comm: Communicator, write: Callable[..., object], *args: object) -> bool:
+    """Call ``write(*args)`` on rank 0; a file that cannot be written is a warning, not an error.
+
+    Collective: all ranks call it. Training continues on a disk that is full or read-only, and the
+    next write may succeed. Other errors are raised as by `on_rank_0`.
+
+    Returns
+    -------
+    bool
+        On rank 0, whether the files are written; True on the others.
+    """
+
+    def attempt() -> bool:
+        try:
+            write(*args)
+        except OSError as error:
+            _log.warning("%s; training continues without it", describe(error))
+            return False
+        return True
+
+    return on_rank_0(comm, attempt) is not False
 
 
 class FunctionCallback(Callback):

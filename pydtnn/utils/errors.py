@@ -21,7 +21,14 @@ class AgreedError(Exception):
         One sentence: who, what was expected, what was given, what to do.
     ranks : sequence of int
         The ranks on which the error occurred; empty if the message concerns all of them.
+
+    Attributes
+    ----------
+    status : int
+        Exit status of the process.
     """
+
+    status = 1
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -41,6 +48,13 @@ class Interrupted(AgreedError):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
+        self.status = 128 + signal
+
+
+class NotSavedError(AgreedError):
+    """Training is complete, but none of its checkpoints could be written."""
+
+    status = 74  # EX_IOERR of sysexits.h
 
 
 class RankError(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +118,12 @@ def test_best_weights_of_a_value_in_training_are_those_of_all_ranks(
 
 
 @pytest.mark.threads(2)
-def test_a_file_that_cannot_be_written_stops_all_ranks(comm: Communicator, tmp_path: Path) -> None:
+def test_training_continues_if_the_file_cannot_be_written(
+    comm: Communicator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     if comm.rank == 0:
         (tmp_path / "file").write_text("")
     trainer = small_trainer(comm, BestWeights(tmp_path / "file" / "best.safetensors"))
-    with pytest.raises(AgreedError, match=r"save_weights: cannot write .*best\.safetensors"):
-        small_fit(trainer)
+    assert len(small_fit(trainer)) == 2
+    words = r"save_weights: cannot write .*best\.safetensors: .*; training continues without it"
+    assert re.search(words, caplog.text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,12 @@ from pydtnn.callbacks import (
     EarlyStopping,
     HistoryWriter,
 )
-from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.utils.errors import AgreedError
+from pydtnn.comm import Communicator
+from pydtnn.training.checkpoint import find_checkpoints, saving
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError, NotSavedError
 from tests.small_training import (
+    Recorder,
     small_fit,
     small_trainer,
 )
@@ -32,6 +38,11 @@ def steps_saved(directory: Path) -> list[int]:
         ({"every_epochs": None, "every_steps": 5, "keep": 9}, [5, 10, 12]),
         ({"every_steps": 3, "keep": 9}, [3, 4, 6, 8, 9, 12]),
         ({"every_epochs": None, "every_steps": 1, "keep": 2}, [11, 12]),
+        ({"every": "5 steps", "keep": 9}, [5, 10, 12]),
+        ({"every": "2 epochs", "keep": 9}, [8, 12]),
+        ({"every": "1h", "keep": 9}, [12]),
+        ({"every": "auto", "keep": 9}, [10, 12]),
+        ({"every": "1 step", "keep": 2, "keep_every": 4}, [4, 8, 11, 12]),
     ],
 )
 def test_checkpoints_are_saved_at_the_intervals_and_at_the_end(
@@ -56,3 +67,149 @@ def test_a_checkpointer_wants_to_come_after_callbacks_with_state(tmp_path: Path)
     ):
         small_fit(trainer)
     small_fit(small_trainer(None, Checkpointer(tmp_path), HistoryWriter(tmp_path)), epochs=1)
+
+
+@pytest.mark.parametrize("text", ["", "5", "0 steps", "-1 min", "often", "1.5 steps", "nan s"])
+def test_other_intervals_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="Checkpointer: every must be a time such as 5min, steps"):
+        Checkpointer("run", every=text)
+
+
+class Disk:
+    """A disk on which files are completed when a test allows it, or cannot be completed."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.began = threading.Event()
+        self.full: Collection[int] = ()
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def use(self) -> None:
+        """Complete a file, or fail."""
+        self.began.set()
+        assert self.free.wait(60)
+        with self._lock:
+            self.count += 1
+            if self.count in self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk, complete = Disk(), saving.OpenFile.complete
+
+    def used(file: saving.OpenFile) -> str:
+        disk.use()
+        return complete(file)
+
+    monkeypatch.setattr(saving.OpenFile, "complete", used)
+    return disk
+
+
+@pytest.mark.threads(1, 2)
+def test_training_continues_while_a_checkpoint_is_written(
+    comm: Communicator, shared_path: Path, disk: Disk
+) -> None:
+    """The checkpoint is that of the step at which it began, as one that is written at once."""
+    saver = Checkpointer(shared_path / "own", every="3 steps", keep=9)
+    seen = []
+
+    def look(trainer: Trainer) -> None:
+        step = trainer.optimizer.iterations
+        seen.append((step, steps_saved(shared_path / "own")))
+        if step == 5:
+            assert disk.began.wait(60)
+            comm.barrier()
+            disk.free.set()
+
+    small_fit(small_trainer(comm, Recorder(on_step=look), saver), epochs=2)
+    assert seen[:4] == [(1, []), (2, []), (3, []), (4, [])]
+    comm.barrier()
+    assert steps_saved(shared_path / "own") == [3, 6, 8]
+    saver = Checkpointer(shared_path / "once", every="3 steps", keep=9, background=False)
+    small_fit(small_trainer(comm, Recorder(), saver), epochs=2)
+    comm.barrier()
+    for own, once in zip(
+        find_checkpoints(shared_path / "own"), find_checkpoints(shared_path / "once"), strict=True
+    ):
+        assert (own / "SHA256SUMS").read_bytes() == (once / "SHA256SUMS").read_bytes()
+
+
+def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = Checkpointer(tmp_path, every="2 steps")
+
+    def later(trainer: Trainer) -> None:
+        if trainer.optimizer.iterations == 4:
+            threading.Timer(0.3, disk.free.set).start()
+
+    small_fit(small_trainer(None, Recorder(on_step=later), saver), epochs=1)
+    assert (
+        "for the checkpoint before, which was still being written; save less often" in caplog.text
+    )
+    assert saver.blocked > saver.waited > 0.1
+
+
+@pytest.mark.threads(1, 2)
+@pytest.mark.parametrize("background", [True, False])
+def test_training_continues_if_a_checkpoint_cannot_be_written(
+    background: bool,
+    comm: Communicator,
+    shared_path: Path,
+    disk: Disk,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk.full = [2]
+    disk.free.set()
+    saver = Checkpointer(shared_path, every="2 steps", keep=9, background=background)
+    small_fit(small_trainer(comm, saver), epochs=2)
+    assert steps_saved(shared_path) == [2, 6, 8]
+    saver.check_written()
+    if comm.rank == 0:
+        (line,) = (r.getMessage() for r in caplog.records if "training continues" in r.message)
+        assert line.removeprefix("rank 0: ").removeprefix("rank 1: ") == (
+            f"checkpoint: cannot write {shared_path}/checkpoint-00000004: no space left on device; "
+            "free some space or choose another folder; training continues, and the last good "
+            f"checkpoint is {shared_path}/checkpoint-00000002"
+        )
+
+
+@pytest.mark.threads(1, 2)
+def test_that_no_checkpoint_could_be_written_is_an_error_at_the_end(
+    comm: Communicator, shared_path: Path, disk: Disk
+) -> None:
+    disk.full = range(99)
+    disk.free.set()
+    saver = Checkpointer(shared_path, every="2 steps")
+    history = small_fit(small_trainer(comm, saver), epochs=2)
+    assert len(history) == 2
+    assert [*shared_path.iterdir()] == []
+    with pytest.raises(NotSavedError, match="no checkpoint could be written: .*no space left"):
+        saver.check_written()
+
+
+@pytest.mark.threads(2)
+def test_a_folder_that_cannot_be_made_does_not_end_training(
+    comm: Communicator, shared_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if comm.rank == 0:
+        (shared_path / "file").write_text("")
+    saver = Checkpointer(shared_path / "file" / "run", every="4 steps")
+    small_fit(small_trainer(comm, saver), epochs=1)
+    assert "training continues, and there is no good checkpoint" in caplog.text
+    with pytest.raises(NotSavedError):
+        saver.check_written()
+
+
+def test_a_checkpoint_is_completed_if_an_error_ends_training(tmp_path: Path, disk: Disk) -> None:
+    def fail(trainer: Trainer) -> None:
+        if trainer.optimizer.iterations == 3:
+            threading.Timer(0.1, disk.free.set).start()
+            raise ZeroDivisionError
+
+    saver = Checkpointer(tmp_path, every="2 steps")
+    with pytest.raises(ZeroDivisionError):
+        small_fit(small_trainer(None, Recorder(on_step=fail), saver))
+    assert steps_saved(tmp_path) == [2]

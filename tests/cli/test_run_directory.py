@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from pydtnn.callbacks import Checkpointer
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run_directory import RunFolder, run_directory
 from pydtnn.comm import Communicator, Serial
 from pydtnn.train import main
+from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils.errors import AgreedError
 from tests.small_run import TINY
 from tests.small_training import Recorder, small_fit, small_trainer
@@ -158,8 +160,14 @@ def test_a_folder_is_looked_at_before_checkpoints_between_epochs(
         if run.exists():
             seen.append(trainer.optimizer.iterations)  # type: ignore[attr-defined]
 
-    trainer = small_trainer(None, RunFolder(run, every_steps=3), Recorder(on_step=lose))
+    folder = RunFolder(run)
+    saver = Checkpointer(run, every_steps=3, check=folder.look)
+    trainer = small_trainer(None, folder, Recorder(on_step=lose), saver)
     with caplog.at_level(logging.WARNING):
         small_fit(trainer, epochs=1)
-    assert seen == [3, 4]
+    assert seen == [4]
+    assert [path.name for path in find_checkpoints(run)] == [
+        "checkpoint-00000003",
+        "checkpoint-00000004",
+    ]
     assert caplog.text.count(LOST) == 1

@@ -20,6 +20,7 @@ from pydtnn.perfmodel.oracle.what_if import MakeCosts, change
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.workload import Workload
+from pydtnn.utils.interval import optimal_interval
 
 PROPERTIES = ("bandwidth", "latency", "flops", "memory")
 """Properties of a platform that an answer may change, as `--sweep` names them."""
@@ -288,18 +289,6 @@ class Campaign:
     def host_hours(self) -> float:
         """Hosts times hours."""
         return self.hosts * self.seconds / 3600
-
-
-def optimal_interval(checkpoint: float, mtbf: float) -> float:
-    """Return the time of computation between two checkpoints that wastes least (Daly), in s.
-
-    >>> round(optimal_interval(10, 86400))  # Young: the square root of 2 x 10 x 86400, 1315
-    1308
-    """
-    if checkpoint >= 2 * mtbf:
-        return mtbf
-    ratio = checkpoint / (2 * mtbf)
-    return sqrt(2 * checkpoint * mtbf) * (1 + sqrt(ratio) / 3 + ratio / 9) - checkpoint
 
 
 def plan_campaign(entry: Entry, platform: Platform, terms: Terms) -> Campaign:

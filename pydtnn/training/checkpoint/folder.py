@@ -14,6 +14,7 @@ checkpoint is therefore available until a later one replaces it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,11 @@ def begin_checkpoint(path: Path) -> Path:
 
 
 def complete_checkpoint(
-    path: Path, files: Mapping[str, bytes], sums: Mapping[str, str], retention: Retention
+    path: Path,
+    files: Mapping[str, bytes],
+    sums: Mapping[str, str],
+    retention: Retention,
+    interval: float | None = None,
 ) -> None:
     """Write the remaining files of a checkpoint, rename it into place, and remove older ones.
 
@@ -89,6 +94,8 @@ def complete_checkpoint(
     retention : Retention
         Checkpoints of later steps are removed too: they are damaged, or belong to a run that was
         abandoned.
+    interval : float, optional
+        Steps between checkpoints, see `Retention.surplus`.
 
     Raises
     ------
@@ -111,7 +118,7 @@ def complete_checkpoint(
     present = find_checkpoints(directory)
     later = [other for other in present if step_of(other) > step_of(path)]
     older = [other for other in present if step_of(other) <= step_of(path)]
-    for other in (*retention.surplus(older), *later):
+    for other in (*retention.surplus(older, interval), *later):
         _remove(other)
 
 
@@ -129,16 +136,23 @@ class Retention(NamedTuple):
     keep: int
     keep_every: int | None = None
 
-    def surplus(self, paths: Sequence[Path]) -> list[Path]:
+    def surplus(self, paths: Sequence[Path], interval: float | None) -> list[Path]:
         """Return which of some checkpoints, newest last, are to be removed.
 
-        Of those before the last ones, one remains if it is at least `keep_every` intervals of steps
-        after the one before that remains; an interval is the mean one of the last checkpoints.
+        Of those before the last ones, one remains if it is at least `keep_every` intervals after
+        the one before that remains.
+
+        Parameters
+        ----------
+        paths : sequence of Path
+        interval : float or None
+            Steps between checkpoints; by default the least that there are.
         """
-        older, last = paths[: -self.keep], paths[-self.keep :]
+        older = paths[: -self.keep]
         if self.keep_every is None or not older:
             return [*older]
-        interval = (step_of(last[-1]) - step_of(older[-1])) / len(last)
+        if interval is None:
+            interval = min(step_of(b) - step_of(a) for a, b in itertools.pairwise(paths))
         kept, removed = 0, []
         for path in older:
             if step_of(path) - kept >= self.keep_every * interval:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,7 @@ def save_checkpoint(
         or if ranks differ that must be equal. Earlier checkpoints are kept.
     """
     saver = Saver(directory, config=config, retention=Retention(keep))
-    error = saver.start(trainer, background=False) or saver.wait(trainer.comm)
+    error = saver.start(trainer, background=False) or saver.settle(trainer.comm)
     if error is not None:
         raise AgreedError(error)
     return checkpoint_path(directory, trainer.optimizer.iterations)
@@ -140,6 +141,8 @@ class Saver:
     config : mapping, optional
         See `save_checkpoint`.
     retention : Retention
+    check : callable, optional
+        Called on rank 0 before the first file is written; may raise OSError.
     on_error : callable, optional
         Called on rank 0 with the reason, as soon as it is known that a checkpoint cannot be
         written.
@@ -148,11 +151,9 @@ class Saver:
     ----------
     pending : Pending or None
         The checkpoint that is being written while training continues.
-    last : Path or None
-        The last checkpoint that is known on all ranks to be complete.
-    blocked, waited, written : float
-        Seconds of the last checkpoint: for which training stood still for it, of these those for
-        which it waited for the one before, and until it was complete on this rank.
+    blocked, written : float
+        Seconds for which training stood still for the last checkpoint, and until it was complete on
+        this rank.
     """
 
     def __init__(
@@ -161,21 +162,24 @@ class Saver:
         *,
         config: Mapping[str, Any] | None = None,
         retention: Retention,
+        check: Callable[[], object] | None = None,
         on_error: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.directory = Path(directory)
         self.config = dict(config or {})
         self.retention = retention
+        self.check = check
         self.on_error = on_error
         self.pending: Pending | None = None
-        self.last: Path | None = None
-        self.blocked = self.waited = self.written = 0.0
+        self.blocked = self.written = 0.0
         self._planner = Planner()
         self._memory: dict[str, np.ndarray] = {}
         self._begin = 0.0
+        self._steps: deque[int] = deque(maxlen=1)
+        self._intervals: deque[int] = deque(maxlen=3)
 
     def start(self, trainer: Training, *, background: bool) -> str | None:
-        """Begin to write a checkpoint. Collective: all ranks call it; `wait` follows.
+        """Begin to write a checkpoint, after `settle`. Collective: all ranks call it.
 
         Parameters
         ----------
@@ -194,31 +198,38 @@ class Saver:
         AgreedError
             On all ranks, if ranks differ that must be equal.
         """
-        begin = clock.now()
+        assert self.pending is None
+        self._begin = clock.now()
         with trainer.setup.phase("checkpoint"):
-            self.wait(trainer.comm)
-            self._begin = clock.now()
-            self.waited = self._begin - begin
             trainer.compare_ranks()
             with trainer.averaged():
                 error = self._copy(trainer, background)
-        self.blocked = clock.now() - begin
+        self.blocked = clock.now() - self._begin
         return error
+
+    def _begin_folder(self, path: Path) -> None:
+        if self.check is not None:
+            self.check()
+        begin_checkpoint(path)
 
     def _copy(self, trainer: Training, background: bool) -> str | None:
         """Copy the pieces of all ranks into files, or into memory that a thread writes."""
         comm = trainer.comm
-        path = checkpoint_path(self.directory, trainer.optimizer.iterations)
+        step = trainer.optimizer.iterations
+        path = checkpoint_path(self.directory, step)
+        if self._steps and step > self._steps[-1]:
+            self._intervals.append(step - self._steps[-1])
+        self._steps.append(step)
         own = state_of_rank(trainer)
         try:
-            on_rank_0(comm, begin_checkpoint, path)
+            on_rank_0(comm, self._begin_folder, path)
         except AgreedError as error:
             if comm.rank == 0:
                 self.on_error(str(error))
             return str(error)
         plan, about, pieces = self._planner.plan(trainer, own, partial_path(path).is_dir())
         about = {
-            "step": trainer.optimizer.iterations,
+            "step": step,
             "seed": trainer.model.seed,
             "configuration": self.config,
             **about,
@@ -255,13 +266,13 @@ class Saver:
         elif not pending.end.is_alive():
             self._close(pending)
 
-    def wait(self, comm: Communicator) -> str | None:
+    def settle(self, comm: Communicator) -> str | None:
         """Wait until no checkpoint is being written. Collective: all ranks call it.
 
         Returns
         -------
         str or None
-            Why the last one could not be written, the same on all ranks.
+            Why it could not be written, the same on all ranks.
         """
         pending = self.pending
         if pending is None:
@@ -269,8 +280,6 @@ class Saver:
         self._finish(comm, pending)
         self.pending = None
         error: str | None = comm.gather_object(pending.error)[0]
-        if error is None:
-            self.last = pending.path
         return error
 
     def _finish(self, comm: Communicator, pending: Pending) -> None:
@@ -335,12 +344,15 @@ class Saver:
             digests = report[MESSAGE_BYTES:].reshape(-1, 32)
             for file, digest in zip(pending.plan.files(rank), digests, strict=True):
                 sums[file.name] = digest.tobytes().hex()
+        usual = sorted(self._intervals)[len(self._intervals) // 2 :][:1]
+        interval = usual[0] if usual else None
         ordered = {} if errors else {f.name: sums[f.name] for f in pending.plan.layout.files}
 
         def complete() -> None:
             try:
                 if not errors:
-                    complete_checkpoint(pending.path, pending.files, ordered, self.retention)
+                    files, kept = pending.files, self.retention
+                    complete_checkpoint(pending.path, files, ordered, kept, interval)
                     return
                 tidy(pending.path.parent)
             except Exception as error:  # whatever it is, rank 0 reports it

@@ -16,7 +16,6 @@ from pydtnn.perfmodel.oracle.questions import (
     PROPERTIES,
     Questions,
     Terms,
-    optimal_interval,
     plan_campaign,
 )
 from pydtnn.perfmodel.oracle.what_if import change
@@ -24,6 +23,7 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
+from pydtnn.utils.interval import optimal_interval
 from pydtnn.utils.units import parse_quantity
 from tests.perfmodel.costs import PerFlop
 

@@ -61,6 +61,8 @@ class Predicted:
         Waiting for the loader.
     memory : float
         Of a rank, in B.
+    low, high : float
+        First and last decile of `seconds`.
     reason : str
         Why there is no prediction; empty if there is one.
     """
@@ -72,6 +74,8 @@ class Predicted:
     communication: float = 0.0
     data: float = 0.0
     memory: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
     reason: str = ""
 
     @classmethod
@@ -86,6 +90,8 @@ class Predicted:
             communication=step.exposed + step.idle,
             data=one.loader,
             memory=one.memory.total,
+            low=one.seconds * one.deciles[0],
+            high=one.seconds * one.deciles[1],
         )
 
 
@@ -102,6 +108,8 @@ class StepMeter(Callback):
     """
 
     def __init__(self) -> None:
+        import pydtnn.perfmodel.job  # noqa: F401  # modules of the prediction are not memory of steps
+
         self.grown = 0
         self._before, self._steps, self._first = resident_memory(), 0, True
         self._seconds: dict[str, float] = {}
@@ -394,6 +402,10 @@ def predict(config: TrainConfig, work: Workload, platform: Platform) -> Predicte
         return _unpredicted(f"{type(error).__name__}: {error}")
 
 
+PARTS = {"compute": "compute", "communication": "communication", "data": "waiting for data"}
+"""Parts of a step that are compared, and their names."""
+
+
 def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the lines of the report: measured and predicted parts of a step.
 
@@ -414,17 +426,19 @@ def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str,
     whole = asdict(predicted)
     whole["compute"] += predicted.update
     error = abs(predicted.seconds / measured["seconds"] - 1)
+    off = max(PARTS, key=lambda name: abs(whole[name] - measured[name]))
+    interval = f" ({1e3 * predicted.low:.4g} to {1e3 * predicted.high:.4g})"
     text += (
-        f" ({low} to {high}), predicted {1e3 * predicted.seconds:.4g} ms for {predicted.platform}: "
-        f"accuracy {max(1 - error, 0):.0%}"
+        f" ({low} to {high}), predicted {1e3 * predicted.seconds:.4g} ms"
+        f"{interval if predicted.high > predicted.low else ''} for {predicted.platform}: "
+        f"accuracy {max(1 - error, 0):.0%}, largest difference in {PARTS[off]}"
     )
     found = [("time per step", text)]
-    for name in ("compute", "communication", "data"):
-        title = "waiting for data" if name == "data" else f"in {name}"
+    for name, title in PARTS.items():
         text = f"measured {1e3 * measured[name]:.4g} ms, predicted {1e3 * whole[name]:.4g} ms"
         if name == "compute":
             text += f", {1e3 * predicted.update:.4g} ms of it for the update"
-        found.append((f"  {title}", text))
+        found.append((f"  {title}" if name == "data" else f"  in {title}", text))
     found.append(
         (
             "  first step",

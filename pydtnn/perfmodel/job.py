@@ -163,11 +163,10 @@ def predict_job(
             f"than {100 * profile.spread:.0f} %"
         )
 
-    profile = profile.typical(STEPS)
-
     def simulated() -> Prediction:
-        costs = [MeasuredCosts(profile.of(rank), varying=True) for rank in range(comm.size)]
-        return predict(work, platform, costs)
+        steps = profile.typical(STEPS)
+        costs = [MeasuredCosts(steps.of(rank), varying=True) for rank in range(comm.size)]
+        return replace(predict(work, platform, costs), deciles=profile.deciles())
 
     return on_rank_0(comm, simulated)
 

@@ -192,6 +192,9 @@ class Prediction:
         Time by which a step is longer because a rank waits for its batch, in s.
     checkpoint : float
         Time of a checkpoint after each epoch, in s; 0 if the platform has no rate.
+    deciles : tuple of float
+        First and last decile of the times of steps, relative to `seconds`; 1 if their compute was
+        not measured.
     """
 
     work: Workload
@@ -199,6 +202,7 @@ class Prediction:
     ranks: tuple[RankPrediction, ...]
     loader: float
     checkpoint: float
+    deciles: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def of(

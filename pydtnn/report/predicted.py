@@ -18,7 +18,9 @@ from pydtnn.report.section import (
 def _prediction(run: Run) -> dict[str, float] | None:
     """Return the prediction in run.json, if it is valid and the steps were measured."""
     try:
-        values = {name: float(run.about["predicted"][name]) for name in PARTS}
+        entry = run.about["predicted"]
+        values = {name: float(entry[name]) for name in PARTS}
+        values |= {name: float(entry.get(name, 0.0)) for name in ("low", "high")}
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
     valid = all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0
@@ -63,7 +65,9 @@ def _predicted_table(title: str, run: Run, own: Mapping[str, float]) -> Table:
     ]
     if "low" in measured:
         low, high, first = (f"{1e3 * measured[name]:.4g} ms" for name in ("low", "high", "first"))
-        rows.insert(1, ["first and last decile of the steps", f"{low} to {high}", ""])
+        ends = [f"{1e3 * own[name]:.4g} ms" for name in ("low", "high")]
+        predicted = " to ".join(ends) if own["low"] < own["high"] else ""
+        rows.insert(1, ["first and last decile of the steps", f"{low} to {high}", predicted])
         rows.append(["first step, with the choice of algorithms", first, ""])
     rows.append(["accuracy", "", f"{max(1 - abs(own['seconds'] / total - 1), 0):.0%}"])
     grown = max(rank["step_memory"] for rank in run.totals())

@@ -36,7 +36,8 @@ from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
 PREDICTED = (
-    r"time per step +measured \S+ ms \(\S+ to \S+\), predicted \S+ ms for this job: accuracy"
+    r"time per step +measured \S+ ms \(\S+ to \S+\), predicted \S+ ms( \(\S+ to \S+\))? "
+    r"for this job: accuracy \d+%, largest difference in \w+"
 )
 
 HEADS = """
@@ -198,8 +199,13 @@ def test_lines_of_the_report_compare_each_part() -> None:
         "memory": 6e6,
     }
     found = dict(rows(prediction, measured))
-    text = "measured 12.5 ms (12 to 20), predicted 10 ms for p: accuracy 80%"
-    assert found["time per step"] == text
+    text = (
+        "measured 12.5 ms (12 to 20), predicted 10 ms for p: accuracy 80%, largest difference in "
+    )
+    assert found["time per step"] == f"{text}compute"
+    other = replace(prediction, communication=0.009, low=0.009, high=0.0125)
+    text = text.replace("10 ms for", "10 ms (9 to 12.5) for")
+    assert dict(rows(other, measured))["time per step"] == f"{text}communication"
     assert found["  first step"].startswith("measured 500 ms")
     assert found["  in compute"].startswith("measured 8 ms, predicted 7 ms, 1 ms of it")
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"

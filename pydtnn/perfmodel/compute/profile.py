@@ -11,6 +11,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.utils.files import parse_object, read_file, write_file
@@ -90,16 +92,23 @@ class Profile:
         """The largest spread of a rank: see `RankProfile.spread`."""
         return max(rank.spread for rank in self.ranks.values())
 
+    def deciles(self) -> tuple[float, float]:
+        """Return the first and the last decile of the steps' times, relative to their median."""
+        low, middle, high = np.quantile(self._lengths(), [0.1, 0.5, 0.9]).tolist()
+        return low / middle, high / middle
+
+    def _lengths(self) -> list[float]:
+        """Return the time of each step on its slowest rank, in s."""
+        steps = zip(*(own.steps for own in self.ranks.values()), strict=True)
+        return [max(sum(own.values()) for own in one) for one in steps]
+
     def typical(self, number: int) -> Profile:
         """Return the profile with as many steps as possible of that number, those in the middle.
 
         Steps are ordered by the time of their slowest rank. Two of three that are left out are the
         longest ones: other work on the machine lengthens steps, for seconds at a time.
         """
-        lengths = [
-            max(sum(step.values()) for step in steps)
-            for steps in zip(*(own.steps for own in self.ranks.values()), strict=True)
-        ]
+        lengths = self._lengths()
         first = max(len(lengths) - number, 0) // 3
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         kept = sorted(order[first : first + number])

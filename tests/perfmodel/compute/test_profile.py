@@ -94,6 +94,7 @@ def test_typical_steps_are_those_of_the_middle_on_the_slowest_rank():
     assert [step[CONV] for step in found.of(0).steps] == [1.0, 1.0, 7.0]
     assert [step[CONV] for step in found.of(1).steps] == [3.0, 5.0, 6.0]
     assert both.typical(6) == both.typical(9) == both
+    assert both.deciles() == pytest.approx((2.5 / 6, 8.5 / 6))
 
 
 def test_varying_costs_are_those_of_the_measured_steps_in_turns():

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
+from pydtnn.callbacks.balance import Balance
 from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
 from pydtnn.callbacks.measurements import MeasurementWriter
@@ -19,6 +20,7 @@ from pydtnn.utils.names import module_getattr
 
 __all__ = [
     "EMA",
+    "Balance",
     "BestWeights",
     "Callback",
     "CheckEqual",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.callbacks import (
+    Balance,
     BestWeights,
     Callback,
     Checkpointer,
@@ -25,6 +26,7 @@ from pydtnn.callbacks import (
     TensorBoard,
     WandB,
 )
+from pydtnn.callbacks.balance import check_scheme
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMeter
@@ -243,6 +245,10 @@ def create_job(
     elif config.mlflow or config.wandb:
         model.inputs = inputs_of(train)
     slow = create_slow_ranks(config, comm)
+    exchange = work.create_exchange(group)
+    balance = [Balance(slow[0])] if config.balance and slow else []
+    if balance:
+        check_scheme(exchange)
     recorder = None if config.trace is None else Recorder(config.traced_steps(), clock.virtual())
     trainer = Trainer(
         model,
@@ -250,8 +256,8 @@ def create_job(
         loss=loss,
         metrics=metrics,
         auxiliary_weights=auxiliary,
-        exchange=work.create_exchange(group),
-        callbacks=[meter, *slow, *create_callbacks(config, directory, monitor, meter)],
+        exchange=exchange,
+        callbacks=[meter, *slow, *balance, *create_callbacks(config, directory, monitor, meter)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
         **work.trainer_options(),
         graph=config.graph,

@@ -216,6 +216,12 @@ class TrainConfig:
         "phase that takes longer; 0 for none",
         at_least=0,
     )
+    balance: bool = option(
+        COMMUNICATION,
+        False,
+        "after each epoch, divide the batches among the ranks by their measured speed; the global "
+        "batch remains",
+    )
     virtual_ranks: int | None = option(
         VIRTUAL,
         int,
@@ -690,6 +696,13 @@ class TrainConfig:
 
     def check_waits(self) -> None:
         """Raise ValueError if the factor would name ranks that are not slower."""
+        for label, wrong in (
+            ("--straggler-factor 0, which measures no times", not self.straggler_factor),
+            ("--memory-limit, as the parts of ranks grow", self.memory_limit is not None),
+            ("--device cuda", self.device == "cuda"),
+        ):
+            if self.balance and wrong:
+                raise ValueError(f"train: --balance cannot be combined with {label}")
         if 0 < self.straggler_factor < 1:
             raise ValueError(
                 "train: --straggler-factor must be 0 or at least 1, got "

@@ -25,7 +25,7 @@ from pydtnn.data.mixing import (
     mix_samples,
     with_partners,
 )
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import Shard, own_part, own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
@@ -113,6 +113,11 @@ class Loader(SuggestsNames):
 
     Attributes
     ----------
+    counts : sequence of int or None
+        The parts of the ranks in a batch, for the next call of `epoch`: shards if `whole_shards`,
+        otherwise samples, of which smaller batches have proportional ones. None: nearly equal.
+    whole_shards : bool
+        Whether shards are the same for any `counts`.
     prepare : Prepare
         Augmentation and normalisation, on the host or on the device; of the first input if samples
         have several.
@@ -172,6 +177,8 @@ class Loader(SuggestsNames):
         self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
         self.prefetch, self.mix = prefetch, tuple(mix)
         self.shards = shards or size
+        self.counts: Sequence[int] | None = None
+        self.whole_shards = False
         self._steps = steps_per_epoch or steps
         shapes = shapes_of(dataset.input_shape)
         statistics = parts(dataset.statistics or (None,) * len(shapes))
@@ -249,7 +256,7 @@ class Loader(SuggestsNames):
 
     def _make(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
-        rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
+        rows, shards = self._divide(len(chosen))
         samples = chosen[rows]
         wanted = with_partners(chosen, rows) if self.mix else samples
         x, y = read_samples(self.dataset, wanted)
@@ -267,6 +274,12 @@ class Loader(SuggestsNames):
         if any(self.cuts):
             x = each(_cut, x, tuple(self.cuts) if isinstance(x, tuple) else self.cuts[0])
         return Batch(x, y, samples, step, len(chosen), shards)
+
+    def _divide(self, n: int) -> tuple[slice, tuple[Shard, ...]]:
+        """Return this rank's rows of a batch, and its shards."""
+        if self.counts is None or self.whole_shards:
+            return own_shards(n, self.shards, self.rank, self.size, self.counts)
+        return own_part(n, self.shards // self.size, self.rank, self.counts)
 
     def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:
         classes = self.dataset.classes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.utils.split import even_cut
+from pydtnn.utils.split import even_cut, proportional_cut
 
 
 def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[np.int64]:
@@ -101,7 +102,9 @@ class Shard(NamedTuple):
     rows: slice
 
 
-def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[Shard, ...]]:
+def own_shards(
+    n: int, shards: int, rank: int, size: int, counts: Sequence[int] | None = None
+) -> tuple[slice, tuple[Shard, ...]]:
     """Divide `n` rows into shards, independent of ranks, and assign consecutive shards to ranks.
 
     Parameters
@@ -110,6 +113,8 @@ def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[
     shards : int
         At least `size`; empty shards come last and are omitted.
     rank, size : int
+    counts : sequence of int, optional
+        Number of shards of each rank; by default nearly equal.
 
     Returns
     -------
@@ -123,11 +128,42 @@ def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[
     (slice(6, 10, None), Shard(number=3, rows=slice(2, 4, None)))
     """
     mine = rank_slice(shards, rank, size)
+    if counts is not None:
+        mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     start, stop = even_cut(n, shards, mine.start), even_cut(n, shards, mine.stop)
     present = range(mine.start, min(mine.stop, n))  # each of the first n shards has a row
     cuts = ((number, rank_slice(n, number, shards)) for number in present)
     return slice(start, stop), tuple(
         Shard(number, slice(cut.start - start, cut.stop - start)) for number, cut in cuts
+    )
+
+
+def own_part(
+    n: int, parts: int, rank: int, counts: Sequence[int]
+) -> tuple[slice, tuple[Shard, ...]]:
+    """Divide `n` rows in proportion to the counts of the ranks, and those of a rank into parts.
+
+    Parameters
+    ----------
+    n : int
+    parts : int
+        Shards of each rank; empty ones are omitted.
+    rank : int
+    counts : sequence of int
+        Of each rank.
+
+    Returns
+    -------
+    rows, shards
+        As of `own_shards`.
+
+    >>> own_part(10, 1, 1, [3, 2])
+    (slice(6, 10, None), (Shard(number=1, rows=slice(0, 4, None)),))
+    """
+    start, stop = (proportional_cut(n, counts, part) for part in (rank, rank + 1))
+    present = range(min(parts, stop - start))
+    return slice(start, stop), tuple(
+        Shard(rank * parts + number, rank_slice(stop - start, number, parts)) for number in present
     )
 
 

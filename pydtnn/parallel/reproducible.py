@@ -145,7 +145,9 @@ class ExactSums(Sums):
 
     def runs(self) -> tuple[tuple[Subtree, ...], ...]:
         """Return the blocks of every rank."""
-        return _runs(self.shards or 1, self.present, self.comm.size)
+        counts = self.counts
+        cuts = even_cuts(self.shards or 1, self.comm.size)
+        return _runs(tuple(cuts if counts is None else (0, *accumulate(counts))), self.present)
 
     def own(self, bucket: Bucket) -> list[np.ndarray]:
         """Return the arrays of this rank's blocks of a bucket."""
@@ -193,6 +195,5 @@ class ExactSums(Sums):
 
 
 @cache
-def _runs(shards: int, present: int, size: int) -> tuple[tuple[Subtree, ...], ...]:
-    cuts = even_cuts(shards, size)
+def _runs(cuts: tuple[int, ...], present: int) -> tuple[tuple[Subtree, ...], ...]:
     return tuple(tuple(cover(a, min(b, present))) for a, b in pairwise(cuts))

@@ -43,6 +43,8 @@ class Training(Protocol):
     seconds: dict[str, float]
     stop: bool
     samples_seen: int
+    global_batch_size: int
+    shares: tuple[int, ...] | None
 
     @property
     def callbacks(self) -> Sequence[Callback]:

@@ -135,6 +135,9 @@ class Trainer(SuggestsNames):
         The optimizer's `binding` to this trainer.
     global_batch_size : int
         Samples of all ranks in a step of `fit`, except the last of an epoch; 0 before.
+    shares : tuple of int or None
+        The parts of the ranks in a batch: samples, or shards in exact training; None: nearly equal.
+        Set by a callback between epochs, on all ranks (`Balance`).
     """
 
     def __init__(
@@ -197,6 +200,7 @@ class Trainer(SuggestsNames):
         self._plan: dict[str, int] = {}
         self.stop = self._loaded = self._warned = False
         self.global_batch_size = 0
+        self.shares: tuple[int, ...] | None = None
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
@@ -339,7 +343,8 @@ class Trainer(SuggestsNames):
     def _run_epoch(self, loader: Loader, seed: int, validation: Dataset | None) -> None:
         self.logs = Logs()
         self._notify("on_epoch_start")
-        self._run_steps(loader, seed)
+        with self.setup.divided(self.shares):
+            self._run_steps(loader, seed)
         checks.check_scale(self.setup)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now} | virtual_time()
         with self.averaged():
@@ -387,7 +392,12 @@ class Trainer(SuggestsNames):
         check_int("Trainer", "global_batch_size", total, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
         self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
-        with self.setup.observed(), self.setup.phase("evaluation"), evaluated(self):
+        with (
+            self.setup.observed(),
+            self.setup.phase("evaluation"),
+            evaluated(self),
+            self.setup.divided(None),
+        ):
             return self._clocked("evaluation", evaluate, self.setup, dataset, total)
 
     def compare_ranks(self) -> None:
@@ -447,6 +457,7 @@ class Trainer(SuggestsNames):
     def _run_steps(self, loader: Loader, seed: int) -> None:
         """Run the remaining steps of an epoch."""
         setup, observer = self.setup, self.setup.observer
+        loader.counts, loader.whole_shards = self.shares, setup.exchange.sums.shards is not None
         batches = loader.epoch(self.epoch, start=self.step)
         while self.step < len(loader):
             self._end_if_signalled()

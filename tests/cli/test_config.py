@@ -127,3 +127,16 @@ def test_a_factor_that_would_name_ranks_that_are_not_slow_is_refused(factor: flo
     with pytest.raises(ValueError, match="--straggler-factor must be 0 or at least 1, got 0"):
         TrainConfig(straggler_factor=factor)
     assert TrainConfig(straggler_factor=0).straggler_factor == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({"straggler_factor": 0.0}, "--straggler-factor 0, which measures no times"),
+        ({"recompute": "auto", "memory_limit": "1GiB"}, "--memory-limit, as the parts of ranks"),
+        ({"device": "cuda"}, "--device cuda"),
+    ],
+)
+def test_parts_by_speed_need_measured_times_and_memory(others: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"^train: --balance cannot be combined with {why}"):
+        TrainConfig(balance=True, **others)

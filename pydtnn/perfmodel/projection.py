@@ -101,6 +101,10 @@ class Projector:
         other._steps, other._outlines = self._steps, self._outlines
         return other
 
+    def on(self, platform: Platform) -> Projector:
+        """Return a projector for another platform, with the same costs there."""
+        return self.with_platform(platform, self.costs.on(platform))
+
     def tables(self, work: Workload, stage: int = 0) -> Tables:
         """Return the outline of a rank, with its costs; computed once.
 

@@ -143,6 +143,29 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
 
+def add_value(
+    group: Any, names: str, metavar: str, text: str = "", default: Any = None, **keywords: Any
+) -> None:
+    """Add an option with a value to a parser or a group of it.
+
+    Parameters
+    ----------
+    group : ArgumentParser or group
+    names : str
+        Separated by spaces.
+    metavar, text : str
+        Of the help page, where the default is added to the text.
+    default : object, optional
+        If there is one, values have its type, and otherwise are text or of the keyword ``type``.
+    **keywords
+        Of `argparse.ArgumentParser.add_argument`.
+    """
+    if default is not None:
+        keywords |= {"default": default, "type": type(default)}
+        text = f"{text} (default: {default})".strip()
+    group.add_argument(*names.split(), metavar=metavar, help=text, **keywords)
+
+
 def _shortened(action: argparse.Action) -> argparse.Action:
     """Return an option with the first clause of its description, and its default."""
     shown, text = copy.copy(action), action.help or ""

@@ -83,6 +83,7 @@ class AnalyticCosts(ComputeCosts):
         clips: bool = False,
     ) -> None:
         compute = platform.compute
+        self._dtype, self._options = dtype, (peaks_only, slots, clips)
         if dtype not in compute.peak:
             raise ValueError(
                 f"platform {platform.name}: expected a peak for {dtype}, got those for "
@@ -115,6 +116,10 @@ class AnalyticCosts(ComputeCosts):
                 f"are for, got threads {work.threads}; omit it, or measure times"
             )
         return cls(platform, work.dtype, slots=work.slots, clips=work.clips)
+
+    def on(self, platform: Platform) -> AnalyticCosts:
+        peaks_only, slots, clips = self._options
+        return AnalyticCosts(platform, self._dtype, peaks_only=peaks_only, slots=slots, clips=clips)
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from pydtnn.layers.base import Layer
+from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.observer import RECOMPUTED
 
 
@@ -63,3 +64,7 @@ class ComputeCosts(ABC):
         batch : int
             Samples of this rank in the pass.
         """
+
+    def on(self, platform: Platform) -> ComputeCosts:
+        """Return the costs on another platform; the same if they are not those of a platform."""
+        return self

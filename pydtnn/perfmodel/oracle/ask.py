@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
-from pydtnn.perfmodel.oracle.options import add_run, names_of, variants_of, workload_of
+from pydtnn.perfmodel.oracle.options import Case, add_run
 from pydtnn.perfmodel.oracle.questions import (
     ERRORS,
     PROPERTIES,
@@ -18,14 +17,10 @@ from pydtnn.perfmodel.oracle.questions import (
     plan_campaign,
 )
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
-from pydtnn.perfmodel.oracle.strategies import strategies
-from pydtnn.perfmodel.oracle.table import duration, percent, title
-from pydtnn.perfmodel.paradl.command import parse_ranks
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.oracle.table import duration, percent
 from pydtnn.perfmodel.prediction import Prediction
-from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.command import HelpFormatter, Parser, run_command
+from pydtnn.utils.command import HelpFormatter, Parser, add_value, run_command
 from pydtnn.utils.units import align, parse_quantity
 
 EXAMPLES = """examples:
@@ -48,31 +43,20 @@ def create_parser() -> Parser:
         formatter_class=HelpFormatter,
     )
     ask = parser.add_argument_group("questions")
-    ask.add_argument(
-        "--step", metavar="TIME", help="what does a step of this time need, such as '100 ms'?"
-    )
-    ask.add_argument(
-        "--epoch", metavar="TIME", help="what does an epoch of this time need, such as '1 h'?"
-    )
-    ask.add_argument("--epochs", type=int, metavar="N", help="what do so many epochs cost?")
-    ask.add_argument(
-        "--scaling",
-        action="store_true",
-        help="how do steps scale, strong and weak?",
-    )
+    add_value(ask, "--step", "TIME", "what does a step of this time need, such as '100 ms'?")
+    add_value(ask, "--epoch", "TIME", "what does an epoch of this time need, such as '1 h'?")
+    add_value(ask, "--epochs", "N", "what do so many epochs cost?", type=int)
+    text = "how do steps scale, strong and weak?"
+    ask.add_argument("--scaling", action="store_true", help=text)
     costs = parser.add_argument_group("a campaign of --epochs")
-    costs.add_argument("--watts", type=float, default=0, metavar="W", help="power of a host")
-    costs.add_argument("--price", type=float, default=0, metavar="X", help="of a host for an hour")
-    costs.add_argument("--mtbf", metavar="TIME", help="between two failures of a host: '365 d'")
-    costs.add_argument(
-        "--restart", default="1 min", metavar="TIME", help="after a failure (default: 1 min)"
-    )
-    costs.add_argument(
-        "--read", metavar="RATE", help="of a file system that all ranks share: '2 GB/s'"
-    )
-    costs.add_argument(
-        "--sample-bytes", metavar="SIZE", help="of a sample in a file (default: 1 B a value)"
-    )
+    add_value(costs, "--watts", "W", "power of a host", type=float)
+    add_value(costs, "--price", "X", "of a host for an hour", type=float)
+    add_value(costs, "--mtbf", "TIME", "between two failures of a host: '365 d'")
+    add_value(costs, "--restart", "TIME", "after a failure", "1 min")
+    add_value(costs, "--read", "RATE", "of a file system that all ranks share: '2 GB/s'")
+    text = "of a sample in a file (default: 1 B a value)"
+    add_value(costs, "--sample-bytes", "SIZE", text)
+    parser.set_defaults(watts=0.0, price=0.0)
     parser.add_argument("--explain", action="store_true", help="show how answers were computed")
     add_run(parser)
     return parser
@@ -91,8 +75,9 @@ def _run(options: argparse.Namespace) -> None:
             "ask: expected a question, got none; add --step, --epoch, --epochs or --scaling"
         )
     case = _Case(options)
+    case.ranks.sort()
     terms = _terms(options, case.work) if options.epochs is not None else None
-    print(title(case.work, case.platform.name, options.batch_size))
+    print(case.title)
     print(f"computed from: {case.source}")
     for name, target in asked.items():
         _print_inverse(case, name, target)
@@ -115,28 +100,14 @@ def _terms(options: argparse.Namespace, work: Workload) -> Terms:
     return Terms(options.epochs, nbytes, *more, options.watts, options.price)
 
 
-class _Case:
+class _Case(Case):
     """The run and the platform that questions are about."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.ranks = options, sorted(parse_ranks(options.ranks))
-        self.platform, self.work = Platform.load(options.platform), workload_of(options)
-        projector = Projector(self.work, self.platform, self.costs(self.platform))
-        self.oracle = Oracle(projector, options.batch_size)
-        self._kinds, self._variants = names_of(options.strategies), variants_of(options)
-
-    def costs(self, platform: Platform) -> ComputeCosts:
-        return AnalyticCosts(platform, self.work.dtype, peaks_only=self.options.peaks_only)
-
-    def strategies(self, ranks: int) -> list[Workload]:
-        most = self.options.axes
-        return [*strategies(self.work, ranks, self._kinds, self._variants, most=most)]
 
     def questions(self, name: str, oracle: Oracle | None = None) -> Questions:
         def measure(one: Prediction) -> float:
             return one.seconds if name == "step" else one.epoch
 
-        return Questions(oracle or self.oracle, self.costs, self.strategies, measure)
+        return Questions(oracle or self.oracle, self.strategies, measure)
 
     @property
     def source(self) -> str:

@@ -11,24 +11,16 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
 from pydtnn.perfmodel.oracle.ask import main as ask
 from pydtnn.perfmodel.oracle.limits import find_limits
-from pydtnn.perfmodel.oracle.options import (
-    axes_of,
-    create_parser,
-    names_of,
-    variants_of,
-    workload_of,
-)
+from pydtnn.perfmodel.oracle.options import Case, axes_of, create_parser
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
-from pydtnn.perfmodel.oracle.strategies import Variants, strategies
+from pydtnn.perfmodel.oracle.strategies import Variants
 from pydtnn.perfmodel.oracle.table import duration, explain, of_best, of_limits, ranking, title
 from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
-from pydtnn.perfmodel.paradl.command import csv_of, parse_ranks
+from pydtnn.perfmodel.paradl.command import csv_of
 from pydtnn.perfmodel.paradl.command import main as paradl
-from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils import plain_yaml
@@ -61,44 +53,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    ranks = parse_ranks(options.ranks)
-    platform = Platform.load(options.platform)
-    work = workload_of(options)
-
-    def make_costs(changed: Platform) -> ComputeCosts:
-        return AnalyticCosts(changed, work.dtype, peaks_only=options.peaks_only)
-
-    projector = Projector(work, platform, make_costs(platform))
-    oracle = Oracle(projector, options.batch_size)
-    kinds, variants = names_of(options.strategies), variants_of(options)
+    case = Case(options)
+    ranks, oracle, platform, work = case.ranks, case.oracle, case.platform, case.work
     explained = axes_of(options.explain) if options.explain else {}
     note = platform.check_hosts(max(*ranks, prod(explained.values())))
-    print(title(work, platform.name, options.batch_size))
+    print(case.title)
     if note:
         print(f"note: {note}")
     if options.sweep:
-        plain = Variants(recompute=False, sharded=False, compress=variants.compress)
+        plain = Variants(recompute=False, sharded=False, compress=case.variants.compress)
 
         def found_for(number: int) -> list[Workload]:
-            found = [*strategies(work, number, kinds, plain, most=options.axes)]
+            found = case.strategies(number, plain)
             return found if options.sweep == "ranks" else _different(oracle, found)
 
-        _print_sweep(sweep(options.sweep, projector, make_costs, found_for, ranks), options)
+        _print_sweep(sweep(options.sweep, oracle.projector, found_for, ranks), options)
         return
     if options.search is not None:
-        _print_search(projector, ranks, options.search)
+        _print_search(oracle.projector, ranks, options.search)
         return
     if options.explain:
         _print_explanation(oracle.entry(replace(work, axes=explained)))
         return
-    swept = oracle.sweep(ranks, kinds, variants, most=options.axes)
+    swept = {number: oracle.rank(case.strategies(number)) for number in ranks}
     if options.explain is not None:
         chosen = best(swept[max(ranks)])
         _print_explanation(chosen or swept[max(ranks)][0])
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    limits = find_limits(work, projector.backend)
+    limits = find_limits(work, oracle.projector.backend)
     if options.batch_size:
         limits = [limit for limit in limits if limit.kind != "data"]
     print("\n".join(of_limits(limits)))

@@ -8,10 +8,15 @@ from pathlib import Path
 from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
-from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
+from pydtnn.perfmodel.compute import AnalyticCosts
+from pydtnn.perfmodel.oracle.ranking import Oracle
+from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
+from pydtnn.perfmodel.oracle.table import title
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.command import HelpFormatter, Parser
+from pydtnn.utils.command import HelpFormatter, Parser, add_value
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import parse_shape
 
@@ -50,85 +55,99 @@ def create_parser() -> Parser:
     )
     add_run(parser)
     out = parser.add_argument_group("output")
-    out.add_argument(
-        "--top",
-        type=int,
-        default=1,
-        metavar="N",
-        help="strategies per number of ranks (default: 1)",
-    )
-    out.add_argument("--json", type=Path, metavar="FILE", help="write all predictions")
-    out.add_argument("--csv", type=Path, metavar="FILE", help="write all predictions")
-    out.add_argument("--plots", type=Path, metavar="FOLDER", help="draw plots (Matplotlib)")
-    out.add_argument(
-        "--explain",
-        nargs="?",
-        const="",
-        metavar="AXES",
-        help="print the terms of a prediction, such as data=4,spatial=2; of the best without AXES",
-    )
-    out.add_argument(
-        "--search",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="choose a plan for each layer; FILE receives that of the largest number of ranks",
-    )
-    out.add_argument("--sweep", metavar="AXIS", help=f"vary one property: {', '.join(SWEEPS)}")
+    add_value(out, "--top", "N", "strategies per number of ranks", 1)
+    add_value(out, "--json", "FILE", "write all predictions", type=Path)
+    add_value(out, "--csv", "FILE", "write all predictions", type=Path)
+    add_value(out, "--plots", "FOLDER", "draw plots (Matplotlib)", type=Path)
+    optional = {"nargs": "?", "const": ""}
+    text = "print the terms of a prediction, such as data=4,spatial=2; of the best without AXES"
+    add_value(out, "--explain", "AXES", text, **optional)
+    text = "choose a plan for each layer; FILE receives that of the largest number of ranks"
+    add_value(out, "--search", "FILE", text, **optional)
+    add_value(out, "--sweep", "AXIS", f"vary one property: {', '.join(SWEEPS)}")
     return parser
 
 
 def add_run(parser: Parser) -> None:
     """Add the options that describe a network, a platform and what is tried."""
     what = parser.add_argument_group("network and training")
-    what.add_argument("--model", required=True, metavar="NAME", help="or path/to/file.py:function")
-    what.add_argument(
-        *("--shape", "--input"),
-        default="224,224,3",
-        metavar="H,W,C",
-        help="of a sample (default: 224,224,3)",
-    )
-    what.add_argument("--classes", type=int, default=1000, metavar="N", help="(default: 1000)")
-    what.add_argument("--optimizer", default="sgd", metavar="NAME", help="(default: sgd)")
-    what.add_argument("--dtype", default="float32", metavar="NAME", help="(default: float32)")
-    what.add_argument(
-        "--samples", type=int, default=1_280_000, metavar="N", help="of an epoch (default: 1280000)"
-    )
+    add_value(what, "--model", "NAME", "or path/to/file.py:function", required=True)
+    add_value(what, "--shape --input", "H,W,C", "of a sample", "224,224,3")
+    add_value(what, "--classes", "N", default=1000)
+    add_value(what, "--optimizer", "NAME", default="sgd")
+    add_value(what, "--dtype", "NAME", default="float32")
+    add_value(what, "--samples", "N", "of an epoch", 1_280_000)
     scale = parser.add_argument_group("platform and scaling")
-    scale.add_argument("--platform", required=True, metavar="NAME", help="or a YAML file")
-    scale.add_argument(
-        "--ranks",
-        default="1-64",
-        metavar="N",
-        help="2,4 or powers of two in 1-1024 (default: 1-64)",
-    )
-    scale.add_argument(
-        *("--global-batch-size", "--global-batch"),
-        type=int,
-        metavar="N",
-        help="samples of all ranks per step (default: 256)",
-    )
-    scale.add_argument(
-        *("--batch-size", "--batch-per-rank"),
-        type=int,
-        metavar="N",
-        help="instead: samples per rank and step, weak scaling",
-    )
-    scale.add_argument(
-        "--peaks-only", action="store_true", help="ignore the platform's achieved rates of kernels"
-    )
+    add_value(scale, "--platform", "NAME", "or a YAML file", required=True)
+    add_value(scale, "--ranks", "N", "2,4 or powers of two in 1-1024", "1-64")
+    text = "samples of all ranks per step (default: 256)"
+    add_value(scale, "--global-batch-size --global-batch", "N", text, type=int)
+    text = "instead: samples per rank and step, weak scaling"
+    add_value(scale, "--batch-size --batch-per-rank", "N", text, type=int)
+    text = "ignore the platform's achieved rates of kernels"
+    scale.add_argument("--peaks-only", action="store_true", help=text)
     tried = parser.add_argument_group("strategies")
-    tried.add_argument(
-        "--strategies", default=",".join(KINDS), metavar="NAMES", help="(default: %(default)s)"
-    )
+    add_value(tried, "--strategies", "NAMES", default=",".join(KINDS))
     tried.add_argument(
         "--compress", default="", metavar="NAMES", help="also with these compressors"
     )
-    tried.add_argument(
-        "--axes", type=int, default=1, metavar="N", help="axes besides data in hybrids (default: 1)"
-    )
+    add_value(tried, "--axes", "N", "axes besides data in hybrids", 1)
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
     tried.add_argument("--no-sharded", action="store_true", help="no sharded optimizer")
+
+
+class Case:
+    """A run on a platform, and what is tried, as the options of `add_run` describe them.
+
+    Attributes
+    ----------
+    ranks : list of int
+    platform : Platform
+    work : Workload
+        On one rank.
+    oracle : Oracle
+    kinds : list of str
+    variants : Variants
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.ranks = options, parse_ranks(options.ranks)
+        self.platform, self.work = Platform.load(options.platform), workload_of(options)
+        own = AnalyticCosts(self.platform, self.work.dtype, peaks_only=options.peaks_only)
+        self.oracle = Oracle(Projector(self.work, self.platform, own), options.batch_size)
+        self.kinds, self.variants = names_of(options.strategies), variants_of(options)
+
+    @property
+    def title(self) -> str:
+        """The first line of a report."""
+        return title(self.work, self.platform.name, self.options.batch_size)
+
+    def strategies(self, ranks: int, variants: Variants | None = None) -> list[Workload]:
+        """Return all strategies for a number of ranks."""
+        tried, most = variants or self.variants, self.options.axes
+        return [*strategies(self.work, ranks, self.kinds, tried, most=most)]
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return numbers of ranks from a list, or the powers of two in a range.
+
+    >>> parse_ranks("1-10"), parse_ranks("3,6")
+    ([1, 2, 4, 8], [3, 6])
+    """
+    try:
+        first, dash, last = text.partition("-")
+        if dash:
+            low, high = int(first), int(last)
+            if not 0 < low <= high <= 2**20:
+                raise ValueError(text)
+            found = [2**n for n in range(21) if low <= 2**n <= high]
+        else:
+            found = [int(n) for n in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ValueError(f"--ranks: expected numbers such as 2,4 or 1-1024, got {text!r}")
+    return found
 
 
 def workload_of(options: argparse.Namespace) -> Workload:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, expm1, inf, sqrt
 
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
-from pydtnn.perfmodel.oracle.what_if import MakeCosts, change
+from pydtnn.perfmodel.oracle.what_if import change
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.workload import Workload
@@ -72,19 +72,18 @@ class Questions:
     Parameters
     ----------
     oracle : Oracle
-    make_costs : callable
-        Returns the costs of compute for a platform.
     candidates : callable
         Returns the strategies for a number of ranks.
     measure : callable
         Returns the time that is asked for, from a projection.
     """
 
-    def __init__(
-        self, oracle: Oracle, make_costs: MakeCosts, candidates: Candidates, measure: Measure
-    ) -> None:
-        self.oracle, self._make_costs = oracle, make_costs
-        self._candidates, self._measure = candidates, measure
+    def __init__(self, oracle: Oracle, candidates: Candidates, measure: Measure) -> None:
+        self.oracle, self._candidates, self._measure = oracle, candidates, measure
+
+    def _on(self, platform: Platform) -> Oracle:
+        """Return the oracle of another platform."""
+        return Oracle(self.oracle.projector.on(platform), self.oracle.per_rank)
 
     def seconds(self, entry: Entry | None) -> float:
         """Return the time that is asked for; infinite if the strategy is not possible."""
@@ -154,10 +153,7 @@ class Questions:
         sums: list[str] = []
 
         def at(factor: float) -> Oracle:
-            projector = self.oracle.projector
-            platform, _ = change(axis, factor**better, projector.platform)
-            costs = self._make_costs(platform)
-            return Oracle(projector.with_platform(platform, costs), self.oracle.per_rank)
+            return self._on(change(axis, factor**better, self.oracle.projector.platform)[0])
 
         def answer(factor: float, entry: Entry | None, reached: bool = True) -> Answer:
             text = change(axis, factor**better, self.oracle.projector.platform)[1].text
@@ -183,24 +179,24 @@ class Questions:
     def memory(self, target: float, ranks: int) -> Answer:
         """Find the least memory of a rank with which a number of ranks is fast enough."""
         platform = self.oracle.projector.platform
-        roomy = replace(platform, cluster=replace(platform.cluster, memory_per_rank=1e18))
-        projector = self.oracle.projector.with_platform(roomy, self._make_costs(roomy))
-        oracle = Oracle(projector, self.oracle.per_rank)
+
+        def with_memory(nbytes: float) -> Oracle:
+            cluster = replace(platform.cluster, memory_per_rank=nbytes)
+            return self._on(replace(platform, cluster=cluster))
+
+        oracle = with_memory(1e18)
         entries = [oracle.entry(work) for work in self._candidates(ranks)]
         fast = [one for one in entries if self.seconds(one) <= target * (1 + EXACT)]
         if not fast:
             return Answer("memory of a rank", "", min(entries, key=self.seconds), oracle)
-        best = min(fast, key=_bytes)
-        cluster = replace(platform.cluster, memory_per_rank=_bytes(best))
-        small = replace(platform, cluster=cluster)
-        projector = self.oracle.projector.with_platform(small, self._make_costs(small))
+        fast.sort(key=_bytes)
         sums = tuple(
             f"{one.work.strategy}: {_bytes(one) / 1e6:.4g} MB, {1e3 * self.seconds(one):.4g} ms"
-            for one in sorted(fast, key=_bytes)[:8]
+            for one in fast[:8]
         )
-        value = f"{_bytes(best) / 1e6:.4g} MB"
-        here = Oracle(projector, self.oracle.per_rank)
-        return Answer("memory of a rank", value, best, here, sums)
+        least = _bytes(fast[0])
+        value = f"{least / 1e6:.4g} MB"
+        return Answer("memory of a rank", value, fast[0], with_memory(least), sums)
 
     def interval(self, work: Workload) -> tuple[float, float]:
         """Return the time of a strategy if all rates are better, or worse, by `ERRORS`, in s."""
@@ -211,8 +207,7 @@ class Questions:
             for axis, error in ERRORS.items():
                 way = -sign if axis == "latency" else sign
                 platform, _ = change(axis, (1 + error) ** way, platform)
-            other = projector.with_platform(platform, self._make_costs(platform))
-            found.append(self._measure(other.project(work)))
+            found.append(self._measure(projector.on(platform).project(work)))
         return found[0], found[1]
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
 from pydtnn.perfmodel.platform import Link, Platform, RankClass
 from pydtnn.perfmodel.projection import Projector
@@ -26,8 +25,6 @@ SWEEPS = ("batch", "flops", "memory", "bandwidth", "latency", "ranks")
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Multiples of the platform's figure, and of the batch, that are tried."""
-
-MakeCosts = Callable[[Platform], ComputeCosts]
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,6 @@ class Sweep:
 def sweep(
     axis: str,
     projector: Projector,
-    make_costs: MakeCosts,
     strategies: Callable[[int], Sequence[Workload]],
     ranks: Sequence[int],
 ) -> Sweep:
@@ -76,8 +72,6 @@ def sweep(
     axis : str
         One of `SWEEPS`.
     projector : Projector
-    make_costs : callable
-        Returns the costs of compute for a platform.
     strategies : callable
         Returns the strategies for a number of ranks.
     ranks : sequence of int
@@ -101,7 +95,7 @@ def sweep(
             works = [replace(work, batch=batch) for work in chosen]
         else:
             platform, point = change(axis, factor, projector.platform)
-            oracle = Oracle(projector.with_platform(platform, make_costs(platform)))
+            oracle = Oracle(projector.on(platform))
             works = [*chosen]
         points.append(point)
         columns.append([oracle.entry(work) for work in works])

@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydtnn.perfmodel.oracle.options import parse_ranks
 from pydtnn.perfmodel.paradl.case import STRATEGIES, Case, Projection
 from pydtnn.perfmodel.paradl.corrected import CORRECTIONS
 from pydtnn.perfmodel.paradl.projection import FORMULAS, project, sweep
 from pydtnn.perfmodel.paradl.text import read_network, read_platform, read_split
-from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.command import Parser, add_value, run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import align
@@ -48,67 +49,21 @@ def create_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("network", metavar="NETWORK", help="list of layers: .net or .yaml")
-    parser.add_argument(
-        "--platform", default="abci", metavar="FILE", help="name, .yaml or .plat (default: abci)"
-    )
-    parser.add_argument("--split", metavar="FILE", help="which layers are divided (.lc)")
-    parser.add_argument(
-        "--strategies",
-        default=",".join(STRATEGIES),
-        metavar="NAMES",
-        help="comma-separated (default: all)",
-    )
-    parser.add_argument(
-        "--formulas",
-        default="published,corrected",
-        metavar="NAMES",
-        help=f"of {', '.join(FORMULAS)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--ranks", default="2-64", metavar="N", help="1-1024 (powers of two) or 2,4 (default: 2-64)"
-    )
-    parser.add_argument(
-        *("--batch-size", "--batch-per-rank"),
-        type=int,
-        default=32,
-        metavar="N",
-        help="samples per rank and step (default: 32)",
-    )
-    parser.add_argument(
-        *("--global-batch-size", "--batch"),
-        type=int,
-        metavar="N",
-        help="instead: samples of all ranks per step",
-    )
-    parser.add_argument("--parts", type=int, metavar="N", help="ranks of a group of a hybrid")
-    parser.add_argument(
-        "--segments", type=int, default=4, metavar="N", help="of a pipeline's batch (default: 4)"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write .json or .csv")
+    text = "name, .yaml or .plat (default: abci)"
+    parser.add_argument("--platform", default="abci", metavar="FILE", help=text)
+    add_value(parser, "--split", "FILE", "which layers are divided (.lc)")
+    text, everything = "comma-separated (default: all)", ",".join(STRATEGIES)
+    parser.add_argument("--strategies", default=everything, metavar="NAMES", help=text)
+    add_value(parser, "--formulas", "NAMES", f"of {', '.join(FORMULAS)}", "published,corrected")
+    add_value(parser, "--ranks", "N", "1-1024 (powers of two) or 2,4", "2-64")
+    add_value(parser, "--batch-size --batch-per-rank", "N", "samples per rank and step", 32)
+    text = "instead: samples of all ranks per step"
+    add_value(parser, "--global-batch-size --batch", "N", text, type=int)
+    add_value(parser, "--parts", "N", "ranks of a group of a hybrid", type=int)
+    add_value(parser, "--segments", "N", "of a pipeline's batch", 4)
+    add_value(parser, "--output", "FILE", "write .json or .csv", type=Path)
     parser.add_argument("--corrections", action="store_true", help="list the corrections")
     return parser
-
-
-def parse_ranks(text: str) -> list[int]:
-    """Return numbers of ranks from a list, or the powers of two in a range.
-
-    >>> parse_ranks("1-10"), parse_ranks("3,6")
-    ([1, 2, 4, 8], [3, 6])
-    """
-    try:
-        first, dash, last = text.partition("-")
-        if dash:
-            low, high = int(first), int(last)
-            if not 0 < low <= high <= 2**20:
-                raise ValueError(text)
-            found = [2**n for n in range(21) if low <= 2**n <= high]
-        else:
-            found = [int(n) for n in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise ValueError(f"--ranks: expected numbers such as 2,4 or 1-1024, got {text!r}")
-    return found
 
 
 def _run(options: argparse.Namespace) -> None:

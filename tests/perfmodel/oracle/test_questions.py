@@ -9,7 +9,7 @@ from math import exp, inf, sqrt
 import numpy as np
 import pytest
 
-from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
+from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.oracle import Oracle, Variants, strategies
 from pydtnn.perfmodel.oracle.ask import main
 from pydtnn.perfmodel.oracle.questions import (
@@ -35,10 +35,6 @@ KINDS = ("data", "filter")
 UNITS = {"bandwidth": "B/s", "latency": "s", "flops": "flop/s", "memory": "B/s"}
 
 
-def make_costs(platform: Platform) -> ComputeCosts:
-    return AnalyticCosts(platform, WORK.dtype)
-
-
 def candidates(ranks: int) -> list[Workload]:
     return [*strategies(WORK, ranks, KINDS, Variants(sharded=False))]
 
@@ -54,7 +50,7 @@ def of_epoch(one: Prediction) -> float:
 @pytest.fixture(scope="module")
 def oracle() -> Oracle:
     platform = Platform.load("cpu-1gbit")
-    return Oracle(Projector(WORK, platform, make_costs(platform)))
+    return Oracle(Projector(WORK, platform, AnalyticCosts(platform)))
 
 
 def fastest(questions: Questions, works: Iterable[Workload] | None = None) -> float:
@@ -68,7 +64,7 @@ def fastest(questions: Questions, works: Iterable[Workload] | None = None) -> fl
 def test_the_answer_put_in_gives_the_time_that_was_asked_for(
     oracle: Oracle, axis: str, factor: float, measure: type
 ) -> None:
-    questions = Questions(oracle, make_costs, candidates, measure)
+    questions = Questions(oracle, candidates, measure)
     target = factor * fastest(questions)
     answer = questions.property(axis, target, RANKS)
     if not answer.value:  # a thousand times as much would not be enough
@@ -78,13 +74,13 @@ def test_the_answer_put_in_gives_the_time_that_was_asked_for(
     platform = oracle.projector.platform
     value = parse_quantity("answer", answer.value.partition(" (")[0], UNITS[axis])
     changed, _ = change(axis, value / change(axis, 1.0, platform)[1].value, platform)
-    projector = oracle.projector.with_platform(changed, make_costs(changed))
-    put_in = Questions(Oracle(projector), make_costs, candidates, measure)
+    projector = oracle.projector.on(changed)
+    put_in = Questions(Oracle(projector), candidates, measure)
     assert fastest(put_in) == pytest.approx(target, rel=0.01)
 
 
 def test_each_property_can_be_the_answer(oracle: Oracle) -> None:
-    questions = Questions(oracle, make_costs, candidates, of_step)
+    questions = Questions(oracle, candidates, of_step)
     now = fastest(questions)
     assert all(questions.property(axis, 1.02 * now, RANKS).value for axis in PROPERTIES)
 
@@ -92,7 +88,7 @@ def test_each_property_can_be_the_answer(oracle: Oracle) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks: int) -> None:
     slow = Oracle(Projector(WORK, Platform.load("cpu-100gbit"), PerFlop(rate=1e9)))
-    questions = Questions(slow, lambda platform: PerFlop(rate=1e9), candidates, of_step)
+    questions = Questions(slow, candidates, of_step)
     target = fastest(questions, candidates(ranks))
     answer = questions.ranks(target, [1, 2, 4])
     assert answer.value == f"{ranks} ranks"
@@ -101,7 +97,7 @@ def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks: int) -> 
 
 
 def test_a_time_that_is_never_reached_has_no_answer(oracle: Oracle) -> None:
-    questions = Questions(oracle, make_costs, candidates, of_step)
+    questions = Questions(oracle, candidates, of_step)
     answers = [questions.ranks(1e-6, [1, 2]), questions.memory(1e-6, 2)]
     answers += [questions.property(axis, 1e-6, 2) for axis in PROPERTIES]
     assert not any(answer.value for answer in answers)
@@ -109,10 +105,10 @@ def test_a_time_that_is_never_reached_has_no_answer(oracle: Oracle) -> None:
 
 
 def test_the_answer_for_memory_is_just_enough(oracle: Oracle) -> None:
-    questions = Questions(oracle, make_costs, candidates, of_step)
+    questions = Questions(oracle, candidates, of_step)
     target = fastest(questions)
     answer = questions.memory(target, RANKS)
-    put_in = Questions(answer.oracle, make_costs, candidates, of_step)
+    put_in = Questions(answer.oracle, candidates, of_step)
     assert fastest(put_in) == pytest.approx(target, rel=0.01)
     cluster = answer.oracle.projector.platform.cluster
     assert answer.value == f"{cluster.memory_per_rank / 1e6:.4g} MB"
@@ -120,12 +116,12 @@ def test_the_answer_for_memory_is_just_enough(oracle: Oracle) -> None:
         answer.oracle.projector.platform,
         cluster=replace(cluster, memory_per_rank=0.99 * cluster.memory_per_rank),
     )
-    put_in.oracle = Oracle(oracle.projector.with_platform(less, make_costs(less)))
+    put_in.oracle = Oracle(oracle.projector.on(less))
     assert fastest(put_in) > target
 
 
 def test_an_interval_contains_the_prediction(oracle: Oracle) -> None:
-    questions = Questions(oracle, make_costs, candidates, of_step)
+    questions = Questions(oracle, candidates, of_step)
     for work in (replace(WORK, axes={}), replace(WORK, axes={"data": 4})):
         low, high = questions.interval(work)
         seconds = questions.seconds(oracle.entry(work))

@@ -11,17 +11,19 @@ from tests.perfmodel.costs import PerFlop
 WORK = Workload("resnet20", (8, 8, 3), batch=64, samples=1000)
 
 
+class PerPeak(PerFlop):
+    def on(self, platform: Platform) -> PerFlop:
+        return PerPeak(rate=platform.compute.peak["float32"] / 100)
+
+
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    return Projector(WORK, Platform.load("cpu-1gbit"), PerFlop())
-
-
-def costs_of(platform: Platform) -> PerFlop:
-    return PerFlop(rate=platform.compute.peak["float32"] / 100)
+    platform = Platform.load("cpu-1gbit")
+    return Projector(WORK, platform, PerPeak().on(platform))
 
 
 def times(projector: Projector, axis: str) -> list[float]:
-    found = sweep(axis, projector, costs_of, lambda n: [replace(WORK, axes={"data": n})], [4])
+    found = sweep(axis, projector, lambda n: [replace(WORK, axes={"data": n})], [4])
     (entries,) = found.entries.values()
     assert len(entries) == len(found.points)
     return [entry.projection.seconds for entry in entries if entry.projection]
@@ -44,7 +46,7 @@ def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector: Projector) ->
         meshes: list[dict[str, int]] = [{"data": ranks}, {"data": 1, "filter": ranks}]
         return [replace(WORK, axes=axes) for axes in (meshes if ranks > 1 else [{}])]
 
-    result = sweep("ranks", projector, costs_of, found, [1, 2, 4])
+    result = sweep("ranks", projector, found, [1, 2, 4])
     assert [point.value for point in result.points] == [1, 2, 4]
     assert {*result.entries} == {"data", "filter"}
     assert all(entry.projection for entries in result.entries.values() for entry in entries)
@@ -52,4 +54,4 @@ def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector: Projector) ->
 
 def test_unknown_axes_are_refused(projector: Projector) -> None:
     with pytest.raises(ValueError, match=SWEEPS[0]):
-        sweep("bach", projector, costs_of, lambda n: [], [2])
+        sweep("bach", projector, lambda n: [], [2])

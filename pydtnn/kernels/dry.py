@@ -131,6 +131,16 @@ class NoValues(np.ndarray):
     __bool__ = __int__ = __index__ = __float__ = __complex__ = _refuse
     item = tolist = _refuse
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write nothing."""
+
+    def __iadd__(self, other: Any) -> Any:  # type: ignore[misc]
+        return self
+
+    def copy(self, order: Any = "C") -> Any:
+        """Allocate an array of the same shape."""
+        return np.empty_like(self, order=order)
+
     def __getitem__(self, index: Any) -> Any:
         part = super().__getitem__(index)
         return part if isinstance(part, np.ndarray) else np.asanyarray(part).view(NoValues)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import (
     Block,
     Embedding,
@@ -93,3 +95,13 @@ def test_the_refusal_names_the_method_that_reads() -> None:
     model = Model(Sequential(Linear(3), Scaled(float)), (2,))
     with pytest.raises(ValueError, match=r"^Scaled\.forward: expected"):
         forecast_memory(model, 4)
+
+
+def test_an_array_without_values_is_never_written() -> None:
+    x = dry_backend(create_backend("cpu"), 1).empty((3,), "float32")
+    before = x.view(np.ndarray).tobytes()
+    x[...] = 7
+    x[:2] += 1
+    x += 1
+    assert x.view(np.ndarray).tobytes() == before
+    assert x.copy().shape == (3,)

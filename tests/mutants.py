@@ -560,7 +560,7 @@ MUTANTS = {
         "tests/perfmodel/test_overlap.py::test_operations_share_the_link",
     ),
     "a predicted rank that copies the messages of all ranks of its host": Mutant(
-        "pydtnn/perfmodel/formulas/placed.py",
+        "pydtnn/perfmodel/formulas.py",
         "between.sent / group.per_host",
         "between.sent",
         "tests/perfmodel/formulas/test_placed.py::"

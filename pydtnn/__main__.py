@@ -27,7 +27,6 @@ COMMANDS = {
     "interchange": "convert weights and networks of other programs",
     "comm": "draw and check allreduce schedules",
     "parallel.pipeline": "draw schedules of pipelines",
-    "perfmodel.paradl": "the published performance model ParaDL",
     "testing": "check a scheme, layer, loss or plan",
     "completion": "complete commands and options in bash, zsh and fish",
 }

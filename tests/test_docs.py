@@ -53,9 +53,8 @@ OF_OTHERS = {
         *("--headless", "--screenshot", "--window-size", "--hide-scrollbars"),
         *("--force-device-scale-factor", "--virtual-time-budget"),
     ),
-    "the oracle, before its parser": ("--paradl",),
 }
-"""Options of other programs, and one that no parser has."""
+"""Options of other programs."""
 
 
 def code_of(page: Path) -> list[str]:
@@ -188,7 +187,7 @@ def commands(page: Path) -> list[list[str]]:
 def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page: Path) -> None:
     for command, *arguments in commands(page):
         assert command in COMMANDS, command
-        if command in ("predict", "info") or "--help" in arguments or "--paradl" in arguments:
+        if command in ("predict", "info") or "--help" in arguments:
             continue
         if command == "train":
             arguments = [word for word in arguments if word not in ("--print-config",)]

@@ -17,10 +17,16 @@ from pydtnn.perfmodel.oracle.options import Case, axes_of, create_parser
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
 from pydtnn.perfmodel.oracle.strategies import Variants
-from pydtnn.perfmodel.oracle.table import duration, explain, of_best, of_limits, ranking, title
+from pydtnn.perfmodel.oracle.table import (
+    csv_of,
+    duration,
+    explain,
+    of_best,
+    of_limits,
+    ranking,
+    title,
+)
 from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
-from pydtnn.perfmodel.paradl.command import csv_of
-from pydtnn.perfmodel.paradl.command import main as paradl
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils import plain_yaml
@@ -44,9 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Default: the arguments of this process.
     """
     given = sys.argv[1:] if arguments is None else [*arguments]
-    if "--paradl" in given:
-        given.remove("--paradl")
-        return paradl(given)
     if given[:1] == ["ask"]:
         return ask(given[1:])
     return run_command("pydtnn.oracle", lambda: _run(create_parser().parse_args(given)))

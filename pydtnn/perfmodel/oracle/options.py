@@ -32,7 +32,6 @@ EXAMPLES = """examples:
   python -m pydtnn.oracle --model alexnet --shape 224,224,3 --platform cpu-1gbit --ranks 4 \\
       --global-batch-size 64 --search plan.yaml
   python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 --step "1 s"
-  python -m pydtnn.oracle --paradl alexnet.net --ranks 2-1024 --batch 512
 """
 
 

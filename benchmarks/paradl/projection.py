@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pydtnn.perfmodel.paradl.case import ALIASES, Case, Projection
-from pydtnn.perfmodel.paradl.corrected import Corrected
-from pydtnn.perfmodel.paradl.layers import LayerList
-from pydtnn.perfmodel.paradl.published import Published
-from pydtnn.perfmodel.paradl.tool import Printed
+from benchmarks.paradl.case import ALIASES, Case, Projection
+from benchmarks.paradl.corrected import Corrected
+from benchmarks.paradl.layers import LayerList
+from benchmarks.paradl.published import Published
+from benchmarks.paradl.tool import Printed
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.names import unknown
 
@@ -40,7 +40,7 @@ def project(case: Case, formulas: str = "published") -> Projection:
 
     Examples
     --------
-    >>> from pydtnn.perfmodel.paradl.layers import LayerSize
+    >>> from benchmarks.paradl.layers import LayerSize
     >>> net = LayerList("net", 1_280_000, (LayerSize("FC", (1,), (62_367_776,), (1,)),))
     >>> case = Case(net, Platform.load("abci"), "data", ranks=2, batch=1024)
     >>> round(project(case).communication, 7)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from pydtnn.perfmodel.paradl.layers import LayerSize
-from pydtnn.perfmodel.paradl.published import Layers, Published
+from benchmarks.paradl.layers import LayerSize
+from benchmarks.paradl.published import Layers, Published
 
 CORRECTIONS = {
     "whole steps": "computation is that of whole steps, as communication is, with the samples of "

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import prod
 
+from benchmarks.paradl.case import Case, Link
+from benchmarks.paradl.layers import LayerSize
 from pydtnn.model.partition.stages import smallest_largest
-from pydtnn.perfmodel.paradl.case import Case, Link
-from pydtnn.perfmodel.paradl.layers import LayerSize
 
 Layers = tuple[LayerSize, ...]
 

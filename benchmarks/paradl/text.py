@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydtnn.perfmodel.paradl.layers import LayerList, LayerSize, Shape
+from benchmarks.paradl.layers import LayerList, LayerSize, Shape
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pydtnn.perfmodel.paradl import Case, LayerList, LayerSize, project, sweep
-from pydtnn.perfmodel.paradl.case import ALIASES, STRATEGIES
-from pydtnn.perfmodel.paradl.corrected import Corrected
-from pydtnn.perfmodel.paradl.projection import FORMULAS
-from pydtnn.perfmodel.paradl.published import Published
-from pydtnn.perfmodel.paradl.tool import Printed
-from tests.perfmodel.paradl.conftest import convolutions
+from benchmarks.paradl import Case, LayerList, LayerSize, project, sweep
+from benchmarks.paradl.case import ALIASES, STRATEGIES
+from benchmarks.paradl.corrected import Corrected
+from benchmarks.paradl.projection import FORMULAS
+from benchmarks.paradl.published import Published
+from benchmarks.paradl.tool import Printed
+from tests.benchmarks.paradl.conftest import convolutions
 
 
 def digits(value: float) -> str:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from benchmarks.paradl import Case, project
+from benchmarks.paradl.from_model import layers_of
 from pydtnn import Model
 from pydtnn.layers import Layer
 from pydtnn.models import create_net
 from pydtnn.perfmodel.compute import ComputeCosts, Label
-from pydtnn.perfmodel.paradl import Case, project
-from pydtnn.perfmodel.paradl.from_model import layers_of
 
 
 class Proportional(ComputeCosts):

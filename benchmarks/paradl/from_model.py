@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.paradl.layers import LayerList, LayerSize, Shape
 from pydtnn.layers.activation import ReLU
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
@@ -12,7 +13,6 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.model import Model
 from pydtnn.perfmodel.compute import ComputeCosts, Label
-from pydtnn.perfmodel.paradl.layers import LayerList, LayerSize, Shape
 
 KINDS: tuple[tuple[type[Layer], str], ...] = (
     (Conv2d, "CONV"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pydtnn.perfmodel.paradl.case import Link
-from pydtnn.perfmodel.paradl.published import Layers, Published
+from benchmarks.paradl.case import Link
+from benchmarks.paradl.published import Layers, Published
 
 STAGING = Link(3e-3 + 110e-9, 1 / 16e9)
 """Messages of halos and gathers between GPUs of a host: through its memory and a PCIe switch."""

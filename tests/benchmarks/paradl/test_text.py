@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydtnn.perfmodel.paradl import read_network, read_platform, read_split
-from tests.perfmodel.paradl.networks import ALEXNET
+from benchmarks.paradl import read_network, read_platform, read_split
+from tests.benchmarks.paradl.networks import ALEXNET
 
 YAML = """\
 name: small

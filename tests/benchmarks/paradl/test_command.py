@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from pydtnn.perfmodel.paradl.command import main
-from tests.perfmodel.paradl.networks import ALEXNET
+from benchmarks.paradl.command import main
+from tests.benchmarks.paradl.networks import ALEXNET
 
 
 @pytest.fixture

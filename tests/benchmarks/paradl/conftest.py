@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.perfmodel.paradl import LayerList, read_network
+from benchmarks.paradl import LayerList, read_network
 from pydtnn.perfmodel.platform import Platform
-from tests.perfmodel.paradl.networks import ALEXNET, vgg16
+from tests.benchmarks.paradl.networks import ALEXNET, vgg16
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from pydtnn.perfmodel.paradl.layers import LayerList
+from benchmarks.paradl.layers import LayerList
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import check_int
@@ -119,7 +119,7 @@ class Projection:
     ----------
     case : Case
     formulas : str
-        Which formulas: a key of `pydtnn.perfmodel.paradl.projection.FORMULAS`.
+        Which formulas: a key of `benchmarks.paradl.projection.FORMULAS`.
     compute, communication : float
         In s per epoch.
     memory : float

@@ -1,29 +1,28 @@
-"""ParaDL's projections from the command line: ``python -m pydtnn.perfmodel.paradl --help``."""
+"""ParaDL's projections from the command line: ``python -m benchmarks.paradl --help``."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paradl.case import STRATEGIES, Case, Projection
+from benchmarks.paradl.corrected import CORRECTIONS
+from benchmarks.paradl.projection import FORMULAS, project, sweep
+from benchmarks.paradl.text import read_network, read_platform, read_split
 from pydtnn.perfmodel.oracle.options import parse_ranks
-from pydtnn.perfmodel.paradl.case import STRATEGIES, Case, Projection
-from pydtnn.perfmodel.paradl.corrected import CORRECTIONS
-from pydtnn.perfmodel.paradl.projection import FORMULAS, project, sweep
-from pydtnn.perfmodel.paradl.text import read_network, read_platform, read_split
+from pydtnn.perfmodel.oracle.table import csv_of
 from pydtnn.utils.command import Parser, add_value, run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import align
 
 EXAMPLES = """examples:
-  python -m pydtnn.perfmodel.paradl alexnet.net --ranks 2-1024 --batch-size 512
-  python -m pydtnn.perfmodel.paradl net.yaml --split filter.lc --strategies filter,channel \\
+  python -m benchmarks.paradl alexnet.net --ranks 2-1024 --batch-size 512
+  python -m benchmarks.paradl net.yaml --split filter.lc --strategies filter,channel \\
       --formulas printed --global-batch-size 512 --ranks 2,4,8
 """
 
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
-        "python -m pydtnn.perfmodel.paradl",
+        "python -m benchmarks.paradl",
         description="Project the training time of a network with the formulas of ParaDL (Kahira et "
         "al., 2021), as published and corrected.",
         epilog=EXAMPLES,
@@ -135,16 +134,6 @@ def _problem(found: Sequence[Projection]) -> str:
 def _cells(one: Projection) -> list[str]:
     values = (one.memory, one.compute, one.communication, one.seconds)
     return [*(f"{value:.12g}" for value in values), str(one.cost)]
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV; a column that a row lacks is empty."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def _write(path: Path, cases: Sequence[Case], formulas: Sequence[str]) -> None:

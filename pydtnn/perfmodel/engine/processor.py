@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
-from math import inf
+from math import ceil, inf
 from statistics import median
 from typing import NamedTuple
 
@@ -135,6 +136,7 @@ class Processor(NamedTuple):
         # gradients have just been computed, so they are in the cache of their rank
         sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
         add = max(sums[1] - sums[0], 0.0) / (LONG_BYTES - SHORT_BYTES) if host.size > 1 else 0.0
+        add /= ceil(host.size / (os.cpu_count() or 1))  # the time for which a rank has a core
         several = len({*comm.hosts}) > 1
         if several and network is None:
             network = Network.measure(comm)

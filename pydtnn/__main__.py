@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": "predict the classes of images with a saved model",
     "runs": "a table of runs, and what differs between them",
     "report": "one HTML page about runs",
+    "checkpoint": "list, verify, compare and repair the checkpoints of a run",
     "trace": "summarise, compare and export what every rank did",
     "oracle": "predict the time of all parallel strategies on a platform",
     "calibrate": "measure the platform of a job",

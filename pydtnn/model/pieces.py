@@ -70,15 +70,22 @@ class Region(NamedTuple):
         here : tuple of slice
             The same ones as indices of an array of the box.
         """
+        if len(self.grid) == 1:  # the usual case, without a search
+            low, high = max(start, self.starts[0]), min(stop, self.stops[0])
+            if low < high:
+                run = slice(low - start, high - start)
+                own = slice(low - self.starts[0], high - self.starts[0])
+                yield run, (high - low,), (slice(None),), (own,)
+            return
         first = start
         for covered in boxes(self.grid, start, stop):
-            shape = tuple(own.stop - own.start for own in covered)
+            shape = tuple(one.stop - one.start for one in covered)
             length, there, here = prod(shape), [], []
-            for own, low, high in zip(covered, self.starts, self.stops, strict=True):
-                begin, end = max(own.start, low), min(own.stop, high)
+            for one, low, high in zip(covered, self.starts, self.stops, strict=True):
+                begin, end = max(one.start, low), min(one.stop, high)
                 if begin >= end:
                     break
-                there.append(slice(begin - own.start, end - own.start))
+                there.append(slice(begin - one.start, end - one.start))
                 here.append(slice(begin - low, end - low))
             else:
                 run = slice(first - start, first - start + length)

@@ -7,7 +7,6 @@ axis "data" of the mesh. States with arrays that cannot be combined are stored f
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -21,11 +20,11 @@ from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.assembly import Plan, create_plan, is_complete
 from pydtnn.training.checkpoint.content import FORMAT, prefix_of, to_json
 from pydtnn.training.checkpoint.layout import Described, arrange
-from pydtnn.training.checkpoint.pieces import OwnState
+from pydtnn.training.checkpoint.pieces import OwnArrays, OwnState
 from pydtnn.training.equality.check import hash_all
 
 Regions = Sequence[tuple[Region, tuple[int, ...]]]
-"""See `OwnState.described`."""
+"""See `OwnArrays.described`."""
 
 
 class About(NamedTuple):
@@ -69,6 +68,7 @@ class Planner:
 
     def __init__(self) -> None:
         self._known: tuple[Any, ...] = ()
+        self._named: dict[str, tuple[OwnArrays | None, dict[Region, Piece]]] = {}
         self._plan: tuple[Plan, dict[str, Storage], dict[str, list[list[str]]]] | None = None
 
     def plan(
@@ -94,8 +94,7 @@ class Planner:
         """
         comm, mesh = trainer.comm, trainer.setup.mesh
         described = {name: _describe(trainer, name, state) for name, state in own.items()}
-        regions = {name: state.described for name, state in own.items()}
-        print_ = hashlib.sha256(pickle.dumps(regions)).digest()
+        print_ = b"".join(name.encode() + state.arrays.digest for name, state in own.items())
         place = {} if mesh is None else dict(mesh.position)
         told = comm.gather_object((described, print_, place, writes))
         abouts, prints, places, seen = ([one[i] for one in told] for i in range(4))
@@ -103,7 +102,9 @@ class Planner:
         storages = {name: _store(name, abouts, places) for name in names}
         known = prints, seen, storages
         if self._plan is None or known != self._known:
+            regions = {name: state.arrays.described for name, state in own.items()}
             everywhere = comm.gather_object(regions)
+            self._named = {}
             self._known, self._plan = known, _create(storages, everywhere, places, seen)
         plan, storages, arrays = self._plan
         values = _values(comm, own, storages)
@@ -121,7 +122,20 @@ class Planner:
             ]
             for name in names
         }
-        return plan, about, _named(own, storages, comm.rank)
+        return plan, about, self._name(own, storages, comm.rank)
+
+    def _name(
+        self, own: Mapping[str, OwnState], storages: Mapping[str, Storage], rank: int
+    ) -> dict[Region, Piece]:
+        """Return this rank's pieces by their regions in the checkpoint."""
+        pieces: dict[Region, Piece] = {}
+        for name, state in own.items():
+            arrays, named = self._named.get(name, (None, {}))
+            if arrays is not state.arrays:
+                named = _rename_all(name, storages[name], rank, state)
+                self._named[name] = state.arrays, named
+            pieces |= named
+        return pieces
 
 
 def _describe(trainer: Training, name: str, state: OwnState) -> About:
@@ -130,9 +144,9 @@ def _describe(trainer: Training, name: str, state: OwnState) -> About:
     if equal and not state.partial:
         return About(values, b"", False)
     arrays = hashlib.sha256()
-    for piece in state.pieces:
+    for piece in state.arrays.pieces:
         arrays.update(repr(piece.region).encode())
-    on_host = [np.ascontiguousarray(piece.host(())) for piece in state.pieces]
+    on_host = [np.ascontiguousarray(piece.host(())) for piece in state.arrays.pieces]
     arrays.update(hash_all([array.reshape(-1).view(np.uint8) for array in on_host]).tobytes())
     return About(values, arrays.digest(), state.partial)
 
@@ -227,16 +241,13 @@ def _rename(
     return region._replace(name=named)
 
 
-def _named(
-    own: Mapping[str, OwnState], storages: Mapping[str, Storage], rank: int
-) -> dict[Region, Piece]:
-    """Return this rank's pieces by their regions in the checkpoint."""
+def _rename_all(name: str, storage: Storage, rank: int, state: OwnState) -> dict[Region, Piece]:
+    """Return the pieces of an object by their regions in the checkpoint."""
     pieces = {}
-    for name, state in own.items():
-        for piece, (_, shape) in zip(state.pieces, state.described, strict=True):
-            region = _rename(name, storages[name], rank, piece.region, shape)
-            values = piece.values.reshape(-1) if storages[name].is_local else piece.values
-            pieces[region] = Piece(region, values)
+    for piece, (_, shape) in zip(state.arrays.pieces, state.arrays.described, strict=True):
+        region = _rename(name, storage, rank, piece.region, shape)
+        values = piece.values.reshape(-1) if storage.is_local else piece.values
+        pieces[region] = Piece(region, values)
     return pieces
 
 

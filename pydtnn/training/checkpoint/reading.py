@@ -251,8 +251,9 @@ def _span(pieces: Iterable[Piece], start: int, stop: int) -> tuple[int, int]:
     first, last = stop, start
     for piece in pieces:
         for run, shape, there, _ in piece.region.overlaps(start, stop):
-            low = np.ravel_multi_index([own.start for own in there], shape)
-            high = np.ravel_multi_index([own.stop - 1 for own in there], shape) + 1
+            ends = [own.indices(length) for own, length in zip(there, shape, strict=True)]
+            low = np.ravel_multi_index([begin for begin, _, _ in ends], shape)
+            high = np.ravel_multi_index([end - 1 for _, end, _ in ends], shape) + 1
             first = min(first, start + run.start + int(low))
             last = max(last, start + run.start + int(high))
     return (first, last) if first < last else (start, start)

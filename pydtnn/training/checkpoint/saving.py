@@ -36,7 +36,7 @@ from pydtnn.training.checkpoint.folder import (
     tidy,
 )
 from pydtnn.training.checkpoint.layout import DataFile
-from pydtnn.training.checkpoint.pieces import state_of_rank
+from pydtnn.training.checkpoint.pieces import StateOfRank
 from pydtnn.training.checkpoint.planning import Planner
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, describe
@@ -172,7 +172,7 @@ class Saver:
         self.on_error = on_error
         self.pending: Pending | None = None
         self.blocked = self.written = 0.0
-        self._planner = Planner()
+        self._state, self._planner = StateOfRank(), Planner()
         self._memory: dict[str, np.ndarray] = {}
         self._begin = 0.0
         self._steps: deque[int] = deque(maxlen=1)
@@ -220,7 +220,7 @@ class Saver:
         if self._steps and step > self._steps[-1]:
             self._intervals.append(step - self._steps[-1])
         self._steps.append(step)
-        own = state_of_rank(trainer)
+        own = self._state.of(trainer)
         try:
             on_rank_0(comm, self._begin_folder, path)
         except AgreedError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save
 
 from pydtnn.callbacks import Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
@@ -136,6 +137,21 @@ def test_weights_that_are_not_finite_are_not_continued_from(
     save_checkpoint(tmp_path, trainer)
     assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000008"
     assert "model: head.b must be finite" in caplog.text
+
+
+def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
+    """All arrays in one file, in the order of the library safetensors."""
+    trainer = trained(tmp_path)
+    for path in find_checkpoints(tmp_path):
+        content = json.loads((path / "state.json").read_text()) | {"format": 1}
+        arrays = save(load_file(path / "arrays.safetensors"), {"pydtnn": "0.1.0"})
+        shutil.rmtree(path)
+        fill_folder(
+            path, {"arrays.safetensors": arrays, "state.json": json.dumps(content).encode()}
+        )
+    other = small_trainer(None, EarlyStopping(), Checkpointer(tmp_path), model=small_model(seed=1))
+    assert load_checkpoint(tmp_path, other) == tmp_path / "checkpoint-00000008"
+    assert fingerprint(other) == fingerprint(trainer)
 
 
 class Odd(EarlyStopping):

@@ -18,12 +18,13 @@ from pydtnn.cli.parser import Arguments
 from pydtnn.cli.virtual import run_on_virtual_ranks
 from pydtnn.comm import Communicator, create_communicator, require_equal
 from pydtnn.comm.agree import together
+from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
 from pydtnn.utils.command import discard
-from pydtnn.utils.errors import AgreedError, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, RankFailure, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
 
@@ -58,7 +59,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         comm = create_communicator()
         with _terminated_in_order(comm), _on_terminal(comm):
-            config, notes = _configure(comm, arguments)
+            comm, config, notes = _configured(comm, arguments)
             try:
                 with show_logs(comm.rank, verbose=config.verbose, quiet=config.quiet):
                     _log.debug("communicator and options: %.2f s", clock.now() - begin)
@@ -142,6 +143,20 @@ def _on_terminal(comm: Communicator) -> Iterator[None]:
         return
     with terminal, contextlib.redirect_stdout(terminal):
         yield
+
+
+def _configured(
+    comm: Communicator, arguments: Sequence[str] | None
+) -> tuple[Communicator, TrainConfig, Sequence[str]]:
+    """Return the ranks that live, and what `_configure` returns."""
+    while True:
+        try:
+            return comm, *_configure(comm, arguments)
+        except (Exception, RankFailure) as error:
+            if not (isinstance(error, RankFailure) or comm.lost_ranks()):
+                raise
+            # Whether the run survives it is not known yet.
+            comm = by_rule(without_rule(comm).shrink())
 
 
 def _configure(

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +85,8 @@ class Program:
         Variables beside those of this process.
     directory : path, optional
         Where it runs; the root of the repository by default.
+    options : sequence of str
+        Options of mpiexec.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Program:
         arguments: list[str],
         environment: dict[str, str] | None = None,
         directory: str | Path = ROOT,
+        options: Sequence[str] = (),
     ) -> None:
         variables = {**(OPENMPI if is_openmpi() else MPICH), **os.environ, **(environment or {})}
         variables.pop("PYTHONUNBUFFERED", None)  # `print` would write a line in parts that mix
@@ -99,7 +103,7 @@ class Program:
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [str(mpiexec()), "-n", str(ranks), sys.executable, *arguments],
+            [str(mpiexec()), *options, "-n", str(ranks), sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,

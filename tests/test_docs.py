@@ -46,7 +46,7 @@ OF_OTHERS = {
         *("--bind-to", "--map-by", "--mpi", "--cpu-bind", "--signal", "--gpus"),
         *("--ntasks-per-node", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--time"),
         "--nproc-per-node",  # torchrun
-        *("--host", "--hostfile", "--no-kill"),
+        *("--host", "--hostfile", "--no-kill", "--with-ft"),
     ),
     "tools": ("--logdir", "--check", "--fix"),  # tensorboard, sha256sum, ruff
     "Chromium": (

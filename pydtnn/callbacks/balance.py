@@ -61,6 +61,7 @@ class Balance(Callback):
         """
         check_scheme(trainer.setup.exchange)
         self._places = trainer.comm.gather_object(trainer.setup.data.rank)
+        self._before = None  # there may be fewer ranks
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Continue with the parts of a checkpoint, if they are those of as many ranks."""

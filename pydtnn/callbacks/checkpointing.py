@@ -10,7 +10,7 @@ from typing import Any
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.checkpoint.folder import Retention
+from pydtnn.training.checkpoint.folder import Retention, checkpoint_path
 from pydtnn.training.checkpoint.saving import Saver, last_good
 from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.utils import clock
@@ -139,9 +139,16 @@ class Checkpointer(Callback):
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
             on_rank_0(trainer.comm, self._check_folder)
+        elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
+            self._saved = (0, 0)  # a rank has died before the checkpoint was complete
         self._comm, self._saver = trainer.comm, self._create_saver()
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)
+
+    def _is_saved(self, trainer: Training) -> bool:
+        """Return whether there is a checkpoint of this step, on rank 0."""
+        path = checkpoint_path(self.directory, trainer.optimizer.iterations)
+        return trainer.comm.rank == 0 and path.exists()
 
     def _check_folder(self) -> None:
         others = find_checkpoints(self.directory)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pydtnn.training.callback import Callback, Training, evaluated
 from pydtnn.training.logs import VALIDATION, missing
-from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.errors import AgreedError, RankFailure
 from pydtnn.utils.validate import check_bool, check_float, check_int
 
 WEIGHTS = "weights"
@@ -89,12 +89,17 @@ class Monitor(Callback):
         # Values of the validation are missing without a validation set, which is known only here.
         self._check(self.monitor, [name for name in trainer.logs if name != "lr"])
         value = trainer.logs[self.monitor]
-        improved = self._better(value)
+        improved, before = self._better(value), (self.best, self.waited)
         if improved:
             self.best = value
-            self._keep_weights(trainer)
         self.waited = 0 if improved else self.waited + 1
-        self.on_value(trainer, value, improved)
+        try:
+            if improved:
+                self._keep_weights(trainer)
+            self.on_value(trainer, value, improved)
+        except RankFailure:  # the epoch ends again without the rank that has died
+            self.best, self.waited = before
+            raise
 
     def finish(self, trainer: Training) -> None:
         """Restore the weights of the best epoch. Collective: all ranks call it."""

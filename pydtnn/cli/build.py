@@ -31,6 +31,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMeter
 from pydtnn.cli.run_directory import RunFolder
+from pydtnn.cli.survival import Survival
 from pydtnn.cli.workload import describe_data, describe_run, names_in, optimizer_numbers, share_data
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights
@@ -48,6 +49,7 @@ from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.objective import check_metrics, metrics_of
+from pydtnn.training.recovery import why_not_recovered
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
@@ -169,6 +171,8 @@ class Job:
         Time and memory of a step by the performance model, on rank 0.
     sent_before : int
         Bytes that this rank has sent to measure messages, before training.
+    survival : Survival or None
+        The attempts of this run, with `--survive`.
     about : dict
         Content of run.json, on rank 0.
     """
@@ -186,6 +190,7 @@ class Job:
     meter: StepMeter | None = None
     predicted: Predicted | None = None
     sent_before: int = 0
+    survival: Survival | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -196,6 +201,7 @@ def create_job(
     directory: Path,
     mesh: Mesh | None = None,
     data: tuple[Dataset, Dataset] | None = None,
+    survival: Survival | None = None,
 ) -> Job:
     """Build data, model, optimizer, scheme, callbacks and trainer; nothing is communicated.
 
@@ -203,6 +209,8 @@ def create_job(
     ----------
     data : (Dataset, Dataset), optional
         Training and validation set, if they are loaded already.
+    survival : Survival, optional
+        Another callback; callbacks, times and predictions are those of its job, if there is one.
 
     Raises
     ------
@@ -244,30 +252,44 @@ def create_job(
         model.inputs = inputs_of(train)  # also if it is only evaluated
     elif config.mlflow or config.wandb:
         model.inputs = inputs_of(train)
-    slow = create_slow_ranks(config, comm)
     exchange = work.create_exchange(group)
-    balance = [Balance(slow[0])] if config.balance and slow else []
-    if balance:
-        check_scheme(exchange)
-    recorder = None if config.trace is None else Recorder(config.traced_steps(), clock.virtual())
+    optimizer, before = create_optimizer(config, work.batch, steps), None
+    if survival is not None:
+        optimizer.needs_all_gradients = True  # see `pydtnn.training.recovery`
+        before = survival.job
+    if before is not None and before.meter is not None:
+        meter, callbacks, recorder = before.meter, before.trainer.callbacks, before.recorder
+        slow = [callback for callback in callbacks if isinstance(callback, SlowRanks)]
+    else:
+        slow = create_slow_ranks(config, comm)
+        balance = [Balance(slow[0])] if config.balance and slow else []
+        if balance:
+            check_scheme(exchange)
+        traced = config.trace is not None
+        recorder = Recorder(config.traced_steps(), clock.virtual()) if traced else None
+        own = [survival] if survival is not None else []
+        others = create_callbacks(config, directory, monitor, meter)
+        callbacks = [*own, meter, *slow, *balance, *others]
     trainer = Trainer(
         model,
-        create_optimizer(config, work.batch, steps),
+        optimizer,
         loss=loss,
         metrics=metrics,
         auxiliary_weights=auxiliary,
         exchange=exchange,
-        callbacks=[meter, *slow, *balance, *create_callbacks(config, directory, monitor, meter)],
+        callbacks=callbacks,
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
         **work.trainer_options(),
         graph=config.graph,
         check_equal=config.check_equal,
         progress="none" if config.quiet else config.progress,
     )
+    if survival is not None and (why := why_not_recovered(trainer)):
+        raise ValueError(f"train: --survive: {why}; use --scheme allreduce without --compress")
     loaded = load_initial_weights(config, model)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)
-    return Job(
+    job = Job(
         config,
         work,
         trainer,
@@ -279,7 +301,12 @@ def create_job(
         loaded,
         recorder,
         meter,
+        survival=survival,
     )
+    if before is not None:
+        job.predicted, job.sent_before = before.predicted, before.sent_before
+        trainer.seconds = before.trainer.seconds
+    return job
 
 
 def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:

@@ -209,6 +209,18 @@ class TrainConfig:
         "late, and all ranks end with status 75; 0 for no limit",
         at_least=0,
     )
+    survive: bool = option(
+        COMMUNICATION,
+        False,
+        "continue without ranks that die, or that are late by --timeout; requires Open MPI and "
+        "mpirun --with-ft ulfm: docs/survival.md",
+    )
+    min_ranks: int = option(
+        COMMUNICATION,
+        1,
+        "with --survive: with fewer ranks, save a checkpoint and end with status 75",
+        at_least=1,
+    )
     straggler_factor: float = option(
         COMMUNICATION,
         1.5,
@@ -653,6 +665,7 @@ class TrainConfig:
         usual, axes = flags(TrainConfig), read_axes(self.parallel)
         for name, partner, missing in (
             ("shards", "--exact", not self.exact),
+            ("min_ranks", "--survive", not self.survive),
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),
@@ -788,6 +801,11 @@ class TrainConfig:
                 "host memory; omit one of them",
             ),
             (self.virtual_ranks and cuda, "--virtual-ranks requires --device cpu or numpy"),
+            (self.survive and cuda, "--survive requires --device cpu or numpy"),
+            (
+                self.survive and self.virtual_ranks,
+                "--survive cannot be combined with --virtual-ranks; omit one of them",
+            ),
             (
                 self.virtual_ranks and self.loader_threads > 1,
                 "--virtual-ranks makes batches when they are needed; omit --loader-threads",

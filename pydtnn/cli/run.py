@@ -27,6 +27,7 @@ from pydtnn.cli.parallel import (
 from pydtnn.cli.predicted import choose_parallel, predict_run
 from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
 from pydtnn.cli.run_directory import run_directory
+from pydtnn.cli.survival import Survival, check_survival
 from pydtnn.cli.workload import fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
@@ -43,7 +44,7 @@ from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import AgreedError, Interrupted, describe
+from pydtnn.utils.errors import AgreedError, Interrupted, RankFailure, describe
 from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
 from pydtnn.utils.observer import phase
 from pydtnn.utils.units import align
@@ -52,7 +53,24 @@ _log = logging.getLogger("pydtnn.train")
 
 
 def run(config: TrainConfig, comm: Communicator) -> None:
-    """Build all parts, train or evaluate, and report. Collective: all ranks call it."""
+    """Build all parts, train or evaluate, and report. Collective: all ranks call it.
+
+    With `--survive` this is done again, from the state in memory, whenever ranks have died.
+    """
+    survival = Survival(config) if config.survive else None
+    while True:
+        try:
+            together(comm, check_survival, config, comm)
+            return _run(config, comm, survival)
+        except (Exception, RankFailure) as error:
+            if survival is None or not (isinstance(error, RankFailure) or comm.lost_ranks()):
+                raise
+        comm = survival.recover(comm)
+        config = survival.config
+
+
+def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> None:
+    again = survival is not None and survival.again
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     if comm.supervision is not None:
         comm.supervision.limit(config.timeout)
@@ -67,7 +85,7 @@ def run(config: TrainConfig, comm: Communicator) -> None:
     comm = check_messages(config, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _print_line(config, comm, f"{shared}, which reduces the speed of each")
-    if config.trace is not None:
+    if config.trace is not None and not again:
         check_folder(config.trace, comm, "train: --trace")
     if config.download or config.stage is not None:
         supervision = comm.supervision
@@ -80,24 +98,34 @@ def run(config: TrainConfig, comm: Communicator) -> None:
     mesh = together(comm, create_mesh, config.parallel, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     groups = mesh or contextlib.nullcontext()
-    with groups, run_directory(config, comm) as directory, limit_blas_threads(1):
+    known = survival.directory if survival is not None else None
+    with groups, run_directory(config, comm, known) as directory, limit_blas_threads(1):
+        if survival is not None:
+            survival.directory = directory
         if comm.supervision is not None and not config.evaluate_only:
             comm.supervision.folder = directory / FLIGHT
         threads = config.threads or threads
-        data = together(comm, share_data, config, comm)
+        before = survival.job if survival is not None else None
+        if before is not None:
+            data = before.train, before.validation
+        else:
+            data = together(comm, share_data, config, comm)
         examine(comm, *data, threads=config.loader_threads)
-        job = together(comm, create_job, config, comm, threads, directory, mesh, data)
+        job = together(comm, create_job, config, comm, threads, directory, mesh, data, survival)
         backend = job.trainer.model.backend
         _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
         if config.exact:
             names = {"libraries of the GPU": "versions", "TF32": "tf32"}
             _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
-        for line in align(describe_job(job), 2):
-            _print_line(config, comm, line)
-        log_details(job)
-        steps = config.epochs * job.steps_per_epoch
-        job.predicted = together(comm, predict_run, config, job.work, comm, threads, steps)
-        job.sent_before = job.trainer.comm.traffic.bytes
+        if before is None:
+            for line in align(describe_job(job), 2):
+                _print_line(config, comm, line)
+            log_details(job)
+            steps = config.epochs * job.steps_per_epoch
+            job.predicted = together(comm, predict_run, config, job.work, comm, threads, steps)
+            job.sent_before = job.trainer.comm.traffic.bytes
+        if survival is not None:
+            survival.job = job
         with _recorded(comm):
             _carry_out(job)
 
@@ -121,12 +149,13 @@ def _recorded(comm: Communicator) -> Iterator[None]:
 
 def _carry_out(job: Job) -> None:
     """Load, train or evaluate, save and report."""
-    config, trainer = job.config, job.trainer
-    if config.load_options:
+    config, trainer, survival = job.config, job.trainer, job.survival
+    recovered = survival is not None and survival.recovers(trainer)
+    if not recovered and config.load_options:
         _print_line(config, trainer.comm, str(job.loaded))
-    if config.resume:
+    if not recovered and config.resume:
         _resume(job)
-    complete = not config.evaluate_only and trainer.epoch >= config.epochs
+    complete = not config.evaluate_only and trainer.epoch >= config.epochs and not recovered
     trace, results = None, Logs()
     if config.evaluate_only:
         with traced(job) as trace:

@@ -44,13 +44,22 @@ _log = logging.getLogger("pydtnn.run")
 
 
 @contextlib.contextmanager
-def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
+def run_directory(
+    config: TrainConfig, comm: Communicator, again: Path | None = None
+) -> Iterator[Path]:
     """Create the folder of the run and test that it is writable.
 
     Collective: all ranks call it; rank 0 creates and tests. Without `--output-dir` the folder is
     the first free one of ``runs/MODEL-DATASET-1``, ``-2``, ...; runs that start simultaneously get
     different ones. A folder that is empty at the end is removed. No folder is created for
     `--evaluate-only`. Unfinished files of killed runs are removed.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    comm : Communicator
+    again : Path, optional
+        The folder, if it is that of this run already, which continues after ranks have died.
 
     Raises
     ------
@@ -61,7 +70,7 @@ def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
     """
     made: list[Path] = []
     with contextlib.ExitStack() as held:
-        path = comm.gather_object(on_rank_0(comm, _prepare, config, made, held))[0]
+        path = comm.gather_object(on_rank_0(comm, _prepare, config, made, held, again))[0]
         identity = _identity(path) if comm.rank == 0 else None
         try:
             yield path
@@ -72,7 +81,9 @@ def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
                     folder.rmdir()
 
 
-def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:
+def _prepare(
+    config: TrainConfig, made: list[Path], held: contextlib.ExitStack, again: Path | None
+) -> Path:
     """Return the folder of the run, locked until `held` is closed.
 
     Folders that are created are appended to `made`, innermost first.
@@ -88,14 +99,14 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
         _make("train: --save", save.parent, made)
     if config.evaluate_only:
         return Path(config.output_dir or ".")
-    if config.output_dir is None:
+    if config.output_dir is None and again is None:
         return take_free_folder(config, made, held)
-    path = Path(config.output_dir)
+    path = again or Path(config.output_dir or ".")
     _make("train: --output-dir", path, made)
     if claim(path, held):
         tidy(path)
         remove_unfinished(path, FILES)
-    if not config.resume and find_checkpoints(path):
+    if not config.resume and again is None and find_checkpoints(path):
         raise ValueError(
             f"train: --output-dir: {path} contains checkpoints of an earlier run; add --resume to "
             "continue it, or choose another folder"

@@ -12,6 +12,7 @@ the same call since the last check, and only then whether another rank has exite
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import threading
@@ -103,16 +104,27 @@ class Attendance:
         name = f"{WATCHER}-attendance"
         self._thread = threading.Thread(target=self._look, daemon=True, name=name)
         self._thread.start()
+        atexit.register(self.leave)
+
+    def close(self) -> None:
+        """Stop checking, as ranks have died: the others do so with another object."""
+        atexit.unregister(self.leave)
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def leave(self) -> None:
         """Wait until all ranks exit; to be called at the end of the program."""
         if self._thread is None or self._mpi.Is_finalized():
             return
-        self._stop.set()
-        self._thread.join()
+        self.close()
         for stream in (sys.stdout, sys.stderr):  # this rank may be terminated while it waits
             with contextlib.suppress(Exception):
                 stream.flush()
+        with contextlib.suppress(self._mpi.Exception):  # a rank has died: nothing to wait for
+            self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
         everyone = self._comm.Ibarrier()
         notices: list[Any] = []
         notify_at, pause = time.monotonic() + INTERVAL_S, 1e-4
@@ -131,7 +143,10 @@ class Attendance:
             looks = looks + 1 if wait is not None and wait is before else 0
             before = wait
             if wait is not None and looks and not self._mpi.Is_finalized():
-                self._receive()
+                try:
+                    self._receive()
+                except self._mpi.Exception:  # a rank has died, which the main thread notices
+                    return
                 rank = self._absent(wait, looks)
                 if rank is not None and self.waiting is wait:
                     self._report(

@@ -30,11 +30,11 @@ from pydtnn.comm.monitor import process
 from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, LOST_STATUS, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
-from pydtnn.comm.monitor.slots import SLOT, Slot
+from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback
-from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here
+from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here, survives
 from pydtnn.utils.terminal import is_proxy, launcher_of
 
 _SOCKET, _SLOTS = "ranks", "slots"
@@ -82,6 +82,7 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
     slots = [Slot(memory, place) for place in range(places)]
     place = comm.local_rank if places > 1 else 0
     slots[place].clear(comm.rank, DEFAULT_TIMEOUT_S)
+    slots[place].words[SURVIVES] = survives()  # until it is known whether the run does
     if connection is not None:
         _wait(connection)
     comm.barrier()
@@ -296,10 +297,16 @@ def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -
     return failure
 
 
+def watched_failure() -> Failure | None:
+    """Return what `end_all_ranks_on_error` has returned last, or None."""
+    failure = getattr(sys.excepthook, "__self__", None)
+    return failure if isinstance(failure, Failure) else None
+
+
 def watched() -> Communicator | None:
     """Return the communicator given to `end_all_ranks_on_error`, or None."""
-    failure = getattr(sys.excepthook, "__self__", None)
-    return failure.comm if isinstance(failure, Failure) else None
+    failure = watched_failure()
+    return None if failure is None else failure.comm
 
 
 class Failure:

@@ -6,29 +6,39 @@ reduced are sent as the MPI type of their elements.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import gc
 import os
 import sys
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.checks import overlap
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.failure import Started, end_all_ranks_on_error, start_early, watched
+from pydtnn.comm.failure import (
+    Failure,
+    Started,
+    end_all_ranks_on_error,
+    start_early,
+    watched,
+    watched_failure,
+)
+from pydtnn.comm.starting import ended_if_one_dies
 from pydtnn.comm.supervision import Supervision
 from pydtnn.comm.thread import wrong_length
 from pydtnn.comm.traffic import Traffic
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
-from pydtnn.utils.launcher import launched_ranks
+from pydtnn.utils.errors import RankFailure
+from pydtnn.utils.launcher import launched_ranks, survives
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
 
@@ -75,17 +85,72 @@ def create_mpi() -> MpiCommunicator:
 
 def _create_root(mpi: Any, started: Started | None) -> MpiCommunicator:
     """Create the communicator of all ranks from which those of users are split off."""
-    world = mpi.COMM_WORLD.Dup()
-    on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
-    leader = on_host.bcast(world.rank)
-    on_host.Free()
-    root = MpiCommunicator(mpi, world, world.allgather(leader))
-    failure = end_all_ranks_on_error(root, started)
-    root.attendance.supervision = failure.supervision
-    if world.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-        root.attendance.watch(mpi, world.Dup(), failure.end_because)
-        atexit.register(root.attendance.leave)
-    return root
+
+    def create(world: Any) -> MpiCommunicator:
+        on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
+        leader = on_host.bcast(world.rank)
+        on_host.Free()
+        root = MpiCommunicator(mpi, world, world.allgather(leader))
+        failure = end_all_ranks_on_error(root, started)
+        root.attendance.supervision = failure.supervision
+        root._watch_attendance(failure)
+        return root
+
+    return _agreed(mpi, mpi.COMM_WORLD, mpi.COMM_WORLD.Dup, create)
+
+
+def _is_failure(mpi: Any, error: Exception) -> bool:
+    """Return whether a call has failed because ranks have died, here or seen by another rank."""
+    failures = mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
+    return isinstance(error, mpi.Exception) and error.Get_error_class() in failures
+
+
+T = TypeVar("T")
+
+
+def _agreed(mpi: Any, base: Any, make: Callable[[], Any], create: Callable[[Any], T]) -> T:
+    """Create objects on a new communicator, on all living ranks or again without those that died.
+
+    A call may fail on some ranks where it succeeds on others, which would then wait for those in
+    groups that these do not have. So they agree on its outcome.
+
+    Parameters
+    ----------
+    mpi : module
+    base : mpi4py.MPI.Intracomm
+        Ranks some of which may have died.
+    make : callable
+        Makes the communicator, `base.Dup` or `base.Shrink`.
+    create : callable
+        Creates the objects on it; called again with another one if ranks die meanwhile.
+    """
+    if not survives():
+        return create(make())
+    while True:
+        comm, made, error = None, None, None
+        try:
+            comm = make()
+            made = create(comm)
+        except (RankFailure, mpi.Exception) as problem:
+            if not isinstance(problem, RankFailure) and not _is_failure(mpi, problem):
+                raise
+            error = problem
+        if _all_succeeded(mpi, base, error is None) and made is not None:
+            return made
+        if comm:
+            comm.Revoke()
+        make = base.Shrink
+
+
+def _all_succeeded(mpi: Any, comm: Any, success: bool) -> bool:
+    """Return, on all living ranks alike, whether all have succeeded and none has died unseen."""
+    comm.Ack_failed()
+    try:
+        return bool(comm.Agree(int(success)))
+    except mpi.Exception as error:
+        if not _is_failure(mpi, error):
+            raise
+        return False
 
 
 def _initialise() -> Any:
@@ -116,7 +181,8 @@ def _initialise() -> Any:
         with warnings.catch_warnings():
             # mpi4py's own warning of the same, several lines on each rank; we raise instead.
             warnings.filterwarnings("ignore", "suspicious MPI execution", RuntimeWarning)
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            with ended_if_one_dies():
+                MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
 
 
@@ -155,6 +221,13 @@ class _Group:
         self.splits.clear()
         if self.comm:  # false once it is freed
             self.comm.Free()
+
+    def revoke(self) -> None:
+        """Have all pending and later calls of all ranks of these groups fail."""
+        for group in self.splits.values():
+            group.revoke()
+        if self.comm:
+            self.comm.Revoke()
 
     def free_dropped(self) -> None:
         """Free split groups without references on any rank. Collective: all ranks call it."""
@@ -201,6 +274,10 @@ class MpiCommunicator(Communicator):
         self._parent = parent  # kept alive: it knows the groups that were split off
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
         self._group = _Group(comm, members=self.members)
+        # Requests that are not complete, with their arrays, if ranks may die meanwhile.
+        self.pending: set[Request] | None = set() if survives() else None
+        if parent is not None:
+            self.pending = parent.pending
 
     @property
     def supervision(self) -> Supervision | None:
@@ -224,11 +301,19 @@ class MpiCommunicator(Communicator):
         self.attendance.enter(self._counted(what))
         try:
             return call_asleep(self._comm, call, args) if self._sleeps else call(*args)
+        except self._mpi.Exception as error:
+            self.raise_failure(error)
+            raise
         finally:
             self.attendance.exit()
 
+    def raise_failure(self, error: Exception) -> None:
+        """Raise `RankFailure` if a call has failed because ranks have died."""
+        if _is_failure(self._mpi, error):
+            raise RankFailure from error
+
     def _free(self) -> None:
-        self._comm.Free()
+        self._start(self._comm.Free)
 
     def abort(self, code: int) -> None:
         try:
@@ -276,16 +361,23 @@ class MpiCommunicator(Communicator):
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = clock.now_ns()
-        request = self._comm.Isend(self._bytes(array), to, tag)
+        request = self._start(self._comm.Isend, self._bytes(array), to, tag)
         sent = _MpiRequest(self, request, self._message("send", to))
         return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = clock.now_ns()
         sender = self._mpi.ANY_SOURCE if source is None else source
-        request = self._comm.Irecv(self._bytes(array), sender, tag)
+        request = self._start(self._comm.Irecv, self._bytes(array), sender, tag)
         received = _MpiReceive(self, request, self._message("recv", source), array.nbytes)
         return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
+
+    def _start(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except self._mpi.Exception as error:
+            self.raise_failure(error)
+            raise
 
     def _message(self, what: str, peer: int | None) -> Wait:
         return Wait(self._group.name, self._group.members, what, 0, -1 if peer is None else peer)
@@ -297,9 +389,8 @@ class MpiCommunicator(Communicator):
     def _new_group(self, color: int, key: int) -> MpiCommunicator:
         mine = self._group
         mine.free_dropped()
-        comm = self._comm.Split(color, key)
-        own = self.hosts[self.rank], mine.members[self.rank]
-        hosts, members = zip(*comm.allgather(own), strict=True)
+        comm, gathered = self._new_comm(color, key)
+        hosts, members = zip(*gathered, strict=True)
         child = MpiCommunicator(self._mpi, comm, list(hosts), self)
         name = f"{mine.name}/{mine.made}.{color}"
         child.members, child.name = members, name
@@ -308,12 +399,88 @@ class MpiCommunicator(Communicator):
         mine.made += 1
         return child
 
+    def _new_comm(self, color: int, key: int) -> tuple[Any, list[tuple[int, int]]]:
+        """Split the MPI communicator; return host and number of each rank of the group, too."""
+        own = self.hosts[self.rank], self._group.members[self.rank]
+        comm, gathered, problem = None, [], None
+        try:
+            comm = self._comm.Split(color, key)
+            gathered = comm.allgather(own)
+        except self._mpi.Exception as error:
+            if not _is_failure(self._mpi, error):
+                raise
+            problem = error
+        # Where it has succeeded while it failed on another rank, the group must not be used.
+        if survives() and not _all_succeeded(self._mpi, self._comm, problem is None):
+            raise RankFailure from problem
+        return comm, gathered
+
+    # -- failures ---------------------------------------------------------------------------------
+
+    def why_not_survived(self) -> str:
+        if survives():
+            return ""
+        if "Open MPI" not in _library(self._mpi):
+            return f"{_library(self._mpi)} ends all ranks if one is killed"
+        return f"{_library(self._mpi)} was started without --with-ft ulfm"
+
+    def lost_ranks(self) -> bool:
+        if not survives():
+            return False
+        until = time.monotonic() + NOTICED_S
+        while True:
+            failed = self._comm.Get_failed()
+            lost = failed.size > 0 or self._comm.Is_revoked()
+            failed.Free()
+            if lost or time.monotonic() > until:
+                return lost
+            with contextlib.suppress(self._mpi.Exception):
+                self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)  # makes progress
+            time.sleep(1e-3)
+
+    def shrink(self) -> MpiCommunicator:
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        before = root.attendance
+        before.close()
+        root._group.revoke()
+        _complete_all(root.pending or ())
+        failure = watched_failure()
+        assert failure is not None
+
+        def create(world: Any) -> MpiCommunicator:
+            own = root.hosts[root.rank], root._group.members[root.rank]
+            hosts, members = zip(*world.allgather(own), strict=True)
+            living = MpiCommunicator(self._mpi, world, list(hosts))
+            living.members = living._group.members = members
+            living.attendance.supervision = before.supervision
+            living._watch_attendance(failure)
+            comm = living._split(0, 0)
+            comm.traffic = self.traffic
+            return comm
+
+        before.enter(Wait(root.name, root._group.members, "recovery", 0))
+        try:
+            comm = _agreed(self._mpi, root._comm, root._comm.Shrink, create)
+        finally:
+            before.exit()
+        failure.comm = comm._parent or comm
+        return comm
+
+    def _watch_attendance(self, failure: Failure) -> None:
+        """Detect ranks that wait for one whose program has ended. Collective."""
+        mpi = self._mpi
+        if self.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+            self.attendance.watch(mpi, self._comm.Dup(), failure.end_because)
+
     def _bytes(self, array: np.ndarray) -> list[Any]:
         return [array.view(np.uint8), self._mpi.BYTE]
 
     def _reduction_error(self, error: Exception, array: np.ndarray) -> Exception:
         """Return an error for a type that the library cannot reduce; other errors are unchanged."""
         mpi = self._mpi
+        self.raise_failure(error)
         if isinstance(error, mpi.Exception) and error.Get_error_class() not in (
             mpi.ERR_OP,
             mpi.ERR_TYPE,
@@ -325,6 +492,22 @@ class MpiCommunicator(Communicator):
         )
 
 
+NOTICED_S = 0.3
+"""Seconds in which a rank learns that another one has died."""
+
+REVOKED_S = 2.0
+"""Seconds in which operations on revoked groups are complete."""
+
+
+def _complete_all(requests: Iterable[Request]) -> None:
+    """Wait until no operation of revoked groups accesses its array any more."""
+    until = time.monotonic() + REVOKED_S
+    for request in [*requests]:
+        with contextlib.suppress(RankFailure, ValueError):
+            while not request.test() and time.monotonic() < until:
+                time.sleep(1e-5)
+
+
 class _MpiRequest(Request):
     """A pending MPI operation; mpi4py's request keeps its array alive."""
 
@@ -332,6 +515,8 @@ class _MpiRequest(Request):
         self._comm = comm  # kept alive: its group must not be freed
         self._request = request
         self._wait = wait
+        if comm.pending is not None:
+            comm.pending.add(self)
 
     def wait(self) -> None:
         attendance = self._comm.attendance
@@ -348,7 +533,20 @@ class _MpiRequest(Request):
         return self._complete(self._request.Test)
 
     def _complete(self, operation: Callable[..., bool]) -> bool:
-        return bool(operation())
+        return self._completed(operation)
+
+    def _completed(self, operation: Callable[..., bool], *args: Any) -> bool:
+        comm = self._comm
+        try:
+            done = bool(operation(*args))
+        except comm._mpi.Exception as error:
+            if comm.pending is not None:
+                comm.pending.discard(self)
+            comm.raise_failure(error)
+            raise
+        if done and comm.pending is not None:
+            comm.pending.discard(self)
+        return done
 
 
 class _MpiReceive(_MpiRequest):
@@ -369,7 +567,7 @@ class _MpiReceive(_MpiRequest):
         if self._done:
             return True
         try:
-            self._done = operation(self._status)
+            self._done = self._completed(operation, self._status)
         except self._mpi.Exception as error:
             if error.Get_error_class() != self._mpi.ERR_TRUNCATE:
                 raise

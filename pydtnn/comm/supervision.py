@@ -31,6 +31,7 @@ from pydtnn.comm.monitor.slots import (
     CALLING,
     DEEPEST,
     DEPTH,
+    ENDED,
     EPOCH,
     GROUP,
     LANE,
@@ -43,6 +44,7 @@ from pydtnn.comm.monitor.slots import (
     SLOT,
     STACK,
     STEP,
+    SURVIVES,
     Slot,
 )
 from pydtnn.comm.monitor.table import INTERVAL_S, Row, Watched, sentence, table
@@ -335,7 +337,7 @@ class Supervision:
         self.activity = CurrentActivity(self.slot)
         self.last_step = LastStep(None if alone else self._request)
         self._place, self._host, self._alone, self._size = place, host, alone, size
-        self._watched = Watched(slots, host)
+        self._slots, self._watched = slots, Watched(slots, host)
         self._connection, self._file, self._length = connection, file, len(slots) * SLOT
         self.finishes = self._left = self._ending = False
         self._lost = connection is None  # as is usual where it cannot be started: no warning
@@ -369,6 +371,15 @@ class Supervision:
     def limit(self, seconds: float) -> None:
         """Set the longest duration of a wait for other ranks or for a batch, in s; 0: no limit."""
         self.slot.limit(seconds)
+
+    def survive(self, wanted: bool) -> None:
+        """Set whether this rank continues without ranks that die, instead of ending with them."""
+        self.slot.words[SURVIVES] = wanted
+
+    def died_at(self, rank: int) -> float | None:
+        """Return when a rank of this host has died, in s of the monotonic clock, if it has."""
+        died = [slot.words[ENDED] for slot in self._slots if slot.rank == rank]
+        return died[0] / 1e9 if died and died[0] else None
 
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""
@@ -523,7 +534,8 @@ class Supervision:
             self._lose(why or "does not answer")
         if self._lost:
             rows = self._watched.look(time.monotonic())
-            if rows[self._place].expired and not any(row.unlimited for row in rows):
+            own = [row for row in rows if row.rank == self.slot.rank]
+            if own[0].expired and not any(row.unlimited for row in rows):
                 self._expire(rows)
 
     def _lose(self, why: str) -> None:

@@ -21,7 +21,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.traffic import Traffic
 from pydtnn.utils import clock
-from pydtnn.utils.errors import AgreedError, RankError, describe
+from pydtnn.utils.errors import AgreedError, RankError, RankFailure, describe
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
 
@@ -161,6 +161,10 @@ class Ended(RuntimeError):
     """Raised in waiting ranks when another rank has failed."""
 
 
+class Killed(BaseException):
+    """Raised by a rank that dies, in tests: the others receive `RankFailure`, as of MPI."""
+
+
 class Awaited(Protocol):
     """An object that ranks wait for, such as the other side of a message.
 
@@ -204,6 +208,10 @@ class World:
         self._expected = size
         self._waiting: set[_Waiting] = set()
         self._has_helpers = False
+        self.deaths = 0
+        self._living = {*range(size)}
+        self._formed = threading.Condition(self.lock)
+        self._arrived: dict[int, tuple[tuple[int, ...], int] | None] = {}
 
     def enter(self, rank: int) -> None:
         """Record that the calling thread is rank `rank`."""
@@ -215,9 +223,37 @@ class World:
         with self.lock:
             rank = self._running.pop(threading.get_ident())
             self._expected -= 1
+            self._living.discard(rank)
             if error is not None and not isinstance(error, Ended):
                 self._fail(_named(rank, error))
             self._find_deadlock()
+
+    def lose(self, rank: int) -> None:
+        """Record that a rank has died: waits in the groups that exist raise `RankFailure`."""
+        with self.lock:
+            self._running.pop(threading.get_ident())
+            self._expected -= 1
+            self._living.discard(rank)
+            self.deaths += 1
+            self._wake_all()
+            self._form()
+
+    def living(self, rank: int) -> tuple[tuple[int, ...], int]:
+        """Wait for all ranks that live; return their numbers, and of the deaths until then."""
+        with self.lock:
+            self._arrived[rank] = None
+            self._form()
+            while (found := self._arrived[rank]) is None:
+                self._formed.wait()
+                self.passed(self._arrived[rank] is not None)
+            del self._arrived[rank]
+            return found
+
+    def _form(self) -> None:
+        if self._arrived.keys() >= self._living and not any(self._arrived.values()):
+            found = tuple(sorted(self._living)), self.deaths
+            self._arrived = dict.fromkeys(self._living, found)
+            self._formed.notify_all()
 
     def end(self, error: BaseException) -> None:
         """Wake all waiting ranks; the run ends with `error`, unless there was an earlier one."""
@@ -231,16 +267,26 @@ class World:
                 self._waiting.remove(one)
                 one.gate.release()
 
-    def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str]) -> None:
+    def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str], deaths: int = 0) -> None:
         """Wait until an object is complete; `doing()` describes the wait in a deadlock error.
+
+        Parameters
+        ----------
+        what : Awaited
+        rank : int
+        doing : callable
+        deaths : int
+            See `passed`.
 
         Raises
         ------
         Ended
             If the run ends first.
+        RankFailure
+            If a rank of the group has died.
         """
         with self.lock:
-            if self.passed(what.done):
+            if self.passed(what.done, deaths):
                 return
             # A rank may also communicate from another thread; its waits are not tracked.
             self._has_helpers |= threading.get_ident() not in self._running
@@ -249,17 +295,30 @@ class World:
             self._waiting.add(one)
             self._find_deadlock()
         one.gate.acquire()
-        self.passed(what.done)
+        self.passed(what.done, deaths)
 
-    def passed(self, ready: bool) -> bool:
-        """Return `ready`, for callers that poll instead of waiting; raise if the run has ended."""
+    def passed(self, ready: bool, deaths: int | None = None) -> bool:
+        """Return `ready`, for callers that poll instead of waiting; raise if the run has ended.
+
+        Parameters
+        ----------
+        ready : bool
+        deaths : int, optional
+            Ranks that had died when the group was made: if there are more, it is not complete.
+        """
         if not ready and self.failure is not None:
             raise Ended(describe(self.failure))
+        if not ready and deaths not in (None, self.deaths):
+            raise RankFailure
         return ready
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
+        self._wake_all()
+        self._formed.notify_all()
+
+    def _wake_all(self) -> None:
         for one in self._waiting:
             one.gate.release()
         self._waiting.clear()
@@ -374,6 +433,8 @@ def run_threads(
         be_rank(comm)
         try:
             results[rank] = function(comm, *args)
+        except Killed:
+            world.lose(rank)
         except BaseException as error:  # whatever it is, the other ranks must not wait for it
             world.leave(error)
         else:
@@ -389,13 +450,25 @@ class _Group:
     """State shared by the communicators of one group."""
 
     def __init__(
-        self, world: World, hosts: Sequence[Hashable], name: str, members: Sequence[int]
+        self,
+        world: World,
+        hosts: Sequence[Hashable],
+        name: str,
+        members: Sequence[int],
+        deaths: int = 0,
     ) -> None:
-        self.world = world
+        self.world, self.deaths = world, deaths
         self.hosts = hosts
         self.name, self.members = name, members
         self.meetings: dict[int, Meeting] = {}
         self.mailbox = Mailbox()
+        self._next: dict[int, _Group] = {}  # by the number of deaths
+
+    def succeeded(self, hosts: Sequence[Hashable], members: Sequence[int], deaths: int) -> _Group:
+        """Return the group that takes the place of this one after a death: one for all ranks."""
+        group = _Group(self.world, hosts, self.name, members, deaths)
+        with self.world.lock:
+            return self._next.setdefault(deaths, group)
 
 
 class ThreadCommunicator(MeetingCommunicator):
@@ -408,6 +481,19 @@ class ThreadCommunicator(MeetingCommunicator):
     def abort(self, code: int) -> NoReturn:
         self._world.end(RankError(self.rank, f"aborted with status {code}"))
         raise Ended(f"rank {self.rank}: aborted with status {code}")
+
+    def why_not_survived(self) -> str:
+        return ""
+
+    def lost_ranks(self) -> bool:
+        return self._world.deaths > self._group.deaths
+
+    def shrink(self) -> ThreadCommunicator:
+        own = self.members[self.rank]
+        living, deaths = self._world.living(own)
+        hosts = [self.hosts[self.members.index(rank)] for rank in living]
+        group = self._group.succeeded(hosts, living, deaths)
+        return ThreadCommunicator(group, living.index(own), self.traffic)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = clock.now_ns()
@@ -429,7 +515,7 @@ class ThreadCommunicator(MeetingCommunicator):
 
     def _create_group(self, name: str, members: list[int]) -> _Group:
         hosts = [self.hosts[self.members.index(rank)] for rank in members]
-        return _Group(self._world, hosts, name, members)
+        return _Group(self._world, hosts, name, members, self._group.deaths)
 
     def _create_member(self, group: _Group, rank: int) -> ThreadCommunicator:
         return ThreadCommunicator(group, rank, self.traffic)
@@ -446,14 +532,17 @@ class ThreadCommunicator(MeetingCommunicator):
 
     def _finish(self, call: Call, meeting: Meeting) -> Any:
         self._world.wait_for(
-            meeting, self.rank, lambda: f"{call.text} (without rank {meeting.missing()})"
+            meeting,
+            self.rank,
+            lambda: f"{call.text} (without rank {meeting.missing()})",
+            self._group.deaths,
         )
         if meeting.problem:
             raise ValueError(meeting.problem)
         return meeting.result
 
     def _ended(self, meeting: Meeting) -> bool:
-        return self._world.passed(meeting.done)
+        return self._world.passed(meeting.done, self._group.deaths)
 
 
 @dataclass(eq=False)
@@ -469,10 +558,11 @@ class _Transfer(Request):
         return -1 if self.message.source is None else self.message.source
 
     def wait(self) -> None:
-        self.comm._world.wait_for(self.message, self.comm.rank, self.doing)
+        comm = self.comm
+        comm._world.wait_for(self.message, comm.rank, self.doing, comm._group.deaths)
         self.test()
 
     def test(self) -> bool:
         if self.message.problem:
             raise ValueError(self.message.problem)
-        return self.comm._world.passed(self.message.done)
+        return self.comm._world.passed(self.message.done, self.comm._group.deaths)

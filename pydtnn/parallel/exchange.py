@@ -74,6 +74,10 @@ class GradientExchange(StoresArguments):
     exact : bool
         Class attribute, not inherited: whether nothing else depends on the number of ranks, so that
         sums in a fixed order make training reproducible.
+    replicated : bool
+        Class attribute, not inherited: whether all ranks have all of the state, which an update
+        changes after the last message of a step, if the optimizer needs all gradients before it. A
+        rank that dies then takes nothing with it (`pydtnn.training.recovery`).
     keeps_gradients : bool
         Class attribute: whether gradients of one step are used in another. Not supported by float16
         models, whose loss scale changes between steps.
@@ -91,12 +95,17 @@ class GradientExchange(StoresArguments):
     equal = False
     sums_gradients = False
     exact = False
+    replicated = False
     static = True
     keeps_gradients = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for name in ("exact", "static"):  # not inherited: subclasses must redeclare them
+        for name in (
+            "exact",
+            "static",
+            "replicated",
+        ):  # not inherited: subclasses must redeclare them
             if name not in vars(cls):
                 setattr(cls, name, False)
         cls.__signature__ = signature_of(cls)
@@ -361,7 +370,7 @@ class AllReduce(GradientExchange):
     section 3.2.
     """
 
-    equal = sums_gradients = exact = static = True
+    equal = sums_gradients = exact = static = replicated = True
     overlap: bool = option(True)
 
     def bucket_ready(self, bucket: Bucket) -> None:

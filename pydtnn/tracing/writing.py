@@ -26,7 +26,7 @@ from pydtnn.comm.wrapper import Wrapper
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import file_of, write_trace
 from pydtnn.utils import clock
-from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.errors import AgreedError, RankFailure
 from pydtnn.utils.files import unwritable
 
 # Clocks of ranks: their offset from the clock of rank 0, by ping-pong.
@@ -218,6 +218,8 @@ class Trace:
         self._context.__exit__(kind, error, trace)
         self.recorder.watch(None)
         self.recorder.count(None)
+        if kind is not None and issubclass(kind, RankFailure):
+            return  # the other ranks continue, and write later
         if kind is not None and not issubclass(kind, AgreedError):  # not all ranks are here
             with contextlib.suppress(OSError):  # the error that has ended the context is raised
                 self._write(None)

@@ -66,9 +66,9 @@ class Eager:
                 if not setup.own_losses:
                     exchange.abandon()
                 raise not_finite_at(setup, batch, epoch, seed, totals)
-        with setup.phase("update"):
-            statistics.fold()
         statistics.samples += len(batch)
         exchange.samples += len(batch)
         setup.update()
+        with setup.phase("update"):  # after the last message: if a rank dies, nothing has changed
+            statistics.fold()
         return lambda: totals

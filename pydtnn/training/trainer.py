@@ -117,6 +117,11 @@ class Trainer(SuggestsNames):
         last step of an epoch. `history` is therefore that of all ranks.
     stop : bool
         Set by a callback, on all ranks, to stop training after this epoch.
+    pending : tuple of str and int, or None
+        The event at the end of a step or an epoch in progress, and the number of the callback that
+        is called. Training that continues after ranks have died completes it first.
+    recovered : bool
+        Whether the next `fit` continues after ranks have died: no algorithm is measured again.
     objective : Objective
         Losses, metrics and their names.
     loss_scale : LossScale or None
@@ -198,6 +203,8 @@ class Trainer(SuggestsNames):
         self.history = History()
         self.losses: list[float] = []
         self._plan: dict[str, int] = {}
+        self.pending: tuple[str, int] | None = None
+        self.recovered = False
         self.stop = self._loaded = self._warned = False
         self.global_batch_size = 0
         self.shares: tuple[int, ...] | None = None
@@ -302,6 +309,9 @@ class Trainer(SuggestsNames):
         try:
             self._notify("on_fit_start", epochs, len(loader))
             with loader:
+                if self.pending is not None and self.step == 0:
+                    with self.averaged():
+                        self._notify_of_end("on_epoch_end")
                 while self.epoch < epochs and not self.stop:
                     with self.setup.phase("epoch"):
                         self._run_epoch(loader, seed, validation)
@@ -337,11 +347,14 @@ class Trainer(SuggestsNames):
         self._results.clear()
         self._forget_own()
         largest = -(-min(loader.global_batch_size, len(train)) // loader.shards)
-        autotune(self.model, self.comm, largest, training=True)
+        if not self.recovered:
+            autotune(self.model, self.comm, largest, training=True)
+        self.recovered = False
         return loader
 
     def _run_epoch(self, loader: Loader, seed: int, validation: Dataset | None) -> None:
-        self.logs = Logs()
+        if self.pending is None:
+            self.logs = Logs()
         self._notify("on_epoch_start")
         with self.setup.divided(self.shares):
             self._run_steps(loader, seed)
@@ -353,7 +366,7 @@ class Trainer(SuggestsNames):
                 self.logs |= {f"val_{name}": value for name, value in results.items()}
             self.history.append(self.logs.numbers)
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
-            self._notify("on_epoch_end")
+            self._notify_of_end("on_epoch_end")
 
     def evaluate(
         self,
@@ -459,6 +472,8 @@ class Trainer(SuggestsNames):
         setup, observer = self.setup, self.setup.observer
         loader.counts, loader.whole_shards = self.shares, setup.exchange.sums.shards is not None
         batches = loader.epoch(self.epoch, start=self.step)
+        if self.pending is not None:
+            self._notify_of_end("on_step_end")
         while self.step < len(loader):
             self._end_if_signalled()
             if observer is not None:
@@ -476,7 +491,7 @@ class Trainer(SuggestsNames):
                     if alone and (self.exchange.met or self.step == len(loader)):
                         self.add_up_losses()
             self.seconds["communication"] += self.comm.traffic.seconds - before
-            self._notify("on_step_end")
+            self._notify_of_end("on_step_end")
         self._end_if_signalled()  # before the evaluation
         self.drain()
 
@@ -503,8 +518,19 @@ class Trainer(SuggestsNames):
     def _notify(self, event: str, *args: Any) -> None:
         """Call a method of every callback."""
         for callback in self._all_callbacks():
-            with self.setup.phase(f"callback {type(callback).__name__}"):
-                getattr(callback, event)(self, *args)
+            self._call(callback, event, *args)
+
+    def _notify_of_end(self, event: str) -> None:
+        """Call a method of every callback, or complete these calls after ranks have died."""
+        first = 0 if self.pending is None else self.pending[1]
+        for number, callback in enumerate(self._all_callbacks()[first:], first):
+            self.pending = event, number
+            self._call(callback, event)
+        self.pending = None
+
+    def _call(self, callback: Callback, event: str, *args: Any) -> None:
+        with self.setup.phase(f"callback {type(callback).__name__}"):
+            getattr(callback, event)(self, *args)
 
     @np.errstate(all="ignore")  # overflow is reported by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:

@@ -57,6 +57,23 @@ class NotSavedError(AgreedError):
     status = 74  # EX_IOERR of sysexits.h
 
 
+class TooFewRanksError(AgreedError):
+    """Fewer ranks live than the run requires; it can be continued later."""
+
+    status = 75  # EX_TEMPFAIL of sysexits.h, as after --timeout
+
+
+class RankFailure(BaseException):
+    """Other ranks have died: raised by every call on a communicator that has one of them.
+
+    It is not an `Exception`, so that handlers of errors of a rank let it pass. Without `--survive`
+    it ends the run; otherwise the living ranks continue without the others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("a rank has died; start with --survive to continue without it")
+
+
 class RankError(RuntimeError):
     """An error of one rank, raised on another: its message begins with "rank r:".
 
@@ -118,6 +135,8 @@ def describe(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (Ctrl-C)"
+    if isinstance(error, RankFailure):
+        return str(error)
     name, text = type(error).__name__, ""
     try:
         text = " ".join(str(error).split())

@@ -17,6 +17,7 @@ _LOCAL_RANK_VARIABLES = (
     "MV2_COMM_WORLD_LOCAL_RANK",
     "SLURM_LOCALID",
 )
+_SURVIVES = "OMPI_MCA_mpi_ft_enable"
 _LOCAL_SIZES = (
     "MPI_LOCALNRANKS",  # MPICH (hydra), Intel MPI
     "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
@@ -37,6 +38,14 @@ def is_first_on_host() -> bool:
     """
     ranks = (os.environ.get(name, "").strip() for name in _LOCAL_RANK_VARIABLES)
     return next(filter(None, ranks), "0") == "0"
+
+
+def survives() -> bool:
+    """Return whether launcher and MPI let ranks continue if another one dies.
+
+    Open MPI's ``mpirun --with-ft ulfm`` sets the variable.
+    """
+    return os.environ.get(_SURVIVES, "0").lower() not in ("", "0", "false", "no")
 
 
 def _number(name: str) -> int | None:

@@ -184,7 +184,7 @@ def check_message(line: bytes | bytearray) -> Message | None:
     """Return the message of another host, with entries of the right types; None if it is none.
 
     A message has the entry "what"; those of `NUMBERS` also "rank" and "numbers", the others "line",
-    "status", "request", "rows" and "stacks" as they need them.
+    "status", "rank", "request", "rows" and "stacks" as they need them.
     """
     try:
         message = json.loads(line)
@@ -200,6 +200,7 @@ def check_message(line: bytes | bytearray) -> Message | None:
     expected = {
         "expired": True,
         "end": is_count(message.get("status")),
+        "exclude": is_count(message.get("rank")),
         "tell": isinstance(message.get("line"), str) and "\n" not in message["line"],
         "rows?": message.get("line") in LINES and is_count(message.get("request")),
         "rows": isinstance(message.get("rows"), list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import re
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from pydtnn.comm.monitor.flight import remove_others, write_flight
 from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, Link, Message, connect, is_count
 from pydtnn.comm.monitor.ranks import INTERVAL_S, RECENT_KILL_S, EndReport, RankConnection
-from pydtnn.comm.monitor.slots import SLOT, Slot
-from pydtnn.comm.monitor.table import Row, Watched, names, sentence, table
+from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
+from pydtnn.comm.monitor.table import Row, Watched, late, names, sentence, table
 from pydtnn.utils.errors import printable
 
 SETTLED_S = 20.0
@@ -48,6 +49,12 @@ class LastStep:
         self._begun: dict[int, int] = {}
         self._settled_at = 0.0
 
+    def lose(self, rank: int) -> None:
+        """Agree without a rank, which has died."""
+        self._ranks -= 1
+        self._begun.pop(rank, None)
+        self._decide_if_complete()
+
     def request(self, signal: int, rank: int) -> None:
         """End the run, as a rank has received a signal; later ones are part of the same request."""
         if self._request is None and time.monotonic() > self._settled_at:
@@ -64,7 +71,10 @@ class LastStep:
         if self._request is None:
             return
         self._begun[rank] = begun
-        if len(self._begun) == self._ranks:
+        self._decide_if_complete()
+
+    def _decide_if_complete(self) -> None:
+        if self._request is not None and len(self._begun) == self._ranks:
             steps = self._begun.values()
             self._decide(max(steps) if min(steps) >= 0 else -1)
 
@@ -202,6 +212,8 @@ class Monitor:
         self._collecting = self._recorded = self._warned = False
         self._why = "the end of the run"  # what the first host knows better
         self._last = LastStep(len(facts.hosts), self._tell_all)
+        self._lost: set[int] = set()  # ranks that have died, without which others continue
+        self._excluded_at = -math.inf
 
         if listener is not None:
             poll.register(listener, select.EPOLLIN)
@@ -252,16 +264,30 @@ class Monitor:
                 self._poll.unregister(one)
             one.socket.close()
             if one.left:
-                self._slots[self._facts.ranks.index(one.rank)].close()
+                self._slot(one.rank).close()
             else:
                 self.failed(one.rank)
+
+    def _slot(self, rank: int) -> Slot:
+        return self._slots[self._facts.ranks.index(rank)]
+
+    @property
+    def _survives(self) -> bool:
+        """Whether ranks continue without those that die."""
+        return any(slot.words[SURVIVES] for slot in self._slots)
 
     def failed(self, rank: int) -> None:
         """A rank of this host has failed: it has ended without announcing that.
 
-        All other ranks are ended, by the rank that has reported an error if there is one, and by
-        this process if it fails to.
+        Unless they survive, all other ranks are ended, by the rank that has reported an error if
+        there is one, and by this process if it fails to.
         """
+        if self._survives:
+            self._slot(rank).fail()
+            failed: Message = {"what": "failed", "rank": rank, "numbers": []}
+            if self._first is None or not self._first.tell(failed):
+                self._act(failed)
+            return
         status = LOST_STATUS
         if not self._recorded:
             self._record(f"rank {rank} has ended unexpectedly")
@@ -291,7 +317,8 @@ class Monitor:
         self._close_strangers(MAX_UNKNOWN_CONNECTIONS, LINK_TIMEOUT_S)
         now = time.monotonic()
         rows = self._watched.look(now)
-        if not any(row.expired for row in rows):
+        settling = any(now < self._excluded_at + row.timeout for row in rows)
+        if settling or not any(row.expired for row in rows):
             self._expired_at = None
         elif self._first is not None and self._expired_at is None:
             self._expired_at = now
@@ -315,7 +342,7 @@ class Monitor:
             if message["numbers"][0] in (signal.SIGINT, signal.SIGTERM):
                 self._last.request(message["numbers"][0], message["rank"])
             linked = {one.host for one in self._links.values() if one.known and not one.closed}
-            if {*self._facts.hosts} - {self._facts.host} - linked:
+            if self._other_hosts() - linked:
                 self._last.give_up()  # some ranks cannot be reached
         elif what == "begun":
             self._last.answer(message["rank"], message["numbers"][0])
@@ -323,13 +350,27 @@ class Monitor:
             self._why = f"an error of rank {message['rank']}"
             self._finish(what)
             self._tell_all("finished")
+        elif what == "failed" and self._survives:
+            self._lost.add(message["rank"])
+            self._last.lose(message["rank"])
         elif what == "failed":
             self._end_all(LOST_STATUS)
 
+    def _other_hosts(self) -> set[int]:
+        """Return the other hosts with ranks that live."""
+        living = {host for rank, host in enumerate(self._facts.hosts) if rank not in self._lost}
+        return living - {self._facts.host}
+
     def _expire(self) -> None:
-        """Report, and end all ranks, unless a rank is in a phase without deadline."""
+        """Report, and end all ranks, unless a rank is in a phase without deadline.
+
+        Ranks that survive continue without those that are late.
+        """
         rows, stacks = self._collect("stacks", STACKS_TIMEOUT_S)
         if any(row.unlimited for row in rows) or not any(row.expired for row in rows):
+            return
+        if self._survives and (excluded := late(rows)):
+            self._exclude(rows, excluded)
             return
         self._end_report.claim()
         timeout = max(row.timeout for row in rows)
@@ -337,6 +378,26 @@ class Monitor:
         self._why = "a wait has passed its deadline"
         self._finish()
         self._end_all(TIMEOUT_STATUS)
+
+    def _exclude(self, rows: Sequence[Row], excluded: Sequence[Row]) -> None:
+        """Kill ranks that are late, also if they are stopped."""
+        timeout = max(row.timeout for row in rows)
+        _write(
+            f"no progress for {timeout:g} s (--timeout): {sentence(rows)}; {names(excluded)} "
+            f"{'are' if len(excluded) > 1 else 'is'} excluded\n"
+        )
+        self._excluded_at = time.monotonic()
+        for rank in (row.rank for row in excluded):
+            self._kill(rank)
+            for link in self._links.values():
+                link.tell({"what": "exclude", "rank": rank})
+
+    def _kill(self, rank: int) -> None:
+        """Kill a rank if it is one of this host."""
+        for one in self._connections.values():
+            if one.rank == rank:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    os.kill(_process_of(one.socket), signal.SIGKILL)
 
     def _finish(self, line: str = "finish") -> None:
         """Have ranks that can run write what they have recorded, and print what they report.
@@ -416,7 +477,7 @@ class Monitor:
                 if link.fileno() in ready:
                     self._read(link)
         self._collecting = False
-        for host in sorted({*self._facts.hosts} - {self._facts.host}):
+        for host in sorted(self._other_hosts()):
             if host in self._answers:
                 others, more = self._answers[host]
                 rows += others
@@ -424,7 +485,8 @@ class Monitor:
             else:
                 name = self._facts.names[str(host)]
                 silent = "cannot be asked: its host does not answer"
-                rows += [Row(r, name, problem=silent) for r in self._facts.ranks_of(host)]
+                ranks = (r for r in self._facts.ranks_of(host) if r not in self._lost)
+                rows += [Row(rank, name, problem=silent) for rank in ranks]
         return sorted(rows, key=lambda row: row.rank), texts
 
     def _local(self, line: str, seconds: float) -> tuple[list[Row], str]:
@@ -442,7 +504,7 @@ class Monitor:
             self._beat()
             time.sleep(0.02)
             waiting = [p for p in waiting if self._slots[p].shown(self._requests) is None]
-        shown = [self._slots[place].shown(self._requests) for place in range(len(rows))]
+        shown = [self._slot(row.rank).shown(self._requests) for row in rows]
         if line != "stacks":
             return rows, "".join(filter(None, shown))
         missing = [row for row, text in zip(rows, shown, strict=True) if not text]
@@ -504,7 +566,7 @@ class Monitor:
             with contextlib.suppress(OSError, ValueError):
                 self._poll.unregister(number)
             link.close()
-            if link is self._first or link.host > 0:
+            if link is self._first or link.host in self._other_hosts():
                 self._last.give_up()
             if link is self._first:
                 self._first = None
@@ -526,6 +588,9 @@ class Monitor:
                 self._tell(message["line"])
             elif what == "end":
                 self._end(message["status"])
+            elif what == "exclude":
+                self._excluded_at = time.monotonic()
+                self._kill(message["rank"])
             elif what == "rows?":
                 line = message["line"]
                 seconds = STACKS_TIMEOUT_S if line == "stacks" else FINISH_TIMEOUT_S
@@ -535,7 +600,8 @@ class Monitor:
         elif what == "rows":
             with contextlib.suppress(ValueError):
                 rows = [Row.from_json(row) for row in message["rows"]]
-                complete = [row.rank for row in rows] == self._facts.ranks_of(link.host)
+                living = [r for r in self._facts.ranks_of(link.host) if r not in self._lost]
+                complete = [row.rank for row in rows] == living
                 if complete and message["request"] == self._request:  # not of an earlier one
                     self._answers[link.host] = rows, message["stacks"]
         elif what == "expired" or message.get("rank") in self._facts.ranks_of(link.host):

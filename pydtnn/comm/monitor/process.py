@@ -43,6 +43,7 @@ def main() -> None:
     starting = {int(file): int(rank) for file, rank in entries}
     _skip_initialisation(folder)
     from pydtnn.comm.monitor.ranks import EndedEarlyError, EndReport, Kills, Launcher, accept_ranks
+    from pydtnn.utils.launcher import survives
 
     file = os.open(f"/proc/self/fd/{slots}", os.O_WRONLY | os.O_APPEND)
     end_report = EndReport(file, length, Launcher(launcher), Kills(), ranks == of)
@@ -55,6 +56,8 @@ def main() -> None:
             raise EndedEarlyError(min(missing) if ranks == of and len(missing) == 1 else -1)
         connections = accept_ranks(socket.socket(fileno=listener), ranks, poll, starting)
     except EndedEarlyError as early:
+        if survives():
+            return  # the others start another process without it
         time.sleep(START_ERROR_S)
         end_report.report(early.rank, "it ended before all ranks had started")
         for number in starting:

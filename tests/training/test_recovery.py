@@ -1,0 +1,176 @@
+"""Runs of ranks that are threads, some of which die: the others continue, to the same end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.run import run
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.thread import Killed, ThreadCommunicator
+from pydtnn.saving.weights import decode
+from pydtnn.training.checkpoint import find_checkpoints
+from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
+
+OPTIONS: dict[str, Any] = {
+    "model": "mlp",
+    "dataset_options": {"samples": 64, "test_samples": 16, "shape": [8, 8, 1], "classes": 4},
+    "global_batch_size": 16,
+    "epochs": 2,
+    "threads": 1,
+    "quiet": True,
+    "tuning": "fixed",
+    "survive": True,
+    "straggler_factor": 0.0,
+}
+
+Deaths = dict[int, int]
+"""Ranks by their first number, and the call of a communicator in which each dies."""
+
+
+def train(folder: Path, ranks: int = 3, **options: Any) -> bytes:
+    """Train in a folder; return the bytes of the weights."""
+    save = folder / "end.safetensors"
+    config = TrainConfig(**OPTIONS | options, output_dir=str(folder / "run"), save=str(save))
+    run_threads(ranks, lambda comm: run(config, comm))
+    return save.read_bytes()
+
+
+def deaths_in(folder: Path) -> list[dict[str, Any]]:
+    deaths: list[dict[str, Any]] = json.loads((folder / "run" / "run.json").read_text())["deaths"]
+    return deaths
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deaths], None]:
+    """A function that sets who dies when, from now on."""
+    chosen: Deaths = {}
+    counts: dict[int, Iterator[int]] = {}
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(comm: Any, *args: Any) -> Any:
+            rank = comm.members[comm.rank]
+            if next(counts.setdefault(rank, itertools.count())) == chosen.get(rank):
+                raise Killed
+            return original(comm, *args)
+
+        return call
+
+    for name in ("_join", "_isend"):
+        monkeypatch.setattr(ThreadCommunicator, name, counted(getattr(ThreadCommunicator, name)))
+
+    def choose(deaths: Deaths) -> None:
+        chosen.clear()
+        counts.clear()
+        chosen.update(deaths)
+
+    return choose
+
+
+def check_deaths(folder: Path, kill: Callable[[Deaths], None], all_deaths: list[Deaths]) -> None:
+    """Every run in which ranks die ends with the bytes of one in which none dies."""
+    options: dict[str, Any] = {"exact": True, "checkpoint_every": "3 steps", "ema": 0.9}
+    options["plateau"] = 1
+    kill({})
+    expected = train(folder / "undisturbed", **options)
+    for number, deaths in enumerate(all_deaths):
+        kill(deaths)
+        assert train(folder / str(number), **options) == expected, deaths
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
+    tmp_path: Path, kill: Callable[[Deaths], None], victim: int
+) -> None:
+    """Before training, in a step, between steps, in an evaluation, at the end."""
+    check_deaths(tmp_path, kill, [{victim: call} for call in (4, 45, 71, 110, 150)])
+
+
+def test_two_ranks_may_die_together_or_while_the_others_recover(
+    tmp_path: Path, kill: Callable[[Deaths], None]
+) -> None:
+    check_deaths(tmp_path, kill, [{0: 60, 1: 60}, {1: 60, 2: 66}, {0: 60, 1: 75}])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_may_die_in_any_call(
+    tmp_path: Path, kill: Callable[[Deaths], None], victim: int
+) -> None:
+    check_deaths(tmp_path, kill, [{victim: call} for call in range(0, 200, 3)])
+
+
+def test_plain_training_continues_with_the_same_global_batch(
+    tmp_path: Path, kill: Callable[[Deaths], None]
+) -> None:
+    kill({1: 40})
+    train(tmp_path, accumulation=2)
+    [death] = deaths_in(tmp_path)
+    assert (death["ranks"], death["remaining"], death["lost_steps"]) == ([1], 2, 0)
+    assert all(death[name] >= 0 for name in ("agreement", "rebuilding", "next_step"))
+    history = json.loads((tmp_path / "run" / "history.json").read_text())
+    assert len(history) == 2
+    arrays = decode((tmp_path / "end.safetensors").read_bytes())
+    assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+def test_with_too_few_ranks_a_checkpoint_is_saved(
+    tmp_path: Path, kill: Callable[[Deaths], None]
+) -> None:
+    kill({1: 50})
+    with pytest.raises(TooFewRanksError, match=r"^rank 1 died: 2 ranks remain, fewer than"):
+        train(tmp_path, min_ranks=3)
+    assert TooFewRanksError.status == 75
+    assert find_checkpoints(tmp_path / "run")
+
+
+def test_without_survive_a_death_ends_the_run(
+    tmp_path: Path, kill: Callable[[Deaths], None]
+) -> None:
+    kill({1: 50})
+    with pytest.raises(RankFailure, match="a rank has died; start with --survive"):
+        train(tmp_path, survive=False)
+
+
+def test_other_errors_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(AgreedError, match="--monitor"):
+        train(tmp_path, monitor="val_other")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"scheme": "local_sgd"}, "ranks of LocalSGD have state that no other rank has"),
+        ({"compress": "topk"}, "the errors of"),
+        ({"parallel": "data=1,filter=3"}, r"each rank of Mesh\(data=1, filter=3\) has a part"),
+    ],
+)
+def test_state_that_one_rank_has_is_refused(
+    tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(AgreedError, match=f"train: --survive: {why}"):
+        train(tmp_path, **options)
+
+
+def test_the_living_ranks_keep_their_order() -> None:
+    def work(comm: Communicator) -> tuple[int, int, tuple[int, ...]]:
+        try:
+            if comm.rank == 1:
+                raise Killed
+            comm.barrier()
+        except RankFailure:
+            assert comm.lost_ranks()
+            comm = comm.shrink()
+        total = np.array([1.0])
+        comm.allreduce(total)
+        return comm.rank, int(total[0]), tuple(comm.members)
+
+    living = (0, 2, 3)
+    assert run_threads(4, work) == [(0, 3, living), None, (1, 3, living), (2, 3, living)]

@@ -587,7 +587,7 @@ MUTANTS = {
         "test_a_wait_advances_to_the_completion_and_never_back",
     ),
     "strategies without those that cut an axis among all ranks": Mutant(
-        "pydtnn/perfmodel/oracle/strategies.py",
+        "pydtnn/perfmodel/oracle/ranking.py",
         "for part in range(2, min(ranks, largest) + 1):",
         "for part in range(2, min(ranks, largest)):",
         "tests/perfmodel/oracle/test_strategies.py::test_all_factorisations_occur_once",

@@ -25,7 +25,7 @@ from pathlib import Path
 from pydtnn.cli.parts import PARTS
 from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
-from pydtnn.perfmodel.oracle.strategies import KINDS
+from pydtnn.perfmodel.oracle.ranking import KINDS
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.platform import platform_names
 from pydtnn.runs.table import COLUMNS

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import format_quantity, parse_quantity
 from pydtnn.utils.validate import check_float, check_int
@@ -112,6 +115,14 @@ def one_of(kinds: Mapping[str, type]) -> Any:
         return {name: write(value) for name, kind in kinds.items() if kind is type(value)}
 
     return _declare(parse, form, default=None)
+
+
+def load(who: str, path: Path) -> object:
+    """Return the content of a YAML file; ValueError if it is not one, OSError if it is not read."""
+    try:
+        return plain_yaml.load(read_file(who, path).decode())
+    except ValueError as error:  # UnicodeDecodeError included
+        raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
 
 
 def read(kind: type[T], content: object, who: str, key: str = "") -> T:

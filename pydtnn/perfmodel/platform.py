@@ -13,6 +13,7 @@ from pydtnn.perfmodel.entries import DTYPES, UPDATE, check, check_bandwidth, rea
 from pydtnn.perfmodel.fields import (
     count,
     index,
+    load,
     one_of,
     part,
     parts,
@@ -24,8 +25,7 @@ from pydtnn.perfmodel.fields import (
     write,
 )
 from pydtnn.perfmodel.topology import TOPOLOGIES, Topology
-from pydtnn.utils import plain_yaml
-from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
 
 FOLDER = Path(__file__).parent / "platforms"
@@ -436,10 +436,7 @@ def _content(source: object, bases: tuple[Path, ...] = ()) -> tuple[Path, object
         path = bases[-1].parent / path
     if path in bases:
         raise ValueError(f"{path.name}: expected a base that is not based on it; correct it")
-    try:
-        content = plain_yaml.load(read_file("platform", path).decode())
-    except ValueError as error:  # UnicodeDecodeError included
-        raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
+    content = load("platform", path)
     if isinstance(content, dict) and "base" in content:
         content = _merge(_content(content.pop("base"), (*bases, path))[1], content)
     return path, content

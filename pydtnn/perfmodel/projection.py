@@ -17,7 +17,6 @@ from pydtnn.perfmodel.dry_step import DryStep
 from pydtnn.perfmodel.formulas import Placement
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
-from pydtnn.perfmodel.pipeline import StageTime, carry_out
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import (
     LayerTime,
@@ -27,7 +26,9 @@ from pydtnn.perfmodel.prediction import (
     StepTime,
 )
 from pydtnn.perfmodel.timing import (
+    StageTime,
     Tables,
+    carry_out,
     gradients_exposed,
     pass_time,
     step_time,
@@ -124,9 +125,8 @@ class Projector:
         key = place, between, repr(work.recompute)
         if key not in self._outlines:
             try:
-                found: Outline | ValueError = self._step(work, place, between).outline(
-                    work.recompute
-                )
+                step = self._step(work, place, between)
+                found: Outline | ValueError = step.outline(work.recompute)
             except ValueError as error:
                 found = error
             self._outlines[key] = found

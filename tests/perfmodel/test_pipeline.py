@@ -1,7 +1,7 @@
 import pytest
 
 from pydtnn.parallel.pipeline.check import check, plan_of
-from pydtnn.perfmodel.pipeline import StageTime, carry_out
+from pydtnn.perfmodel.timing import StageTime, carry_out
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])

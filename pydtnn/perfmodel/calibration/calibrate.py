@@ -201,7 +201,7 @@ def _with_rates(
     found = measure_rates(backend, comm.barrier, networks, repeats, now)
     spread = statistics.median(found.spreads.values() or (0.0,))
     samples.append(Sample("layers", (1.0, 1 + spread) * 2 + (2.0,)))
-    fields = combine(comm.gather_object(found.counts()))
+    fields = combine(comm.gather_object(found))
     if not found.update:
         found.update.append(update_bandwidth(backend, comm.barrier, now))
     fields["bandwidths"][UPDATE] = _median(comm, found.update[0])

@@ -30,6 +30,7 @@ from pydtnn.layers import (
 from pydtnn.layers.base import Layer
 from pydtnn.model.model import Model, example_inputs
 from pydtnn.perfmodel.calibration.sample import excess
+from pydtnn.perfmodel.compute.analytic import accesses
 from pydtnn.perfmodel.compute.classes import classify
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.utils.observer import Kind, Observer
@@ -45,9 +46,6 @@ MAPS = {16: 32, 32: 16, 64: 28, 128: 14, 256: 14, 512: 7}
 
 WIDTH = 4096
 """Rows and columns of the matrix whose update is measured: 64 MiB, more than caches hold."""
-
-ACCESSES = 3
-"""Numbers that an update without slots reads and writes for each parameter; two more by slot."""
 
 ELEMENTS = 1 << 19
 """Elements of a map of all samples: 2 MiB of float32."""
@@ -74,22 +72,16 @@ class Measured:
         Excess of the median over the shortest time of each network.
     """
 
-    work: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
-    moved: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    work: dict[str, list[float]] = field(default_factory=dict)
+    moved: dict[str, list[float]] = field(default_factory=dict)
     call: float = 0.0
     step: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)
     passes: list[np.ndarray] = field(default_factory=list)
     spreads: dict[str, float] = field(default_factory=dict)
 
-    def counts(self) -> tuple[dict[str, list[float]], dict[str, list[float]], list[np.ndarray]]:
-        """Return what `combine` needs."""
-        return dict(self.work), dict(self.moved), self.passes
 
-
-def combine(
-    ranks: Sequence[tuple[dict[str, list[float]], dict[str, list[float]], list[np.ndarray]]],
-) -> dict[str, Any]:
+def combine(ranks: Sequence[Measured]) -> dict[str, Any]:
     """Return fields of `Compute`: rates of the mean rank, and what the slowest one needs more.
 
     Ranks that wait for each other after a pass, or a step, take the time of the slowest of that
@@ -97,12 +89,12 @@ def combine(
     """
     fields: dict[str, Any] = {}
     for name, amounts in (
-        ("rates", [rank[0] for rank in ranks]),
-        ("bandwidths", [rank[1] for rank in ranks]),
+        ("rates", [rank.work for rank in ranks]),
+        ("bandwidths", [rank.moved for rank in ranks]),
     ):
         sums = {key: np.sum([own[key] for own in amounts], axis=0) for key in amounts[0]}
         fields[name] = {key: float(amount / seconds) for key, (amount, seconds) in sums.items()}
-    times = [np.stack(own) for own in zip(*(rank[2] for rank in ranks), strict=True)]
+    times = [np.stack(own) for own in zip(*(rank.passes for rank in ranks), strict=True)]
     steps = [own.sum(axis=2, keepdims=True) for own in times]
     for name, kinds in (("slowest_pass", times), ("slowest_step", steps)):
         slowest = sum(np.median(own.max(axis=0), axis=0).sum() for own in kinds)
@@ -167,8 +159,8 @@ def training(name: str, work: Workload) -> Networks:
     def create(backend: Backend, now: Callable[[], float]) -> Iterator[Network]:
         clock = _Clock(now)
         rank = Rank(work, Serial(), backend=backend, observers=[clock])
-        accesses = ACCESSES + 2 * work.slots
-        yield Network(name, rank.trainer.model, work.batch, rank.step, clock, accesses)
+        numbers = accesses(work.slots)
+        yield Network(name, rank.trainer.model, work.batch, rank.step, clock, numbers)
 
     return create
 
@@ -183,9 +175,7 @@ def _passes(
 ) -> Network:
     """Return both passes of a network, the gradient of the input included."""
     parts = net if isinstance(net, Sequential) else ()
-    fuse = not any(
-        isinstance(part, GroupNorm) for part in parts
-    )  # that network is of single layers
+    fuse = not any(isinstance(part, GroupNorm) for part in parts)  # that one is of single layers
     model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
     rng = np.random.default_rng(0)
     xs = example_inputs(model.graph, model.input_shapes, samples, rng)
@@ -243,7 +233,7 @@ def measure_rates(
             kind = classify(layer)
             amount, sums = (work, found.work) if kind.size and work else (nbytes, found.moved)
             if amount:
-                entry = sums[kind.entry(direction)]
+                entry = sums.setdefault(kind.entry(direction), [0.0, 0.0])
                 entry[0] += amount
                 entry[1] += max(statistics.median(own) - found.call, 1e-7)
     return found

@@ -3,25 +3,103 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydtnn.kernels import ConvGeometry
+from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.striped_conv import HaloConv2d
-from pydtnn.perfmodel.compute.algorithms import work_of
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.entries import DIRECTIONS
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.workload import Workload
 
+
+class Winograd(NamedTuple):
+    """Operations of Winograd's algorithm, by tile.
+
+    Attributes
+    ----------
+    tile : int
+        Rows and columns of the output of a tile.
+    products : int
+        Multiplications along an axis for each channel and filter, of a tile with all outputs.
+    data, filters, inverse : int
+        Additions of the transforms of a tile of a channel, of a filter, and of a result.
+    """
+
+    tile: int
+    products: int
+    data: int
+    filters: int
+    inverse: int
+
+
+WINOGRAD = {
+    ("winograd2", 3): Winograd(2, 4, 32, 28, 24),
+    ("winograd4", 3): Winograd(4, 6, 156, 72, 90),
+    ("polyphase", 3): Winograd(4, 9, 400, 224, 108),
+    ("polyphase", 5): Winograd(4, 11, 576, 288, 130),
+    ("polyphase", 7): Winograd(3, 11, 576, 480, 90),
+}
+"""By name and taps along an axis. Of a stride of 1: Lavin and Gray, Fast algorithms for
+convolutional neural networks, 2016, sections 4.1 and 4.3; of a stride of 2: as implemented in
+`conv_winograd_points.h`, of all four phases."""
+
+
+def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Return the work of one pass (forward, dw or dx) by each algorithm of the CPU's kernels.
+
+    Parameters
+    ----------
+    geometry : ConvGeometry
+    batch : int
+    itemsize : int
+        Length of an element, in B.
+
+    Yields
+    ------
+    flops : int
+        Operations at the peak of multiply-adds; an addition of a transform counts twice, because it
+        takes as long as a multiply-add.
+    nbytes : int
+        Bytes of transformed filters, besides those of `Layer.cost`.
+    """
+    for name in candidates(geometry):
+        own = WINOGRAD.get((name, geometry.kernel[-1]))
+        if own is None:
+            yield geometry.flops(batch), 0
+            continue
+        channels, filters = geometry.channels, geometry.filters
+        tiles = [-(-n // own.tile) for n in geometry.output]
+        # tiles at the end of an axis may have an output less, and then they have a product less
+        products = prod(
+            t * own.products - min(t * own.tile - n, t)
+            for t, n in zip(tiles, geometry.output, strict=True)
+        )
+        transforms = 2 * (own.data * channels + own.inverse * filters)
+        weights = channels * filters
+        yield (
+            batch * (2 * products * weights + prod(tiles) * transforms) + 2 * own.filters * weights,
+            2 * own.products**2 * weights * itemsize,
+        )
+
+
 CLIPPING = 3
 """Numbers that clipping reads and writes for each parameter: the norm reads the gradients, which
 are then scaled."""
+
+
+def accesses(slots: int, clips: bool = False) -> int:
+    """Return how many numbers an update reads and writes for each parameter."""
+    return 3 + 2 * slots + CLIPPING * clips
 
 
 class _Speed(NamedTuple):
@@ -96,7 +174,7 @@ class AnalyticCosts(ComputeCosts):
         self._rates = Rates({} if peaks_only else compute.rates)
         self._bandwidths = {} if peaks_only else compute.bandwidths
         own = self._bandwidth if peaks_only else platform.update_bandwidth
-        self._update = (3 + 2 * slots + CLIPPING * clips) / own  # s for each byte of parameters
+        self._update = accesses(slots, clips) / own  # s for each byte of parameters
         self._trained = threading.local()  # of this rank: `bytes` of layers, and counts of updates
         self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
 

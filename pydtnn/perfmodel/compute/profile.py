@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.utils.files import parse_object, read_file, write_file
-from pydtnn.utils.validate import check_int
+from pydtnn.utils.validate import check_float, check_int
 
 FORMAT = 2
 """Version of the file."""
@@ -226,7 +225,7 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         ranks[int(rank)] = RankProfile(
             tuple(
                 {
-                    label: _time(seconds)
+                    label: check_float("profile", str(label), seconds, at_least=0)
                     for label, seconds in zip(labels, step, strict=True)
                     if seconds is not None
                 }
@@ -239,9 +238,3 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
     if missing or not all(profile.steps for profile in ranks.values()):
         raise ValueError(f"no times of ranks {sorted(missing) or sorted(ranks)}")
     return Profile(dict(content["key"]), ranks, like)
-
-
-def _time(seconds: Any) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
-        raise ValueError(f"a time must be a finite number of at least 0, got {seconds!r}")
-    return float(seconds)

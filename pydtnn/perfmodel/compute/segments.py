@@ -55,10 +55,7 @@ class Activities:
 
     def begin(self, kind: Kind, name: str) -> None:
         """Enter an activity, after `ending`."""
-        if kind in COMMUNICATION:
-            self._open.append(_Activity("", name))
-        else:
-            self._open.append(_Activity(NAMES[kind], name))
+        self._open.append(_Activity("" if kind in COMMUNICATION else NAMES[kind], name))
 
     def end(self) -> None:
         """Leave the innermost activity, after `ending`."""

@@ -1,6 +1,5 @@
 """Discrete-event simulation of ranks that are threads, and of their messages."""
 
-from pydtnn.perfmodel.engine.engine import Engine
-from pydtnn.perfmodel.engine.state import Completion
+from pydtnn.perfmodel.engine.engine import Completion, Engine
 
 __all__ = ["Completion", "Engine"]

@@ -9,9 +9,8 @@ import numpy as np
 
 from pydtnn.comm.schedules.network import Pair
 from pydtnn.comm.thread import Matching, wrong_length
-from pydtnn.perfmodel.engine.engine import Engine
+from pydtnn.perfmodel.engine.engine import Completion, Engine
 from pydtnn.perfmodel.engine.processor import Processor
-from pydtnn.perfmodel.engine.state import Completion
 
 WINDOW = 4
 """Length of the parts of a message that is not eager, relative to the longest eager one."""

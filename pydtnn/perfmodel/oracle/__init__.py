@@ -1,8 +1,7 @@
 """The oracle: all strategies for a network on a platform, ranked and explained."""
 
-from pydtnn.perfmodel.oracle.limits import Limit, find_limits
-from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
-from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
+from pydtnn.perfmodel.oracle.ranking import KINDS, Entry, Oracle, Variants, best, strategies
+from pydtnn.perfmodel.oracle.table import Limit, find_limits
 from pydtnn.perfmodel.oracle.what_if import SWEEPS, Point, Sweep, sweep
 
 __all__ = [

@@ -132,8 +132,7 @@ def _print_inverse(case: _Case, name: str, target: float) -> None:
     answers += [questions.property(axis, target, most) for axis in PROPERTIES]
     answers.append(questions.memory(target, most))
     rows = [["", "answer", "strategy", name, "limited by"]]
-    for one in answers:
-        rows.append(_row(one, questions))
+    rows += [_row(one, questions) for one in answers]
     print("\n".join(align(rows, 3)))
     print(f"all besides the first with {most} ranks")
     if case.options.explain:

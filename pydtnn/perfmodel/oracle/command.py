@@ -12,15 +12,14 @@ from math import prod
 from typing import Any
 
 from pydtnn.perfmodel.oracle.ask import main as ask
-from pydtnn.perfmodel.oracle.limits import find_limits
 from pydtnn.perfmodel.oracle.options import Case, axes_of, create_parser
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
-from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
-from pydtnn.perfmodel.oracle.strategies import Variants
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, Variants, best
 from pydtnn.perfmodel.oracle.table import (
     csv_of,
     duration,
     explain,
+    find_limits,
     of_best,
     of_limits,
     ranking,
@@ -110,19 +109,13 @@ def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None
         print(f"plan: {path}")
 
 
-def _width() -> int:
-    return shutil.get_terminal_size((WIDTH, 24)).columns
-
-
 def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) -> None:
-    width = _width()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
     if options.top == 1 and len(swept) > 1:
         print("\n".join(of_best(swept, width)))
         chosen = [one for entries in swept.values() if (one := best(entries))]
         if chosen:
-            fastest = min(
-                chosen, key=lambda entry: entry.projection.epoch if entry.projection else 0
-            )
+            fastest = min(chosen, key=lambda one: one.projection.epoch if one.projection else 0)
             print(f"\nfastest: {fastest.work.strategy}, {fastest.work.ranks} ranks")
         return
     top = max(options.top, 10) if len(swept) == 1 and options.top == 1 else options.top
@@ -156,9 +149,7 @@ def _different(oracle: Oracle, found: Sequence[Workload]) -> list[Workload]:
 
 
 def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
-    rows: list[list[str]] = [
-        [f"time of an epoch by {found.axis}", *(point.text for point in found.points)]
-    ]
+    rows = [[f"time of an epoch by {found.axis}", *(point.text for point in found.points)]]
     for name, entries in found.entries.items():
         times = [
             "-" if entry.projection is None else duration(entry.projection.epoch)
@@ -177,11 +168,8 @@ def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
     print("fastest that is possible:")
     for point, winner in zip(found.points, winners, strict=True):
         print(f"  {point.text}: {winner}")
-    _write(
-        {0: [e for entries in found.entries.values() for e in entries]},
-        options,
-        {"sweep": found.axis},
-    )
+    everything = [entry for entries in found.entries.values() for entry in entries]
+    _write({0: everything}, options, {"sweep": found.axis})
     if options.plots:
         name = f"{options.model}, {options.platform}"
         print(f"plot: {plot_sweep(options.plots, found, name)}")

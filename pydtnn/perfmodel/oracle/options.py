@@ -9,8 +9,7 @@ from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.perfmodel.compute import AnalyticCosts
-from pydtnn.perfmodel.oracle.ranking import Oracle
-from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
+from pydtnn.perfmodel.oracle.ranking import KINDS, Oracle, Variants, strategies
 from pydtnn.perfmodel.oracle.table import title
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.platform import Platform

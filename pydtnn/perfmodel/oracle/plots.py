@@ -112,20 +112,18 @@ def fastest_of_kinds(found: Mapping[int, Sequence[Entry]]) -> dict[str, dict[int
 
 def _lines(axes: Any, kinds: Mapping[str, Mapping[int, Entry]], measure: Any) -> None:
     for color, (kind, entries) in zip(COLORS, sorted(kinds.items()), strict=False):
-        axes.plot(
-            [*entries],
-            [measure(entry) for entry in entries.values()],
-            "o-",
-            color=color,
-            label=kind,
-        )
+        values = [*map(measure, entries.values())]
+        axes.plot([*entries], values, "o-", color=color, label=kind)
 
 
-def _ranks_axis(axes: Any, ranks: Sequence[int]) -> None:
+def _over_ranks(axes: Any, ranks: Sequence[int], what: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ranks, [str(n) for n in ranks])
     axes.minorticks_off()
     axes.set_xlabel("ranks")
+    axes.set_yscale("log")
+    axes.set_ylabel(what)
+    axes.legend()
 
 
 def _scaling(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
@@ -135,18 +133,12 @@ def _scaling(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     if chosen:
         ideal = [e.efficiency * e.projection.epoch for e in chosen.values() if e.projection]
         axes.plot([*chosen], ideal, "--", color="#999999", label="ideal", zorder=1)
-    _ranks_axis(axes, [*found])
-    axes.set_yscale("log")
-    axes.set_ylabel("time of an epoch (s)")
-    axes.legend()
+    _over_ranks(axes, [*found], "time of an epoch (s)")
 
 
 def _memory(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     _lines(axes, fastest_of_kinds(found), lambda entry: entry.projection.memory.total / 1e9)
-    _ranks_axis(axes, [*found])
-    axes.set_yscale("log")
-    axes.set_ylabel("memory of a rank (GB), fastest strategy of each kind")
-    axes.legend()
+    _over_ranks(axes, [*found], "memory of a rank (GB), fastest strategy of each kind")
 
 
 def _breakdown(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:

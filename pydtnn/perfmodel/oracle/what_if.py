@@ -146,18 +146,16 @@ def change(axis: str, factor: float, platform: Platform) -> tuple[Platform, Poin
         return changed, Point(value, f"{value / 1e9:.4g} Gflop/s")
     if axis == "memory":
         value = factor * compute.memory_bandwidth
-        shared = compute.host_bandwidth
         more = replace(
             compute,
             memory_bandwidth=value,
-            host_bandwidth=None if shared is None else factor * shared,
+            host_bandwidth=compute.host_bandwidth and factor * compute.host_bandwidth,
             bandwidths={name: factor * rate for name, rate in compute.bandwidths.items()},
         )
         return replace(platform, compute=more), Point(value, f"{value / 1e9:.4g} GB/s")
     latency, bandwidth = (factor, 1.0) if axis == "latency" else (1.0, factor)
     link = _faster(messages.between, latency, bandwidth)
-    shared = None if link.shared is None else bandwidth * link.shared
-    link = replace(link, shared=shared)
+    link = replace(link, shared=link.shared and bandwidth * link.shared)
     classes = tuple(_faster(one, latency, bandwidth) for one in messages.classes)
     changed = replace(platform, messages=replace(messages, between=link, classes=classes))
     if axis == "latency":

@@ -104,8 +104,8 @@ class LayerOptions:
             Unit(node.name, tuple(place[source] for source in node.inputs)) for node in self.nodes
         ]
         self.units += [Unit(f"output {node.name}", (place[node],)) for node in outputs]
-        self._known: dict[tuple[int, tuple[State, ...]], list[tuple[str, _Cost]]] = {}
         self._time = lru_cache(maxsize=None)(self._exchange_seconds)
+        self._costs = lru_cache(maxsize=None)(self._costs_of)
 
     # -- options of a unit ------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class LayerOptions:
             yield Option("", (), (Spread.WHOLE, frozenset()), 0.0)
             return
         natives = tuple(native for native, _ in have)
-        for name, cost in self._costs_of(index, natives):
+        for name, cost in self._costs(index, natives):
             seconds, memory = cost.seconds + self.exposed * cost.sums, cost.memory
             after = []
             for source, state, need in zip(self.units[index].inputs, have, cost.needs, strict=True):
@@ -141,13 +141,9 @@ class LayerOptions:
         return float(self.samples * prod(shape) * self.itemsize)
 
     def _costs_of(self, index: int, natives: tuple[State, ...]) -> list[tuple[str, _Cost]]:
-        if (index, natives) not in self._known:
-            if index >= len(self.nodes):
-                needs = (Spread.WHOLE,)
-                self._known[index, natives] = [("", _Cost(needs, Spread.WHOLE, 0.0, 0.0, 0.0))]
-            else:
-                self._known[index, natives] = [*self._strategies(self.nodes[index], natives)]
-        return self._known[index, natives]
+        if index >= len(self.nodes):  # an output, which is whole
+            return [("", _Cost((Spread.WHOLE,), Spread.WHOLE, 0.0, 0.0, 0.0))]
+        return [*self._strategies(self.nodes[index], natives)]
 
     def _strategies(self, node: Node, natives: tuple[State, ...]) -> Iterator[tuple[str, _Cost]]:
         kind = kind_of(node.layer)
@@ -181,7 +177,8 @@ class LayerOptions:
                 halo.mesh = self.mesh
                 halo.bind(backend, self.graph.dtype, f"{node.name}/halo", shapes)
                 rows = (prod(halo.output_shape) - prod(shapes[0])) // max(row, 1)
-                seconds += 2 * self._halo_seconds(float(rows * row * self.samples * self.itemsize))
+                size = float(rows * row * self.samples * self.itemsize)
+                seconds += 2 * self._messages(size, 2 if self.ranks > 2 else 1)
                 shapes = (halo.output_shape,)
         layer, samples = draft.layer, self.samples
         if isinstance(layer, Communicating):
@@ -190,17 +187,14 @@ class LayerOptions:
         if cut is not None:
             samples = -(-samples // self.ranks)
         layer.bind(backend, self.graph.dtype, node.name, shapes)
-        seconds += self._compute(layer, node.name, samples)
+        labels = (Label(way, node.name) for way in ("forward", "backward"))
+        seconds += sum(self.costs.seconds(label, layer, samples) for label in labels)
         parameters = sum(p.size for p in layer.parameters) * layer.parameter_dtype.itemsize
         seconds += self._statistics(layer)
         sums = self._gradients(draft, float(parameters))
         stored = 0.0 if isinstance(layer, IN_PLACE) else samples * prod(layer.output_shape)
         memory = stored * self.itemsize + (2 + self.slots) * parameters
         return _Cost(needs, output, seconds, sums, memory)
-
-    def _compute(self, layer: Layer, name: str, samples: int) -> float:
-        passes = ("forward", "backward")
-        return sum(self.costs.seconds(Label(own, name), layer, samples) for own in passes)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -219,10 +213,6 @@ class LayerOptions:
             return 0.0
         sums = 8 * (1 + 2 * layer.input_shapes[0][-1])
         return 2 * duration(self.messages.allreduce(AXIS, sums))
-
-    def _halo_seconds(self, nbytes: float) -> float:
-        count = 2 if self.ranks > 2 else 1
-        return self._messages(nbytes, count)
 
     def _messages(self, nbytes: float, count: int) -> float:
         """Return the time of messages from each rank to `count` others, `nbytes` in total."""

@@ -50,12 +50,12 @@ class SearchResult:
         """Return a result of better predictions of some of the strategies that are possible."""
         if not ones:
             return self
-        strategies = [(one.work.axes, one.work.plan, one.work.recompute) for one in ones]
-        others = [
-            one
-            for one in self.tried
-            if (one.work.axes, one.work.plan, one.work.recompute) not in strategies
-        ]
+
+        def strategy(one: Prediction) -> tuple[Any, ...]:
+            return one.work.axes, one.work.plan, one.work.recompute
+
+        better = [*map(strategy, ones)]
+        others = [one for one in self.tried if strategy(one) not in better]
         ordered = sorted(ones, key=lambda one: one.seconds)
         plain = next((one for one in ordered if one.work.plan is None), self.uniform)
         return SearchResult(ordered[0], plain, (*ordered, *others))

@@ -22,8 +22,8 @@ from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.rows import Replay
 from pydtnn.perfmodel.virtual.clock import SegmentClock
+from pydtnn.perfmodel.virtual.communicator import library_seconds
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
-from pydtnn.perfmodel.virtual.library import library_seconds
 from pydtnn.utils import clock
 from pydtnn.utils.request import Request
 

@@ -4,22 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
 
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.steps import doublings
 from pydtnn.comm.thread import Ended, name_source
 from pydtnn.comm.traffic import Traffic
-from pydtnn.perfmodel.engine.engine import Engine
+from pydtnn.perfmodel.engine.engine import Completion, Engine
 from pydtnn.perfmodel.engine.post import PostOffice
 from pydtnn.perfmodel.engine.processor import Processor
-from pydtnn.perfmodel.engine.state import Completion
-from pydtnn.perfmodel.virtual.library import library_seconds
+from pydtnn.perfmodel.formulas import library_terms
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
+
+
+def library_seconds(kind: str, nbytes: int, network: Network, members: Sequence[int]) -> float:
+    """Return the time of a collective call after the last rank has joined, in s.
+
+    It consists of the latencies of a tree, and the time of the bytes on the slowest route.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the call.
+    nbytes : int
+        Length of the whole array, in B.
+    network : Network
+    members : sequence of int
+        The ranks of the group.
+    """
+    terms = library_terms(kind, len(members))
+    if not terms.rounds:
+        return 0.0
+    first = [*{network.hosts[rank]: rank for rank in reversed(members)}.values()][::-1]
+    if len(first) == 1:
+        first = [*members[:2]]
+    tree = ((first[0], first[distance]) for distance in doublings(len(first)))
+    routes = [network.route(*pair) for pair in (*pairwise(first), *tree)]
+    latency = max(route.latency for route in routes)
+    return terms.rounds * latency + terms.sent * nbytes / min(route.bandwidth for route in routes)
+
 
 PIECE = 1 << 16
 """Bytes of a message that are copied after the last of them has arrived."""

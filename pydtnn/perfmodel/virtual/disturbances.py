@@ -11,10 +11,8 @@ import numpy as np
 
 from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.perfmodel.fields import index, parts, positive, quantity, read, text
+from pydtnn.perfmodel.fields import index, load, parts, positive, quantity, read, text
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.utils import plain_yaml
-from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
 
 Draw = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
@@ -127,11 +125,8 @@ class Disturbances:
         OSError
             If it cannot be read.
         """
-        try:
-            content = plain_yaml.load(read_file("disturbances", path).decode())
-        except ValueError as error:  # UnicodeDecodeError included
-            raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
-        found = replace(read(cls, content, Path(path).name), source=Path(path).name)
+        path = Path(path)
+        found = replace(read(cls, load("disturbances", path), path.name), source=path.name)
         for one in found.jitter:
             if one.distribution not in DISTRIBUTIONS:
                 raise ValueError(

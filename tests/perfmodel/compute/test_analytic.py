@@ -22,7 +22,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.perfmodel.compute import AnalyticCosts, Label
-from pydtnn.perfmodel.compute.algorithms import work_of
+from pydtnn.perfmodel.compute.analytic import work_of
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.entries import KernelClass
 from pydtnn.perfmodel.platform import Compute, Platform

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.perfmodel.compute.detached import Detachable
+from pydtnn.perfmodel.compute.measured import Detachable
 
 
 def test_a_detached_rank_completes_all_operations_alone():

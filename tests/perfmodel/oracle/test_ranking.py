@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from pydtnn.perfmodel.oracle import Oracle, best, find_limits
-from pydtnn.perfmodel.oracle.strategies import Variants
+from pydtnn.perfmodel.oracle.ranking import Variants
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload

@@ -1,6 +1,6 @@
 import pytest
 
-from pydtnn.perfmodel.oracle.strategies import MOST_STAGES, Variants, strategies
+from pydtnn.perfmodel.oracle.ranking import MOST_STAGES, Variants, strategies
 from pydtnn.perfmodel.workload import Workload
 
 WORK = Workload("resnet20", (16, 16, 3))

@@ -285,7 +285,7 @@ def create_job(
         progress="none" if config.quiet else config.progress,
     )
     if survival is not None and (why := why_not_recovered(trainer)):
-        raise ValueError(f"train: --survive: {why}; use --scheme allreduce without --compress")
+        raise ValueError(f"train: --survive: {why}; omit --compress")
     loaded = load_initial_weights(config, model)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)

@@ -221,6 +221,12 @@ class TrainConfig:
         "with --survive: with fewer ranks, save a checkpoint and end with status 75",
         at_least=1,
     )
+    buddy_interval: int = option(
+        COMMUNICATION,
+        20,
+        "with --survive: steps between copies of state that not all ranks have, on other ranks",
+        at_least=1,
+    )
     straggler_factor: float = option(
         COMMUNICATION,
         1.5,
@@ -666,6 +672,7 @@ class TrainConfig:
         for name, partner, missing in (
             ("shards", "--exact", not self.exact),
             ("min_ranks", "--survive", not self.survive),
+            ("buddy_interval", "--survive", not self.survive),
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),

@@ -184,7 +184,8 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
         *("mlflow", "wandb"),
-        *("timeout", "survive", "min_ranks", "straggler_factor", "balance", "restore_best"),
+        *("timeout", "straggler_factor", "balance", "restore_best"),
+        *("survive", "min_ranks", "buddy_interval"),
     ),
     "observes steps, in less than a percent of their time": (
         *("trace", "trace_steps", "trace_kernels"),

@@ -101,7 +101,7 @@ def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> 
     known = survival.directory if survival is not None else None
     with groups, run_directory(config, comm, known) as directory, limit_blas_threads(1):
         if survival is not None:
-            survival.directory = directory
+            survival.config, survival.directory = config, directory
         if comm.supervision is not None and not config.evaluate_only:
             comm.supervision.folder = directory / FLIGHT
         threads = config.threads or threads

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from pydtnn.callbacks import Callback
-from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.schedules.rule import by_rule, without_rule
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
@@ -37,6 +40,44 @@ def check_survival(config: TrainConfig, comm: Communicator) -> None:
         )
     if comm.supervision is not None:
         comm.supervision.survive(config.survive)
+
+
+def fewer(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return the axes of a mesh for fewer ranks, all of which are used.
+
+    The network remains cut into as many parts if that divides the ranks, and otherwise into more
+    parts of its last axis, so that no rank needs more memory, if there are enough ranks.
+
+    >>> fewer({"data": 2, "filter": 2}, 3), fewer({"data": 4, "filter": 2}, 6)
+    ({'data': 1, 'filter': 3}, {'data': 3, 'filter': 2})
+    >>> fewer({"pipeline": 4}, 3), fewer({"filter": 2}, 1)
+    ({'data': 1, 'pipeline': 3}, {'data': 1})
+    """
+    model = {axis: n for axis, n in axes.items() if axis != "data" and n > 1}
+    parts = prod(model.values())
+    if ranks % parts == 0:
+        return {"data": ranks // parts, **model}
+    *others, last = model
+    rest = prod(model[axis] for axis in others)
+    for data in range(max(ranks // parts, 1), 0, -1):
+        if ranks % (data * rest) == 0 and ranks // (data * rest) > 1:
+            return {"data": data, **model, last: ranks // (data * rest)}
+    return {"data": 1, last: ranks} if ranks > 1 else {"data": 1}
+
+
+def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
+    """Return the configuration with a mesh of this number of ranks."""
+    if not config.parallel or config.parallel == AUTO_PARALLEL:
+        return config
+    axes = fewer(read_axes(config.parallel), ranks)
+    usual, without = flags(TrainConfig), []
+    if PIPELINE not in axes:
+        without += ["micro_batches", "pipeline_schedule"]
+    if axes.keys() <= {"data"}:
+        without += ["plan"]
+    text = ",".join(f"{axis}={n}" for axis, n in axes.items())
+    changed: dict[str, Any] = {name: usual[name].default for name in without}
+    return replace(config, parallel=text, **changed)
 
 
 @dataclass
@@ -113,10 +154,13 @@ class Survival(Callback):
     config: TrainConfig
     job: Any = None
     directory: Path | None = None
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = field(init=False)
     saved: Saved | None = None
     deaths: list[Death] = field(default_factory=list)
     _since: float = 0.0  # the end of the last of the times of a death
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.config.buddy_interval)
 
     @property
     def again(self) -> bool:
@@ -155,8 +199,10 @@ class Survival(Callback):
                 comm.size,
                 detection=min(known) if known else None,
                 agreement=self._since - noticed,
+                lost_steps=self.memory.lost_steps,
             )
         )
+        self.config = _on_fewer_ranks(self.config, comm.size)
         if self.job is not None:
             self.config = replace(self.config, global_batch_size=self.job.work.batch)
         return comm
@@ -202,7 +248,9 @@ class Survival(Callback):
             self.deaths[-1].rebuilding, self._since = now - self._since, now
 
     def on_step_end(self, trainer: Training) -> None:
-        """Report the last death after the first step."""
+        """Keep a snapshot if it is time, and report the last death after the first step."""
+        assert isinstance(trainer, Trainer)
+        self.memory.after_step(trainer)
         if self.deaths and self.deaths[-1].next_step is None:
             self.deaths[-1].next_step = time.monotonic() - self._since
             if trainer.comm.rank == 0 and not self.config.quiet:

@@ -1,17 +1,23 @@
 """Continue training without ranks that have died, from the state of those that live.
 
-The living ranks agree on the last step that one of them has completed. Its state is sent to all of
-them, also to those that had it: they are then equal for certain. No copy of the state is kept while
-no rank dies: an update begins when the last message of the step has arrived
-(`Optimizer.needs_all_gradients`), so that every rank has the state before a step or after it, and
-never a part of an update. Callbacks that have not been called at the end of the step or epoch
-are called by the trainer that continues (`Trainer.pending`).
+Where all ranks have all of the state, the living ones agree on the last step that one of them has
+completed. Its state is sent to all of them, also to those that had it: they are then equal for
+certain. No copy of the state is kept while no rank dies: an update begins when the last message of
+the step has arrived (`Optimizer.needs_all_gradients`), so that every rank has the state before a
+step or after it, and never a part of an update. Callbacks that have not been called at the end of
+the step or epoch are called by the trainer that continues (`Trainer.pending`).
+
+Otherwise (networks that are cut, sharded optimizers, residuals, ranks that train independently)
+every rank keeps a snapshot, at an interval of steps: the whole arrays of what ranks have parts of,
+and its own of what differs between ranks. Of the latter it also has that of another rank, its ward,
+on another host if there are several. All living ranks return to the last snapshot that all of them
+have; what a dead rank had alone is merged into the state of the rank that has the copy.
 """
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,15 +55,18 @@ class Saved:
     samples_seen: int
 
 
-def why_not_recovered(trainer: Trainer) -> str:
-    """Return what would be lost with a rank; an empty string if all ranks have all of the state."""
+def is_replicated(trainer: Trainer) -> bool:
+    """Return whether all ranks have all of the state."""
     exchange, mesh = trainer.exchange, trainer.setup.mesh
-    if mesh is not None and mesh.model_axes:
-        return f"each rank of {mesh} has a part of the network"
-    if exchange.sums.keeps_gradients:
-        return f"the errors of {type(exchange.sums).__name__} are those of one rank"
-    if not exchange.replicated:
-        return f"ranks of {type(exchange).__name__} have state that no other rank has"
+    cut = mesh is not None and bool(mesh.model_axes)
+    return exchange.replicated and not exchange.sums.keeps_gradients and not cut
+
+
+def why_not_recovered(trainer: Trainer) -> str:
+    """Return why training cannot continue without a rank; an empty string if it can."""
+    exchange, mesh = trainer.exchange, trainer.setup.mesh
+    if exchange.sums.keeps_gradients and mesh is not None and mesh.model_axes:
+        return "residuals of compression are not kept for networks that are cut"
     return ""
 
 
@@ -88,14 +97,125 @@ def restore(trainer: Trainer, saved: Saved) -> None:
     trainer.exchange.start(trainer.model.buckets)
     for name, part in parts_of(trainer).items():
         if name in saved.states:
-            part.load(saved.states[name])
+            state = saved.states[name]
+            part.load(state if name == "model" else trainer.model.whole.take(state))
     trainer.pending, trainer.logs = saved.pending, saved.logs
     trainer.losses, trainer.samples_seen = [*saved.losses], saved.samples_seen
     trainer.model.backend.autotuner.frozen = trainer.recovered = True
 
 
+@dataclass
+class Snapshot:
+    """The state of a rank after a step.
+
+    Attributes
+    ----------
+    saved : Saved
+    members : tuple of int
+        All ranks, by their first numbers.
+    iterations : int
+        Updates made.
+    ward : int
+        First number of the rank of which this one has a copy.
+    copy : dict of str to dict
+        What only that rank has.
+    """
+
+    saved: Saved
+    members: tuple[int, ...]
+    iterations: int
+    ward: int
+    copy: dict[str, State]
+
+    @property
+    def key(self) -> tuple[Position, tuple[int, ...]]:
+        """Equal for the snapshots of all ranks after the same step."""
+        return self.saved.position, self.members
+
+
+def take_snapshot(trainer: Trainer) -> Snapshot:
+    """Copy the state of this rank and of its ward. Collective: all ranks call it."""
+    comm, whole = trainer.comm, trainer.model.whole
+    states: dict[str, State] = {}
+    for name, part in parts_of(trainer).items():
+        state = part.state()
+        states[name] = state if name in ("model", "exchange") else whole.gather(state)
+    states = {
+        name: {key: np.array(v) if isinstance(v, np.ndarray) else v for key, v in state.items()}
+        for name, state in states.items()
+        if state
+    }
+    saved = Saved(
+        position_of(trainer),
+        states,
+        trainer.pending,
+        trainer.logs,
+        [*trainer.losses],
+        trainer.samples_seen,
+    )
+    names = ("exchange",) if trainer.exchange.equal else ("model", "optimizer", "exchange")
+    own = {name: states[name] for name in names if name in states}
+    # Ranks of a host follow each other: so many places further is another host.
+    shift = max(map(comm.hosts.count, {*comm.hosts})) % comm.size if comm.size > 1 else 0
+    shift = shift or min(1, comm.size - 1)
+    copy = _send_round(comm, pickle.dumps(own, pickle.HIGHEST_PROTOCOL), shift)
+    ward = comm.members[(comm.rank - shift) % comm.size]
+    iterations = trainer.optimizer.iterations
+    return Snapshot(saved, tuple(comm.members), iterations, ward, pickle.loads(copy))
+
+
+def _send_round(comm: Communicator, data: bytes, shift: int) -> bytes:
+    """Send data to the rank `shift` places further; return those of the rank as far before."""
+    lengths = comm.gather_object(len(data))
+    if comm.size == 1:
+        return data
+    source = (comm.rank - shift) % comm.size
+    out, into = np.frombuffer(data, np.uint8).copy(), np.empty(lengths[source], np.uint8)
+    received = comm.irecv(into, source, _TAG)
+    comm.isend(out, (comm.rank + shift) % comm.size, _TAG).wait()
+    received.wait()
+    return into.tobytes()
+
+
+_TAG = (1 << 15) - 1
+"""Tag of copies, which are sent between steps."""
+
+SAMPLES, ERROR = "samples", "error/"
+
+
+def merge(own: dict[str, State], lost: dict[str, State], *, equal: bool) -> dict[str, State]:
+    """Return the state of a rank with that of a rank that has died.
+
+    Compression errors are added: what has not been sent is owed to the sum. Where ranks train with
+    different parameters, these are averaged, as are the arrays of the optimizer, weighted by the
+    samples since ranks have last averaged: the next average is then that of all ranks.
+    """
+    weights = [float(states.get("exchange", {}).get(SAMPLES, 0)) for states in (own, lost)]
+    total = sum(weights)
+    share = weights[0] / total if total else 0.5
+    result = dict(own)
+    for part, state in lost.items():
+        mine = result[part] = dict(own.get(part, {}))
+        for name, theirs in state.items():
+            before = mine.get(name)
+            if name == SAMPLES:
+                mine[name] = int(total)
+            elif not isinstance(before, np.ndarray) or before.dtype.kind != "f":
+                continue
+            elif name.startswith(ERROR):
+                mine[name] = before + theirs
+            elif not equal:
+                mine[name] = (share * before + (1 - share) * theirs).astype(before.dtype)
+    return result
+
+
 class Memory:
     """The state from which this rank continues if others die.
+
+    Parameters
+    ----------
+    interval : int
+        Steps between snapshots, if not all ranks have all of the state.
 
     Attributes
     ----------
@@ -103,15 +223,35 @@ class Memory:
         The trainer that runs, once its state is that of all ranks.
     saved : Saved or None
         The state on which the ranks have agreed, until a trainer has it.
+    snapshots : list of Snapshot
+        The last two: a rank may die while the others take one. Empty if all ranks have all state.
+    lost_steps : int
+        Steps that were complete before the last agreement, and are repeated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int = 1) -> None:
         self.trainer: Trainer | None = None
         self.saved: Saved | None = None
+        self.snapshots: list[Snapshot] = []
+        self.lost_steps = 0
+        self._interval, self._equal, self._iterations = interval, True, 0
 
     def begin(self, trainer: Trainer) -> None:
-        """Called when training begins or continues."""
-        self.trainer, self.saved = trainer, None
+        """Called when training begins or continues. Collective: all ranks call it."""
+        if is_replicated(trainer):
+            self.trainer, self.saved, self.snapshots = trainer, None, []
+        else:
+            self._equal = trainer.exchange.equal
+            self._take(trainer)
+            self.trainer, self.saved = trainer, None
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Called after a step, to keep a snapshot if it is time. Collective: all ranks call it."""
+        if self.snapshots and trainer.optimizer.iterations % self._interval == 0:
+            self._take(trainer)
+
+    def _take(self, trainer: Trainer) -> None:
+        self.snapshots = [*self.snapshots[-1:], take_snapshot(trainer)]
 
     @property
     def position(self) -> Position | None:
@@ -126,6 +266,11 @@ class Memory:
         Collective: all living ranks call it. If further ranks die meanwhile, it can be called
         again on another communicator.
         """
+        if self.trainer is not None:
+            self._iterations = self.trainer.optimizer.iterations
+        if any(comm.gather_object(bool(self.snapshots))):
+            return self._return_to_snapshot(comm)
+        self.lost_steps = 0
         positions = comm.gather_object(self.position)
         known = [position for position in positions if position is not None]
         if not known:
@@ -139,6 +284,24 @@ class Memory:
         saved = pickle.loads(_broadcast(comm, data, source))
         self.saved, self.trainer = saved, None
         return self.saved
+
+    def _return_to_snapshot(self, comm: Communicator) -> Saved | None:
+        """Return this rank's state in the last snapshot that all living ranks have."""
+        own = {snapshot.key: snapshot for snapshot in self.snapshots}
+        common = set.intersection(*map(set, comm.gather_object([*own])))
+        completed = max(comm.gather_object(self._iterations))
+        self.trainer, self.saved = None, None
+        if not common:
+            self.snapshots = []
+            return None
+        found = own[max(common)]
+        self.lost_steps = completed - found.iterations
+        saved = found.saved
+        if found.ward not in comm.members and found.ward in found.members:
+            states = merge(saved.states, found.copy, equal=self._equal)
+            saved = replace(saved, states=states)
+        self.saved = saved
+        return saved
 
 
 def _broadcast(comm: Communicator, data: bytes, root: int) -> bytes:

@@ -17,6 +17,7 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.saving.weights import decode
 from pydtnn.training.checkpoint import find_checkpoints
+from pydtnn.training.recovery import merge
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 
 OPTIONS: dict[str, Any] = {
@@ -145,18 +146,66 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    "options",
     [
-        ({"scheme": "local_sgd"}, "ranks of LocalSGD have state that no other rank has"),
-        ({"compress": "topk"}, "the errors of"),
-        ({"parallel": "data=1,filter=3"}, r"each rank of Mesh\(data=1, filter=3\) has a part"),
+        {"scheme": "sharded", "exact": True},
+        {"compress": "top_k"},
+        {"scheme": "local_sgd", "scheme_options": {"period": 3}},
+        {"parallel": "data=1,filter=3"},
+        {"parallel": "pipeline=3", "exact": True},
     ],
+    ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_state_that_one_rank_has_is_refused(
-    tmp_path: Path, options: dict[str, Any], why: str
+def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
+    tmp_path: Path, kill: Callable[[Deaths], None], options: dict[str, Any]
 ) -> None:
-    with pytest.raises(AgreedError, match=f"train: --survive: {why}"):
-        train(tmp_path, **options)
+    kill({})
+    expected = train(tmp_path / "undisturbed", buddy_interval=3, **options)
+    for victim, call in ((0, 60), (2, 50)):
+        kill({victim: call})
+        weights = train(tmp_path / str(victim), buddy_interval=3, **options)
+        [death] = deaths_in(tmp_path / str(victim))
+        assert (death["ranks"], death["remaining"]) == ([victim], 2)
+        assert 0 <= death["lost_steps"] <= 3
+        if "exact" in options:
+            assert weights == expected
+        assert all(np.isfinite(array).all() for array in decode(weights).values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": "sharded", "exact": True},
+        {"compress": "top_k"},
+        {"scheme": "local_sgd", "scheme_options": {"period": 3}},
+        {"parallel": "filter=3"},
+        {"parallel": "pipeline=3", "exact": True},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_rank_with_state_of_its_own_may_die_in_any_call(
+    tmp_path: Path, kill: Callable[[Deaths], None], options: dict[str, Any]
+) -> None:
+    kill({})
+    expected = train(tmp_path / "undisturbed", buddy_interval=3, **options)
+    for victim, call in itertools.product((0, 1), range(0, 350, 13)):
+        kill({victim: call})
+        weights = train(tmp_path / f"{victim}-{call}", buddy_interval=3, **options)
+        assert "exact" not in options or weights == expected
+
+
+def test_residuals_of_networks_that_are_cut_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AgreedError, match="train: --survive: residuals of compression are not"):
+        train(tmp_path, compress="top_k", parallel="data=1,filter=3")
+
+
+def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy() -> None:
+    own = {"exchange": {"samples": 1, "own/w": np.array([4.0]), "error/w": np.array([1.0])}}
+    lost = {"exchange": {"samples": 3, "own/w": np.array([8.0]), "error/w": np.array([2.0])}}
+    merged = merge(own, lost, equal=False)["exchange"]
+    assert (merged["samples"], merged["own/w"][0], merged["error/w"][0]) == (4, 7.0, 3.0)
+    assert merge(own, lost, equal=True)["exchange"]["own/w"][0] == 4.0
 
 
 def test_the_living_ranks_keep_their_order() -> None:

@@ -29,8 +29,9 @@ from pydtnn.cli.run_directory import (
 )
 from pydtnn.runs.run import RUN_FILE, is_run
 from pydtnn.training.checkpoint import find_checkpoints
+from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.utils.command import HelpFormatter, Parser, printing
-from pydtnn.utils.errors import describe, printable, requested_traceback
+from pydtnn.utils.errors import NotSavedError, describe, printable, requested_traceback
 from pydtnn.utils.names import some
 
 EXAMPLES = """examples:
@@ -158,6 +159,11 @@ class Progress:
     checkpoint: Path | None
     started: tuple[int, ...]
 
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint; -1 without one."""
+        return -1 if self.checkpoint is None else step_of(self.checkpoint)
+
     @classmethod
     def of(cls, folder: Path) -> Progress:
         """Return the progress of the run in a folder."""
@@ -213,7 +219,7 @@ class Launch:
                 after = Progress.of(folder)
                 if not failed(ended, began=before.started != after.started):
                     return ended.status
-                stalled = stalled + 1 if number and before.checkpoint == after.checkpoint else 0
+                stalled = stalled + 1 if number and after.step <= before.step else 0
                 if stalled == MOST_STALLED or number == self._restarts:
                     _say(f"{reason(ended)}; {self._why_given_up(stalled, after)}")
                     return ended.status
@@ -315,7 +321,8 @@ def failed(ended: Ended, *, began: bool) -> bool:
     began : bool
         Whether training has begun. Before, an error is one of the options or the data.
     """
-    if {*ENDING} & {*ended.signals} or ended.status in (0, *ENDED_BY_SIGNAL):
+    over = (0, NotSavedError.status, *ENDED_BY_SIGNAL)
+    if {*ENDING} & {*ended.signals} or ended.status in over:
         return False
     return began or ended.status != USER_ERROR
 

@@ -73,7 +73,14 @@ def test_the_options_of_train_are_found_in_a_command() -> None:
 
 @pytest.mark.parametrize(
     ("status", "began", "expected"),
-    [(0, True, False), (1, False, False), (1, True, True), (9, False, True), (75, False, True)],
+    [
+        (0, True, False),
+        (74, True, False),
+        (1, False, False),
+        (1, True, True),
+        (9, False, True),
+        (75, False, True),
+    ],
 )
 def test_failures_are_told_from_refused_options(status: int, began: bool, expected: bool) -> None:
     assert failed(Ended(status, [], ""), began=began) is expected

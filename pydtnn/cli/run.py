@@ -44,7 +44,13 @@ from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
 from pydtnn.training.progress import format_arrays, format_logs
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import AgreedError, Interrupted, RankFailure, describe
+from pydtnn.utils.errors import (
+    AgreedError,
+    Interrupted,
+    NotSavedError,
+    RankFailure,
+    describe,
+)
 from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
 from pydtnn.utils.observer import phase
 from pydtnn.utils.units import align
@@ -138,7 +144,7 @@ def _recorded(comm: Communicator) -> Iterator[None]:
     """
     try:
         yield
-    except Interrupted:
+    except (Interrupted, NotSavedError):
         raise
     except Exception as error:
         agreed = isinstance(error, AgreedError) and comm.rank == 0

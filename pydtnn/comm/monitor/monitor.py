@@ -108,6 +108,9 @@ SAME_REQUEST_S = 1.0
 MAX_UNKNOWN_CONNECTIONS = 16
 """Connections that have not sent the token yet; the oldest are closed when there are more."""
 
+SURVIVED_S = 1.0
+"""Seconds from the death of a rank to the flight records, in which the others recover."""
+
 FLIGHT_TIMEOUT_S = 5.0
 """Seconds to wait for the flight records of other hosts."""
 
@@ -210,6 +213,7 @@ class Monitor:
         self._printed_at = -SAME_REQUEST_S
         self._answers: dict[int, tuple[list[Row], str]] = {}
         self._collecting = self._recorded = self._warned = False
+        self._later: tuple[float, Sequence[Row], str] | None = None
         self._why = "the end of the run"  # what the first host knows better
         self._last = LastStep(len(facts.hosts), self._tell_all)
         self._lost: set[int] = set()  # ranks that have died, without which others continue
@@ -283,6 +287,8 @@ class Monitor:
         there is one, and by this process if it fails to.
         """
         if self._survives:
+            rows = self._watched.look(time.monotonic())  # with this rank
+            self._later = time.monotonic() + SURVIVED_S, rows, f"rank {rank} has died"
             self._slot(rank).fail()
             failed: Message = {"what": "failed", "rank": rank, "numbers": []}
             if self._first is None or not self._first.tell(failed):
@@ -316,6 +322,9 @@ class Monitor:
         self._beat()
         self._close_strangers(MAX_UNKNOWN_CONNECTIONS, LINK_TIMEOUT_S)
         now = time.monotonic()
+        if self._later is not None and now > self._later[0]:
+            (_, survived, why), self._later = self._later, None
+            self._record(why, survived)
         rows = self._watched.look(now)
         settling = any(now < self._excluded_at + row.timeout for row in rows)
         if settling or not any(row.expired for row in rows):
@@ -377,6 +386,9 @@ class Monitor:
         self._print(f"no progress for {timeout:g} s (--timeout): ", rows, stacks)
         self._why = "a wait has passed its deadline"
         self._finish()
+        if self._slots[0].folder:
+            run = os.path.dirname(self._slots[0].folder)
+            _write(f"see python -m pydtnn.trace flight {run}\n")
         self._end_all(TIMEOUT_STATUS)
 
     def _exclude(self, rows: Sequence[Row], excluded: Sequence[Row]) -> None:
@@ -408,9 +420,9 @@ class Monitor:
             seconds = FINISH_TIMEOUT_S if line == "finish" else FLIGHT_TIMEOUT_S
             _write(self._collect(line, seconds)[1])
 
-    def _record(self, why: str) -> None:
-        """Write the flight records of the ranks of this host."""
-        rows = self._watched.look(time.monotonic())
+    def _record(self, why: str, rows: Sequence[Row] = ()) -> None:
+        """Write the flight records of the ranks of this host, by default of those that live."""
+        rows = rows or self._watched.look(time.monotonic())
         by_rank = {slot.rank: slot for slot in self._slots}
         for row in rows:
             slot, size = by_rank[row.rank], len(self._facts.hosts)

@@ -18,6 +18,7 @@ from pydtnn.cli.parser import Arguments
 from pydtnn.cli.virtual import run_on_virtual_ranks
 from pydtnn.comm import Communicator, create_communicator, require_equal
 from pydtnn.comm.agree import together
+from pydtnn.comm.failure import leave
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
@@ -241,4 +242,4 @@ def show_logs(rank: int, *, verbose: bool = False, quiet: bool = False) -> Itera
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -297,6 +297,14 @@ def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -
     return failure
 
 
+def leave(status: int) -> None:
+    """End the program with an exit status, also if ranks have died."""
+    failure = watched_failure()
+    if failure is not None and failure.lost_ranks:
+        failure.leave(status)
+    sys.exit(status)
+
+
 def watched_failure() -> Failure | None:
     """Return what `end_all_ranks_on_error` has returned last, or None."""
     failure = getattr(sys.excepthook, "__self__", None)
@@ -318,12 +326,18 @@ class Failure:
         All ranks.
     started : Started, optional
         What `start_early` returned on the first rank of a host.
+
+    Attributes
+    ----------
+    lost_ranks : bool
+        Whether ranks have died, without which this one continues.
     """
 
     def __init__(self, comm: Communicator, started: Started | None = None) -> None:
         self.comm = comm
         self.supervision = _supervise(comm, started)
         self._signals: SignalWatch | None = None
+        self.lost_ranks = False
 
     def install(self) -> None:
         self.supervision.connect(self._end_with, self._end_by_signal)
@@ -358,12 +372,22 @@ class Failure:
                 _print(f"{describe(error)}\n")
             if self.comm.rank in error.ranks[:1]:
                 _print(requested_traceback(error))
+            if self.lost_ranks:
+                self.leave(error.status)
             if error.status != 1:  # Python's own
                 raise SystemExit(error.status)
         elif self.comm.size == 1:
             _print(f"{requested_traceback(error)}{describe(error)}\n")
         else:
             self._end_by(error)
+
+    def leave(self, status: int) -> None:
+        """End this process after others have died: Open MPI may wait for them in MPI_Finalize."""
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(status)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         error = args.exc_value

@@ -465,7 +465,7 @@ class MpiCommunicator(Communicator):
             comm = _agreed(self._mpi, root._comm, root._comm.Shrink, create)
         finally:
             before.exit()
-        failure.comm = comm._parent or comm
+        failure.comm, failure.lost_ranks = comm._parent or comm, True
         return comm
 
     def _watch_attendance(self, failure: Failure) -> None:

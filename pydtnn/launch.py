@@ -49,7 +49,7 @@ UNLOCK_S = 60.0
 USER_ERROR = 1
 """Exit status of a command whose options are refused, and of an error in training."""
 
-ENDED_BY_SIGNAL = (*(128 + one for one in ENDING), 128 + signal.SIGPIPE)
+ENDED_BY_SIGNAL = (*(128 + one for one in (*ENDING, signal.SIGUSR1)), 128 + signal.SIGPIPE)
 """Exit statuses of runs that have been ended on purpose."""
 
 OF_THE_RANKS = ("batch_size", *OF_THE_MESH)

@@ -21,7 +21,7 @@ from pydtnn.comm.agree import together
 from pydtnn.comm.failure import leave
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
+from pydtnn.comm.signals import DEFERRED, SignalWatch, describe_signal
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
 from pydtnn.utils.command import discard
@@ -103,7 +103,7 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
     def report_signal(number: int) -> None:
         # KeyboardInterrupt is reported by main.
         if number != signal.SIGINT and reported.acquire(blocking=False):
-            os.write(2, f"{SIGNALS[number]}\n".encode())
+            os.write(2, f"{describe_signal(number)}\n".encode())
 
     def leave(number: int, frame: FrameType | None) -> None:
         if number in DEFERRED and supervision.last_step.request(number):

@@ -9,6 +9,7 @@ import re
 import signal
 import tempfile
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -91,6 +92,15 @@ def test_a_signal_ends_all_ranks_after_the_same_step(
     number: int, to: int | str, tmp_path: Path
 ) -> None:
     check_end(interrupted(tmp_path, number, to, 0.1), number, tmp_path)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("to", [pytest.param("job"), pytest.param(1, marks=pytest.mark.long)])
+def test_a_job_that_will_be_preempted_saves_and_ends(to: int | str, tmp_path: Path) -> None:
+    """SIGUSR1 prints the table of ranks as usual, and then is as SIGTERM."""
+    done = interrupted(tmp_path, signal.SIGUSR1, to, 0.1, "--grace=30")
+    *_, line = done.stderr.splitlines()
+    check_end(replace(done, stderr=f"{line}\n"), signal.SIGUSR1, tmp_path)
 
 
 @pytest.mark.long

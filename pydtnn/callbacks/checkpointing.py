@@ -21,7 +21,7 @@ from pydtnn.utils.validate import check_int
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
 
-LEAST_WAIT_S = 0.05
+LEAST_WAIT_S = 1.0
 """Seconds of waiting for the checkpoint before that are reported."""
 
 

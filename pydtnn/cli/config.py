@@ -620,6 +620,13 @@ class TrainConfig:
         "write checkpoints while training continues, which takes the memory of a copy of what a "
         "rank writes",
     )
+    grace: float | None = option(
+        OUTPUT,
+        float,
+        "let SIGUSR1, which Slurm sends before it ends a job, save and end the run as SIGTERM "
+        "does, after a step that may take this time, in s; by default 20, and SIGUSR1 only reports",
+        above=0,
+    )
     keep: int = option(OUTPUT, 2, "last checkpoints to keep", at_least=1)
     keep_every: int | None = option(
         OUTPUT, int, "keep also one of this number of earlier checkpoints", at_least=1

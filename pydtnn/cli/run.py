@@ -80,6 +80,8 @@ def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> 
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     if comm.supervision is not None:
         comm.supervision.limit(config.timeout)
+        if config.grace is not None:
+            comm.supervision.prepare_for_preemption(config.grace)
     cupy = together(comm, take_gpu, config, comm)
     if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}

@@ -31,7 +31,7 @@ from pydtnn.comm.monitor.links import addresses, listen
 from pydtnn.comm.monitor.monitor import FINISH_TIMEOUT_S, LOST_STATUS, Facts
 from pydtnn.comm.monitor.ranks import READY, find_ranks
 from pydtnn.comm.monitor.slots import SLOT, SURVIVES, Slot
-from pydtnn.comm.signals import SIGNALS, SignalWatch
+from pydtnn.comm.signals import SignalWatch, describe_signal
 from pydtnn.comm.supervision import DEFAULT_TIMEOUT_S, Supervision
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host, launched_ranks, ranks_here, survives
@@ -437,7 +437,7 @@ class Failure:
         return f"rank {self.comm.rank}: " if self.comm.size > 1 else ""
 
     def _end_by_signal(self, number: int) -> None:
-        reason = f"{self._prefix()}{SIGNALS[number]}{self._elsewhere(number)}"
+        reason = f"{self._prefix()}{describe_signal(number)}{self._elsewhere(number)}"
         self._end(reason, 128 + number)
 
     def _elsewhere(self, number: int) -> str:

@@ -27,6 +27,12 @@ SIGNALS: dict[int, str] = {
 }
 """The signals that end a run, and the text by which each is reported."""
 
+
+def describe_signal(number: int) -> str:
+    """Return the text by which a signal that ends a run is reported."""
+    return SIGNALS.get(number, f"ended by {signal.Signals(number).name}")
+
+
 DEFERRED = (signal.SIGINT, signal.SIGTERM)
 """The signals after which a step may be completed."""
 
@@ -53,6 +59,9 @@ class Orderly(Protocol):
     def request(self, number: int) -> bool:
         """Ask for the end after the step in progress; return whether that is possible."""
 
+    def preempted(self) -> bool:
+        """Ask for the end because of SIGUSR1, if that is its meaning; return whether it is new."""
+
     def overdue(self) -> bool:
         """Return whether the step has taken too long."""
 
@@ -63,6 +72,10 @@ class Never:
     twice = 0.0
 
     def request(self, number: int) -> bool:
+        """Return False."""
+        return False
+
+    def preempted(self) -> bool:
         """Return False."""
         return False
 
@@ -91,7 +104,8 @@ class SignalWatch:
         Ends the run after its step on the first SIGINT or SIGTERM, if that is possible. Then `act`
         is called on the second signal, or when the step is overdue.
     report : callable, optional
-        Called when SIGUSR1 arrives, in a separate thread; without it, SIGUSR1 is not handled.
+        Called when SIGUSR1 arrives, in a separate thread; without it, SIGUSR1 is not handled. If it
+        also means the end of the job, the run then ends after its step.
     """
 
     def __init__(
@@ -134,7 +148,9 @@ class SignalWatch:
     def _watch(self, reader: int) -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             number = self._next(pipe, None)
-            if number is not None and number in DEFERRED and self._orderly.request(number):
+            if number == signal.SIGUSR1 or (
+                number is not None and number in DEFERRED and self._orderly.request(number)
+            ):
                 number = self._after_step(pipe, number)
             if number is None or number == _STOP:
                 return
@@ -164,6 +180,8 @@ class SignalWatch:
             number = pipe.read(1)[0]
             if number == signal.SIGUSR1 and self._report is not None:
                 self._report()
+                if self._orderly.preempted():
+                    return int(number)
             elif number in self._former or number == _STOP:
                 return int(number)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal as signals
 import socket
 import sys
 import threading
@@ -119,6 +120,10 @@ class LastStep:
         Whether the last step is complete on this rank.
     twice : float
         Seconds in which a second signal is the same one.
+    grace : float
+        Seconds in which the step in progress must be complete.
+    ends_on_usr1 : bool
+        Whether SIGUSR1 asks for the end of the run, too, as before a job is preempted.
     """
 
     def __init__(self, send_request: Callable[[int], bool] | None = None) -> None:
@@ -130,6 +135,7 @@ class LastStep:
         self._requested_at: float | None = None
         self.reached = False
         self.twice = SAME_SIGNAL_S if send_request is None else FORWARDED_SIGNAL_S
+        self.grace, self.ends_on_usr1 = LAST_STEP_TIMEOUT_S, False
 
     def start(self) -> None:
         """Allow the run to end after a step from now on; called when training starts."""
@@ -181,12 +187,16 @@ class LastStep:
                 self._last = self._last or Last(self._begun, signal, 0)
         return self._send_request is None or self._send_request(signal)
 
+    def preempted(self) -> bool:
+        """Request the end because of SIGUSR1, if that is its meaning; return whether it is new."""
+        return self.ends_on_usr1 and self._requested_at is None and self.request(signals.SIGUSR1)
+
     def overdue(self) -> bool:
         """Return whether the step that `request` waits for has not been completed in time."""
         since = self._requested_at
         if since is None or self.reached:
             return False
-        return self._abandoned or time.monotonic() > since + LAST_STEP_TIMEOUT_S
+        return self._abandoned or time.monotonic() > since + self.grace
 
     def hold(self) -> int:
         """Begin no further step; return the number of those begun, or -1 outside of training."""
@@ -380,6 +390,10 @@ class Supervision:
         """Return when a rank of this host has died, in s of the monotonic clock, if it has."""
         died = [slot.words[ENDED] for slot in self._slots if slot.rank == rank]
         return died[0] / 1e9 if died and died[0] else None
+
+    def prepare_for_preemption(self, grace: float) -> None:
+        """Let SIGUSR1 end the run as SIGTERM does, after a step that may take `grace` seconds."""
+        self.last_step.grace, self.last_step.ends_on_usr1 = grace, True
 
     def request_table(self) -> None:
         """Have the table of ranks printed; without a process, the stacks of this rank."""

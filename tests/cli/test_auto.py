@@ -313,7 +313,7 @@ VALUES: dict[str, Any] = {
     **{"recompute": "auto", "memory_limit": "8GB", "threads": 3, "tuning": "direct"},
     **{"loader_threads": 0, "output_dir": "run", "save": "m.pydtnn", "load": "w.safetensors"},
     **{"load_options": {"strict": False}, "checkpoint_epochs": 2, "checkpoint_steps": 3},
-    **{"checkpoint_every": "5min", "mtbf": "1 h", "keep_every": 10},
+    **{"checkpoint_every": "5min", "mtbf": "1 h", "keep_every": 10, "grace": 30.0},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
     **{"mlflow": "digits", "wandb": "digits"},
     **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},

@@ -348,7 +348,7 @@ class Monitor:
             if not self._collecting:  # otherwise the table is about to be printed
                 self._expire()
         elif what == "signal":
-            if message["numbers"][0] in (signal.SIGINT, signal.SIGTERM):
+            if message["numbers"][0] in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self._last.request(message["numbers"][0], message["rank"])
             linked = {one.host for one in self._links.values() if one.known and not one.closed}
             if self._other_hosts() - linked:

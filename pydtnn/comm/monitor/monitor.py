@@ -294,13 +294,13 @@ class Monitor:
             if self._first is None or not self._first.tell(failed):
                 self._act(failed)
             return
-        status = LOST_STATUS
+        reported = self._end_report.report(rank)  # first: ranks whose calls of MPI fail wait for it
         if not self._recorded:
             self._record(f"rank {rank} has ended unexpectedly")
             self._recorded = True
-        if self._end_report.report(rank):
-            status = 1
+        if reported:
             self._await_end()
+        status = 1 if reported else LOST_STATUS
         if self._first is not None:
             self._first.tell({"what": "failed", "rank": rank, "numbers": []})
             time.sleep(FORWARDING_S)

@@ -61,6 +61,18 @@ def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path)
     assert output.read_text().splitlines() == table
 
 
+def test_checkpoints_prints_times_and_memory(tmp_path):
+    options = ("--models", "mlp", "--every", "1", "--turns", "1", "--folder", str(tmp_path))
+    size, step, blocked, *_ = map(float, row(lines("checkpoints", *options), "mlp")[:3])
+    assert min(size, step, blocked) > 0
+    size, step, saving, times, *_ = map(
+        float, row(lines("checkpoints", *options, "--memory"), "mlp")
+    )
+    assert 0 < size < step
+    assert times == pytest.approx(saving / step, abs=0.01)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_kernels_prints_every_direction_warm_and_cold():
     options = ("--families", "conv", "fused", "--only", "5x5", "--sizes", "warm", "--repeats", "1")
     table = lines("cpu.kernels", *options)

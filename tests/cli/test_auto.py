@@ -287,6 +287,8 @@ WITH: dict[str, dict[str, Any]] = {
     "tensorboard_histograms": {"tensorboard": True},
     "trace_steps": {"trace": "trace"},
     "trace_kernels": {"trace": "trace"},
+    "min_ranks": {"survive": True},
+    "buddy_interval": {"survive": True},
     "compute": {"virtual_ranks": 4},
     "disturb": {"virtual_ranks": 4},
     "timing_only": {"virtual_ranks": 4},
@@ -316,6 +318,7 @@ VALUES: dict[str, Any] = {
     **{"checkpoint_every": "5min", "mtbf": "1 h", "keep_every": 10, "grace": 30.0},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
     **{"mlflow": "digits", "wandb": "digits"},
+    **{"min_ranks": 2, "buddy_interval": 5},
     **{"trace": "trace", "trace_steps": "1:2", "timeout": 60.0, "straggler_factor": 2.0},
     **{"virtual_ranks": 4, "platform": "cpu-10gbit", "compute": "file", "disturb": "file"},
 }

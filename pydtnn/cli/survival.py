@@ -123,7 +123,8 @@ class Death:
         died = f"{name_ranks(self.ranks)} {'have' if len(self.ranks) > 1 else 'has'} died"
         others = f"{self.remaining} rank{'s' * (self.remaining > 1)}"
         continues = "continue" if self.remaining > 1 else "continues"
-        lost = f", {self.lost_steps} steps are repeated" if self.lost_steps else ""
+        steps = self.lost_steps
+        lost = f", {steps} step{'s are' if steps > 1 else ' is'} repeated" if steps else ""
         return (
             f"{died}: {others} {continues} after step {self.step} of epoch {self.epoch + 1} "
             f"({times}{lost})"

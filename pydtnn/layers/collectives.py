@@ -313,8 +313,9 @@ def overlaps(
 
 
 def shape_of(array: Array, index: tuple[slice, ...]) -> tuple[int, ...]:
-    """Return the shape of a part of an array."""
-    return array[index].shape
+    """Return the shape of a part of an array, whose index has bounds in its last entry only."""
+    dim, shape = len(index) - 1, array.shape
+    return *shape[:dim], index[-1].stop - index[-1].start, *shape[dim + 1 :]
 
 
 def other_ranks(group: Group) -> list[int]:

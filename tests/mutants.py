@@ -495,8 +495,8 @@ MUTANTS = {
     ),
     "one checkpoint more than `keep`": Mutant(
         "pydtnn/training/checkpoint/folder.py",
-        "older[: max(len(older) + 1 - keep, 0)]",
-        "older[: max(len(older) - keep, 0)]",
+        "older = paths[: -self.keep]",
+        "older = paths[: -self.keep - 1]",
         "tests/training/checkpoint/test_folder.py::test_only_the_last_checkpoints_are_kept",
     ),
     "losses of a pipeline that are read before they are summed over ranks": Mutant(
@@ -575,7 +575,7 @@ MUTANTS = {
     ),
     "few ranks on many cores that compute faster than alone": Mutant(
         "pydtnn/perfmodel/engine/cores.py",
-        "return min(1.0, self._number / len(self._targets[group]))",
+        "return 1 / ceil(len(self._targets[group]) / self._number)",
         "return self._number / len(self._targets[group])",
         "tests/perfmodel/engine/test_cores.py::test_ranks_with_a_core_each_do_not_delay_each_other",
     ),

@@ -291,7 +291,9 @@ def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
 
 @mpi
 @pytest.mark.long
-@pytest.mark.parametrize("case", range(20))
+@pytest.mark.parametrize(
+    "case", [pytest.param(i, marks=[pytest.mark.matrix] if i >= 3 else []) for i in range(20)]
+)
 def test_kills_at_random_moments_change_no_byte(case: int, tmp_path: Path) -> None:
     duration, expected = undisturbed(60)
     chance = random.Random(case)

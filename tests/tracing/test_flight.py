@@ -279,7 +279,10 @@ def test_a_hang_leaves_a_record_that_names_rank_and_operation(cause: str, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize(("cause", "number"), CASES)
+@pytest.mark.parametrize(
+    ("cause", "number"),
+    [pytest.param(*one, marks=[pytest.mark.matrix] if one[1] else []) for one in CASES],
+)
 def test_hangs_of_all_causes_name_rank_and_operation(
     cause: str, number: int, tmp_path: Path
 ) -> None:

@@ -123,13 +123,10 @@ def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once() -> None:
     assert not one.request(15)
 
 
-def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once() -> None:
     one = of_rank.LastStep()
     one.start()
     assert one.request(15)
-    one.twice = -1.0
-    monkeypatch.setattr(of_rank, "LAST_STEP_TIMEOUT_S", -1.0)
+    one.twice = one.grace = -1.0
     assert not one.request(15)
     assert one.overdue()

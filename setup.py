@@ -170,7 +170,17 @@ class BuildKernels(build_ext):
                 *(plain if sources or family == "memory" else ()),
             ]
             extension.depends += [*sources, *plain, *headers(), *extension.extra_objects]
+            extension.depends.append(self._note(family, extension))
         super().build_extensions()
+
+    def _note(self, family: str, extension: Extension) -> str:
+        """Return a file that is newer than the extension if other options compile it now."""
+        note = Path(self.build_temp) / f"{family}.options"
+        options = repr((extension.define_macros, extension.extra_compile_args))
+        if not note.exists() or note.read_text() != options:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(options)
+        return str(note)
 
     def _selected(self) -> set[tuple[str, str]]:
         """Pairs of an instruction set and a real type that this build has."""

@@ -118,9 +118,9 @@ class Captured:
                 passes.run()
                 totals: Array = passes.totals.values
                 backend.update.watch(totals, backend.alive, backend.go)
-                setup.model.statistics.fold()
                 with setup.optimizer.given(terms):
                     setup.update()
+                setup.model.statistics.fold()
         except Exception:
             with contextlib.suppress(Exception):
                 setup.exchange.abandon()

@@ -32,7 +32,9 @@ cdef extern from *:
     #endif
     }
     /* Store a number after all that was written before it. */
-    static void publish(int64_t *to, int64_t value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
+    static void publish(int64_t *to, int64_t value) {
+        __atomic_store_n(to, value, __ATOMIC_RELEASE);
+    }
     /* Fetch memory that is written soon: each record of a ring is in a cache line of its own. */
     static void prefetch(void *line) { __builtin_prefetch(line, 1); }
     """

@@ -48,14 +48,14 @@ class Fed:
         Batch with the arrays on the device.
     numbers : mapping of str to Array
         The epoch and the optimizer's terms, each one float64 on the device.
-    said : Traffic
+    traffic : Traffic
         Messages of a step: when it is replayed, they are not counted.
     """
 
     feed: Feed
     batch: Batch
     numbers: Mapping[str, Number]
-    said: Traffic = field(default_factory=Traffic)
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class Captured:
@@ -95,7 +95,7 @@ class Captured:
         fed.feed.send(*arrays)
         fed.feed.take()
         totals = self._graphs.run(key, partial(self._work, fed, seed))
-        setup.comm.traffic.repeat(fed.said)
+        setup.comm.traffic.repeat(fed.traffic)
         statistics.samples += len(batch)
         setup.exchange.samples += len(batch)
         return partial(self._result, Late(self._device, totals), batch, epoch, seed, made)
@@ -113,7 +113,7 @@ class Captured:
         setup, backend = self._setup, self._backend
         terms = {name: number for name, number in fed.numbers.items() if name != "epoch"}
         try:
-            with setup.comm.traffic.apart() as fed.said:
+            with setup.comm.traffic.apart() as fed.traffic:
                 passes = Passes(setup, fed.batch, fed.numbers["epoch"], seed)
                 passes.run()
                 totals: Array = passes.totals.values

@@ -9,9 +9,9 @@ the step or epoch are called by the trainer that continues (`Trainer.pending`).
 
 Otherwise (networks that are cut, sharded optimizers, residuals, ranks that train independently)
 every rank keeps a snapshot, at an interval of steps: the whole arrays of what ranks have parts of,
-and its own of what differs between ranks. Of the latter it also has that of another rank, its ward,
-on another host if there are several. All living ranks return to the last snapshot that all of them
-have; what a dead rank had alone is merged into the state of the rank that has the copy.
+and its own of what differs between ranks. Of the latter it also has that of another rank, its
+partner, on another host if there are several. All remaining ranks return to the last snapshot that
+all of them have; what a failed rank had alone is merged into the state of the rank with the copy.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Snapshot:
         All ranks, by their first numbers.
     iterations : int
         Updates made.
-    ward : int
+    partner : int
         First number of the rank of which this one has a copy.
     copy : dict of str to dict
         What only that rank has.
@@ -124,7 +124,7 @@ class Snapshot:
     saved: Saved
     members: tuple[int, ...]
     iterations: int
-    ward: int
+    partner: int
     copy: dict[str, State]
 
     @property
@@ -134,7 +134,7 @@ class Snapshot:
 
 
 def take_snapshot(trainer: Trainer) -> Snapshot:
-    """Copy the state of this rank and of its ward. Collective: all ranks call it."""
+    """Copy the state of this rank and of its partner. Collective: all ranks call it."""
     comm, whole = trainer.comm, trainer.model.whole
     states: dict[str, State] = {}
     for name, part in parts_of(trainer).items():
@@ -159,9 +159,9 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     shift = max(map(comm.hosts.count, {*comm.hosts})) % comm.size if comm.size > 1 else 0
     shift = shift or min(1, comm.size - 1)
     copy = _send_round(comm, pickle.dumps(own, pickle.HIGHEST_PROTOCOL), shift)
-    ward = comm.members[(comm.rank - shift) % comm.size]
+    partner = comm.members[(comm.rank - shift) % comm.size]
     iterations = trainer.optimizer.iterations
-    return Snapshot(saved, tuple(comm.members), iterations, ward, pickle.loads(copy))
+    return Snapshot(saved, tuple(comm.members), iterations, partner, pickle.loads(copy))
 
 
 def _send_round(comm: Communicator, data: bytes, shift: int) -> bytes:
@@ -297,7 +297,7 @@ class Memory:
         found = own[max(common)]
         self.lost_steps = completed - found.iterations
         saved = found.saved
-        if found.ward not in comm.members and found.ward in found.members:
+        if found.partner not in comm.members and found.partner in found.members:
             states = merge(saved.states, found.copy, equal=self._equal)
             saved = replace(saved, states=states)
         self.saved = saved

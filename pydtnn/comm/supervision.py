@@ -440,8 +440,20 @@ class Supervision:
         """
         if not self.finishes:
             self.record("an error")
-        elif not self._lost and self._send("finish"):
-            self._finished.wait(FINISH_TIMEOUT_S)
+        else:
+            self._have("finish", FINISH_TIMEOUT_S)
+
+    def _have(self, line: str, seconds: float) -> bool:
+        """Have the process do something for all ranks; return whether it has done it in time."""
+        if self._lost or not self._send(line):
+            return False
+        end = time.monotonic() + seconds
+        while not self._finished.wait(INTERVAL_S):
+            stopped = condition_of(self.slot.words[MONITOR]).frozen
+            if self._lost or stopped or time.monotonic() > end:
+                return False
+        self._finished.clear()
+        return True
 
     # -- the flight record ------------------------------------------------------------------------
 
@@ -462,10 +474,7 @@ class Supervision:
         """Store the flight records of all ranks now; returns when they are."""
         if not self.folder:
             return
-        if not self._lost and self._send("flight"):
-            self._finished.wait(2 * FLIGHT_TIMEOUT_S)
-            self._finished.clear()
-        else:
+        if not self._have("flight", 2 * FLIGHT_TIMEOUT_S):
             self._write_flight(why)
 
     def _write_flight(self, why: str) -> None:

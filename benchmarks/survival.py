@@ -80,7 +80,7 @@ def main() -> None:
     arguments = [f"--model={options.model}", "--epochs=2", "--steps-per-epoch=10", "--threads=1"]
     arguments += ["--global-batch-size=64", '--dataset-options={"samples": 640}']
     arguments += MODES[options.mode]
-    rng, deaths, good = random.Random(options.seed), list[dict[str, Any]](), 0
+    rng, failures, good = random.Random(options.seed), list[dict[str, Any]](), 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         exact = "--exact" in arguments
@@ -97,14 +97,14 @@ def main() -> None:
                 same = paths[0].read_bytes() == paths[1].read_bytes()
             good += status == 0 and same is not False
             found = (
-                json.loads((own / "run" / "run.json").read_text())["deaths"] if not status else []
+                json.loads((own / "run" / "run.json").read_text())["failures"] if not status else []
             )
-            deaths += found
+            failures += found
             shown = ", ".join(f"{p} {d[p]:.3f}" for d in found for p in PARTS if d[p] is not None)
             print(f"ranks {victims} after {delay:.1f} s: status {status}, same {same}; {shown}")
     print(f"{good} of {options.kills} runs of {options.mode} ended as they should")
     for part in PARTS:
-        known = [death[part] for death in deaths if death[part] is not None]
+        known = [failure[part] for failure in failures if failure[part] is not None]
         if known:
             print(f"{part}: median {statistics.median(known):.3f} s of {len(known)}")
 

@@ -140,7 +140,7 @@ class Checkpointer(Callback):
         if self._saved == (0, 0):
             on_rank_0(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
-            self._saved = (0, 0)  # a rank has died before the checkpoint was complete
+            self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
         self._comm, self._saver = trainer.comm, self._create_saver()
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)

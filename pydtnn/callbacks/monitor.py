@@ -97,7 +97,7 @@ class Monitor(Callback):
             if improved:
                 self._keep_weights(trainer)
             self.on_value(trainer, value, improved)
-        except RankFailure:  # the epoch ends again without the rank that has died
+        except RankFailure:  # the epoch ends again without the rank that has failed
             self.best, self.waited = before
             raise
 

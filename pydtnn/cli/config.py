@@ -212,7 +212,7 @@ class TrainConfig:
     survive: bool = option(
         COMMUNICATION,
         False,
-        "continue without ranks that die, or that are late by --timeout; requires Open MPI and "
+        "continue without ranks that fail, or that are late by --timeout; requires Open MPI and "
         "mpirun --with-ft ulfm: docs/survival.md",
     )
     min_ranks: int = option(

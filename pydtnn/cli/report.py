@@ -127,7 +127,7 @@ def write_run_files(job: Job) -> None:
         "schedule": repr(optimizer.schedule),
         "weight_decay": optimizer.weight_decay,
         "predicted": None if job.predicted is None else asdict(job.predicted),
-        "deaths": [] if job.survival is None else job.survival.about(),
+        "failures": [] if job.survival is None else job.survival.about(),
         "environment": collect(),
     }
     job.about = content
@@ -147,7 +147,7 @@ def write_end(job: Job) -> None:
     """
     job.about["ended"] = _now()
     if job.survival is not None:
-        job.about["deaths"] = job.survival.about()
+        job.about["failures"] = job.survival.about()
     _write_about(job)
 
 
@@ -269,7 +269,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
         *_gpu(job),
         *_communication(job),
-        *[("death", str(death)) for death in (job.survival.deaths if job.survival else ())],
+        *[("failure", str(failure)) for failure in (job.survival.failures if job.survival else ())],
         *(compared if job.config.verbose else compared[:1]),
         ("run folder", str(job.directory)),
     ]

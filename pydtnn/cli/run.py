@@ -61,7 +61,7 @@ _log = logging.getLogger("pydtnn.train")
 def run(config: TrainConfig, comm: Communicator) -> None:
     """Build all parts, train or evaluate, and report. Collective: all ranks call it.
 
-    With `--survive` this is done again, from the state in memory, whenever ranks have died.
+    With `--survive` this is done again, from the state in memory, whenever ranks have failed.
     """
     survival = Survival(config) if config.survive else None
     while True:

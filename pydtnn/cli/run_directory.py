@@ -59,7 +59,7 @@ def run_directory(
     config : TrainConfig
     comm : Communicator
     again : Path, optional
-        The folder, if it is that of this run already, which continues after ranks have died.
+        The folder, if it is that of this run already, which continues after ranks have failed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``--survive``: a run continues without ranks that have died."""
+"""``--survive``: a run continues without ranks that have failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pydtnn.utils.errors import RankFailure, TooFewRanksError
 
 
 def check_survival(config: TrainConfig, comm: Communicator) -> None:
-    """Set whether this run continues without ranks that die.
+    """Set whether this run continues without ranks that fail.
 
     Raises
     ------
@@ -81,21 +81,21 @@ def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
 
 
 @dataclass
-class Death:
-    """Ranks that have died, and how the others have continued.
+class Failure:
+    """Ranks that have failed, and how the others have continued.
 
     Attributes
     ----------
     at : str
         When it was noticed.
     ranks : list of int
-        Numbers of the ranks that have died, as the run started with them.
+        Numbers of the ranks that have failed, as the run started with them.
     epoch, step : int
         Epochs and steps of the epoch that were complete; training continues from there.
     remaining : int
         Ranks that continue.
     detection, agreement, rebuilding, next_step : float or None
-        Time from the death until a rank noticed it, until all living ranks had the same state,
+        Time from the failure until a rank noticed it, until all remaining ranks had the same state,
         until training continued, and of its first step, in s. None if it is unknown.
     lost_steps : int
         Steps that were complete and are repeated.
@@ -120,20 +120,20 @@ class Death:
             "first step": self.next_step,
         }
         times = ", ".join(f"{name} {t:.3f} s" for name, t in parts.items() if t is not None)
-        died = f"{name_ranks(self.ranks)} {'have' if len(self.ranks) > 1 else 'has'} died"
+        failed = f"{name_ranks(self.ranks)} {'have' if len(self.ranks) > 1 else 'has'} failed"
         others = f"{self.remaining} rank{'s' * (self.remaining > 1)}"
         continues = "continue" if self.remaining > 1 else "continues"
         steps = self.lost_steps
         lost = f", {steps} step{'s are' if steps > 1 else ' is'} repeated" if steps else ""
         return (
-            f"{died}: {others} {continues} after step {self.step} of epoch {self.epoch + 1} "
+            f"{failed}: {others} {continues} after step {self.step} of epoch {self.epoch + 1} "
             f"({times}{lost})"
         )
 
 
 @dataclass(eq=False)
 class Survival(Callback):
-    """The attempts of a run, of which each but the first continues without ranks that have died.
+    """The attempts of a run, of which each but the first continues without ranks that have failed.
 
     As a callback it notices when training continues.
 
@@ -148,7 +148,7 @@ class Survival(Callback):
     memory : Memory
     saved : Saved or None
         The state from which the present attempt continues.
-    deaths : list of Death
+    failures : list of Failure
         Equal on all ranks, besides the times.
     """
 
@@ -157,21 +157,21 @@ class Survival(Callback):
     directory: Path | None = None
     memory: Memory = field(init=False)
     saved: Saved | None = None
-    deaths: list[Death] = field(default_factory=list)
-    _since: float = 0.0  # the end of the last of the times of a death
+    failures: list[Failure] = field(default_factory=list)
+    _since: float = 0.0  # the end of the last of the times of a failure
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.config.buddy_interval)
 
     @property
     def again(self) -> bool:
-        """Whether ranks have died before."""
-        return bool(self.deaths)
+        """Whether ranks have failed before."""
+        return bool(self.failures)
 
     def recover(self, comm: Communicator) -> Communicator:
-        """Return the group of the ranks that live, which then have the same state.
+        """Return the group of the ranks that remain, which then have the same state.
 
-        Collective: all living ranks call it when a call on `comm` has raised `RankFailure`.
+        Collective: all remaining ranks call it when a call on `comm` has raised `RankFailure`.
         """
         noticed, at = time.monotonic(), datetime.now().astimezone().isoformat(timespec="seconds")
         before, supervision = [*comm.members], comm.supervision
@@ -180,8 +180,8 @@ class Survival(Callback):
             try:
                 self.saved = self.memory.agree(comm)
                 ranks = sorted({*before} - {*comm.members})
-                died = [supervision.died_at(rank) for rank in ranks] if supervision else []
-                late = [noticed - when for when in died if when is not None]
+                failed = [supervision.failed_at(rank) for rank in ranks] if supervision else []
+                late = [noticed - when for when in failed if when is not None]
                 detections = comm.gather_object(max(0.0, min(late)) if late else None)
             except (Exception, RankFailure) as error:
                 if isinstance(error, RankFailure) or comm.lost_ranks():
@@ -191,8 +191,8 @@ class Survival(Callback):
         known = [seconds for seconds in detections if seconds is not None]
         epoch, step = (0, 0) if self.saved is None else self.saved.position[:2]
         self._since = time.monotonic()
-        self.deaths.append(
-            Death(
+        self.failures.append(
+            Failure(
                 at,
                 ranks,
                 epoch,
@@ -220,7 +220,7 @@ class Survival(Callback):
         """
         if self.saved is not None:
             restore(trainer, self.saved)
-        if self.deaths and trainer.comm.size < self.config.min_ranks:
+        if self.failures and trainer.comm.size < self.config.min_ranks:
             self._give_up(trainer)
         return self.saved is not None
 
@@ -232,27 +232,27 @@ class Survival(Callback):
             path = save_checkpoint(self.directory, trainer, config=course, keep=keep)
         state = f"their state is saved in {path}" if path else "no step has been trained"
         raise TooFewRanksError(
-            f"{name_ranks(self.deaths[-1].ranks)} died: {ranks} rank{'s' * (ranks > 1)} remain, "
-            f"fewer than --min-ranks {least}; {state}"
+            f"{name_ranks(self.failures[-1].ranks)} failed: {ranks} rank{'s' * (ranks > 1)} "
+            f"remain, fewer than --min-ranks {least}; {state}"
         )
 
     def about(self) -> list[dict[str, Any]]:
-        """Return the deaths for run.json."""
-        return [asdict(death) for death in self.deaths]
+        """Return the failures for run.json."""
+        return [asdict(failure) for failure in self.failures]
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Keep the state of this trainer from now on."""
         assert isinstance(trainer, Trainer)
         self.memory.begin(trainer)
-        if self.deaths and self.deaths[-1].rebuilding is None:
+        if self.failures and self.failures[-1].rebuilding is None:
             now = time.monotonic()
-            self.deaths[-1].rebuilding, self._since = now - self._since, now
+            self.failures[-1].rebuilding, self._since = now - self._since, now
 
     def on_step_end(self, trainer: Training) -> None:
-        """Keep a snapshot if it is time, and report the last death after the first step."""
+        """Keep a snapshot if it is time, and report the last failure after the first step."""
         assert isinstance(trainer, Trainer)
         self.memory.after_step(trainer)
-        if self.deaths and self.deaths[-1].next_step is None:
-            self.deaths[-1].next_step = time.monotonic() - self._since
+        if self.failures and self.failures[-1].next_step is None:
+            self.failures[-1].next_step = time.monotonic() - self._since
             if trainer.comm.rank == 0 and not self.config.quiet:
-                print(self.deaths[-1], flush=True)
+                print(self.failures[-1], flush=True)

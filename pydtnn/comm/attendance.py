@@ -107,7 +107,7 @@ class Attendance:
         atexit.register(self.leave)
 
     def close(self) -> None:
-        """Stop checking, as ranks have died: the others do so with another object."""
+        """Stop checking, as ranks have failed: the others do so with another object."""
         atexit.unregister(self.leave)
         self._stop.set()
         if self._thread is not None:
@@ -121,7 +121,7 @@ class Attendance:
         for stream in (sys.stdout, sys.stderr):  # this rank may be terminated while it waits
             with contextlib.suppress(Exception):
                 stream.flush()
-        with contextlib.suppress(self._mpi.Exception):  # a rank has died: nothing to wait for
+        with contextlib.suppress(self._mpi.Exception):  # a rank has failed: nothing to wait for
             self._wait_for_all()
 
     def _wait_for_all(self) -> None:
@@ -145,7 +145,7 @@ class Attendance:
             if wait is not None and looks and not self._mpi.Is_finalized():
                 try:
                     self._receive()
-                except self._mpi.Exception:  # a rank has died, which the main thread notices
+                except self._mpi.Exception:  # a rank has failed, which the main thread notices
                     return
                 rank = self._absent(wait, looks)
                 if rank is not None and self.waiting is wait:

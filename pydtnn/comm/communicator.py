@@ -353,23 +353,23 @@ class Communicator(SuggestsNames, ABC):
         return make()
 
     def why_not_survived(self) -> str:
-        """Return why the other ranks cannot continue if one dies; an empty string if they can."""
-        return f"{type(self).__name__} has no group of the living ranks"
+        """Return why the other ranks cannot continue if one fails; an empty string if they can."""
+        return f"{type(self).__name__} has no group of the remaining ranks"
 
     def lost_ranks(self) -> bool:
-        """Return whether ranks of this group have died, as far as this rank knows.
+        """Return whether ranks of this group have failed, as far as this rank knows.
 
-        A call in which a rank has died may return wrong values on some ranks where it fails on
-        others: an error that they cause is one of the death.
+        A call in which a rank has failed may return wrong values on some ranks where it fails on
+        others: an error that they cause is one of the failure.
         """
         return False
 
     def shrink(self) -> Communicator:
-        """Return the group of the ranks that live, in their order.
+        """Return the group of the ranks that remain, in their order.
 
-        Collective: all living ranks call it, on the group of all ranks, after `RankFailure` has
+        Collective: all remaining ranks call it, on the group of all ranks, after `RankFailure` has
         been raised on one of them; on the others it is raised by their pending or next call. This
-        group, and those split off from it, must not be used any more. If further ranks die
+        group, and those split off from it, must not be used any more. If further ranks fail
         meanwhile, calls on the new group raise `RankFailure` again.
         """
         raise NotImplementedError(self.why_not_survived())

@@ -298,7 +298,7 @@ def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -
 
 
 def leave(status: int) -> None:
-    """End the program with an exit status, also if ranks have died."""
+    """End the program with an exit status, also if ranks have failed."""
     failure = watched_failure()
     if failure is not None and failure.lost_ranks:
         failure.leave(status)
@@ -330,7 +330,7 @@ class Failure:
     Attributes
     ----------
     lost_ranks : bool
-        Whether ranks have died, without which this one continues.
+        Whether ranks have failed, without which this one continues.
     """
 
     def __init__(self, comm: Communicator, started: Started | None = None) -> None:
@@ -382,7 +382,7 @@ class Failure:
             self._end_by(error)
 
     def leave(self, status: int) -> None:
-        """End this process after others have died: Open MPI may wait for them in MPI_Finalize."""
+        """End this process after others have failed: Open MPI may wait for them in MPI_Finalize."""
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

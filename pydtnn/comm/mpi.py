@@ -13,10 +13,10 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +31,16 @@ from pydtnn.comm.failure import (
     watched,
     watched_failure,
 )
-from pydtnn.comm.starting import ended_if_one_dies
 from pydtnn.comm.supervision import Supervision
 from pydtnn.comm.thread import wrong_length
 from pydtnn.comm.traffic import Traffic
+from pydtnn.comm.ulfm import (
+    all_succeeded,
+    complete_all,
+    create_together,
+    end_if_one_fails,
+    is_failure,
+)
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
 from pydtnn.utils.errors import RankFailure
@@ -96,61 +102,7 @@ def _create_root(mpi: Any, started: Started | None) -> MpiCommunicator:
         root._watch_attendance(failure)
         return root
 
-    return _agreed(mpi, mpi.COMM_WORLD, mpi.COMM_WORLD.Dup, create)
-
-
-def _is_failure(mpi: Any, error: Exception) -> bool:
-    """Return whether a call has failed because ranks have died, here or seen by another rank."""
-    failures = mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
-    return isinstance(error, mpi.Exception) and error.Get_error_class() in failures
-
-
-T = TypeVar("T")
-
-
-def _agreed(mpi: Any, base: Any, make: Callable[[], Any], create: Callable[[Any], T]) -> T:
-    """Create objects on a new communicator, on all living ranks or again without those that died.
-
-    A call may fail on some ranks where it succeeds on others, which would then wait for those in
-    groups that these do not have. So they agree on its outcome.
-
-    Parameters
-    ----------
-    mpi : module
-    base : mpi4py.MPI.Intracomm
-        Ranks some of which may have died.
-    make : callable
-        Makes the communicator, `base.Dup` or `base.Shrink`.
-    create : callable
-        Creates the objects on it; called again with another one if ranks die meanwhile.
-    """
-    if not survives():
-        return create(make())
-    while True:
-        comm, made, error = None, None, None
-        try:
-            comm = make()
-            made = create(comm)
-        except (RankFailure, mpi.Exception) as problem:
-            if not isinstance(problem, RankFailure) and not _is_failure(mpi, problem):
-                raise
-            error = problem
-        if _all_succeeded(mpi, base, error is None) and made is not None:
-            return made
-        if comm:
-            comm.Revoke()
-        make = base.Shrink
-
-
-def _all_succeeded(mpi: Any, comm: Any, success: bool) -> bool:
-    """Return, on all living ranks alike, whether all have succeeded and none has died unseen."""
-    comm.Ack_failed()
-    try:
-        return bool(comm.Agree(int(success)))
-    except mpi.Exception as error:
-        if not _is_failure(mpi, error):
-            raise
-        return False
+    return create_together(mpi, mpi.COMM_WORLD, mpi.COMM_WORLD.Dup, create)
 
 
 def _initialise() -> Any:
@@ -181,7 +133,7 @@ def _initialise() -> Any:
         with warnings.catch_warnings():
             # mpi4py's own warning of the same, several lines on each rank; we raise instead.
             warnings.filterwarnings("ignore", "suspicious MPI execution", RuntimeWarning)
-            with ended_if_one_dies():
+            with end_if_one_fails():
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
 
@@ -274,7 +226,7 @@ class MpiCommunicator(Communicator):
         self._parent = parent  # kept alive: it knows the groups that were split off
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
         self._group = _Group(comm, members=self.members)
-        # Requests that are not complete, with their arrays, if ranks may die meanwhile.
+        # Requests that are not complete, with their arrays, if ranks may fail meanwhile.
         self.pending: set[Request] | None = set() if survives() else None
         if parent is not None:
             self.pending = parent.pending
@@ -308,8 +260,8 @@ class MpiCommunicator(Communicator):
             self.attendance.exit()
 
     def raise_failure(self, error: Exception) -> None:
-        """Raise `RankFailure` if a call has failed because ranks have died."""
-        if _is_failure(self._mpi, error):
+        """Raise `RankFailure` if a call has failed because ranks have failed."""
+        if is_failure(self._mpi, error):
             raise RankFailure from error
 
     def _free(self) -> None:
@@ -407,11 +359,11 @@ class MpiCommunicator(Communicator):
             comm = self._comm.Split(color, key)
             gathered = comm.allgather(own)
         except self._mpi.Exception as error:
-            if not _is_failure(self._mpi, error):
+            if not is_failure(self._mpi, error):
                 raise
             problem = error
         # Where it has succeeded while it failed on another rank, the group must not be used.
-        if survives() and not _all_succeeded(self._mpi, self._comm, problem is None):
+        if survives() and not all_succeeded(self._mpi, self._comm, problem is None):
             raise RankFailure from problem
         return comm, gathered
 
@@ -445,24 +397,24 @@ class MpiCommunicator(Communicator):
         before = root.attendance
         before.close()
         root._group.revoke()
-        _complete_all(root.pending or ())
+        complete_all(root.pending or ())
         failure = watched_failure()
         assert failure is not None
 
         def create(world: Any) -> MpiCommunicator:
             own = root.hosts[root.rank], root._group.members[root.rank]
             hosts, members = zip(*world.allgather(own), strict=True)
-            living = MpiCommunicator(self._mpi, world, list(hosts))
-            living.members = living._group.members = members
-            living.attendance.supervision = before.supervision
-            living._watch_attendance(failure)
-            comm = living._split(0, 0)
+            remaining = MpiCommunicator(self._mpi, world, list(hosts))
+            remaining.members = remaining._group.members = members
+            remaining.attendance.supervision = before.supervision
+            remaining._watch_attendance(failure)
+            comm = remaining._split(0, 0)
             comm.traffic = self.traffic
             return comm
 
         before.enter(Wait(root.name, root._group.members, "recovery", 0))
         try:
-            comm = _agreed(self._mpi, root._comm, root._comm.Shrink, create)
+            comm = create_together(self._mpi, root._comm, root._comm.Shrink, create)
         finally:
             before.exit()
         failure.comm, failure.lost_ranks = comm._parent or comm, True
@@ -493,19 +445,7 @@ class MpiCommunicator(Communicator):
 
 
 NOTICED_S = 0.3
-"""Seconds in which a rank learns that another one has died."""
-
-REVOKED_S = 2.0
-"""Seconds in which operations on revoked groups are complete."""
-
-
-def _complete_all(requests: Iterable[Request]) -> None:
-    """Wait until no operation of revoked groups accesses its array any more."""
-    until = time.monotonic() + REVOKED_S
-    for request in [*requests]:
-        with contextlib.suppress(RankFailure, ValueError):
-            while not request.test() and time.monotonic() < until:
-                time.sleep(1e-5)
+"""Seconds in which a rank learns that another one has failed."""
 
 
 class _MpiRequest(Request):

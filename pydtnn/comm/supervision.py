@@ -383,13 +383,13 @@ class Supervision:
         self.slot.limit(seconds)
 
     def survive(self, wanted: bool) -> None:
-        """Set whether this rank continues without ranks that die, instead of ending with them."""
+        """Set whether this rank continues without ranks that fail, instead of ending with them."""
         self.slot.words[SURVIVES] = wanted
 
-    def died_at(self, rank: int) -> float | None:
-        """Return when a rank of this host has died, in s of the monotonic clock, if it has."""
-        died = [slot.words[ENDED] for slot in self._slots if slot.rank == rank]
-        return died[0] / 1e9 if died and died[0] else None
+    def failed_at(self, rank: int) -> float | None:
+        """Return when a rank of this host has failed, in s of the monotonic clock, if it has."""
+        failed = [slot.words[ENDED] for slot in self._slots if slot.rank == rank]
+        return failed[0] / 1e9 if failed and failed[0] else None
 
     def prepare_for_preemption(self, grace: float) -> None:
         """Let SIGUSR1 end the run as SIGTERM does, after a step that may take `grace` seconds."""

@@ -162,7 +162,7 @@ class Ended(RuntimeError):
 
 
 class Killed(BaseException):
-    """Raised by a rank that dies, in tests: the others receive `RankFailure`, as of MPI."""
+    """Raised by a rank that fails, in tests: the others receive `RankFailure`, as of MPI."""
 
 
 class Awaited(Protocol):
@@ -208,8 +208,8 @@ class World:
         self._expected = size
         self._waiting: set[_Waiting] = set()
         self._has_helpers = False
-        self.deaths = 0
-        self._living = {*range(size)}
+        self.lost = 0
+        self._remaining = {*range(size)}
         self._formed = threading.Condition(self.lock)
         self._arrived: dict[int, tuple[tuple[int, ...], int] | None] = {}
 
@@ -223,23 +223,23 @@ class World:
         with self.lock:
             rank = self._running.pop(threading.get_ident())
             self._expected -= 1
-            self._living.discard(rank)
+            self._remaining.discard(rank)
             if error is not None and not isinstance(error, Ended):
                 self._fail(_named(rank, error))
             self._find_deadlock()
 
     def lose(self, rank: int) -> None:
-        """Record that a rank has died: waits in the groups that exist raise `RankFailure`."""
+        """Record that a rank has failed: waits in the groups that exist raise `RankFailure`."""
         with self.lock:
             self._running.pop(threading.get_ident())
             self._expected -= 1
-            self._living.discard(rank)
-            self.deaths += 1
+            self._remaining.discard(rank)
+            self.lost += 1
             self._wake_all()
             self._form()
 
-    def living(self, rank: int) -> tuple[tuple[int, ...], int]:
-        """Wait for all ranks that live; return their numbers, and of the deaths until then."""
+    def remaining(self, rank: int) -> tuple[tuple[int, ...], int]:
+        """Wait for all ranks that remain; return their numbers, and how many have failed."""
         with self.lock:
             self._arrived[rank] = None
             self._form()
@@ -250,9 +250,9 @@ class World:
             return found
 
     def _form(self) -> None:
-        if self._arrived.keys() >= self._living and not any(self._arrived.values()):
-            found = tuple(sorted(self._living)), self.deaths
-            self._arrived = dict.fromkeys(self._living, found)
+        if self._arrived.keys() >= self._remaining and not any(self._arrived.values()):
+            found = tuple(sorted(self._remaining)), self.lost
+            self._arrived = dict.fromkeys(self._remaining, found)
             self._formed.notify_all()
 
     def end(self, error: BaseException) -> None:
@@ -267,7 +267,7 @@ class World:
                 self._waiting.remove(one)
                 one.gate.release()
 
-    def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str], deaths: int = 0) -> None:
+    def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str], lost: int = 0) -> None:
         """Wait until an object is complete; `doing()` describes the wait in a deadlock error.
 
         Parameters
@@ -275,7 +275,7 @@ class World:
         what : Awaited
         rank : int
         doing : callable
-        deaths : int
+        lost : int
             See `passed`.
 
         Raises
@@ -283,10 +283,10 @@ class World:
         Ended
             If the run ends first.
         RankFailure
-            If a rank of the group has died.
+            If a rank of the group has failed.
         """
         with self.lock:
-            if self.passed(what.done, deaths):
+            if self.passed(what.done, lost):
                 return
             # A rank may also communicate from another thread; its waits are not tracked.
             self._has_helpers |= threading.get_ident() not in self._running
@@ -295,20 +295,20 @@ class World:
             self._waiting.add(one)
             self._find_deadlock()
         one.gate.acquire()
-        self.passed(what.done, deaths)
+        self.passed(what.done, lost)
 
-    def passed(self, ready: bool, deaths: int | None = None) -> bool:
+    def passed(self, ready: bool, lost: int | None = None) -> bool:
         """Return `ready`, for callers that poll instead of waiting; raise if the run has ended.
 
         Parameters
         ----------
         ready : bool
-        deaths : int, optional
-            Ranks that had died when the group was made: if there are more, it is not complete.
+        lost : int, optional
+            Ranks that had failed when the group was made: if there are more, it is not complete.
         """
         if not ready and self.failure is not None:
             raise Ended(describe(self.failure))
-        if not ready and deaths not in (None, self.deaths):
+        if not ready and lost not in (None, self.lost):
             raise RankFailure
         return ready
 
@@ -455,20 +455,20 @@ class _Group:
         hosts: Sequence[Hashable],
         name: str,
         members: Sequence[int],
-        deaths: int = 0,
+        lost: int = 0,
     ) -> None:
-        self.world, self.deaths = world, deaths
+        self.world, self.lost = world, lost
         self.hosts = hosts
         self.name, self.members = name, members
         self.meetings: dict[int, Meeting] = {}
         self.mailbox = Mailbox()
-        self._next: dict[int, _Group] = {}  # by the number of deaths
+        self._next: dict[int, _Group] = {}  # by the number of lost ranks
 
-    def succeeded(self, hosts: Sequence[Hashable], members: Sequence[int], deaths: int) -> _Group:
-        """Return the group that takes the place of this one after a death: one for all ranks."""
-        group = _Group(self.world, hosts, self.name, members, deaths)
+    def succeeded(self, hosts: Sequence[Hashable], members: Sequence[int], lost: int) -> _Group:
+        """Return the group that takes the place of this one after a failure: one for all ranks."""
+        group = _Group(self.world, hosts, self.name, members, lost)
         with self.world.lock:
-            return self._next.setdefault(deaths, group)
+            return self._next.setdefault(lost, group)
 
 
 class ThreadCommunicator(MeetingCommunicator):
@@ -486,14 +486,14 @@ class ThreadCommunicator(MeetingCommunicator):
         return ""
 
     def lost_ranks(self) -> bool:
-        return self._world.deaths > self._group.deaths
+        return self._world.lost > self._group.lost
 
     def shrink(self) -> ThreadCommunicator:
         own = self.members[self.rank]
-        living, deaths = self._world.living(own)
-        hosts = [self.hosts[self.members.index(rank)] for rank in living]
-        group = self._group.succeeded(hosts, living, deaths)
-        return ThreadCommunicator(group, living.index(own), self.traffic)
+        remaining, lost = self._world.remaining(own)
+        hosts = [self.hosts[self.members.index(rank)] for rank in remaining]
+        group = self._group.succeeded(hosts, remaining, lost)
+        return ThreadCommunicator(group, remaining.index(own), self.traffic)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = clock.now_ns()
@@ -515,7 +515,7 @@ class ThreadCommunicator(MeetingCommunicator):
 
     def _create_group(self, name: str, members: list[int]) -> _Group:
         hosts = [self.hosts[self.members.index(rank)] for rank in members]
-        return _Group(self._world, hosts, name, members, self._group.deaths)
+        return _Group(self._world, hosts, name, members, self._group.lost)
 
     def _create_member(self, group: _Group, rank: int) -> ThreadCommunicator:
         return ThreadCommunicator(group, rank, self.traffic)
@@ -535,14 +535,14 @@ class ThreadCommunicator(MeetingCommunicator):
             meeting,
             self.rank,
             lambda: f"{call.text} (without rank {meeting.missing()})",
-            self._group.deaths,
+            self._group.lost,
         )
         if meeting.problem:
             raise ValueError(meeting.problem)
         return meeting.result
 
     def _ended(self, meeting: Meeting) -> bool:
-        return self._world.passed(meeting.done, self._group.deaths)
+        return self._world.passed(meeting.done, self._group.lost)
 
 
 @dataclass(eq=False)
@@ -559,10 +559,10 @@ class _Transfer(Request):
 
     def wait(self) -> None:
         comm = self.comm
-        comm._world.wait_for(self.message, comm.rank, self.doing, comm._group.deaths)
+        comm._world.wait_for(self.message, comm.rank, self.doing, comm._group.lost)
         self.test()
 
     def test(self) -> bool:
         if self.message.problem:
             raise ValueError(self.message.problem)
-        return self.comm._world.passed(self.message.done, self.comm._group.deaths)
+        return self.comm._world.passed(self.message.done, self.comm._group.lost)

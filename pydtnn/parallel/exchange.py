@@ -77,7 +77,7 @@ class GradientExchange(StoresArguments):
     replicated : bool
         Class attribute, not inherited: whether all ranks have all of the state, which an update
         changes after the last message of a step, if the optimizer needs all gradients before it. A
-        rank that dies then takes nothing with it (`pydtnn.training.recovery`).
+        rank that fails then takes nothing with it (`pydtnn.training.recovery`).
     keeps_gradients : bool
         Class attribute: whether gradients of one step are used in another. Not supported by float16
         models, whose loss scale changes between steps.

@@ -27,7 +27,7 @@ def sum_in_order(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def average(comm: Communicator, arrays: Iterable[np.ndarray], weight: float) -> None:
     """Average arrays over all ranks in place, weighted by `weight`. Collective: all ranks call it.
 
-    If all weights are 0, arrays are unchanged, as is an array if a rank dies meanwhile.
+    If all weights are 0, arrays are unchanged, as is an array if a rank fails meanwhile.
     """
     total = np.array([weight], "float64")
     comm.allreduce(total)

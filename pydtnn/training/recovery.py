@@ -1,8 +1,8 @@
-"""Continue training without ranks that have died, from the state of those that live.
+"""Continue training without ranks that have failed, from the state of those that remain.
 
-Where all ranks have all of the state, the living ones agree on the last step that one of them has
+Where all ranks have all of the state, those that remain agree on the last step that one of them has
 completed. Its state is sent to all of them, also to those that had it: they are then equal for
-certain. No copy of the state is kept while no rank dies: an update begins when the last message of
+certain. No copy of the state is kept while no rank fails: an update begins when the last message of
 the step has arrived (`Optimizer.needs_all_gradients`), so that every rank has the state before a
 step or after it, and never a part of an update. Callbacks that have not been called at the end of
 the step or epoch are called by the trainer that continues (`Trainer.pending`).
@@ -184,7 +184,7 @@ SAMPLES, ERROR = "samples", "error/"
 
 
 def merge(own: dict[str, State], lost: dict[str, State], *, equal: bool) -> dict[str, State]:
-    """Return the state of a rank with that of a rank that has died.
+    """Return the state of a rank with that of a rank that has failed.
 
     Compression errors are added: what has not been sent is owed to the sum. Where ranks train with
     different parameters, these are averaged, as are the arrays of the optimizer, weighted by the
@@ -210,7 +210,7 @@ def merge(own: dict[str, State], lost: dict[str, State], *, equal: bool) -> dict
 
 
 class Memory:
-    """The state from which this rank continues if others die.
+    """The state from which this rank continues if others fail.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ class Memory:
     saved : Saved or None
         The state on which the ranks have agreed, until a trainer has it.
     snapshots : list of Snapshot
-        The last two: a rank may die while the others take one. Empty if all ranks have all state.
+        The last two: a rank may fail while the others take one. Empty if all ranks have all state.
     lost_steps : int
         Steps that were complete before the last agreement, and are repeated.
     """
@@ -263,7 +263,7 @@ class Memory:
     def agree(self, comm: Communicator) -> Saved | None:
         """Return the state to continue from; None to begin again.
 
-        Collective: all living ranks call it. If further ranks die meanwhile, it can be called
+        Collective: all remaining ranks call it. If further ranks fail meanwhile, it can be called
         again on another communicator.
         """
         if self.trainer is not None:
@@ -286,7 +286,7 @@ class Memory:
         return self.saved
 
     def _return_to_snapshot(self, comm: Communicator) -> Saved | None:
-        """Return this rank's state in the last snapshot that all living ranks have."""
+        """Return this rank's state in the last snapshot that all remaining ranks have."""
         own = {snapshot.key: snapshot for snapshot in self.snapshots}
         common = set.intersection(*map(set, comm.gather_object([*own])))
         completed = max(comm.gather_object(self._iterations))

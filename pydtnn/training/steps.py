@@ -69,6 +69,6 @@ class Eager:
         statistics.samples += len(batch)
         exchange.samples += len(batch)
         setup.update()
-        with setup.phase("update"):  # after the last message: if a rank dies, nothing has changed
+        with setup.phase("update"):  # after the last message: if a rank fails, nothing has changed
             statistics.fold()
         return lambda: totals

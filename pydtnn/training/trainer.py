@@ -119,9 +119,9 @@ class Trainer(SuggestsNames):
         Set by a callback, on all ranks, to stop training after this epoch.
     pending : tuple of str and int, or None
         The event at the end of a step or an epoch in progress, and the number of the callback that
-        is called. Training that continues after ranks have died completes it first.
+        is called. Training that continues after ranks have failed completes it first.
     recovered : bool
-        Whether the next `fit` continues after ranks have died: no algorithm is measured again.
+        Whether the next `fit` continues after ranks have failed: no algorithm is measured again.
     objective : Objective
         Losses, metrics and their names.
     loss_scale : LossScale or None
@@ -521,7 +521,7 @@ class Trainer(SuggestsNames):
             self._call(callback, event, *args)
 
     def _notify_of_end(self, event: str) -> None:
-        """Call a method of every callback, or complete these calls after ranks have died."""
+        """Call a method of every callback, or complete these calls after ranks have failed."""
         first = 0 if self.pending is None else self.pending[1]
         for number, callback in enumerate(self._all_callbacks()[first:], first):
             self.pending = event, number

@@ -58,20 +58,20 @@ class NotSavedError(AgreedError):
 
 
 class TooFewRanksError(AgreedError):
-    """Fewer ranks live than the run requires; it can be continued later."""
+    """Fewer ranks remain than the run requires; it can be continued later."""
 
     status = 75  # EX_TEMPFAIL of sysexits.h, as after --timeout
 
 
 class RankFailure(BaseException):
-    """Other ranks have died: raised by every call on a communicator that has one of them.
+    """Other ranks have failed: raised by every call on a communicator that has one of them.
 
     It is not an `Exception`, so that handlers of errors of a rank let it pass. Without `--survive`
-    it ends the run; otherwise the living ranks continue without the others.
+    it ends the run; otherwise the remaining ranks continue without the others.
     """
 
     def __init__(self) -> None:
-        super().__init__("a rank has died; start with --survive to continue without it")
+        super().__init__("a rank has failed; start with --survive to continue without it")
 
 
 class RankError(RuntimeError):

@@ -41,7 +41,7 @@ def is_first_on_host() -> bool:
 
 
 def survives() -> bool:
-    """Return whether launcher and MPI let ranks continue if another one dies.
+    """Return whether launcher and MPI let ranks continue if another one fails.
 
     Open MPI's ``mpirun --with-ft ulfm`` sets the variable.
     """

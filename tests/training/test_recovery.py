@@ -1,4 +1,4 @@
-"""Runs of ranks that are threads, some of which die: the others continue, to the same end."""
+"""Runs of ranks that are threads, some of which fail: the others continue, to the same end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ OPTIONS: dict[str, Any] = {
     "straggler_factor": 0.0,
 }
 
-Deaths = dict[int, int]
-"""Ranks by their first number, and the call of a communicator in which each dies."""
+Failures = dict[int, int]
+"""Ranks by their first number, and the call of a communicator in which each fails."""
 
 
 def train(folder: Path, ranks: int = 3, **options: Any) -> bytes:
@@ -44,15 +44,17 @@ def train(folder: Path, ranks: int = 3, **options: Any) -> bytes:
     return save.read_bytes()
 
 
-def deaths_in(folder: Path) -> list[dict[str, Any]]:
-    deaths: list[dict[str, Any]] = json.loads((folder / "run" / "run.json").read_text())["deaths"]
-    return deaths
+def failures_in(folder: Path) -> list[dict[str, Any]]:
+    failures: list[dict[str, Any]] = json.loads((folder / "run" / "run.json").read_text())[
+        "failures"
+    ]
+    return failures
 
 
 @pytest.fixture
-def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deaths], None]:
-    """A function that sets who dies when, from now on."""
-    chosen: Deaths = {}
+def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Failures], None]:
+    """A function that sets who fails when, from now on."""
+    chosen: Failures = {}
     counts: dict[int, Iterator[int]] = {}
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,55 +69,57 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Deaths], None]:
     for name in ("_join", "_isend"):
         monkeypatch.setattr(ThreadCommunicator, name, counted(getattr(ThreadCommunicator, name)))
 
-    def choose(deaths: Deaths) -> None:
+    def choose(failures: Failures) -> None:
         chosen.clear()
         counts.clear()
-        chosen.update(deaths)
+        chosen.update(failures)
 
     return choose
 
 
-def check_deaths(folder: Path, kill: Callable[[Deaths], None], all_deaths: list[Deaths]) -> None:
-    """Every run in which ranks die ends with the bytes of one in which none dies."""
+def check_failures(
+    folder: Path, kill: Callable[[Failures], None], all_failures: list[Failures]
+) -> None:
+    """Every run in which ranks fail ends with the bytes of one in which none fails."""
     options: dict[str, Any] = {"exact": True, "checkpoint_every": "3 steps", "ema": 0.9}
     options["plateau"] = 1
     kill({})
     expected = train(folder / "undisturbed", **options)
-    for number, deaths in enumerate(all_deaths):
-        kill(deaths)
-        assert train(folder / str(number), **options) == expected, deaths
+    for number, failures in enumerate(all_failures):
+        kill(failures)
+        assert train(folder / str(number), **options) == expected, failures
 
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
-    tmp_path: Path, kill: Callable[[Deaths], None], victim: int
+    tmp_path: Path, kill: Callable[[Failures], None], victim: int
 ) -> None:
     """Before training, in a step, between steps, in an evaluation, at the end."""
-    check_deaths(tmp_path, kill, [{victim: call} for call in (4, 45, 71, 110, 150)])
+    check_failures(tmp_path, kill, [{victim: call} for call in (4, 45, 71, 110, 150)])
 
 
 def test_two_ranks_may_die_together_or_while_the_others_recover(
-    tmp_path: Path, kill: Callable[[Deaths], None]
+    tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
-    check_deaths(tmp_path, kill, [{0: 60, 1: 60}, {1: 60, 2: 66}, {0: 60, 1: 75}])
+    check_failures(tmp_path, kill, [{0: 60, 1: 60}, {1: 60, 2: 66}, {0: 60, 1: 75}])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_may_die_in_any_call(
-    tmp_path: Path, kill: Callable[[Deaths], None], victim: int
+    tmp_path: Path, kill: Callable[[Failures], None], victim: int
 ) -> None:
-    check_deaths(tmp_path, kill, [{victim: call} for call in range(0, 200, 17)])
+    check_failures(tmp_path, kill, [{victim: call} for call in range(0, 200, 17)])
 
 
 def test_plain_training_continues_with_the_same_global_batch(
-    tmp_path: Path, kill: Callable[[Deaths], None]
+    tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
     kill({1: 40})
     train(tmp_path, accumulation=2)
-    [death] = deaths_in(tmp_path)
-    assert (death["ranks"], death["remaining"], death["lost_steps"]) == ([1], 2, 0)
-    assert all(death[name] >= 0 for name in ("agreement", "rebuilding", "next_step"))
+    [failure] = failures_in(tmp_path)
+    assert (failure["ranks"], failure["remaining"], failure["lost_steps"]) == ([1], 2, 0)
+    assert all(failure[name] >= 0 for name in ("agreement", "rebuilding", "next_step"))
     history = json.loads((tmp_path / "run" / "history.json").read_text())
     assert len(history) == 2
     arrays = decode((tmp_path / "end.safetensors").read_bytes())
@@ -123,20 +127,20 @@ def test_plain_training_continues_with_the_same_global_batch(
 
 
 def test_with_too_few_ranks_a_checkpoint_is_saved(
-    tmp_path: Path, kill: Callable[[Deaths], None]
+    tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
     kill({1: 50})
-    with pytest.raises(TooFewRanksError, match=r"^rank 1 died: 2 ranks remain, fewer than"):
+    with pytest.raises(TooFewRanksError, match=r"^rank 1 failed: 2 ranks remain, fewer than"):
         train(tmp_path, min_ranks=3)
     assert TooFewRanksError.status == 75
     assert find_checkpoints(tmp_path / "run")
 
 
-def test_without_survive_a_death_ends_the_run(
-    tmp_path: Path, kill: Callable[[Deaths], None]
+def test_without_survive_a_failure_ends_the_run(
+    tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
     kill({1: 50})
-    with pytest.raises(RankFailure, match="a rank has died; start with --survive"):
+    with pytest.raises(RankFailure, match="a rank has failed; start with --survive"):
         train(tmp_path, survive=False)
 
 
@@ -157,16 +161,16 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
-    tmp_path: Path, kill: Callable[[Deaths], None], options: dict[str, Any]
+    tmp_path: Path, kill: Callable[[Failures], None], options: dict[str, Any]
 ) -> None:
     kill({})
     expected = train(tmp_path / "undisturbed", buddy_interval=3, **options)
     for victim, call in ((0, 60), (2, 50)):
         kill({victim: call})
         weights = train(tmp_path / str(victim), buddy_interval=3, **options)
-        [death] = deaths_in(tmp_path / str(victim))
-        assert (death["ranks"], death["remaining"]) == ([victim], 2)
-        assert 0 <= death["lost_steps"] <= 3
+        [failure] = failures_in(tmp_path / str(victim))
+        assert (failure["ranks"], failure["remaining"]) == ([victim], 2)
+        assert 0 <= failure["lost_steps"] <= 3
         if "exact" in options:
             assert weights == expected
         assert all(np.isfinite(array).all() for array in decode(weights).values())
@@ -185,7 +189,7 @@ def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_a_rank_with_state_of_its_own_may_die_in_any_call(
-    tmp_path: Path, kill: Callable[[Deaths], None], options: dict[str, Any]
+    tmp_path: Path, kill: Callable[[Failures], None], options: dict[str, Any]
 ) -> None:
     kill({})
     expected = train(tmp_path / "undisturbed", buddy_interval=3, **options)
@@ -208,7 +212,7 @@ def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy() -> None:
     assert merge(own, lost, equal=True)["exchange"]["own/w"][0] == 4.0
 
 
-def test_the_living_ranks_keep_their_order() -> None:
+def test_the_remaining_ranks_keep_their_order() -> None:
     def work(comm: Communicator) -> tuple[int, int, tuple[int, ...]]:
         try:
             if comm.rank == 1:
@@ -221,5 +225,5 @@ def test_the_living_ranks_keep_their_order() -> None:
         comm.allreduce(total)
         return comm.rank, int(total[0]), tuple(comm.members)
 
-    living = (0, 2, 3)
-    assert run_threads(4, work) == [(0, 3, living), None, (1, 3, living), (2, 3, living)]
+    remaining = (0, 2, 3)
+    assert run_threads(4, work) == [(0, 3, remaining), None, (1, 3, remaining), (2, 3, remaining)]

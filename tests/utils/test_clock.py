@@ -25,9 +25,9 @@ REAL = {
     "comm/signals.py": "a second signal",
     "comm/attendance.py": "ranks that have ended",
     "comm/waiting.py": "waits of a rank",
-    "comm/mpi.py": "operations on groups with dead ranks",
-    "comm/starting.py": "ranks that start",
-    "cli/survival.py": "detection and agreement after a death",
+    "comm/mpi.py": "operations on groups with failed ranks",
+    "comm/ulfm.py": "operations on revoked groups, and ranks that start",
+    "cli/survival.py": "detection and agreement after a failure",
 }
 """Modules that read the time of the machine, and what they measure."""
 

@@ -1,8 +1,8 @@
 """The flight record of a rank: the newest records in its slot, as a file of a trace.
 
-It is written by the process that watches the slot, so also for a rank that is stopped or dead, and
-has the format of `pydtnn.tracing.records`, without NumPy. What `--trace` records of a whole run is
-then here for its end, and all that reads traces reads it.
+It is written by the process that watches the slot, so also for a rank that is stopped or killed.
+It has the format of `pydtnn.tracing.records`, without NumPy. What `--trace` records of a whole run
+is then here for its end, and all that reads traces reads it.
 """
 
 from __future__ import annotations

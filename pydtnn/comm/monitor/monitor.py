@@ -50,7 +50,7 @@ class LastStep:
         self._settled_at = 0.0
 
     def lose(self, rank: int) -> None:
-        """Agree without a rank, which has died."""
+        """Agree without a rank, which has failed."""
         self._ranks -= 1
         self._begun.pop(rank, None)
         self._decide_if_complete()
@@ -109,7 +109,7 @@ MAX_UNKNOWN_CONNECTIONS = 16
 """Connections that have not sent the token yet; the oldest are closed when there are more."""
 
 SURVIVED_S = 1.0
-"""Seconds from the death of a rank to the flight records, in which the others recover."""
+"""Seconds from the failure of a rank to the flight records, in which the others recover."""
 
 FLIGHT_TIMEOUT_S = 5.0
 """Seconds to wait for the flight records of other hosts."""
@@ -216,7 +216,7 @@ class Monitor:
         self._later: tuple[float, Sequence[Row], str] | None = None
         self._why = "the end of the run"  # what the first host knows better
         self._last = LastStep(len(facts.hosts), self._tell_all)
-        self._lost: set[int] = set()  # ranks that have died, without which others continue
+        self._lost: set[int] = set()  # ranks that have failed, without which others continue
         self._excluded_at = -math.inf
 
         if listener is not None:
@@ -277,7 +277,7 @@ class Monitor:
 
     @property
     def _survives(self) -> bool:
-        """Whether ranks continue without those that die."""
+        """Whether ranks continue without those that fail."""
         return any(slot.words[SURVIVES] for slot in self._slots)
 
     def failed(self, rank: int) -> None:
@@ -288,7 +288,7 @@ class Monitor:
         """
         if self._survives:
             rows = self._watched.look(time.monotonic())  # with this rank
-            self._later = time.monotonic() + SURVIVED_S, rows, f"rank {rank} has died"
+            self._later = time.monotonic() + SURVIVED_S, rows, f"rank {rank} has failed"
             self._slot(rank).fail()
             failed: Message = {"what": "failed", "rank": rank, "numbers": []}
             if self._first is None or not self._first.tell(failed):
@@ -366,9 +366,9 @@ class Monitor:
             self._end_all(LOST_STATUS)
 
     def _other_hosts(self) -> set[int]:
-        """Return the other hosts with ranks that live."""
-        living = {host for rank, host in enumerate(self._facts.hosts) if rank not in self._lost}
-        return living - {self._facts.host}
+        """Return the other hosts with ranks that remain."""
+        remaining = {host for rank, host in enumerate(self._facts.hosts) if rank not in self._lost}
+        return remaining - {self._facts.host}
 
     def _expire(self) -> None:
         """Report, and end all ranks, unless a rank is in a phase without deadline.
@@ -421,7 +421,7 @@ class Monitor:
             _write(self._collect(line, seconds)[1])
 
     def _record(self, why: str, rows: Sequence[Row] = ()) -> None:
-        """Write the flight records of the ranks of this host, by default of those that live."""
+        """Write the flight records of the ranks of this host, by default of those that remain."""
         rows = rows or self._watched.look(time.monotonic())
         by_rank = {slot.rank: slot for slot in self._slots}
         for row in rows:
@@ -612,8 +612,8 @@ class Monitor:
         elif what == "rows":
             with contextlib.suppress(ValueError):
                 rows = [Row.from_json(row) for row in message["rows"]]
-                living = [r for r in self._facts.ranks_of(link.host) if r not in self._lost]
-                complete = [row.rank for row in rows] == living
+                remaining = [r for r in self._facts.ranks_of(link.host) if r not in self._lost]
+                complete = [row.rank for row in rows] == remaining
                 if complete and message["request"] == self._request:  # not of an earlier one
                     self._answers[link.host] = rows, message["stacks"]
         elif what == "expired" or message.get("rank") in self._facts.ranks_of(link.host):

@@ -28,10 +28,10 @@ process that the rank has answered, and the length of the answer."""
 
 MONITOR, BEATS, ENDED = range(STACK + DEEPEST + 7, STACK + DEEPEST + 10)
 """Words that the monitor process writes: its number, how often it has looked at this slot, and when
-the rank has died, in ns of the monotonic clock (0: it lives)."""
+the rank has failed, in ns of the monotonic clock (0: it has not)."""
 
 SURVIVES = STACK + DEEPEST + 10
-"""Word of a slot: whether the rank continues without ranks that die."""
+"""Word of a slot: whether the rank continues without ranks that fail."""
 
 LANES, LANE, MOST_LANES = 35, 12, 7
 """First word of the lanes of other threads, words of each, and their maximum number: its name, the
@@ -153,7 +153,7 @@ class Slot:
         self.words[PID] = 0
 
     def fail(self) -> None:
-        """Mark that the process has died, and others continue without it."""
+        """Mark that the process has failed, and others continue without it."""
         self.words[ENDED] = time.monotonic_ns()
         self.close()
 

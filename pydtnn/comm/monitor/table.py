@@ -146,7 +146,7 @@ class Watched:
         return found
 
     def look(self, now: float) -> list[Row]:
-        """Return the rows of all ranks, without those that have died and others survive.
+        """Return the rows of all ranks, without those that have failed and others survive.
 
         Parameters
         ----------

@@ -230,6 +230,17 @@ def test_a_signal_is_passed_on_and_its_status_returned(inside: Path) -> None:
         assert process.wait(30) == 143
 
 
+def test_a_launcher_that_is_stopped_and_continued_waits_on(inside: Path) -> None:
+    command = script(inside, 'pathlib.Path("ready").touch()\ntime.sleep(2.5)')
+    line = [sys.executable, "-m", "pydtnn.launch", "--", *command]
+    with subprocess.Popen(line, cwd=inside) as process:
+        wait_for((inside / "ready").exists)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.8)  # longer than it waits for a signal at a time
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30) == 0
+
+
 def launch(folder: Path, ranks: int, options: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Start a small exact run in a folder."""
     command = [str(mpiexec()), "-n", str(ranks), sys.executable, "-m", "pydtnn.train"]

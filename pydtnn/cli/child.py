@@ -71,7 +71,7 @@ def run_child(command: Sequence[str]) -> Ended:
         received: list[int] = []
         while child.poll() is None:
             found = signal.sigtimedwait(waited, POLL_S)
-            if found is None or found.si_signo == signal.SIGCHLD:
+            if found is None or found.si_signo not in watched:  # any number after a SIGCONT
                 continue
             received.append(found.si_signo)
             if found.si_code != _FROM_KERNEL:

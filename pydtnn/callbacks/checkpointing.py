@@ -138,7 +138,8 @@ class Checkpointer(Callback):
                 )
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
-            on_rank_0(trainer.comm, self._check_folder)
+            if not trainer.recovered:
+                on_rank_0(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
             self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
         self._comm, self._saver = trainer.comm, self._create_saver()

@@ -42,6 +42,7 @@ class Training(Protocol):
     losses: list[float]
     seconds: dict[str, float]
     stop: bool
+    recovered: bool
     samples_seen: int
     global_batch_size: int
     shares: tuple[int, ...] | None

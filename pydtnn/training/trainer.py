@@ -121,7 +121,7 @@ class Trainer(SuggestsNames):
         The event at the end of a step or an epoch in progress, and the number of the callback that
         is called. Training that continues after ranks have failed completes it first.
     recovered : bool
-        Whether the next `fit` continues after ranks have failed: no algorithm is measured again.
+        Whether training continues after ranks have failed: no algorithm is measured again.
     objective : Objective
         Losses, metrics and their names.
     loss_scale : LossScale or None
@@ -349,7 +349,6 @@ class Trainer(SuggestsNames):
         largest = -(-min(loader.global_batch_size, len(train)) // loader.shards)
         if not self.recovered:
             autotune(self.model, self.comm, largest, training=True)
-        self.recovered = False
         return loader
 
     def _run_epoch(self, loader: Loader, seed: int, validation: Dataset | None) -> None:

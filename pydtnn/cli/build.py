@@ -220,7 +220,8 @@ def create_job(
     group = comm if mesh is None else mesh.data
     train, validation = data or share_data(config, comm)
     axes = {"data": comm.size} if mesh is None else mesh.shape
-    work = describe_run(config, axes, describe_data(config, train, group.size))
+    parts = group.size if survival is None else survival.parts
+    work = describe_run(config, axes, describe_data(config, train, parts))
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(

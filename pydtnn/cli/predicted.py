@@ -242,7 +242,7 @@ def choose_parallel(
     """
 
     def describe() -> dict[str, Any]:
-        return describe_data(config, create_data(config)[0], comm.size)
+        return describe_data(config, create_data(config)[0], comm.launched)
 
     work = describe_run(config, {}, comm.gather_object(on_rank_0(comm, describe))[0])
     if option := no_formula(config, work):

@@ -63,16 +63,17 @@ def run(config: TrainConfig, comm: Communicator) -> None:
 
     With `--survive` this is done again, from the state in memory, whenever ranks have failed.
     """
-    survival = Survival(config) if config.survive else None
+    survival = Survival(config, comm.launched) if config.survive else None
     while True:
         try:
             together(comm, check_survival, config, comm)
+            if survival is not None:
+                config = survival.on(comm.size)
             return _run(config, comm, survival)
         except (Exception, RankFailure) as error:
             if survival is None or not (isinstance(error, RankFailure) or comm.lost_ranks()):
                 raise
         comm = survival.recover(comm)
-        config = survival.config
 
 
 def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> None:

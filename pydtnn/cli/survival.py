@@ -140,7 +140,9 @@ class Survival(Callback):
     Attributes
     ----------
     config : TrainConfig
-        With the global batch size and the folder of the first attempt.
+        Of the present attempt.
+    launched : int
+        Ranks with which the run began; some may have failed before the first attempt.
     job : pydtnn.cli.build.Job or None
         The last job that has been created.
     directory : Path or None
@@ -153,6 +155,7 @@ class Survival(Callback):
     """
 
     config: TrainConfig
+    launched: int
     job: Any = None
     directory: Path | None = None
     memory: Memory = field(init=False)
@@ -162,6 +165,14 @@ class Survival(Callback):
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.config.buddy_interval)
+        self._parallel = self.config.parallel
+
+    @property
+    def parts(self) -> int:
+        """Parts in which the samples of a step were divided when the run began."""
+        if not self._parallel or self._parallel == AUTO_PARALLEL:
+            return self.launched
+        return read_axes(self._parallel).get("data", 1)
 
     @property
     def again(self) -> bool:
@@ -203,10 +214,13 @@ class Survival(Callback):
                 lost_steps=self.memory.lost_steps,
             )
         )
-        self.config = _on_fewer_ranks(self.config, comm.size)
-        if self.job is not None:
-            self.config = replace(self.config, global_batch_size=self.job.work.batch)
         return comm
+
+    def on(self, ranks: int) -> TrainConfig:
+        """Return the configuration for an attempt on so many ranks."""
+        if ranks < self.launched:
+            self.config = _on_fewer_ranks(self.config, ranks)
+        return self.config
 
     def recovers(self, trainer: Trainer) -> bool:
         """Load the state of the ranks into a new trainer; return whether there is one.
@@ -220,7 +234,7 @@ class Survival(Callback):
         """
         if self.saved is not None:
             restore(trainer, self.saved)
-        if self.failures and trainer.comm.size < self.config.min_ranks:
+        if trainer.comm.size < min(self.config.min_ranks, self.launched):
             self._give_up(trainer)
         return self.saved is not None
 
@@ -232,8 +246,7 @@ class Survival(Callback):
             path = save_checkpoint(self.directory, trainer, config=course, keep=keep)
         state = f"their state is saved in {path}" if path else "no step has been trained"
         raise TooFewRanksError(
-            f"{name_ranks(self.failures[-1].ranks)} failed: {ranks} rank{'s' * (ranks > 1)} "
-            f"remain, fewer than --min-ranks {least}; {state}"
+            f"{ranks} of {self.launched} ranks remain, fewer than --min-ranks {least}; {state}"
         )
 
     def about(self) -> list[dict[str, Any]]:

@@ -71,6 +71,8 @@ class Communicator(SuggestsNames, ABC):
         This rank among those on its host, and their number.
     members : sequence of int
         The ranks of this group, numbered among all ranks of the run.
+    launched : int
+        The number of ranks with which the run began, which includes those that have failed.
     name : str
         Name of this group, equal on all of its ranks, and different from that of other groups that
         a rank belongs to.
@@ -98,6 +100,7 @@ class Communicator(SuggestsNames, ABC):
         self.local_rank = self.hosts[:rank].count(self.hosts[rank])
         self.local_size = self.hosts.count(self.hosts[rank])
         self.members: Sequence[int] = range(self.size)
+        self.launched = self.size
         self.traffic = traffic or Traffic()
         self._others = (self.size - 1) / self.size
 

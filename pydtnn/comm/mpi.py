@@ -221,6 +221,7 @@ class MpiCommunicator(Communicator):
         super().__init__(comm.rank, hosts, None if parent is None else parent.traffic)
         self._mpi = mpi
         self._comm = comm
+        self.launched = mpi.COMM_WORLD.size
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._sleeps: bool = sleeps() if parent is None else parent._sleeps
         self._parent = parent  # kept alive: it knows the groups that were split off

@@ -202,7 +202,7 @@ class World:
     """
 
     def __init__(self, size: int) -> None:
-        self.lock = threading.Lock()
+        self.size, self.lock = size, threading.Lock()
         self.failure: BaseException | None = None
         self._running: dict[int, int] = {}  # thread -> rank
         self._expected = size
@@ -476,7 +476,7 @@ class ThreadCommunicator(MeetingCommunicator):
 
     def __init__(self, group: _Group, rank: int, traffic: Traffic | None = None) -> None:
         super().__init__(group, rank, traffic)
-        self._world = group.world
+        self._world, self.launched = group.world, group.world.size
 
     def abort(self, code: int) -> NoReturn:
         self._world.end(RankError(self.rank, f"aborted with status {code}"))

@@ -32,7 +32,7 @@ class Wrapper(Communicator):
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.hosts, inner.traffic)
         self.inner = inner
-        self.members, self.name = inner.members, inner.name
+        self.members, self.name, self.launched = inner.members, inner.name, inner.launched
         self.capturable = inner.capturable
         self._frees_inner = False
 

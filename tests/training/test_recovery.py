@@ -112,6 +112,17 @@ def test_a_rank_may_die_in_any_call(
     check_failures(tmp_path, kill, [{victim: call} for call in range(0, 200, 17)])
 
 
+def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
+    tmp_path: Path, kill: Callable[[Failures], None]
+) -> None:
+    """Also if a rank fails before the first attempt has counted its samples."""
+    for number, failures in enumerate(({0: 1}, {2: 3}, {1: 60})):
+        kill(failures)
+        train(tmp_path / str(number), batch_size=5, global_batch_size=None)
+        content = json.loads((tmp_path / str(number) / "run" / "run.json").read_text())
+        assert content["global_batch_size"] == 15
+
+
 def test_plain_training_continues_with_the_same_global_batch(
     tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
@@ -130,7 +141,7 @@ def test_with_too_few_ranks_a_checkpoint_is_saved(
     tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
     kill({1: 50})
-    with pytest.raises(TooFewRanksError, match=r"^rank 1 failed: 2 ranks remain, fewer than"):
+    with pytest.raises(TooFewRanksError, match=r"^2 of 3 ranks remain, fewer than"):
         train(tmp_path, min_ranks=3)
     assert TooFewRanksError.status == 75
     assert find_checkpoints(tmp_path / "run")

@@ -56,7 +56,7 @@ PARTS = ("detection", "agreement", "rebuilding", "next_step")
 RECOVERY_S = 0.3
 """Longest time between two failures, of which the second is to hit the recovery from the first."""
 
-HANGS_S = 90.0
+HANGS_S = 300.0
 """Seconds after which a run of a few seconds hangs."""
 
 

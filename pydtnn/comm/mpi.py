@@ -262,7 +262,8 @@ class MpiCommunicator(Communicator):
 
     def raise_failure(self, error: Exception) -> None:
         """Raise `RankFailure` if a call has failed because ranks have failed."""
-        if is_failure(self._mpi, error):
+        revoked = survives() and bool(self._comm) and self._comm.Is_revoked()
+        if revoked or is_failure(self._mpi, error):
             raise RankFailure from error
 
     def _free(self) -> None:
@@ -275,6 +276,8 @@ class MpiCommunicator(Communicator):
             # The caller has printed the reason; MPICH would add a line without one.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         finally:
+            if survives():  # Abort would end this rank alone, and the others not learn of it
+                os._exit(code)
             self._mpi.COMM_WORLD.Abort(code)
 
     def _allreduce(self, array: np.ndarray, op: str) -> None:
@@ -359,8 +362,8 @@ class MpiCommunicator(Communicator):
         try:
             comm = self._comm.Split(color, key)
             gathered = comm.allgather(own)
-        except self._mpi.Exception as error:
-            if not is_failure(self._mpi, error):
+        except Exception as error:  # of any kind: a failed call may return garbage
+            if not (is_failure(self._mpi, error) or self.lost_ranks()):
                 raise
             problem = error
         # Where it has succeeded while it failed on another rank, the group must not be used.
@@ -407,6 +410,8 @@ class MpiCommunicator(Communicator):
             hosts, members = zip(*world.allgather(own), strict=True)
             remaining = MpiCommunicator(self._mpi, world, list(hosts))
             remaining.members = remaining._group.members = members
+            name = f"{remaining.size} of {remaining.launched}"  # its calls are counted anew
+            remaining.name = remaining._group.name = name
             remaining.attendance.supervision = before.supervision
             remaining._watch_attendance(failure)
             comm = remaining._split(0, 0)

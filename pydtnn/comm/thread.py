@@ -466,7 +466,8 @@ class _Group:
 
     def succeeded(self, hosts: Sequence[Hashable], members: Sequence[int], lost: int) -> _Group:
         """Return the group that takes the place of this one after a failure: one for all ranks."""
-        group = _Group(self.world, hosts, self.name, members, lost)
+        name = f"{len(members)} of {self.world.size}"  # its calls are counted anew
+        group = _Group(self.world, hosts, name, members, lost)
         with self.world.lock:
             return self._next.setdefault(lost, group)
 

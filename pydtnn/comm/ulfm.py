@@ -28,11 +28,12 @@ from pydtnn.utils.request import Request
 
 Made = TypeVar("Made")
 
+_ATTEMPTS = 20
+"""Attempts to create a group; each may be disturbed by the failure of another rank."""
 
-def is_failure(mpi: Any, error: BaseException) -> bool:
+
+def is_failure(mpi: Any, error: Exception) -> bool:
     """Return whether a call has failed because of a failed rank, noticed here or by another one."""
-    if isinstance(error, RankFailure):
-        return True
     failures = mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
     return isinstance(error, mpi.Exception) and error.Get_error_class() in failures
 
@@ -56,19 +57,20 @@ def create_together(
     """
     if not survives():
         return create(make())
-    while True:
+    problem: BaseException = RankFailure()
+    for _ in range(_ATTEMPTS):
         comm, made = None, None
         try:
             comm = make()
             made = create(comm)
-        except (RankFailure, mpi.Exception) as error:
-            if not is_failure(mpi, error):
-                raise
+        except (RankFailure, Exception) as error:  # of any kind: a failed call may return garbage
+            problem = error
         if all_succeeded(mpi, base, made is not None) and made is not None:
             return made
         if comm:
             comm.Revoke()
         make = base.Shrink
+    raise problem
 
 
 def all_succeeded(mpi: Any, comm: Any, success: bool) -> bool:
@@ -90,7 +92,7 @@ def complete_all(requests: Iterable[Request]) -> None:
     """Wait until no operation of revoked groups accesses its array any more."""
     until = time.monotonic() + REVOKED_S
     for request in [*requests]:
-        with contextlib.suppress(RankFailure, ValueError):
+        with contextlib.suppress(Exception, RankFailure):  # errors of many kinds have been seen
             while not request.test() and time.monotonic() < until:
                 time.sleep(1e-5)
 

@@ -28,7 +28,7 @@ MAX_GREETING_BYTES = 256
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest message, in B."""
 
-NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 0, "finish": 0, "flight": 0}
+NUMBERS = {"table": 0, "signal": 1, "begun": 1, "failed": 1, "finish": 0, "flight": 0}
 """Messages of ranks, and how many numbers follow."""
 
 LINES = ("stacks", "finish", "flight")

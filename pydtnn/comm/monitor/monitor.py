@@ -284,13 +284,13 @@ class Monitor:
         """A rank of this host has failed: it has ended without announcing that.
 
         Unless they survive, all other ranks are ended, by the rank that has reported an error if
-        there is one, and by this process if it fails to.
+        there is one, and by this process if it fails to. None survives an error that is reported.
         """
-        if self._survives:
+        failed: Message = {"what": "failed", "rank": rank, "numbers": [0]}
+        if self._survives and not self._end_report.claimed:
             rows = self._watched.look(time.monotonic())  # with this rank
             self._later = time.monotonic() + SURVIVED_S, rows, f"rank {rank} has failed"
             self._slot(rank).fail()
-            failed: Message = {"what": "failed", "rank": rank, "numbers": []}
             if self._first is None or not self._first.tell(failed):
                 self._act(failed)
             return
@@ -298,11 +298,11 @@ class Monitor:
         if not self._recorded:
             self._record(f"rank {rank} has ended unexpectedly")
             self._recorded = True
-        if reported:
+        if reported and not self._survives:  # where ranks may fail, MPI ends none of the others
             self._await_end()
         status = 1 if reported else LOST_STATUS
         if self._first is not None:
-            self._first.tell({"what": "failed", "rank": rank, "numbers": []})
+            self._first.tell(failed | {"numbers": [1]})
             time.sleep(FORWARDING_S)
             self._end(status)
         self._end_all(status)
@@ -359,7 +359,7 @@ class Monitor:
             self._why = f"an error of rank {message['rank']}"
             self._finish(what)
             self._tell_all("finished")
-        elif what == "failed" and self._survives:
+        elif what == "failed" and not message["numbers"][0]:
             self._lost.add(message["rank"])
             self._last.lose(message["rank"])
         elif what == "failed":

@@ -132,6 +132,11 @@ class EndReport:
         self._file, self._length = file, length
         self._launcher, self.kills, self._all_here = launcher, kills, all_here
 
+    @property
+    def claimed(self) -> bool:
+        """Whether a process of the host has reported the end of the run."""
+        return os.fstat(self._file).st_size > self._length
+
     def claim(self) -> bool:
         """Return whether this is the first process of the host to report the end of the run."""
         return is_first(self._file, self._length)

@@ -253,6 +253,7 @@ def traced(job: Job) -> Iterator[Trace | None]:
         memory=backend.memory,
         layers=layer_costs(trainer.model, samples),
         machine=machine,
+        failures=[] if job.survival is None else job.survival.failures,
     )
     with trace, contextlib.ExitStack() as stack:
         if config.trace_kernels:

@@ -21,6 +21,7 @@ from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankFailure, TooFewRanksError
+from pydtnn.utils.observer import phase
 
 
 def check_survival(config: TrainConfig, comm: Communicator) -> None:
@@ -184,6 +185,11 @@ class Survival(Callback):
 
         Collective: all remaining ranks call it when a call on `comm` has raised `RankFailure`.
         """
+        recorder = None if self.job is None else self.job.recorder
+        with phase(recorder, "recovery"):
+            return self._recover(comm)
+
+    def _recover(self, comm: Communicator) -> Communicator:
         noticed, at = time.monotonic(), datetime.now().astimezone().isoformat(timespec="seconds")
         before, supervision = [*comm.members], comm.supervision
         while True:

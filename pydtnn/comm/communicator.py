@@ -343,10 +343,9 @@ class Communicator(SuggestsNames, ABC):
     def observe(self, observer: Observer | None) -> None:
         """Report calls and messages of this rank to an observer, None to end it.
 
-        Of this group and of all groups with the same `traffic`, also the messages of schedules. The
-        other rank of a message is numbered as in this group.
+        Of this group and of all groups with the same `traffic`, also the messages of schedules.
         """
-        self.traffic.observe(observer, self.members)
+        self.traffic.observe(observer)
 
     def share(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, one object for all ranks that are threads of a process.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
@@ -39,19 +39,9 @@ class Traffic:
     seconds: float = 0.0
     observer: Observer | None = None
     usual: Observer | None = None
-    _places: dict[int, int] = field(default_factory=dict)
 
-    def observe(self, observer: Observer | None, members: Sequence[int]) -> None:
-        """Report to an observer, or to none.
-
-        Parameters
-        ----------
-        observer : Observer or None
-            None: `usual`.
-        members : sequence of int
-            The ranks of the run (`Communicator.members`); messages with others have the peer -1.
-        """
-        self._places = {rank: place for place, rank in enumerate(members)}
+    def observe(self, observer: Observer | None) -> None:
+        """Report to an observer; None: to `usual`."""
         self.observer = self.usual if observer is None else observer
 
     def count(self, sent: float) -> int:
@@ -127,8 +117,7 @@ class Traffic:
 
         def report(stop: int) -> None:
             other = request.source if peer is None else peer
-            place = self._places.get(members[other], -1)
-            observer.message(kind, group, start, stop, peer=place, tag=tag, nbytes=nbytes)
+            observer.message(kind, group, start, stop, peer=members[other], tag=tag, nbytes=nbytes)
 
         return _ReportedMessage(request, report)
 

@@ -72,7 +72,7 @@ class RankTrace:
         the communicator counted while it was recorded, "allreduce": the algorithm of its sums,
         "layers": {name: {"type", "parameters",
         "forward_flops", "backward_flops", "forward_bytes", "backward_bytes"}} for the samples of
-        one step, "machine" (facts of the host).
+        one step, "machine" (facts of the host), "failures" (of ranks, as texts).
     """
 
     records: np.ndarray
@@ -217,6 +217,9 @@ def _problem_of_facts(about: Mapping[str, Any]) -> str:
     layers, machine = about.get("layers", {}), about.get("machine", {})
     if not isinstance(layers, dict) or not isinstance(machine, dict):
         return "its layers or machine are no objects"
+    failures = about.get("failures", [])
+    if not isinstance(failures, list) or {*map(type, failures)} - {str}:
+        return "its failures are no texts"
     for name, facts in layers.items():
         if not isinstance(facts, dict) or not isinstance(facts.get("type"), str):
             return f"the layer {name!r:.100} has no type"

@@ -118,6 +118,8 @@ def _facts(timeline: Timeline) -> Iterator[str]:
     error = max(float(about["clock"].get("error", 0)) for about in timeline.about)
     if timeline.size > 1:
         yield f"clocks agree within {error / 1e3:.1f} us"
+    for failure in timeline.about[0].get("failures", []):
+        yield from _wrap(failure)
     command = timeline.about[0].get("command")
     if command:
         yield _short(f"command: {command}", LINE_LENGTH)

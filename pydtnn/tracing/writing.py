@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -158,6 +158,9 @@ class Trace:
         stored with phases and layers.
     layers, machine : mapping, optional
         Entries of `pydtnn.tracing.RankTrace.about`. They may be filled before the context ends.
+    failures : sequence, optional
+        Descriptions of the failures of ranks so far, after which this context continues the trace
+        of an earlier one; those that follow may be added.
 
     Attributes
     ----------
@@ -189,9 +192,11 @@ class Trace:
         memory: Any = None,
         layers: Mapping[str, Any] | None = None,
         machine: Mapping[str, Any] | None = None,
+        failures: Sequence[object] = (),
     ) -> None:
         self.folder, self.recorder, self.comm = Path(folder), recorder, comm
         self.layers, self.machine = layers or {}, machine or {}
+        self.failures = failures
         self.records = self.error = 0
         self._memory = memory
         self._start = Reading(0, 0, 0)
@@ -199,7 +204,11 @@ class Trace:
         self._context = contextlib.ExitStack()
 
     def __enter__(self) -> Trace:
-        check_folder(self.folder, self.comm)
+        if not self.failures:
+            check_folder(self.folder, self.comm)
+        elif self.comm.local_rank == 0:  # files of ranks that had others, at the end of training
+            for path in self.folder.glob("rank-*.npz"):
+                path.unlink(missing_ok=True)
         with self.comm.traffic.apart():
             self._start = read_clock(self.comm)
         self.recorder.watch(self._memory)
@@ -248,6 +257,8 @@ class Trace:
         """Write this rank's file; return the number of records and the error of the clock."""
         recorder, comm = self.recorder, self.comm
         records, clock = recorder.records(), describe_clock(self._start, stop)
+        places = {rank: place for place, rank in enumerate(comm.members)}
+        records["peer"] = [places.get(peer, -1) for peer in records["peer"].tolist()]
         about = {
             "rank": comm.rank,
             "size": comm.size,
@@ -260,6 +271,7 @@ class Trace:
             "allreduce": allreduce_of(comm),
             "layers": dict(self.layers),
             "machine": dict(self.machine),
+            "failures": [str(failure) for failure in self.failures],
         }
         with self._writing:  # the run may be ended in the meantime
             write_trace(self.folder, records, recorder.names, about)

@@ -16,6 +16,8 @@ from pydtnn.cli.run import run
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.saving.weights import decode
+from pydtnn.tracing import build_timeline, read_traces
+from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.recovery import merge
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
@@ -135,6 +137,29 @@ def test_plain_training_continues_with_the_same_global_batch(
     assert len(history) == 2
     arrays = decode((tmp_path / "end.safetensors").read_bytes())
     assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+@pytest.mark.parametrize("call", [350, 900])
+def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(
+    tmp_path: Path, kill: Callable[[Failures], None], call: int
+) -> None:
+    """In a step, and at the end, when other ranks have written their files."""
+    kill({0: call})
+    train(tmp_path, trace=str(tmp_path / "trace"), parallel="pipeline=3", buddy_interval=2)
+    [failure] = failures_in(tmp_path)
+    assert failure["ranks"] == [0]
+    traces = read_traces(tmp_path / "trace")
+    assert [trace.rank for trace in traces] == [0, 1]
+    for trace in traces:
+        [text] = trace.about["failures"]
+        assert text.startswith("rank 0 has failed: 2 ranks continue after step ")
+        assert {*trace.records["peer"]} == {-1, 1 - trace.rank}
+        [recovery] = trace.records[trace.records["name"] == trace.names.index("recovery")]
+        assert (recovery["depth"], recovery["step"]) == (0, -1)
+        steps = trace.records[trace.records["name"] == trace.names.index("step")]
+        everything = {(epoch, step) for epoch in range(2) for step in range(4)}
+        assert {(one["epoch"], one["step"]) for one in steps} == everything
+    assert any(line.startswith("rank 0 has failed") for line in summarize(build_timeline(traces)))
 
 
 def test_with_too_few_ranks_a_checkpoint_is_saved(

@@ -54,10 +54,11 @@ def main() -> None:
             # Which was first is known if it is the only one.
             missing = {*range(ranks)} - {starting[one] for one in starting if one not in ended}
             raise EndedEarlyError(min(missing) if ranks == of and len(missing) == 1 else -1)
-        connections = accept_ranks(socket.socket(fileno=listener), ranks, poll, starting)
+        starter = 0 if survives() else None  # where ranks fail, the others start another process
+        connections = accept_ranks(socket.socket(fileno=listener), ranks, poll, starting, starter)
     except EndedEarlyError as early:
         if survives():
-            return  # the others start another process without it
+            return
         time.sleep(START_ERROR_S)
         end_report.report(early.rank, "it ended before all ranks had started")
         for number in starting:

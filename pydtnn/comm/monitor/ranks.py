@@ -229,7 +229,11 @@ class EndedEarlyError(Exception):
 
 
 def accept_ranks(
-    listener: socket.socket, ranks: int, poll: select.epoll, starting: dict[int, int] | None = None
+    listener: socket.socket,
+    ranks: int,
+    poll: select.epoll,
+    starting: dict[int, int] | None = None,
+    starter: int | None = None,
 ) -> dict[int, RankConnection]:
     """Wait until all ranks are connected, and send `READY` to each.
 
@@ -244,6 +248,8 @@ def accept_ranks(
     starting : dict of int to int, optional
         Files that become readable when the process of a rank ends (pidfd), and the rank, which may
         end without a connection. Those of ranks that have ended are removed.
+    starter : int, optional
+        A socket whose other end is that of the rank that has started this process.
 
     Returns
     -------
@@ -256,7 +262,7 @@ def accept_ranks(
     """
     connections: dict[int, RankConnection] = {}
     starting = {} if starting is None else starting
-    for number in (listener.fileno(), *starting):
+    for number in (listener.fileno(), *starting, *([] if starter is None else [starter])):
         poll.register(number, select.EPOLLIN)
     # Events arrive in the order in which they occurred, however late they are read: ranks killed
     # by the launcher follow the cause. But epoll keeps reported descriptors queued until the next
@@ -267,6 +273,11 @@ def accept_ranks(
                 one = RankConnection(listener.accept()[0])
                 connections[one.fileno()] = one
                 poll.register(one, select.EPOLLIN)
+            elif number == starter:  # the facts, or the end
+                poll.unregister(number)
+                with socket.socket(fileno=os.dup(number)) as known:
+                    if not known.recv(1, socket.MSG_PEEK):
+                        raise EndedEarlyError(-1)
             elif number in starting:
                 rank = starting.pop(number)
                 poll.unregister(number)
@@ -282,6 +293,9 @@ def accept_ranks(
     poll.unregister(listener)
     for number in starting:
         poll.unregister(number)
+    if starter is not None:
+        with contextlib.suppress(OSError):  # it has sent the facts
+            poll.unregister(starter)
     for one in connections.values():
         one.send(READY)
     return connections

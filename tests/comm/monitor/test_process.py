@@ -21,6 +21,7 @@ from pydtnn.comm.monitor.monitor import Facts, Monitor
 from pydtnn.comm.monitor.ranks import (
     LEAVING,
     READY,
+    EndedEarlyError,
     Kills,
     RankConnection,
     accept_ranks,
@@ -180,6 +181,15 @@ def test_the_monitor_remembers_the_kills_while_nothing_happens(
     threading.Timer(0.3, rank.close).start()
     assert watching.watch(listener, 1) == [0]
     assert watching.idle > 0
+
+
+def test_without_the_rank_that_has_started_it_the_process_ends(listener: socket.socket) -> None:
+    """Otherwise it would wait for that rank, and the launcher for the end of its output."""
+    own, other = socket.socketpair()
+    with own, select.epoll() as poll:
+        other.close()
+        with pytest.raises(EndedEarlyError):
+            accept_ranks(listener, 2, poll, starter=own.fileno())
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -241,7 +242,7 @@ def disturb(
 ) -> Iterator[Outcome]:
     """Yield the outcomes of runs of a mode whose ranks fail."""
     arguments = [*training(options), *MODES[mode], "--checkpoint-every=4 steps"]
-    arguments += ["--buddy-interval=5"]
+    arguments += ["--buddy-interval=5 steps"]
     arguments += [f"--timeout={options.timeout}"] if kind == "stop" else []
     undisturbed = place / f"{mode}-{kind}"
     status, latest, _ = launch.run(undisturbed, arguments, None)
@@ -300,12 +301,12 @@ def print_costs(launch: Launch, place: Path, options: argparse.Namespace) -> Non
     for turn in range(options.kills):
         for survives in times:
             folder = place / f"{turn}-{survives}"
-            status, _, _ = launch.run(folder, training(options), None, survives)
-            if status:
-                raise SystemExit(f"survival: {(folder / 'output.txt').read_text()}")
-            history = json.loads((folder / "run" / "history.json").read_text())
-            rates = [epoch["samples_per_second"] for epoch in history[1:]]
-            times[survives].append(options.batch / max(rates))
+            launch.run(folder, training(options), None, survives)
+            output = (folder / "output.txt").read_text()
+            found = re.search(r"time per step +measured ([0-9.]+) ([mu]?s)", output)
+            if found is None:
+                raise SystemExit(f"survival: {output}")
+            times[survives].append(float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]])
     before, after = (statistics.median(times[survives]) for survives in (False, True))
     ratios = sorted(b / a for a, b in zip(times[False], times[True], strict=True))
     print(

@@ -221,11 +221,12 @@ class TrainConfig:
         "with --survive: with fewer ranks, save a checkpoint and end with status 75",
         at_least=1,
     )
-    buddy_interval: int = option(
+    buddy_interval: str = option(
         COMMUNICATION,
-        20,
-        "with --survive: steps between copies of state that not all ranks have, on other ranks",
-        at_least=1,
+        AUTO,
+        "with --survive: interval of copies of state that not all ranks have: 5min, '20 steps' or "
+        "auto, by their measured cost and --mtbf",
+        metavar="INTERVAL",
     )
     straggler_factor: float = option(
         COMMUNICATION,
@@ -611,7 +612,7 @@ class TrainConfig:
     mtbf: str = option(
         OUTPUT,
         DEFAULT_MTBF,
-        "with --checkpoint-every auto: mean time between two failures of the run",
+        "for intervals that are auto: mean time between two failures of the run",
         metavar="TIME",
     )
     checkpoint_background: bool = option(
@@ -687,7 +688,11 @@ class TrainConfig:
             ("plan", "--parallel", not axes),
             ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
             ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
-            ("mtbf", "--checkpoint-every auto", self.checkpoint_every != AUTO),
+            (
+                "mtbf",
+                "--checkpoint-every auto or --survive",
+                self.checkpoint_every != AUTO and not self.survive,
+            ),
             ("memory_limit", "--recompute auto", "auto" not in (self.recompute, self.parallel)),
         ):
             if missing and getattr(self, name) != usual[name].default:
@@ -710,6 +715,11 @@ class TrainConfig:
     def check_checkpoints(self) -> None:
         """Raise ValueError if an interval of checkpoints is invalid, or there are two."""
         parse_quantity("train: --mtbf", self.mtbf, "s")
+        if parse_interval("train: --buddy-interval", self.buddy_interval).epochs:
+            raise ValueError(
+                "train: --buddy-interval must be a time, steps or auto, got "
+                f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
+            )
         if self.checkpoint_every is None:
             return
         parse_interval("train: --checkpoint-every", self.checkpoint_every)

@@ -21,7 +21,9 @@ from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankFailure, TooFewRanksError
+from pydtnn.utils.interval import parse_interval
 from pydtnn.utils.observer import phase
+from pydtnn.utils.units import parse_quantity
 
 
 def check_survival(config: TrainConfig, comm: Communicator) -> None:
@@ -165,7 +167,8 @@ class Survival(Callback):
     _since: float = 0.0  # the end of the last of the times of a failure
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.config.buddy_interval)
+        interval = parse_interval("train: --buddy-interval", self.config.buddy_interval)
+        self.memory = Memory(interval, parse_quantity("train: --mtbf", self.config.mtbf, "s"))
         self._parallel = self.config.parallel
 
     @property

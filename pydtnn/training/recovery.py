@@ -24,8 +24,11 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.comm.serial import Serial
 from pydtnn.training.checkpoint.content import State, parts_of
+from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.training.logs import Logs
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils import clock
+from pydtnn.utils.interval import Interval
 
 Position = tuple[int, int, bool, int]
 """Epoch and step; whether all callbacks have been called at their end, and otherwise how many."""
@@ -214,8 +217,10 @@ class Memory:
 
     Parameters
     ----------
-    interval : int
-        Steps between snapshots, if not all ranks have all of the state.
+    interval : Interval
+        Time or steps between snapshots, if not all ranks have all of the state.
+    mtbf : float
+        Mean time between two failures in s, from which an interval of `AUTO` follows.
 
     Attributes
     ----------
@@ -229,29 +234,42 @@ class Memory:
         Steps that were complete before the last agreement, and are repeated.
     """
 
-    def __init__(self, interval: int = 1) -> None:
+    def __init__(self, interval: Interval, mtbf: float) -> None:
         self.trainer: Trainer | None = None
         self.saved: Saved | None = None
         self.snapshots: list[Snapshot] = []
         self.lost_steps = 0
-        self._interval, self._equal, self._iterations = interval, True, 0
+        self._interval, self._mtbf = interval, mtbf
+        self._equal, self._iterations = True, 0
+        self._timer: Timer | None = None
 
     def begin(self, trainer: Trainer) -> None:
         """Called when training begins or continues. Collective: all ranks call it."""
+        self._timer = None
         if is_replicated(trainer):
             self.trainer, self.saved, self.snapshots = trainer, None, []
         else:
             self._equal = trainer.exchange.equal
+            if self._interval.steps is None:
+                self._timer = Timer(self._interval.seconds, self._mtbf)
             self._take(trainer)
             self.trainer, self.saved = trainer, None
 
     def after_step(self, trainer: Trainer) -> None:
         """Called after a step, to keep a snapshot if it is time. Collective: all ranks call it."""
-        if self.snapshots and trainer.optimizer.iterations % self._interval == 0:
+        steps, due = self._interval.steps, False
+        if self._timer is not None:
+            due = self._timer.is_due(trainer.comm)
+        elif self.snapshots and steps is not None:
+            due = trainer.optimizer.iterations % steps == 0
+        if due:
             self._take(trainer)
 
     def _take(self, trainer: Trainer) -> None:
+        begin = clock.now()
         self.snapshots = [*self.snapshots[-1:], take_snapshot(trainer)]
+        if self._timer is not None:
+            self._timer.restart(clock.now() - begin)
 
     @property
     def position(self) -> Position | None:

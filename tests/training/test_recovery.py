@@ -145,7 +145,7 @@ def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(
 ) -> None:
     """In a step, and at the end, when other ranks have written their files."""
     kill({0: call})
-    train(tmp_path, trace=str(tmp_path / "trace"), parallel="pipeline=3", buddy_interval=2)
+    train(tmp_path, trace=str(tmp_path / "trace"), parallel="pipeline=3", buddy_interval="2 steps")
     [failure] = failures_in(tmp_path)
     assert failure["ranks"] == [0]
     traces = read_traces(tmp_path / "trace")
@@ -200,10 +200,10 @@ def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
     tmp_path: Path, kill: Callable[[Failures], None], options: dict[str, Any]
 ) -> None:
     kill({})
-    expected = train(tmp_path / "undisturbed", buddy_interval=3, **options)
+    expected = train(tmp_path / "undisturbed", buddy_interval="3 steps", **options)
     for victim, call in ((0, 60), (2, 50)):
         kill({victim: call})
-        weights = train(tmp_path / str(victim), buddy_interval=3, **options)
+        weights = train(tmp_path / str(victim), buddy_interval="3 steps", **options)
         [failure] = failures_in(tmp_path / str(victim))
         assert (failure["ranks"], failure["remaining"]) == ([victim], 2)
         assert 0 <= failure["lost_steps"] <= 3
@@ -228,10 +228,10 @@ def test_a_rank_with_state_of_its_own_may_die_in_any_call(
     tmp_path: Path, kill: Callable[[Failures], None], options: dict[str, Any]
 ) -> None:
     kill({})
-    expected = train(tmp_path / "undisturbed", buddy_interval=3, **options)
+    expected = train(tmp_path / "undisturbed", buddy_interval="3 steps", **options)
     for victim, call in itertools.product((0, 1), range(0, 350, 37)):
         kill({victim: call})
-        weights = train(tmp_path / f"{victim}-{call}", buddy_interval=3, **options)
+        weights = train(tmp_path / f"{victim}-{call}", buddy_interval="3 steps", **options)
         assert "exact" not in options or weights == expected
 
 

@@ -40,6 +40,12 @@ class Wrapper(Communicator):
     def supervision(self) -> Supervision | None:
         return self.inner.supervision
 
+    def why_not_survived(self) -> str:
+        return self.inner.why_not_survived()
+
+    def lost_ranks(self) -> bool:
+        return self.inner.lost_ranks()
+
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking call."""
         return call(*args)

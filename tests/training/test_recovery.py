@@ -14,6 +14,7 @@ import pytest
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run import run
 from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.saving.weights import decode
 from pydtnn.tracing import build_timeline, read_traces
@@ -246,6 +247,21 @@ def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy() -> None:
     merged = merge(own, lost, equal=False)["exchange"]
     assert (merged["samples"], merged["own/w"][0], merged["error/w"][0]) == (4, 7.0, 3.0)
     assert merge(own, lost, equal=True)["exchange"]["own/w"][0] == 4.0
+
+
+def test_ranks_of_several_hosts_survive() -> None:
+    """Their sums go through a communicator that chooses the algorithm."""
+
+    def work(comm: Communicator) -> bool:
+        try:
+            if comm.rank == 1:
+                raise Killed
+            by_rule(comm).barrier()
+        except RankFailure:
+            return not by_rule(comm).why_not_survived() and by_rule(comm).lost_ranks()
+        return False
+
+    assert run_threads(3, work, hosts=[0, 0, 1]) == [True, None, True]
 
 
 def test_the_remaining_ranks_keep_their_order() -> None:

@@ -253,12 +253,13 @@ def test_ranks_of_several_hosts_survive() -> None:
     """Their sums go through a communicator that chooses the algorithm."""
 
     def work(comm: Communicator) -> bool:
+        ruled = by_rule(comm)
         try:
             if comm.rank == 1:
                 raise Killed
-            by_rule(comm).barrier()
+            ruled.barrier()
         except RankFailure:
-            return not by_rule(comm).why_not_survived() and by_rule(comm).lost_ranks()
+            return not ruled.why_not_survived() and ruled.lost_ranks()
         return False
 
     assert run_threads(3, work, hosts=[0, 0, 1]) == [True, None, True]

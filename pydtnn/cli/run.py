@@ -63,6 +63,8 @@ def run(config: TrainConfig, comm: Communicator) -> None:
 
     With `--survive` this is done again, from the state in memory, whenever ranks have failed.
     """
+    if comm.supervision is not None:
+        comm.supervision.limit(config.timeout)  # before the first call that waits for other ranks
     survival = Survival(config, comm.launched) if config.survive else None
     while True:
         try:
@@ -79,10 +81,8 @@ def run(config: TrainConfig, comm: Communicator) -> None:
 def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> None:
     again = survival is not None and survival.again
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
-    if comm.supervision is not None:
-        comm.supervision.limit(config.timeout)
-        if config.grace is not None:
-            comm.supervision.prepare_for_preemption(config.grace)
+    if comm.supervision is not None and config.grace is not None:
+        comm.supervision.prepare_for_preemption(config.grace)
     cupy = together(comm, take_gpu, config, comm)
     if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}

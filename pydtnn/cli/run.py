@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,13 @@ from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import shared_gpu, threads_per_rank
 from pydtnn.comm.monitor.flight import FLIGHT
+from pydtnn.data import Dataset
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
 from pydtnn.tracing.writing import Trace, check_folder
-from pydtnn.training.callback import evaluated, write_if_possible
+from pydtnn.training.callback import Callback, evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
@@ -58,10 +59,24 @@ from pydtnn.utils.units import align
 _log = logging.getLogger("pydtnn.train")
 
 
-def run(config: TrainConfig, comm: Communicator) -> None:
+def run(
+    config: TrainConfig,
+    comm: Communicator,
+    callbacks: Sequence[Callback] = (),
+    data: tuple[Dataset, Dataset] | None = None,
+) -> None:
     """Build all parts, train or evaluate, and report. Collective: all ranks call it.
 
     With `--survive` this is done again, from the state in memory, whenever ranks have failed.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    comm : Communicator
+    callbacks : sequence of Callback
+        Called after those of the options.
+    data : (Dataset, Dataset), optional
+        Training and validation set, if they are loaded already.
     """
     if comm.supervision is not None:
         comm.supervision.limit(config.timeout)  # before the first call that waits for other ranks
@@ -71,14 +86,20 @@ def run(config: TrainConfig, comm: Communicator) -> None:
             together(comm, check_survival, config, comm)
             if survival is not None:
                 config = survival.on(comm.size)
-            return _run(config, comm, survival)
+            return _run(config, comm, survival, callbacks, data)
         except (Exception, RankFailure) as error:
             if survival is None or not (isinstance(error, RankFailure) or comm.lost_ranks()):
                 raise
         comm = survival.recover(comm)
 
 
-def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> None:
+def _run(
+    config: TrainConfig,
+    comm: Communicator,
+    survival: Survival | None,
+    callbacks: Sequence[Callback],
+    data: tuple[Dataset, Dataset] | None,
+) -> None:
     again = survival is not None and survival.again
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     if comm.supervision is not None and config.grace is not None:
@@ -117,10 +138,12 @@ def _run(config: TrainConfig, comm: Communicator, survival: Survival | None) -> 
         before = survival.job if survival is not None else None
         if before is not None:
             data = before.train, before.validation
-        else:
+        elif data is None:
             data = together(comm, share_data, config, comm)
         examine(comm, *data, threads=config.loader_threads)
         job = together(comm, create_job, config, comm, threads, directory, mesh, data, survival)
+        if before is None:
+            job.trainer.callbacks.extend(callbacks)
         backend = job.trainer.model.backend
         _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
         if config.exact:

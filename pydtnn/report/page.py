@@ -34,13 +34,19 @@ def sections_of(runs: Sequence[Run], shown: Sequence[Step] = ()) -> list[Section
 
 
 def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
-    """Return the page of runs as HTML that refers to no other file.
+    """Return the page of runs, see `render_sections`.
 
     Parameters
     ----------
     runs : sequence of Run
     shown : sequence of Step
         Steps of the timeline; by default one of median duration and the slowest one.
+    """
+    return render_sections(title(runs), sections_of(runs, shown))
+
+
+def render_sections(title: str, sections: Sequence[Section]) -> str:
+    """Return a page as HTML that refers to no other file.
 
     Raises
     ------
@@ -55,9 +61,8 @@ def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = sections_of(runs, shown)
     return environment.get_template("page.html").render(
-        title=title(runs),
+        title=title,
         sections=[section for section in sections if not section.empty],
         absent=[section for section in sections if section.empty],
         plotly=(TEMPLATES / "plotly-basic.min.js").read_text(),

@@ -58,6 +58,7 @@ AREAS = {
         "launch",
         "oracle",
         "predict",
+        "search",
         "trace",
         "train",
         "comm.__main__",
@@ -118,6 +119,7 @@ CONFINED = {
     "jinja2": ["report.page"],
     "tensorboardX": ["callbacks.tensorboard"],
     "mlflow": ["callbacks.trackers"],
+    "optuna": ["search"],
     "wandb": ["callbacks.trackers"],
 }
 

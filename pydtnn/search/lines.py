@@ -1,0 +1,74 @@
+"""Lines on a search: its trials, their results, the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydtnn.search.space import Space
+from pydtnn.search.study import GROUP, REASON
+from pydtnn.utils.units import duration
+
+
+def best_of(space: Space, trials: Sequence[Any]) -> list[Any]:
+    """Return the best trial that is complete, of several objectives those that none surpasses."""
+    signs = [-1.0 if one == "maximize" else 1.0 for one in space.objective.values()]
+    done = [one for one in trials if one.state.name == "COMPLETE"]
+    costs = {one.number: [s * v for s, v in zip(signs, one.values, strict=True)] for one in done}
+
+    def surpassed(one: Any) -> bool:
+        mine = costs[one.number]
+        return any(
+            theirs != mine and all(a <= b for a, b in zip(theirs, mine, strict=True))
+            for theirs in costs.values()
+        )
+
+    best = [one for one in done if not surpassed(one)]
+    return best[:1] if len(signs) == 1 else best
+
+
+def seconds_of(one: Any) -> float:
+    """Return how long a trial was trained, in s."""
+    spans = one.user_attrs.get(GROUP, [])
+    return sum((span["end"] or span["begin"]) - span["begin"] for span in spans)
+
+
+def show_value(value: Any) -> str:
+    """Return a value of a dimension as text."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def result_of(space: Space, one: Any) -> str:
+    """Return the values of a trial that is complete, or how far it has come."""
+    if one.state.name == "COMPLETE":
+        pairs = zip(space.objective, one.values, strict=True)
+        return "  ".join(f"{name} {value:.4g}" for name, value in pairs)
+    if one.state.name == "PRUNED":
+        epoch = max(one.intermediate_values)
+        value = one.intermediate_values[epoch]
+        return f"pruned after epoch {epoch}, {next(iter(space.objective))} {value:.4g}"
+    return f"failed: {one.user_attrs.get(REASON, 'unknown')}"
+
+
+def describe_trial(space: Space, trials: Sequence[Any], number: int) -> str:
+    """Return the line of a trial that has ended."""
+    one = trials[number]
+    options = "  ".join(f"{name} {show_value(value)}" for name, value in one.params.items())
+    best = "  best" if one in best_of(space, trials) else ""
+    ended = sum(one.state.is_finished() for one in trials)
+    return (
+        f"{ended}/{space.trials}  trial {number}  {options}  {result_of(space, one)}{best}  "
+        f"{duration(seconds_of(one))}"
+    )
+
+
+def describe_search(space: Space, groups: int, ranks: int, folder: str) -> str:
+    """Return the first line of a search."""
+
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}{'s' * (number != 1)}"
+
+    return (
+        f"search: {count(space.trials, 'trial')} of {count(len(space.dimensions), 'option')}, "
+        f"{count(groups, 'group')} of {count(ranks, 'rank')}, study {folder}"
+    )

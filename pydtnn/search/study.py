@@ -1,0 +1,342 @@
+"""The study of a search: a journal in a folder, which groups of any number of jobs share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from pydtnn.search.space import WHO, Space
+from pydtnn.utils.imports import import_optional
+from pydtnn.utils.names import unknown
+
+if TYPE_CHECKING:
+    import optuna
+
+JOURNAL, LOCKS = "study.journal", "locks"
+"""The file of the study, and the folder of files that are locked."""
+
+CHOICE = "choice"
+"""Locked while a trial is chosen."""
+
+MOST_STARTS = 5
+"""Starts of a trial without a further epoch, after which it is not started again."""
+
+SPACE, STARTS, REACHED, REASON = "space", "starts", "reached", "reason"
+GROUP, EPOCHS = "group", "epochs"
+"""Attributes of a study, and of its trials."""
+
+
+def samplers() -> dict[str, Any]:
+    """Return the classes of samplers by name."""
+    from optuna import samplers as own
+
+    return {
+        "grid": own.RandomSampler,  # never asked: trials of a grid are known
+        "random": own.RandomSampler,
+        "quasi-random": own.QMCSampler,
+        "tpe": own.TPESampler,
+        "cma-es": own.CmaEsSampler,
+        "nsga2": own.NSGAIISampler,
+    }
+
+
+def pruners() -> dict[str, Any]:
+    """Return the classes of pruners by name."""
+    from optuna import pruners as own
+
+    return {
+        "none": own.NopPruner,
+        "median": own.MedianPruner,
+        "asha": own.SuccessiveHalvingPruner,
+        "hyperband": own.HyperbandPruner,
+    }
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "tpe": {"constant_liar": True, "multivariate": False},
+    "asha": {"min_resource": 1, "reduction_factor": 3},
+    "quasi-random": {"warn_asynchronous_seeding": False, "warn_independent_sampling": False},
+    "cma-es": {"warn_independent_sampling": False},
+}
+"""Options of Optuna's classes that differ from its own defaults."""
+
+
+def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **more: Any) -> Any:
+    options = dict(given)
+    name = options.pop("name")
+    if name not in classes:
+        raise ValueError(f"{WHO}: {unknown(what, name, classes)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna's interfaces may change
+            return classes[name](**{**DEFAULTS.get(name, {}), **options, **more})
+    except (TypeError, ValueError) as error:
+        text = str(error).rpartition("__init__() ")[2]
+        raise ValueError(f"{WHO}: {what} {name}: {text}; see the class of Optuna") from error
+
+
+def lock_of(folder: Path, number: int) -> Path:
+    """Return the file that a trial locks; it contains the error that ends its job, if any."""
+    return folder / LOCKS / f"{number:05d}"
+
+
+class FileLock:
+    """A lock of processes, which the system releases when one ends; for journals of Optuna.
+
+    Optuna's own lock is a link that remains when its process is killed: others wait for 30 s.
+    Without effect on file systems that do not support it.
+
+    Parameters
+    ----------
+    path : Path
+        The file that is locked, which is created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock; return True."""
+        self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o666)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def _cut_unfinished(journal: Path) -> None:
+    """Cut the line that a host which has failed did not finish: Optuna could not read on."""
+    if not journal.exists():
+        return
+    with open(journal, "r+b") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A trial that a group of ranks trains.
+
+    Attributes
+    ----------
+    number : int
+        Counted from 0.
+    values : dict
+        Values of the dimensions by name.
+    resumed : bool
+        Whether it has been interrupted before.
+    """
+
+    number: int
+    values: dict[str, Any]
+    resumed: bool = False
+
+
+class Ledger:
+    """The study in a folder: gives out trials, and stores their results.
+
+    Any number of processes have one at the same time; the study is locked while a trial is chosen.
+    A trial is continued if the process that had it has ended, and chosen with a random generator
+    that depends on its number, so that interruptions do not change the trials of one worker.
+
+    Parameters
+    ----------
+    folder : Path
+        Created if it does not exist.
+    space : Space
+
+    Attributes
+    ----------
+    study : optuna.Study
+
+    Raises
+    ------
+    ValueError
+        If the folder contains a study of another space.
+    ImportError
+        If Optuna is not installed, with the command that installs it.
+    """
+
+    def __init__(self, folder: Path, space: Space) -> None:
+        import_optional("optuna", "optuna", "search")
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+        from optuna.study import StudyDirection
+
+        self.folder, self.space = folder, space
+        self._held: dict[int, int] = {}
+        self._trials: dict[int, optuna.Trial] = {}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        _make("sampler", samplers(), space.sampler)
+        pruner = _make("pruner", pruners(), space.pruner)
+        (folder / LOCKS).mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCKS / JOURNAL)
+        with lock:
+            _cut_unfinished(folder / JOURNAL)
+        journal = optuna.storages.JournalStorage(
+            JournalFileBackend(str(folder / JOURNAL), lock_obj=cast("Any", lock))
+        )
+        with FileLock(self.folder / LOCKS / CHOICE):
+            self.study = optuna.create_study(
+                storage=journal,
+                study_name=WHO,
+                directions=[StudyDirection[one.upper()] for one in space.objective.values()],
+                pruner=pruner,
+                load_if_exists=True,
+            )
+            before = self.study.user_attrs.setdefault(SPACE, space.identity())
+            if before != space.identity():
+                raise ValueError(
+                    f"{WHO}: {folder} contains a study of another space; restore the file, or "
+                    "choose another folder with --study"
+                )
+            if not self.study.get_trials(deepcopy=False):
+                self.study.set_user_attr(SPACE, before)
+        self._end = time.monotonic() + space.after
+
+    def _claim(self, number: int) -> bool:
+        """Lock a trial; return False if another process has it."""
+        file = os.open(lock_of(self.folder, number), os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # also where locks are not supported: it may be in progress
+            os.close(file)
+            return False
+        self._held[number] = file
+        return True
+
+    def _release(self, number: int) -> None:
+        if number in self._held:
+            os.close(self._held.pop(number))
+
+    def take(self, group: Mapping[str, Any]) -> Taken | None:
+        """Return a trial that was interrupted or a new one; None if there is none left.
+
+        Parameters
+        ----------
+        group : mapping
+            Facts about the ranks, which the study stores.
+        """
+        import optuna
+
+        study, running = self.study, optuna.trial.TrialState.RUNNING
+        with FileLock(self.folder / LOCKS / CHOICE):
+            for one in study.get_trials(deepcopy=False, states=(running,)):
+                if not self._claim(one.number):
+                    continue
+                trial = optuna.Trial(study, one._trial_id)
+                if reason := self._reason(one):
+                    self._fail(trial, reason)
+                elif not self.ended():
+                    return self._begin(trial, group)
+                self._release(one.number)
+            number = len(study.get_trials(deepcopy=False))
+            if number >= self.space.trials or self.ended():
+                return None
+            seed = int(np.random.SeedSequence([self.space.seed, number]).generate_state(1)[0])
+            study.sampler = _make("sampler", samplers(), self.space.sampler, seed=seed)
+            if self.space.sampler["name"] == "grid":
+                grid = self.space.grid()
+                if number >= len(grid):
+                    return None
+                study.enqueue_trial(self.space.stored(grid[number]))
+            trial = study.ask()
+            self._claim(trial.number)
+            return self._begin(trial, group)
+
+    def _begin(self, trial: optuna.Trial, group: Mapping[str, Any]) -> Taken:
+        before = self.study.get_trials(deepcopy=False)[trial.number]
+        values, attributes = self.space.suggest(trial), before.user_attrs
+        reached = len(before.intermediate_values)
+        starts = attributes.get(STARTS, 0) if attributes.get(REACHED) == reached else 0
+        trial.set_user_attr(STARTS, starts + 1)
+        trial.set_user_attr(REACHED, reached)
+        spans = [*attributes.get(GROUP, []), {**group, "begin": time.time(), "end": None}]
+        trial.set_user_attr(GROUP, spans)
+        self._trials[trial.number] = trial
+        return Taken(trial.number, values, resumed=len(spans) > 1)
+
+    def _reason(self, trial: optuna.trial.FrozenTrial) -> str:
+        """Return why a trial that was interrupted is not continued; empty if it is."""
+        reason = lock_of(self.folder, trial.number).read_text(errors="replace")
+        if not reason and trial.user_attrs.get(STARTS, 0) >= MOST_STARTS:
+            reason = f"its job has ended {MOST_STARTS} times without a further epoch"
+        return reason
+
+    def ended(self) -> bool:
+        """Return whether the study has reached its goal or its time."""
+        stop, directions = self.space.stop, self.space.objective
+        if time.monotonic() > self._end:
+            return True
+        if not stop:
+            return False
+        from optuna.trial import TrialState
+
+        return any(
+            all(
+                name not in stop
+                or (value >= stop[name] if directions[name] == "maximize" else value <= stop[name])
+                for name, value in zip(directions, one.values or (), strict=True)
+            )
+            for one in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        )
+
+    def report(self, number: int, value: float, epoch: int) -> bool:
+        """Store the value of an epoch, counted from 1; return whether the trial is to be pruned."""
+        trial = self._trials[number]
+        if epoch not in self.study.get_trials(deepcopy=False)[number].intermediate_values:
+            trial.report(value, epoch)
+        return bool(trial.should_prune())
+
+    def tell(self, number: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        """Store the results of a trial that is complete."""
+        trial = self._close(number, facts)
+        self.study.tell(trial, [values[name] for name in self.space.objective])
+
+    def prune(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Store that a trial was ended early."""
+        import optuna
+
+        self.study.tell(self._close(number, facts), state=optuna.trial.TrialState.PRUNED)
+
+    def fail(self, number: int, reason: str) -> None:
+        """Store why a trial has failed."""
+        self._fail(self._close(number, {}), reason)
+
+    def _fail(self, trial: optuna.Trial, reason: str) -> None:
+        import optuna
+
+        trial.set_user_attr(REASON, reason)
+        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+
+    def _close(self, number: int, facts: Mapping[str, Any]) -> optuna.Trial:
+        trial = self._trials.pop(number)
+        spans = trial.user_attrs[GROUP]
+        spans[-1]["end"] = time.time()
+        trial.set_user_attr(GROUP, spans)
+        for name, value in facts.items():
+            trial.set_user_attr(name, value)
+        self._release(number)
+        return trial

@@ -1,0 +1,169 @@
+"""The objective of searches over options of `pydtnn.train`: a run of training for each trial."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydtnn.cli.build import create_loss, create_metrics
+from pydtnn.cli.config import TrainConfig, flags
+from pydtnn.cli.parser import Arguments
+from pydtnn.cli.run import run
+from pydtnn.cli.workload import create_data
+from pydtnn.comm import Communicator
+from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.data import Dataset
+from pydtnn.runs.run import read_run
+from pydtnn.search.space import WHO, Space, argument
+from pydtnn.search.study import EPOCHS, GROUP
+from pydtnn.search.worker import Trial
+from pydtnn.training.callback import Callback, Training
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.names import unknown
+
+OWN = ("output_dir", "resume", "evaluate_only", "progress", "verbose", "quiet", "save", "trace")
+"""Options that a search sets itself, or that trials cannot have."""
+
+OF_DATA = ("dataset", "dataset_options", "data_dir", "image_size", "validation_split", "stage")
+"""Options with which the data sets of trials are equal."""
+
+OUTPUT = "output.txt"
+"""File of a trial with what its run prints."""
+
+
+def configure(arguments: Sequence[str]) -> TrainConfig:
+    """Return the configuration of arguments of `pydtnn.train`."""
+    return Arguments(arguments).configure()
+
+
+def command_of(trial: Any) -> str:
+    """Return the command that trains a trial of a study again."""
+    ranks = len(trial.user_attrs[GROUP][-1]["ranks"])
+    launcher = f"mpirun -np {ranks} " if ranks > 1 else ""
+    return f"{launcher}python -m pydtnn.train {shlex.join(trial.user_attrs['arguments'])}"
+
+
+def configuration(arguments: Sequence[str]) -> str:
+    """Return the options that arguments set as YAML, for `--config`."""
+    given = Arguments(arguments)
+    values = asdict(given.configure())
+    return "".join(f"{n}: {plain_yaml.dump(v)}\n" for n, v in values.items() if n in given.given)
+
+
+class Reporter(Callback):
+    """Reports the value of each epoch to the study, and ends training if the trial is pruned.
+
+    Parameters
+    ----------
+    trial : Trial
+    name : str
+        The value.
+    """
+
+    def __init__(self, trial: Trial, name: str) -> None:
+        self.trial, self.name = trial, name
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Report epochs that the study does not know, if the trial was interrupted before."""
+        self._epochs = epochs
+        for epoch, logs in enumerate(trainer.history, 1):
+            self._report(trainer, logs, epoch)
+
+    def on_epoch_end(self, trainer: Training) -> None:
+        """Report the value."""
+        self._report(trainer, trainer.logs, trainer.epoch)
+
+    def _report(self, trainer: Training, logs: Mapping[str, float], epoch: int) -> None:
+        if self.trial.report(logs[self.name], epoch, last=epoch == self._epochs):
+            trainer.stop = True
+
+
+class TrainingObjective:
+    """Trains a network with the options of a trial.
+
+    Parameters
+    ----------
+    space : Space
+    threads : int
+        Threads of each rank, unless the options have their own number.
+    """
+
+    def __init__(self, space: Space, threads: int) -> None:
+        self.space, self.threads = space, threads
+        self._data: tuple[str, tuple[Dataset, Dataset]] | None = None
+
+    def arguments(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the options of a trial as arguments of `pydtnn.train`."""
+        return [argument(name, value) for name, value in {**self.space.fixed, **values}.items()]
+
+    def first(self) -> TrainConfig:
+        """Return the configuration with the first value of every option."""
+        return configure(self.arguments(next(self.space.checks())))
+
+    def check(self) -> None:
+        """Check the options of every choice and of both ends of every range, and the objective.
+
+        Raises
+        ------
+        ValueError, TypeError, OSError
+            If an option is unknown or refused, or if runs have no value of the objective.
+        """
+        configs = [configure(self.arguments(values)) for values in self.space.checks()]
+        for name in OWN:
+            if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
+                raise ValueError(f"{WHO}: trials cannot have the option {name}; remove it")
+        config = configs[0]
+        loss = create_loss(config, self.data(config)[0])
+        names = ["loss", *(metric.name for metric in create_metrics(config, loss))]
+        known = [*(f"val_{name}" for name in names), *names]
+        for name in self.space.objective:
+            if name not in known:
+                raise ValueError(f"{WHO}: {unknown('objective', name, known)}")
+
+    def data(self, config: TrainConfig) -> tuple[Dataset, Dataset]:
+        """Return the data sets, which are those of the trial before if its options are the same."""
+        key = repr([getattr(config, name) for name in (*OF_DATA, "class_balanced", "seed")])
+        if self._data is None or self._data[0] != key:
+            self._data = None  # two at a time would need more memory
+            self._data = key, create_data(config)
+        return self._data[1]
+
+    def __call__(self, trial: Trial) -> dict[str, float]:
+        """Train a trial, or continue it; return the values of its last epoch."""
+        comm, arguments = trial.comm, self.arguments(trial.values)
+        trial.facts["arguments"] = arguments
+        own = [f"--output-dir={trial.folder}", "--quiet"]
+        if trial.resumed:
+            own.append("--resume")
+        if not any(argument.startswith("--threads") for argument in arguments):
+            own.append(f"--threads={self.threads}")
+        config = together(comm, configure, [*arguments, *own])
+        data = together(comm, self.data, config)
+        names = [*self.space.objective]
+        reporters = [Reporter(trial, names[0])] if len(names) == 1 else []
+        on_rank_0(comm, partial(trial.folder.mkdir, exist_ok=trial.resumed))
+        with _output_to(trial.folder / OUTPUT, comm):
+            run(config, comm, reporters, data)
+        values = comm.gather_object(on_rank_0(comm, self._read, trial))[0]
+        return {name: values[name] for name in names}
+
+    def _read(self, trial: Trial) -> dict[str, Any]:
+        history = read_run(WHO, trial.folder).history
+        trial.facts[EPOCHS] = len(history)
+        nothing = float("nan")
+        return {n: nothing if value is None else value for n, value in history[-1].items()}
+
+
+@contextlib.contextmanager
+def _output_to(file: Path, comm: Communicator) -> Iterator[None]:
+    """Context in which what the first rank prints is appended to a file."""
+    if comm.rank > 0:
+        yield
+        return
+    with open(file, "a", buffering=1) as output, contextlib.redirect_stdout(output):
+        yield

@@ -1,0 +1,150 @@
+"""Groups of ranks that take trials from a study and train them, until none is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.agree import on_rank_0
+from pydtnn.search.space import WHO, Space
+from pydtnn.search.study import Ledger, Taken, lock_of
+from pydtnn.utils.errors import AgreedError, Interrupted, describe
+
+Objective = Callable[["Trial"], Mapping[str, float] | float]
+"""Returns the value of a trial, or those of several objectives by name."""
+
+
+class Trial:
+    """A trial, as the function that trains it receives it. All ranks of its group have one.
+
+    Attributes
+    ----------
+    number : int
+        Counted from 0.
+    values : dict
+        Values of the dimensions by name.
+    comm : Communicator
+        The ranks that train it.
+    folder : Path
+        A folder of its own, which may not exist yet.
+    resumed : bool
+        Whether it has been interrupted before.
+    pruned : bool
+        Whether `report` has returned True.
+    facts : dict
+        What is stored with the result.
+    """
+
+    def __init__(
+        self, taken: Taken, comm: Communicator, folder: Path, ledger: Ledger | None
+    ) -> None:
+        self.number, self.values, self.comm = taken.number, taken.values, comm
+        self.folder, self.resumed = folder, taken.resumed
+        self.pruned = False
+        self.facts: dict[str, Any] = {}
+        self._ledger = ledger
+
+    def report(self, value: float, epoch: int, *, last: bool = False) -> bool:
+        """Report the value of an epoch; return whether training should end, as it is not promising.
+
+        Collective: all ranks of the group call it.
+
+        Parameters
+        ----------
+        value : float
+            The value of the objective, on the first rank.
+        epoch : int
+            Counted from 1.
+        last : bool
+            Whether it is the last epoch anyway, so that the trial is complete.
+        """
+        if not self.pruned:
+            told = on_rank_0(self.comm, self._report, float(value), epoch)
+            self.pruned = self.comm.gather_object(told)[0] and not last
+        return self.pruned
+
+    def _report(self, value: float, epoch: int) -> bool:
+        assert self._ledger is not None
+        return self._ledger.report(self.number, value, epoch)
+
+
+class Worker:
+    """A group of ranks that trains one trial after the other. All ranks of the group have one.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The group.
+    space : Space
+    folder : Path
+        Folder of the study.
+    objective : callable
+        Trains a trial.
+    show : callable
+        Called on the first rank of the group with the number of each trial that has ended.
+    facts : mapping
+        What the study stores of the group: "host", "job" and "ranks".
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        space: Space,
+        folder: Path,
+        objective: Objective,
+        show: Callable[[Ledger, int], None],
+        facts: Mapping[str, Any],
+    ) -> None:
+        self.comm, self.space, self.folder = comm, space, folder
+        self._objective, self._show = objective, show
+        self._ledger = on_rank_0(comm, Ledger, folder, space)
+        self._facts = facts
+
+    def run(self) -> None:
+        """Train trials until none is left. Collective: all ranks of the group call it."""
+        while (taken := self.comm.gather_object(on_rank_0(self.comm, self._take))[0]) is not None:
+            folder = self.folder / f"trial-{taken.number:05d}"
+            self._train(Trial(taken, self.comm, folder, self._ledger))
+
+    def _take(self) -> Taken | None:
+        assert self._ledger is not None
+        return self._ledger.take(self._facts)
+
+    def _train(self, trial: Trial) -> None:
+        values, reason = {}, ""
+        try:
+            values = self._values(self._objective(trial))
+        except Interrupted:
+            raise
+        except AgreedError as error:  # on all ranks
+            reason = describe(error)
+        except Exception as error:
+            reason = describe(error)
+            if self.comm.size > 1:  # on this one: the others may wait for it for ever
+                lock_of(self.folder, trial.number).write_text(f"rank {self.comm.rank}: {reason}")
+                raise
+        on_rank_0(self.comm, self._store, trial, values, reason)
+
+    def _values(self, result: Mapping[str, float] | float) -> dict[str, float]:
+        names = [*self.space.objective]
+        values = dict(result) if isinstance(result, Mapping) else {names[0]: result}
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise AgreedError(f"{WHO}: expected a value of {missing[0]}, got {', '.join(values)}")
+        return {name: float(values[name]) for name in names}
+
+    def _store(self, trial: Trial, values: Mapping[str, float], reason: str) -> None:
+        assert self._ledger is not None
+        wrong = [name for name, value in values.items() if not math.isfinite(value)]
+        if wrong and not trial.pruned:
+            reason = f"{wrong[0]} is {values[wrong[0]]}"
+        if reason:
+            self._ledger.fail(trial.number, reason)
+        elif trial.pruned:
+            self._ledger.prune(trial.number, trial.facts)
+        else:
+            self._ledger.tell(trial.number, values, trial.facts)
+        self._show(self._ledger, trial.number)

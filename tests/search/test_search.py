@@ -1,0 +1,332 @@
+"""Searches from beginning to end: groups of ranks, failures, interruptions, the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.search import Trial, make_space, run
+from pydtnn.search.__main__ import main
+from pydtnn.search.groups import explain
+from pydtnn.search.study import Ledger
+from pydtnn.train import main as train
+from pydtnn.utils.errors import AgreedError
+from tests.launch import Program, why_not
+from tests.ranks import rank_processes, wait_for
+
+pytest.importorskip("optuna")
+
+FIXED = {
+    "model": "mlp",
+    "dataset_options": {"samples": 120, "test_samples": 40, "shape": [12, 12, 1], "classes": 4},
+    "global_batch_size": 16,
+    "epochs": 2,
+}
+SPACE: dict[str, Any] = {
+    "fixed": FIXED,
+    "space": {
+        "lr": {"low": 1e-3, "high": 1.0, "log": True},
+        "optimizer": ["sgd", "adamw"],
+        "momentum": {"low": 0.5, "high": 0.9, "if": {"optimizer": "sgd"}},
+    },
+    "trials": 5,
+}
+Capture = pytest.CaptureFixture[str]
+
+
+def results(study: Any) -> list[Any]:
+    return [(one.number, one.params, one.values, one.state.name) for one in study.trials]
+
+
+def stored(folder: Path) -> list[Any]:
+    return results(Ledger(folder, make_space(**SPACE)).study)
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `SPACE` in space.yaml, in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
+    return tmp_path
+
+
+def test_trials_are_runs_of_training(written: Path, capsys: Capture) -> None:
+    assert main(["space.yaml", "--export", "best.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "search: 5 trials of 3 options, 1 group of 1 rank, study runs/space"
+    assert [line.split("  ")[0] for line in lines[1:6]] == [f"{n}/5" for n in range(1, 6)]
+    found = stored(written / "runs" / "space")
+    values = [one[2][0] for one in found]
+    best = values.index(max(values))
+    assert f"best: val_accuracy {max(values):.4g}  trial {best}" in lines
+    for number, params, (value,), _ in found:
+        folder = written / "runs" / "space" / f"trial-{number:05d}"
+        about = json.loads((folder / "run.json").read_text())["configuration"]
+        assert {name: about[name] for name in params} == params
+        history = json.loads((folder / "history.json").read_text())
+        assert history[-1]["val_accuracy"] == value
+    capsys.readouterr()
+    assert train(["--config", "best.yaml", "--output-dir=again", "--quiet", "--threads=1"]) == 0
+    again = json.loads((written / "again" / "history.json").read_text())
+    assert again[-1]["val_accuracy"] == pytest.approx(max(values))
+
+
+def test_the_same_command_continues_with_more_trials(written: Path, capsys: Capture) -> None:
+    assert main(["space.yaml", "--trials=2"]) == 0
+    before = stored(written / "runs" / "space")
+    assert main(["space.yaml", "--trials=3"]) == 0
+    assert stored(written / "runs" / "space")[:2] == before
+    assert capsys.readouterr().out.count("\n3/3  trial 2 ") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"space": {"lrr": [0.1]}}, "train: unknown option '--lrr'"),
+        ({"space": {"batch_size": [8, 0]}}, "train: --batch-size must be at least 1, got 0"),
+        ({"objective": {"maximize": "val_acuracy"}}, "unknown objective 'val_acuracy'; did you"),
+        ({"space": {"output_dir": ["a"]}}, "trials cannot have the option output_dir"),
+        ({"sampler": "tpee"}, "unknown sampler 'tpee'"),
+        ({"function": "missing.py:f"}, "missing.py"),
+    ],
+)
+def test_nothing_starts_if_the_space_is_wrong(
+    change: dict[str, Any], message: str, written: Path, capsys: Capture
+) -> None:
+    (written / "space.yaml").write_text(json.dumps(SPACE | change))
+    assert main(["space.yaml"]) == 1
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+    assert not (written / "runs").exists()
+
+
+def test_a_trial_that_diverges_is_recorded_and_others_go_on(written: Path, capsys: Capture) -> None:
+    space = SPACE | {"space": {"lr": [1e30, 0.1]}, "sampler": "grid"}
+    space.pop("trials")
+    (written / "space.yaml").write_text(json.dumps(space))
+    assert main(["space.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "trial 0  lr 1e+30  failed: " in lines[1]
+    assert "trial 1  lr 0.1  val_accuracy" in lines[2]
+
+
+def test_no_trial_that_is_complete_is_an_error(written: Path, capsys: Capture) -> None:
+    (written / "space.yaml").write_text(json.dumps(SPACE | {"space": {"lr": [1e30]}, "trials": 1}))
+    assert main(["space.yaml"]) == 1
+    assert "no trial is complete" in capsys.readouterr().err
+
+
+def test_a_folder_of_another_run_is_not_overwritten(written: Path, capsys: Capture) -> None:
+    other = written / "runs" / "space" / "trial-00000"
+    other.mkdir(parents=True)
+    (other / "mine").write_text("mine")
+    assert main(["space.yaml", "--trials=2"]) == 0
+    assert "trial 0 " in (line := capsys.readouterr().out.splitlines()[1])
+    assert "failed: " in line
+    assert (other / "mine").read_text() == "mine"
+    assert [*other.iterdir()] == [other / "mine"]
+
+
+def test_trials_are_pruned_by_their_epochs(written: Path) -> None:
+    pruner = {"name": "median", "n_startup_trials": 1, "n_warmup_steps": 0}
+    space = make_space(**(SPACE | {"pruner": pruner, "fixed": FIXED | {"epochs": 3}, "trials": 8}))
+    study = run(None, space, written / "study", show=None)
+    pruned = [one for one in study.trials if one.state.name == "PRUNED"]
+    assert pruned
+    for one in pruned:
+        assert len(one.intermediate_values) < 3
+        history = json.loads(
+            (written / "study" / f"trial-{one.number:05d}/history.json").read_text()
+        )
+        values = [logs["val_accuracy"] for logs in history]
+        assert values == [*one.intermediate_values.values()]
+    complete = [one for one in study.trials if one.state.name == "COMPLETE"]
+    assert all(len(one.intermediate_values) == 3 for one in complete)
+
+
+def parabola(trial: Trial) -> float:
+    if trial.number == 1:
+        raise RuntimeError("out of luck")
+    return float((trial.values["x"] - 0.5) ** 2)
+
+
+def test_a_function_is_an_objective(tmp_path: Path) -> None:
+    space = {"x": {"low": 0.0, "high": 1.0}}
+    options: dict[str, Any] = {"objective": {"minimize": "y"}, "trials": 12, "show": None}
+    study = run(parabola, space, tmp_path, **options)
+    assert study.best_value < 0.01
+    assert [one.state.name for one in study.trials].count("FAIL") == 1
+    assert study.trials[1].user_attrs["reason"].startswith("RuntimeError: out of luck")
+
+
+def test_several_objectives_have_several_best_trials(tmp_path: Path) -> None:
+    def both(trial: Trial) -> dict[str, float]:
+        return {"a": trial.values["x"], "b": -trial.values["x"] * trial.values["good"]}
+
+    space = make_space(
+        {"x": {"low": 0.0, "high": 1.0}, "good": [0, 1]},
+        objective={"minimize": ["a", "b"]},
+        sampler="nsga2",
+        trials=10,
+    )
+    study = run(both, space, tmp_path, show=None)
+    assert {one.params["good"] for one in study.best_trials if one.values[0] > 0.2} <= {1}
+    with pytest.raises(AgreedError, match="groups|divide"):
+        run(both, space, tmp_path / "other", ranks_per_trial=2, show=None)
+
+
+def test_a_function_that_returns_other_names_is_an_error(tmp_path: Path) -> None:
+    study = run(lambda trial: {"z": 1.0}, {"x": [1]}, tmp_path, trials=1, show=None)
+    assert study.trials[0].user_attrs["reason"] == "search: expected a value of val_accuracy, got z"
+
+
+COMMAND = ["-m", "pydtnn.search", "space.yaml"]
+
+
+def started(folder: Path, ranks: int, *options: str) -> Program:
+    if why_not():
+        pytest.skip(why_not())
+    return Program(ranks, [*COMMAND, *options], directory=folder)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_of_ranks_share_the_trials(size: int, written: Path) -> None:
+    with started(written, 4, f"--ranks-per-trial={size}") as program:
+        assert program.wait(120)
+        finished = program.finished()
+    assert finished.returncode == 0, finished
+    assert f"{4 // size} groups of {size} rank" in finished.stdout
+    study = Ledger(written / "runs" / "space", make_space(**SPACE)).study
+    assert [one.state.name for one in study.trials] == ["COMPLETE"] * 5
+    groups = [tuple(one.user_attrs["group"][0]["ranks"]) for one in study.trials]
+    assert len({*groups}) > 1
+    assert all(len(one) == size for one in groups)
+    command = "  mpirun -np 2 python -m pydtnn.train" if size > 1 else "  python -m pydtnn.train"
+    assert command in finished.stdout
+
+
+def test_the_number_of_ranks_of_a_trial_is_chosen_by_prediction(written: Path) -> None:
+    with started(written, 2, "--ranks-per-trial=auto", "--trials=1") as program:
+        assert program.wait(120)
+        finished = program.finished()
+    assert finished.returncode == 0, finished
+    first, second = finished.stdout.splitlines()[:2]
+    found = re.fullmatch(
+        r"ranks per trial: (\d); predicted time of the study: (.*) s with 1, .*", first
+    )
+    assert found
+    group = "2 groups of 1 rank" if found[1] == "1" else "1 group of 2 ranks"
+    assert f", {group}, " in second
+
+
+def test_a_study_of_few_trials_has_larger_groups() -> None:
+    times = {1: 8.0, 2: 5.0, 4: 4.0}
+    assert [explain(times, 4, trials)[0] for trials in (1, 2, 4, 100)] == [4, 2, 1, 1]
+    assert (
+        "20.0 s with 1, 25.0 s with 2 (a trial is 1.60 times as fast)"
+        in explain({1: 10.0, 2: 6.25}, 2, 4)[1]
+    )
+
+
+def test_ranks_that_cannot_be_grouped_are_refused_once(written: Path) -> None:
+    with started(written, 3, "--ranks-per-trial=2") as program:
+        assert program.wait(60)
+        finished = program.finished()
+    assert finished.returncode == 1
+    assert finished.stderr == "search: --ranks-per-trial must divide the 3 ranks, got 2\n"
+    assert not (written / "runs").exists()
+
+
+BROKEN = """
+def f(trial):
+    if trial.number == 1 and trial.comm.rank == 1:
+        raise RuntimeError("one rank alone")
+    trial.comm.barrier()
+    return trial.values["x"]
+"""
+
+
+def test_an_error_of_one_rank_ends_the_job_and_is_the_trials_reason(written: Path) -> None:
+    (written / "f.py").write_text(BROKEN)
+    space = {"space": {"x": [1, 2, 3]}, "sampler": "grid", "function": "f.py:f"}
+    (written / "space.yaml").write_text(json.dumps(space))
+    with started(written, 2, "--ranks-per-trial=2") as program:
+        assert program.wait(60)
+        assert program.finished().returncode not in (0, None)
+        assert "rank 1: RuntimeError: one rank alone" in program.finished().stderr
+    with started(written, 2, "--ranks-per-trial=2") as program:
+        assert program.wait(60)
+        finished = program.finished()
+    assert finished.returncode == 0, finished
+    study = Ledger(written / "runs" / "space", make_space(**space)).study
+    assert [one.state.name for one in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert "one rank alone" in study.trials[1].user_attrs["reason"]
+
+
+def interrupted(
+    folder: Path, kills: int, begin: Callable[[], Any], kill: Callable[[Any], None]
+) -> int:
+    """Start a search and end it at random moments, so often; return its last status."""
+    generator = random.Random(folder.name)
+    while True:
+        process = begin()
+        try:
+            return int(process.wait(generator.uniform(0.7, 4) if kills else 120))
+        except subprocess.TimeoutExpired:
+            kill(process)
+            process.wait()
+            kills -= 1
+
+
+@pytest.mark.long
+def test_an_interrupted_search_ends_with_the_same_trials(written: Path) -> None:
+    assert main(["space.yaml", "--study=whole"]) == 0
+    ends = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+    command = [sys.executable, *COMMAND, "--study=parts"]
+    status = interrupted(
+        written,
+        10,
+        lambda: subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
+        lambda process: process.send_signal(ends[process.pid % 3]),
+    )
+    assert status == 0
+    assert stored(written / "parts") == stored(written / "whole")
+
+
+@pytest.mark.long
+def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) -> None:
+    fixed = FIXED | {"epochs": 20}
+    (written / "space.yaml").write_text(json.dumps(SPACE | {"fixed": fixed, "trials": 12}))
+    generator = random.Random(3)
+    for _ in range(5):
+        with started(written, 4, "--ranks-per-trial=2") as program:
+            wait_for(lambda: "/12  trial" in program.finished().stdout, 60)
+            os.kill(rank_processes(program)[generator.randrange(4)], signal.SIGKILL)
+            assert program.wait(60)
+    with started(written, 4, "--ranks-per-trial=2") as program:
+        assert program.wait(240)
+        assert program.finished().returncode == 0
+    study = Ledger(written / "runs/space", make_space(**(SPACE | {"fixed": fixed}))).study
+    assert [one.number for one in study.trials] == [*range(12)]
+    assert {one.state.name for one in study.trials} == {"COMPLETE"}
+
+
+def test_jobs_share_a_study(written: Path) -> None:
+    command = [sys.executable, *COMMAND]
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [job.communicate(timeout=120)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0]
+    lines = [line for text in told for line in text.splitlines() if "  trial " in line]
+    assert len([line for line in lines if not line.startswith("best")]) == 5

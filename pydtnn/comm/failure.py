@@ -409,8 +409,7 @@ class Failure:
     def _end_by(self, error: BaseException) -> None:
         """Terminate all ranks, even if describing the error fails."""
         reason, trace = type(error).__name__, ""
-        # A call of MPI fails because another rank, a host or the network has failed.
-        code = LOST_STATUS if type(error).__module__.startswith("mpi4py.") else 1
+        code = LOST_STATUS if is_lost(error) else 1
         self._exit_later(code)
         try:
             reason, trace = describe(error), requested_traceback(error)
@@ -445,6 +444,11 @@ class Failure:
         if number == signal.SIGTERM and self.comm.local_size < self.comm.size:
             return "; launchers send it to all ranks where one has ended"
         return ""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether a call of MPI has failed, as another rank, a host or the network has."""
+    return type(error).__module__.startswith("mpi4py.")
 
 
 def exit_after(seconds: float, code: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
+from pydtnn.comm.failure import is_lost
 from pydtnn.search.space import WHO, Space
 from pydtnn.search.study import Ledger, Taken, lock_of
 from pydtnn.utils.errors import AgreedError, Interrupted, describe
@@ -124,7 +125,9 @@ class Worker:
         except Exception as error:
             reason = describe(error)
             if self.comm.size > 1:  # on this one: the others may wait for it for ever
-                lock_of(self.folder, trial.number).write_text(f"rank {self.comm.rank}: {reason}")
+                if not is_lost(error):
+                    text = f"rank {self.comm.rank}: {reason}"
+                    lock_of(self.folder, trial.number).write_text(text)
                 raise
         on_rank_0(self.comm, self._store, trial, values, reason)
 

@@ -18,7 +18,7 @@ import pytest
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.__main__ import main
 from pydtnn.search.groups import explain
-from pydtnn.search.study import Ledger
+from pydtnn.search.study import REASON, Ledger
 from pydtnn.train import main as train
 from pydtnn.utils.errors import AgreedError
 from tests.launch import Program, why_not
@@ -307,8 +307,9 @@ def test_an_interrupted_search_ends_with_the_same_trials(written: Path) -> None:
 
 @pytest.mark.long
 def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) -> None:
-    fixed = FIXED | {"epochs": 20}
-    (written / "space.yaml").write_text(json.dumps(SPACE | {"fixed": fixed, "trials": 12}))
+    lr = {"low": 1e-3, "high": 0.1, "log": True}  # none of them diverges
+    space = {"space": {"lr": lr}, "fixed": FIXED | {"epochs": 20}, "trials": 12}
+    (written / "space.yaml").write_text(json.dumps(space))
     generator = random.Random(3)
     for _ in range(5):
         with started(written, 4, "--ranks-per-trial=2") as program:
@@ -318,8 +319,9 @@ def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) 
     with started(written, 4, "--ranks-per-trial=2") as program:
         assert program.wait(240)
         assert program.finished().returncode == 0
-    study = Ledger(written / "runs/space", make_space(**(SPACE | {"fixed": fixed}))).study
+    study = Ledger(written / "runs/space", make_space(**space)).study
     assert [one.number for one in study.trials] == [*range(12)]
+    assert [one.user_attrs[REASON] for one in study.trials if REASON in one.user_attrs] == []
     assert {one.state.name for one in study.trials} == {"COMPLETE"}
 
 

@@ -75,7 +75,8 @@ def compare(
     grown = max(comm.gather_object(resident(peak=True) - before))
     predicted, measured, communicated, memory = [], [], [], 0.0
     number = len(os.sched_getaffinity(0))  # all hosts of an emulated cluster are this machine
-    cores = SharedCores(number, (0,) * comm.size) if number < comm.size else None
+    kept = platform.messages.wake is None
+    cores = SharedCores(number, (0,) * comm.size, kept) if number < comm.size else None
     for _ in range(turns):
         profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
         if comm.rank == 0:

@@ -43,7 +43,7 @@ def links_of(platform: Platform, ranks: int) -> Links:
         local_bandwidth=inside.bandwidth,
         local_capacity=inside.shared or float("inf"),
         add=1 / messages.add if messages.add else 0.0,
-        overhead=messages.call,
+        overhead=messages.call * platform.slowdown(ranks),
         copy=1 / messages.copy if messages.copy else 0.0,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import yaml
@@ -177,7 +178,7 @@ class Messages:
         Rate at which a rank's processor copies the bytes of its messages between hosts, in B/s;
         None: a network card copies them.
     call : float
-        Time of the processor per call of the communicator, in s.
+        Time of the processor per call of the communicator, on a core of its own, in s.
     allreduce : float or None
         Rate of the library's allreduce inside a host, during which processors add and copy, in B/s
         of the array; None: it takes the time of messages.
@@ -186,11 +187,9 @@ class Messages:
         proceed in calls of the communicator only. None: all of them travel.
     wake : float or None
         Time by which a sleep is longer than it should be, in s, if ranks sleep while they wait;
-        None: they poll.
+        None: they poll, and keep their part of a core from others.
     test : float
         Time of the processor for a sleep and the test after it, in s, if ranks sleep.
-    switch : float
-        Time by which computation is longer after a wait, in s, because others used the caches.
     collectives : mapping of str to float
         Times of collectives of the MPI library between hosts, in s, by kind, number of ranks and
         length of the whole array in B: "allgather, 4 ranks, 8192". By default, and for other
@@ -211,7 +210,6 @@ class Messages:
     eager: float | None = quantity("B", default=None)
     wake: float | None = quantity("s", default=None, positive=False)
     test: float = quantity("s", default=0.0, positive=False)
-    switch: float = quantity("s", default=0.0, positive=False)
     collectives: Mapping[str, float] = quantities("s")
     classes: tuple[RankClass, ...] = parts(RankClass)
     rails: int = count(default=1)
@@ -385,8 +383,9 @@ class Platform:
         1.0
         """
         cluster, factors = self.cluster, self.factors(ranks)
-        shared = min(ranks, cluster.ranks_per_host) * self.compute.threads / cluster.cores_per_host
-        return max(shared, 1.0) * max([1.0] * (len(factors) < ranks) + [*factors.values()])
+        cores = max(cluster.cores_per_host // self.compute.threads, 1)
+        beside = ceil(min(ranks, cluster.ranks_per_host) / cores)
+        return beside * max([1.0] * (len(factors) < ranks) + [*factors.values()])
 
     @property
     def rank_bandwidth(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -49,6 +50,10 @@ def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, l
         "inside": _link(network, inside, "inside", default.inside),
         "between": _link(network, between, "from", default.between),
     }
+    if processor.wake is not None:  # what the ranks themselves take is counted for each message
+        for name, one in links.items():
+            late = processor.call + processor.notice(2 * one.latency)
+            links[name] = replace(one, latency=max(one.latency - late, one.latency / 4))
     missing = [f"messages.{n}" for n, own in zip(links, (inside, between), strict=True) if not own]
     if comm.size == 1:
         missing += ["messages.call"]
@@ -62,7 +67,6 @@ def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, l
         eager=processor.eager if processor.eager < inf else None,
         wake=processor.wake,
         test=processor.test,
-        switch=processor.switch,
         collectives=measure_collectives(comm) if between else {},
     )
     return messages, missing

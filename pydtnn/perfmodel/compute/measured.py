@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.waiting import sleeps
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.data.order import own_shards
 from pydtnn.perfmodel.compute.base import Label
@@ -33,12 +34,19 @@ SPREAD = 0.1
 """Standard deviation of received floats."""
 
 WAIT = 50e-6
-"""Time for which a detached rank polls when it waits, in s.
+"""Time for which a detached rank polls or sleeps when it waits, in s.
 
 Ranks that poll between two layers compute differently from a rank that never waits: kernels of the
 ranks of a host do not run at the same time, and find less in the caches. Measured with 2 ranks on 2
 cores that share a host: without it, the layers of a ResNet-20 that is cut into stripes were 8 %
 faster than in training.
+"""
+
+IDLE = 2e-3
+"""Time for which one sleeps whose core may be idle in waits, in s.
+
+A core that was idle is slow at first, that of a virtual machine most of all. With 4 ranks on
+emulated hosts, the layers of a ResNet-20 in stripes took 45 ms without it, and 60 ms in training.
 """
 
 
@@ -66,9 +74,12 @@ class Detachable(Wrapper):
         return child
 
     @contextmanager
-    def detached(self) -> Iterator[None]:
-        """Context in which operations of this group and its relatives complete at once."""
-        self._state.detached = True
+    def detached(self, pause: float = 0.0) -> Iterator[None]:
+        """Context in which operations of this group and its relatives complete at once.
+
+        Where ranks wait, they sleep for `pause` s, in which others use their core; 0: they poll.
+        """
+        self._state.detached, self._state.pause = True, pause
         try:
             yield
         finally:
@@ -102,7 +113,7 @@ class Detachable(Wrapper):
         if what == "send":
             self._state.send(args[0])
             return Completed()
-        return _Polled()
+        return _Waited(self._state.pause)
 
     def _gather(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
         """Use this rank's part for those of all ranks."""
@@ -113,11 +124,15 @@ class Detachable(Wrapper):
             begin += count
 
 
-class _Polled(Completed):
-    """A completed operation for which a rank polls once."""
+class _Waited(Completed):
+    """A completed operation for which a rank sleeps, or polls once."""
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
 
     def wait(self) -> None:
-        end = time.perf_counter() + WAIT
+        time.sleep(self._pause)
+        end = time.perf_counter() + (0.0 if self._pause else WAIT)
         while time.perf_counter() < end:
             pass
 
@@ -126,7 +141,7 @@ class _State:
     """Whether groups are detached, and values to receive."""
 
     def __init__(self) -> None:
-        self.detached = False
+        self.detached, self.pause = False, 0.0
         self._random: dict[np.dtype, np.ndarray] = {}
         self._sent: dict[tuple[np.dtype, int], np.ndarray] = {}
 
@@ -338,7 +353,7 @@ def _measure_rank(
     times.traffic = trainer.comm.traffic
     found = []
     comm.barrier()
-    with detachable.detached():
+    with detachable.detached((IDLE if sleeps() else WAIT) if shared else 0.0):
         autotune(trainer.model, Serial(), rank.largest, training=True)
         times.take()
         for _ in range(steps):

@@ -1,8 +1,8 @@
 """Cores that several ranks share.
 
-The system moves a process to another core after tens of milliseconds at best, so that of three
-ranks on two cores, two share one for most of a step, and the others wait for them: each rank that
-computes has the part of a core that it has on the one with most ranks.
+Ranks that sleep while they wait for messages often wake up, and the system then chooses the core
+with least work: those that compute have equal parts of all cores. Ranks that poll never leave
+their cores: of three ranks on two, two share one, until the system lets them change places.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from math import ceil, inf
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.utils.validate import check_int
 
+TURN_S = 0.1
+"""Time for which Linux leaves three processes on two cores where they are, in s: 0.1 to 0.15."""
+
 
 @dataclass(frozen=True)
 class SharedCores:
     """Which ranks share cores, and how many.
 
-    Ranks that wait for messages do not compute: they leave their part to others, as ranks do that
-    yield their core while they poll.
+    Ranks that wait for messages leave their part to others if they sleep. Those that poll keep it:
+    all ranks then always have the part of a core that they have while all compute.
 
     Attributes
     ----------
@@ -30,10 +33,13 @@ class SharedCores:
         Cores of each group.
     groups : tuple of hashable
         Group of each rank, such as its host.
+    kept : bool
+        Whether ranks that wait keep their part.
     """
 
     number: int
     groups: tuple[Hashable, ...]
+    kept: bool = False
 
     def __post_init__(self) -> None:
         check_int("SharedCores", "number", self.number, at_least=1)
@@ -44,12 +50,26 @@ class SharedCores:
         cluster = platform.cluster
         if min(cluster.ranks_per_host, ranks) * threads <= cluster.cores_per_host:
             return None
-        return cls(max(cluster.cores_per_host // threads, 1), platform.hosts(ranks))
+        number, kept = max(cluster.cores_per_host // threads, 1), platform.messages.wake is None
+        return cls(number, platform.hosts(ranks), kept)
 
     @property
     def slowdown(self) -> float:
         """How much longer ranks compute if all of a group do so at the same time."""
         return float(ceil(max(Counter(self.groups).values()) / self.number))
+
+    def end(self, rank: int, now: float, seconds: float) -> float:
+        """Return when a rank ends that begins to compute, if ranks that wait keep their part."""
+        group = self.groups[rank]
+        ranks, place = self.groups.count(group), self.groups[:rank].count(group)
+        fewest, more = divmod(ranks, self.number)  # ranks of a core, and cores with one more
+        turn = int(now // TURN_S)
+        while True:
+            beside = max(fewest + ((place + turn) % ranks < more * (fewest + 1)), 1)
+            left = (turn + 1) * TURN_S - now
+            if not more or beside * seconds <= left:
+                return now + beside * seconds
+            now, seconds, turn = now + left, seconds - left / beside, turn + 1
 
 
 class Cores:
@@ -103,7 +123,7 @@ class Cores:
         return sorted(ended)
 
     def _rate(self, group: Hashable) -> float:
-        return 1 / ceil(len(self._targets[group]) / self._number)
+        return min(self._number / len(self._targets[group]), 1.0)
 
     def _advance(self, now: float) -> None:
         for group, targets in self._targets.items():

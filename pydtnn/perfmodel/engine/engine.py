@@ -135,7 +135,7 @@ class Engine:
     now : float
         Time of the event that is executed, in s.
     shared : bool
-        Whether ranks share cores.
+        Whether ranks share cores, which they leave to others while they wait.
     failure : BaseException or None
         The first error of the run.
     """
@@ -151,8 +151,9 @@ class Engine:
         self._events: list[Event] = []
         self._number = 0
         self._flows = Flows(network)
-        self.shared = cores is not None
-        self._cores = None if cores is None else Cores(cores)
+        self._kept = cores if cores and cores.kept else None
+        self._cores = None if cores is None or cores.kept else Cores(cores)
+        self.shared = self._cores is not None
         self._arrivals: dict[Hashable, Callable[[], None]] = {}
 
     # -- called by the threads of ranks -----------------------------------------------------------
@@ -165,7 +166,8 @@ class Engine:
         """Advance the clock of a rank that computes."""
         one, cores = self._ranks[rank], self._cores
         if cores is None or seconds < MIN_SHARED_S:
-            one.clock += seconds
+            kept = self._kept
+            one.clock = kept.end(rank, one.clock, seconds) if kept else one.clock + seconds
             return
         with self._lock:
             self._check()
@@ -290,8 +292,12 @@ class Engine:
         latency = 0.0 if follows else self.network.routes[pair].latency
         self.at(self.now + latency, start)
 
-    def work(self, rank: int, seconds: float) -> None:
-        """Let the system work for a rank on cores that are shared, beside all computation."""
+    def work(self, rank: int, seconds: float, waiting: float = 1.0) -> None:
+        """Let the system work for a rank on cores that are shared, beside all computation.
+
+        It takes `waiting` times as long for a rank that is blocked in a call of the communicator.
+        """
+        seconds *= waiting if self._ranks[rank].attends else 1.0
         if self._cores is not None and seconds >= MIN_SHARED_S:
             self._number += 1
             self._cores.start(self.now, rank, seconds, self._number)

@@ -53,14 +53,20 @@ def measure_copy(comm: Communicator, network: Network) -> float:
         Of the job: the computation has to take longer than the message.
     """
     to, source = _partners(comm)
-    seconds = 1.5 * 2 * _duration(comm, network, LENGTH)
-    work = _Work()
-    rounds = work.rounds(seconds / PARTS)
+    x = np.ones((128, 128), "float32")  # fits into the cache
+    y = np.empty_like(x)
 
-    def compute(request: Request) -> None:
+    def compute(rounds: float, request: Request | None = None) -> float:
+        begin = time.thread_time()
         for _ in range(PARTS):
-            work.run(rounds)
-            request.test()
+            for _ in range(max(1, round(rounds))):
+                np.matmul(x, x, out=y)
+            if request is not None:
+                request.test()
+        return time.thread_time() - begin
+
+    compute(1)
+    rounds = 1.5 * 2 * _duration(comm, network, LENGTH) / compute(1)
 
     times: dict[int, list[float]] = {64: [], LENGTH: []}
     for _ in range(COPIES):
@@ -69,7 +75,7 @@ def measure_copy(comm: Communicator, network: Network) -> float:
             comm.barrier()
             begin = time.thread_time()
             request = comm.exchange([(sent, to)], [(received, source)])
-            compute(request)
+            compute(rounds, request)
             found.append(time.thread_time() - begin)
             request.wait()
     short, long = map(median, times.values())
@@ -134,34 +140,11 @@ def _duration(comm: Communicator, network: Network, nbytes: int) -> float:
     return route.latency + nbytes * max(1 / route.bandwidth, ranks / capacity)
 
 
-class _Work:
-    """Computation: products of matrices that fit into the cache."""
-
-    def __init__(self) -> None:
-        self._x = np.ones((128, 128), "float32")
-        self._y = np.empty_like(self._x)
-        self._seconds = 0.0
-
-    def run(self, rounds: int) -> None:
-        for _ in range(rounds):
-            np.matmul(self._x, self._x, out=self._y)
-
-    def rounds(self, seconds: float) -> int:
-        """Return how many products take so many seconds."""
-        self.run(20)
-        begin = time.thread_time()
-        self.run(50)
-        return max(1, round(50 * seconds / (time.thread_time() - begin)))
-
-
 SHORT_BYTES, LONG_BYTES = 64, 1 << 20
 """Lengths of the arrays whose times are measured, in B."""
 
 REPEATS = 15
 """Repetitions of each measurement, after two that open connections; the median is used."""
-
-CACHED = 1 << 20
-"""Bytes of the caches of a core that other ranks may replace."""
 
 CACHE = 4 << 20
 """Bytes that are written before each repetition: calls of a training step find cold caches."""
@@ -173,7 +156,8 @@ class Processor(NamedTuple):
     Attributes
     ----------
     call : float
-        Time of each call that starts an operation, and of the wait for it, in s.
+        Time of each call that starts an operation, and of the wait for it, on a core of its own, in
+        s.
     copy : float
         Time to copy a byte that is sent to another host or received from one, in s/B. Those inside
         a host are copied within the bandwidth of the network.
@@ -188,13 +172,10 @@ class Processor(NamedTuple):
         only proceeds when they are in calls of the communicator.
     wake : float or None
         Time by which a sleep is longer than it should be, in s, if ranks sleep while they wait
-        (`pydtnn.comm.supervision`); None: they poll.
+        (`pydtnn.comm.waiting`); None: they poll, and keep their part of a core.
     test : float
         Time of the processor for a sleep and the test after it, in s, if ranks sleep while they
         wait.
-    switch : float
-        Time by which computation is longer after a wait, in s, because other ranks have used the
-        caches of the core: 0 if each rank has its own.
     """
 
     call: float = 0.0
@@ -204,7 +185,6 @@ class Processor(NamedTuple):
     eager: float = inf
     wake: float | None = None
     test: float = 0.0
-    switch: float = 0.0
 
     def notice(self, waited: float) -> float:
         """Return how late on average a rank notices the end of what it has waited for, in s."""
@@ -228,7 +208,6 @@ class Processor(NamedTuple):
             eager=messages.eager or inf,
             wake=messages.wake,
             test=messages.test,
-            switch=messages.switch,
         )
 
     @classmethod
@@ -256,7 +235,7 @@ class Processor(NamedTuple):
         def exchange() -> float:
             begin = time.perf_counter()
             comm.exchange([(short, after)], [(received, before)]).wait()
-            return time.perf_counter() - begin
+            return (time.perf_counter() - begin) / beside
 
         def ring() -> float:
             """Those of a schedule; its waits take no time of the processor if ranks sleep."""
@@ -264,23 +243,24 @@ class Processor(NamedTuple):
             scheduled.allreduce(elements)
             return (time.thread_time() - begin) / (2 * comm.size - 2)
 
+        beside = ceil(host.size / (os.cpu_count() or 1))  # ranks of a core
         wake = comm.gather_object(_measure_wake())[0]
         scheduled, elements = create_allreduce("ring", comm), np.zeros(comm.size, "float32")
         exchanged = _measure(comm, exchange if wake is None else ring, cold)
         # gradients have just been computed, so they are in the cache of their rank
         sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
         add = max(sums[1] - sums[0], 0.0) / (LONG_BYTES - SHORT_BYTES) if host.size > 1 else 0.0
-        add /= ceil(host.size / (os.cpu_count() or 1))  # the time for which a rank has a core
+        add /= beside
         several = len({*comm.hosts}) > 1
         if several and network is None:
             network = Network.measure(comm)
-        copy = measure_copy(comm, network) if several and network else 0.0
         eager = measure_eager(comm, network) if several and network else inf
         host.free()
         test = 0.0 if wake is None else _measure_test(comm)
-        found = comm.gather_object((exchanged / 2, add, copy, test, _measure_switch(comm)))
-        call, add, copy, test, switch = (median(values) for values in zip(*found, strict=True))
-        return cls(call, copy, add, eager=eager, wake=wake, test=test, switch=switch)
+        copy = measure_copy(comm, network) if several and network else 0.0
+        found = comm.gather_object((exchanged / 2, add, copy, test))
+        call, add, copy, test = (median(values) for values in zip(*found, strict=True))
+        return cls(call, copy, add, eager=eager, wake=wake, test=test)
 
 
 def _library(seconds: Mapping[str, float]) -> Callable[[str, int, int], float | None]:
@@ -319,20 +299,6 @@ def _add_up(comm: Communicator, array: np.ndarray) -> float:
     begin = time.perf_counter()
     comm.iallreduce(array).wait()
     return time.perf_counter() - begin
-
-
-def _measure_switch(comm: Communicator) -> float:
-    """Return the time to read a rank's cache again after it has waited for the others, in s."""
-    array, times = np.ones(CACHED // 4, "float32"), []
-    for _ in range(2 + REPEATS):
-        np.add(array, 1, out=array)
-        comm.barrier()
-        begin = time.thread_time()
-        np.add(array, 1, out=array)
-        cold = time.thread_time()
-        np.add(array, 1, out=array)
-        times.append((cold - begin) - (time.thread_time() - cold))
-    return max(median(times[2:]), 0.0)
 
 
 def _measure_wake() -> float | None:

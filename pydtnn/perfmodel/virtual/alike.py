@@ -221,6 +221,7 @@ def run_alike(
         raise DifferentError("links that are slow for a time")
     ranks, network = len(network.hosts), disturbances.network_at(network, 0.0)
     replays: dict[Any, Replay] = {}
+    processor = processor._replace(call=slowdown * processor.call)
     results, all_clocks = [], []
     for rank in sorted({0, min(1, ranks - 1), ranks - 1}):
         clocks = Clocks(ranks, costs, disturbances, slowdown)

@@ -70,10 +70,6 @@ class Copies:
     pending: int = 0
     waited: float = 0.0
 
-    def post(self) -> None:
-        """Count a message."""
-        self.pending += 1
-
     def wait(self, seconds: float) -> None:
         """Note that the rank has waited."""
         if self.pending:
@@ -269,10 +265,8 @@ class VirtualCommunicator(MeetingCommunicator):
         self.copies.wait(waited)
         if waited and late:
             engine.sleep(own, self._group.processor.notice(waited))
-        if waited:
-            if tests := self._group.processor.testing(waited):
-                engine.post(own, lambda: engine.work(own, tests))
-            engine.spend(own, self._group.processor.switch)
+        if tests := self._group.processor.testing(waited):
+            engine.post(own, lambda: engine.work(own, tests))
 
     def _ended(self, times: _Times) -> bool:
         return self._engine.test(self._own, times.left[self.rank])
@@ -301,7 +295,7 @@ class _Transfer(Request):
         self._seconds = copying(comm.rank, peer, nbytes)
         if self._seconds:
             self._last = copying(comm.rank, peer, min(nbytes, PIECE))
-            comm.copies.post()
+            comm.copies.pending += 1
 
     @property
     def source(self) -> int:

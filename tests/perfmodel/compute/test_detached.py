@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,18 @@ def test_groups_cannot_be_created_by_a_detached_rank():
             comm.split(0)
 
     run_threads(2, rank)
+
+
+def test_a_detached_rank_sleeps_where_it_waits_if_it_shares_its_core():
+    def rank(inner):
+        comm, array = Detachable(inner), np.zeros(4)
+        other = 1 - comm.rank
+        with comm.detached(pause=0.02):
+            wall, used = time.perf_counter(), time.thread_time()
+            for _ in range(3):
+                comm.recv(array, other)
+            return time.perf_counter() - wall, time.thread_time() - used
+
+    for wall, used in run_threads(2, rank):
+        assert wall >= 0.06
+        assert used < 0.03

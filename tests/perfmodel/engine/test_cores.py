@@ -3,7 +3,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from pydtnn.perfmodel.engine.cores import Cores
+from pydtnn.perfmodel.engine.cores import TURN_S, Cores
 from pydtnn.perfmodel.virtual import SharedCores, run_virtual
 from pydtnn.utils import clock
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
@@ -32,11 +32,42 @@ def test_ranks_that_compute_share_the_cores_equally():
     )
 
 
-def test_all_ranks_have_the_part_of_those_on_the_core_with_most_ranks():
+def test_ranks_that_sleep_while_they_wait_have_equal_parts_of_all_cores():
     assert ends(2, [(0.0, rank, 1.0) for rank in range(3)]) == pytest.approx(
-        dict.fromkeys(range(3), 2.0)
+        dict.fromkeys(range(3), 1.5)
     )
-    assert SharedCores(2, (0,) * 3).slowdown == 2.0
+
+
+def test_ranks_that_poll_have_the_part_of_those_on_their_core():
+    cores = SharedCores(2, (0,) * 3, kept=True)
+    assert cores.slowdown == 2.0
+    assert [cores.end(rank, 0.0, 0.02) for rank in range(3)] == pytest.approx([0.04, 0.04, 0.02])
+    even = SharedCores(2, (0,) * 8, kept=True)
+    assert {even.end(rank, 0.3, 1.0) for rank in range(8)} == {4.3}
+
+
+def test_ranks_that_poll_change_places_if_a_core_has_more_of_them():
+    cores = SharedCores(2, (0,) * 3, kept=True)
+    # 1/2, 1/2 and 1 of a core for a turn, then the place of another rank
+    assert cores.end(2, 0.0, 0.12) == pytest.approx(TURN_S + 2 * (0.12 - TURN_S))
+    assert cores.end(1, TURN_S / 2, 0.12) == pytest.approx(TURN_S + 0.12 - TURN_S / 4)
+    long = [cores.end(rank, 0.0, 10.0) for rank in range(3)]
+    assert long == pytest.approx([15.0] * 3, rel=0.01)
+
+
+def test_a_rank_that_polls_does_not_leave_its_core_to_others():
+    def rank(comm):
+        own, word = clock.current(), np.zeros(1)
+        if comm.rank == 0:
+            own.spend(2.0)
+            comm.send(word, 1)
+        elif comm.rank == 1:
+            comm.recv(word, 0)
+        return own.now()
+
+    network, cores = cluster("aa"), SharedCores(1, (0, 0), kept=True)
+    run = run_virtual(rank, network=network, costs=UniformCosts(), cores=cores)
+    assert run.results == pytest.approx([4.0, 4.0], rel=1e-3)
 
 
 def test_a_rank_is_faster_once_others_have_ended():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.waiting import MAX_SLEEP_S
+from pydtnn.perfmodel.engine.post import WAITING
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.perfmodel.virtual.communicator import PIECE, Copies
 from pydtnn.utils import clock
@@ -129,10 +130,26 @@ def test_copies_are_work_beside_the_computation_of_ranks_that_share_cores():
 def test_waits_are_used_once_to_copy():
     copies = Copies()
     copies.wait(9.0)  # for something else
-    copies.post()
-    copies.post()
+    copies.pending = 2
     copies.wait(3.0)
     assert copies.complete(2.0, 0.5) == 0.5
     assert copies.complete(4.0, 0.5) == 2.5
-    copies.post()
+    copies.pending += 1
     assert copies.complete(1.0, 0.5) == 1.0
+
+
+def test_a_rank_that_waits_copies_faster_than_one_that_computes():
+    """Rank 2 computes on the core on which the others copy while they wait."""
+
+    def program(comm):
+        array = np.zeros(LENGTH, "uint8")
+        if comm.rank == 0:
+            comm.send(array, 1)
+        elif comm.rank == 1:
+            comm.recv(array, 0)
+        else:
+            clock.current().spend(COMPUTE)
+        return clock.current().now()
+
+    found = seconds("abc", program, Processor(copy=1e-8), SharedCores(1, (0, 0, 0)))
+    assert found[2] == pytest.approx(COMPUTE + 2 * WAITING * LENGTH * 1e-8, rel=0.01)

@@ -575,7 +575,7 @@ MUTANTS = {
     ),
     "few ranks on many cores that compute faster than alone": Mutant(
         "pydtnn/perfmodel/engine/cores.py",
-        "return 1 / ceil(len(self._targets[group]) / self._number)",
+        "return min(self._number / len(self._targets[group]), 1.0)",
         "return self._number / len(self._targets[group])",
         "tests/perfmodel/engine/test_cores.py::test_ranks_with_a_core_each_do_not_delay_each_other",
     ),

@@ -19,7 +19,7 @@ from pydtnn.training.checkpoint.inspection import (
     value_differences,
 )
 from pydtnn.training.checkpoint.reading import Checkpoint, read_checkpoint
-from pydtnn.utils.command import Parser, run_subcommand
+from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.errors import printable
 from pydtnn.utils.units import align, format_quantity
 
@@ -38,13 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser = Parser(
-        prog="python -m pydtnn.checkpoint",
-        description="List, verify, compare and repair checkpoints.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser, commands = subcommands(
+        "pydtnn.checkpoint", "List, verify, compare and repair checkpoints.", EXAMPLES
     )
-    commands = parser.add_subparsers(required=True, metavar="command")
     for name, command, text in (
         ("list", _list, "print the checkpoints of a run"),
         ("verify", _verify, "compare all files with their checksums; status 1 if one is damaged"),

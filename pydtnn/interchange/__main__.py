@@ -21,7 +21,7 @@ from pydtnn.interchange.onnx.importing import can_verify
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
-from pydtnn.utils.command import Parser, run_subcommand
+from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.units import parse_shape
 
 ONNX = ".onnx"
@@ -42,13 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser = Parser(
-        prog="python -m pydtnn.interchange",
-        description="Convert weights and networks of other programs.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser, commands = subcommands(
+        "pydtnn.interchange", "Convert weights and networks of other programs.", EXAMPLES
     )
-    commands = parser.add_subparsers(required=True, metavar="command")
     importing = commands.add_parser(
         "import", help="make a folder, as --save writes, from weights or an ONNX file"
     )

@@ -11,7 +11,7 @@ from pydtnn.tracing.exports import FORMATS
 from pydtnn.tracing.flight import describe_flights, read_flights
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.tracing.timeline import load_timeline
-from pydtnn.utils.command import Parser, run_subcommand
+from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.errors import printable
 
 EXAMPLES = """examples:
@@ -36,13 +36,9 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
     *more : callable
         Add further commands to the result of `add_subparsers`.
     """
-    parser = Parser(
-        prog="python -m pydtnn.trace",
-        description="Export, summarise and compare traces that --trace has written.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser, commands = subcommands(
+        "pydtnn.trace", "Export, summarise and compare traces that --trace has written.", EXAMPLES
     )
-    commands = parser.add_subparsers(required=True, metavar="command")
     export = commands.add_parser("export", help="write a trace in the format of another tool")
     export.add_argument("folder", help="folder of --trace")
     export.add_argument(

@@ -239,6 +239,17 @@ def run_command(name: str, run: Callable[[], None]) -> int:
     return 0
 
 
+def subcommands(name: str, description: str, examples: str) -> tuple[Parser, Any]:
+    """Return the parser of ``python -m name``, and the group of its sub-commands."""
+    parser = Parser(
+        prog=f"python -m {name}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser, parser.add_subparsers(required=True, metavar="command")
+
+
 def run_subcommand(name: str, parser: Parser, arguments: Sequence[str] | None = None) -> int:
     """Run the sub-command that the arguments name, as `run_command` does.
 

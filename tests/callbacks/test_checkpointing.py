@@ -97,13 +97,14 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    disk, complete = Disk(), saving.OpenFile.complete
+    disk, complete = Disk(), saving.Writer._close
 
-    def used(file: saving.OpenFile) -> str:
-        disk.use()
-        return complete(file)
+    def used(writer: saving.Writer) -> None:
+        if writer._open is not None:
+            disk.use()
+        complete(writer)
 
-    monkeypatch.setattr(saving.OpenFile, "complete", used)
+    monkeypatch.setattr(saving.Writer, "_close", used)
     return disk
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.model.pieces import Piece, Region
-from pydtnn.training.checkpoint.layout import DataFile, Described, Layout, Segment, dtype_of
+from pydtnn.training.checkpoint.layout import DataFile, Layout, Segment, dtype_of
 from pydtnn.utils.request import Request
 
 BLOCK_BYTES = 1 << 20
@@ -146,11 +146,6 @@ def _sources(
                 return ((region, rank),)
             found.append((region, rank))
     return tuple(found)
-
-
-def is_complete(array: Described, regions: Collection[Region]) -> bool:
-    """Return whether regions, of which none overlap, contain all elements of an array."""
-    return sum(region.elements(0, array.size) for region in regions) >= array.size
 
 
 def assemble(comm: Communicator, plan: Plan, pieces: Mapping[Region, Piece], sink: Sink) -> None:

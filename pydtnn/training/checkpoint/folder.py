@@ -78,7 +78,6 @@ def complete_checkpoint(
     files: Mapping[str, bytes],
     sums: Mapping[str, str],
     retention: Retention,
-    interval: float | None = None,
 ) -> None:
     """Write the remaining files of a checkpoint, rename it into place, and remove older ones.
 
@@ -94,8 +93,6 @@ def complete_checkpoint(
     retention : Retention
         Checkpoints of later steps are removed too: they are damaged, or belong to a run that was
         abandoned.
-    interval : float, optional
-        Steps between checkpoints, see `Retention.surplus`.
 
     Raises
     ------
@@ -118,7 +115,7 @@ def complete_checkpoint(
     present = find_checkpoints(directory)
     later = [other for other in present if step_of(other) > step_of(path)]
     older = [other for other in present if step_of(other) <= step_of(path)]
-    for other in (*retention.surplus(older, interval), *later):
+    for other in (*retention.surplus(older), *later):
         _remove(other)
 
 
@@ -136,23 +133,18 @@ class Retention(NamedTuple):
     keep: int
     keep_every: int | None = None
 
-    def surplus(self, paths: Sequence[Path], interval: float | None) -> list[Path]:
+    def surplus(self, paths: Sequence[Path]) -> list[Path]:
         """Return which of some checkpoints, newest last, are to be removed.
 
         Of those before the last ones, one remains if it is at least `keep_every` intervals after
-        the one before that remains.
-
-        Parameters
-        ----------
-        paths : sequence of Path
-        interval : float or None
-            Steps between checkpoints; by default the least that there are.
+        the one before that remains. An interval is the shortest one that there is now: before the
+        end of a run, one checkpoint more may remain until the next.
         """
         older = paths[: -self.keep]
         if self.keep_every is None or not older:
             return [*older]
-        if interval is None:
-            interval = min(step_of(b) - step_of(a) for a, b in itertools.pairwise(paths))
+        pairs = itertools.pairwise(paths)
+        interval = min(step_of(after) - step_of(before) for before, after in pairs)
         kept, removed = 0, []
         for path in older:
             if step_of(path) - kept >= self.keep_every * interval:

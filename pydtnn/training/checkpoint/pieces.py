@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pydtnn.model import Model
-from pydtnn.model.pieces import Piece, part_piece, range_pieces, whole_piece
+from pydtnn.model.pieces import Piece, Region, part_piece, range_pieces, whole_piece
 from pydtnn.optimizers import Optimizer
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import State, Stateful, parts_of, split
-
-
-class OwnArrays:
-    """Arrays of one object on this rank.
-
-    Parameters
-    ----------
-    pieces : sequence of Piece
-    shapes : sequence of tuple of int, optional
-        Shapes of this rank's arrays, if they are not those of the pieces.
-
-    Attributes
-    ----------
-    described : list of (Region, tuple of int)
-        The regions of the pieces, and the shapes of this rank's arrays.
-    """
-
-    def __init__(
-        self, pieces: Sequence[Piece], shapes: Sequence[tuple[int, ...]] | None = None
-    ) -> None:
-        self.pieces = pieces
-        regions = [piece.region for piece in pieces]
-        self.described = [
-            *zip(regions, shapes or [region.lengths for region in regions], strict=True)
-        ]
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Checksum of `described`."""
-        return hashlib.sha256(pickle.dumps(self.described)).digest()
 
 
 @dataclass(frozen=True)
@@ -54,51 +21,45 @@ class OwnState:
 
     Attributes
     ----------
-    arrays : OwnArrays
-        Of the model and of the optimizer these are views of those that training uses.
+    pieces : list of Piece
+        Its arrays. Of the model and of the optimizer these are views of those that training uses.
     values : dict
         Its other values, which JSON can represent.
+    shapes : list of tuple of int, optional
+        Shapes of this rank's arrays, if they are not those of the pieces.
     partial : bool
         Whether an array belongs to a part of a parameter without having its shape, such as a factor
         of a compressed gradient, so that it cannot be combined with those of other ranks.
     """
 
-    arrays: OwnArrays
+    pieces: list[Piece]
     values: State
+    shapes: list[tuple[int, ...]] | None = None
     partial: bool = False
 
+    @property
+    def regions(self) -> list[tuple[Region, tuple[int, ...]]]:
+        """The regions of the pieces, and the shapes of this rank's arrays."""
+        regions = [piece.region for piece in self.pieces]
+        return [*zip(regions, self.shapes or [r.lengths for r in regions], strict=True)]
 
-class StateOfRank:
-    """The state of all parts of a trainer on this rank, with the pieces of the checkpoint before.
 
-    Pieces in place remain valid until the optimizer is bound to other parameters.
+def own_states(trainer: Training) -> dict[str, OwnState]:
+    """Return the state of each part that has one, by name.
+
+    Collective: all ranks call it between two steps.
     """
+    own = {name: _own_state(part, trainer.model) for name, part in parts_of(trainer).items()}
+    return {name: state for name, state in own.items() if state.pieces or state.values}
 
-    def __init__(self) -> None:
-        self._in_place: dict[str, OwnArrays] = {}
-        self._binding: object = None
 
-    def of(self, trainer: Training) -> dict[str, OwnState]:
-        """Return the state of each part that has one, by name.
-
-        Collective: all ranks call it between two steps.
-        """
-        binding = trainer.model, trainer.optimizer, trainer.optimizer.binding
-        if self._binding != binding:
-            self._binding, self._in_place = binding, {}
-        own = {name: self._of(name, part, trainer) for name, part in parts_of(trainer).items()}
-        return {name: state for name, state in own.items() if state.arrays.pieces or state.values}
-
-    def _of(self, name: str, part: Stateful, trainer: Training) -> OwnState:
-        if name not in self._in_place:
-            pieces = pieces_in_place(part, trainer.model)
-            if pieces is None:
-                return _copied(part, trainer.model)
-            self._in_place[name] = OwnArrays(pieces)
-        numbers: State = {}
-        if isinstance(part, Optimizer):
-            numbers = {"iterations": part.iterations, "lr_factor": part.lr_factor}
-        return OwnState(self._in_place[name], numbers)
+def _own_state(part: Stateful, model: Model) -> OwnState:
+    pieces = pieces_in_place(part, model)
+    if pieces is None:
+        return _copied(part, model)
+    if isinstance(part, Optimizer):
+        return OwnState(pieces, {"iterations": part.iterations, "lr_factor": part.lr_factor})
+    return OwnState(pieces, {})
 
 
 def pieces_in_place(part: Stateful, model: Model) -> list[Piece] | None:
@@ -137,8 +98,7 @@ def _copied(part: Stateful, model: Model) -> OwnState:
         else whole.piece(name, array)
         for name, array in arrays.items()
     ]
-    own = OwnArrays(pieces, [array.shape for array in arrays.values()])
-    return OwnState(own, values, partial=bool(kept))
+    return OwnState(pieces, values, [array.shape for array in arrays.values()], bool(kept))
 
 
 def _is_plain(optimizer: Optimizer) -> bool:

@@ -7,7 +7,8 @@ axis "data" of the mesh. States with arrays that cannot be combined are stored f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,14 +18,14 @@ from pydtnn import __version__
 from pydtnn.comm import Communicator
 from pydtnn.model.pieces import Piece, Region
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.assembly import Plan, create_plan, is_complete
+from pydtnn.training.checkpoint.assembly import Plan, create_plan
 from pydtnn.training.checkpoint.content import FORMAT, prefix_of, to_json
 from pydtnn.training.checkpoint.layout import Described, arrange
-from pydtnn.training.checkpoint.pieces import OwnArrays, OwnState
+from pydtnn.training.checkpoint.pieces import OwnState
 from pydtnn.training.equality.check import hash_all
 
 Regions = Sequence[tuple[Region, tuple[int, ...]]]
-"""See `OwnArrays.described`."""
+"""See `OwnState.regions`."""
 
 
 class About(NamedTuple):
@@ -64,11 +65,10 @@ class Storage(NamedTuple):
 
 
 class Planner:
-    """Plans the checkpoints of one run; the plan is used again if nothing has changed."""
+    """Plans the checkpoints of one run; the files are planned again only if regions change."""
 
     def __init__(self) -> None:
         self._known: tuple[Any, ...] = ()
-        self._named: dict[str, tuple[OwnArrays | None, dict[Region, Piece]]] = {}
         self._plan: tuple[Plan, dict[str, Storage], dict[str, list[list[str]]]] | None = None
 
     def plan(
@@ -94,48 +94,36 @@ class Planner:
         """
         comm, mesh = trainer.comm, trainer.setup.mesh
         described = {name: _describe(trainer, name, state) for name, state in own.items()}
-        print_ = b"".join(name.encode() + state.arrays.digest for name, state in own.items())
+        regions = {name: state.regions for name, state in own.items()}
+        digest = hashlib.sha256(pickle.dumps(regions)).digest()
         place = {} if mesh is None else dict(mesh.position)
-        told = comm.gather_object((described, print_, place, writes))
-        abouts, prints, places, seen = ([one[i] for one in told] for i in range(4))
+        told = comm.gather_object((described, digest, place, writes))
+        abouts, digests, places, able = ([one[i] for one in told] for i in range(4))
         names = [*dict.fromkeys(name for about in abouts for name in about)]
         storages = {name: _store(name, abouts, places) for name in names}
-        known = prints, seen, storages
+        known = digests, able, storages
         if self._plan is None or known != self._known:
-            regions = {name: state.arrays.described for name, state in own.items()}
             everywhere = comm.gather_object(regions)
-            self._named = {}
-            self._known, self._plan = known, _create(storages, everywhere, places, seen)
+            self._known, self._plan = known, _create(storages, everywhere, able)
         plan, storages, arrays = self._plan
         values = _values(comm, own, storages)
-        about: dict[str, Any] = {}
+        about: dict[str, Any] = {"format": FORMAT, "pydtnn": __version__}
         if any(storage.is_local for storage in storages.values()) and mesh is not None:
             about["mesh"] = mesh.shape
             about["local"] = [name for name in names if storages[name].is_local]
         if plan.layout.split:
             about["split"] = plan.layout.split
-        about = {"format": FORMAT, "pydtnn": __version__, **about}
         about["parts"] = {
             name: [
-                {"values": values[name][number], "arrays": arrays[name][number]}
-                for number in range(len(storages[name].ranks))
+                {"values": its_values, "arrays": its_arrays}
+                for its_values, its_arrays in zip(values[name], arrays[name], strict=True)
             ]
             for name in names
         }
-        return plan, about, self._name(own, storages, comm.rank)
-
-    def _name(
-        self, own: Mapping[str, OwnState], storages: Mapping[str, Storage], rank: int
-    ) -> dict[Region, Piece]:
-        """Return this rank's pieces by their regions in the checkpoint."""
         pieces: dict[Region, Piece] = {}
         for name, state in own.items():
-            arrays, named = self._named.get(name, (None, {}))
-            if arrays is not state.arrays:
-                named = _rename_all(name, storages[name], rank, state)
-                self._named[name] = state.arrays, named
-            pieces |= named
-        return pieces
+            pieces |= _rename_all(name, storages[name], comm.rank, state)
+        return plan, about, pieces
 
 
 def _describe(trainer: Training, name: str, state: OwnState) -> About:
@@ -144,9 +132,9 @@ def _describe(trainer: Training, name: str, state: OwnState) -> About:
     if equal and not state.partial:
         return About(values, b"", False)
     arrays = hashlib.sha256()
-    for piece in state.arrays.pieces:
+    for piece in state.pieces:
         arrays.update(repr(piece.region).encode())
-    on_host = [np.ascontiguousarray(piece.host(())) for piece in state.arrays.pieces]
+    on_host = [np.ascontiguousarray(piece.host(())) for piece in state.pieces]
     arrays.update(hash_all([array.reshape(-1).view(np.uint8) for array in on_host]).tobytes())
     return About(values, arrays.digest(), state.partial)
 
@@ -177,8 +165,7 @@ def _store(name: str, abouts: Sequence[Mapping[str, About]], places: Sequence[An
 def _create(
     storages: dict[str, Storage],
     everywhere: Sequence[Mapping[str, Regions]],
-    places: Sequence[Any],
-    writes: Sequence[bool],
+    able: Sequence[bool],
 ) -> tuple[Plan, dict[str, Storage], dict[str, list[list[str]]]]:
     """Plan the files of a checkpoint from the regions of all ranks."""
     everyone = tuple(range(len(everywhere)))
@@ -207,9 +194,9 @@ def _create(
     for region in holders:
         if described[region.name] != (region.dtype, region.shape):
             raise ValueError(f"checkpoint: {region.name} has another type or shape on some ranks")
-    able = [rank for rank in everyone if writes[rank]] or [0]
+    writers = [rank for rank in everyone if able[rank]] or [0]
     layout = arrange(described)
-    return create_plan(layout, holders, able, len(everyone)), chosen, arrays
+    return create_plan(layout, holders, writers, len(everyone)), chosen, arrays
 
 
 def _holders(
@@ -223,11 +210,13 @@ def _holders(
     return holders
 
 
-def _is_complete(holders: Mapping[Region, Sequence[int]]) -> bool:
-    regions: dict[str, list[Region]] = {}
-    for region in holders:
-        regions.setdefault(region.name, []).append(region)
-    return all(is_complete(Described(own[0].dtype, own[0].shape), own) for own in regions.values())
+def _is_complete(regions: Iterable[Region]) -> bool:
+    """Return whether regions, of which none overlap, contain all elements of their arrays."""
+    missing: dict[str, int] = {}
+    for region in regions:
+        missing.setdefault(region.name, prod(region.shape))
+        missing[region.name] -= prod(region.lengths)
+    return not any(missing.values())
 
 
 def _rename(
@@ -244,7 +233,7 @@ def _rename(
 def _rename_all(name: str, storage: Storage, rank: int, state: OwnState) -> dict[Region, Piece]:
     """Return the pieces of an object by their regions in the checkpoint."""
     pieces = {}
-    for piece, (_, shape) in zip(state.arrays.pieces, state.arrays.described, strict=True):
+    for piece, (_, shape) in zip(state.pieces, state.regions, strict=True):
         region = _rename(name, storage, rank, piece.region, shape)
         values = piece.values.reshape(-1) if storage.is_local else piece.values
         pieces[region] = Piece(region, values)

@@ -12,11 +12,10 @@ import hashlib
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from pydtnn.training.checkpoint.folder import (
     tidy,
 )
 from pydtnn.training.checkpoint.layout import DataFile
-from pydtnn.training.checkpoint.pieces import StateOfRank
+from pydtnn.training.checkpoint.pieces import own_states
 from pydtnn.training.checkpoint.planning import Planner
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, describe
@@ -44,6 +43,9 @@ from pydtnn.utils.files import unwritable
 from pydtnn.utils.request import Request
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
+
+WRITE_BYTES = 64 << 20
+"""Longest write, in B."""
 
 MESSAGE_BYTES = 512
 """Length of the error in the report of a rank, in B of UTF-8."""
@@ -103,7 +105,7 @@ class Pending:
     plan : Plan
     files : dict of str to bytes
         What rank 0 writes besides arrays.
-    writer : FileWriter or Copy
+    writer : Writer
         This rank's share.
     thread : Thread or None
         Writes the copy.
@@ -122,7 +124,7 @@ class Pending:
     path: Path
     plan: Plan
     files: dict[str, bytes]
-    writer: FileWriter | Copy
+    writer: Writer
     thread: threading.Thread | None = None
     reports: dict[int, tuple[np.ndarray, Request]] = field(default_factory=dict)
     message: np.ndarray | None = None
@@ -172,11 +174,9 @@ class Saver:
         self.on_error = on_error
         self.pending: Pending | None = None
         self.blocked = self.written = 0.0
-        self._state, self._planner = StateOfRank(), Planner()
+        self._planner = Planner()
         self._memory: dict[str, np.ndarray] = {}
         self._begin = 0.0
-        self._steps: deque[int] = deque(maxlen=1)
-        self._intervals: deque[int] = deque(maxlen=3)
 
     def start(self, trainer: Training, *, background: bool) -> str | None:
         """Begin to write a checkpoint, after `settle`. Collective: all ranks call it.
@@ -217,10 +217,7 @@ class Saver:
         comm = trainer.comm
         step = trainer.optimizer.iterations
         path = checkpoint_path(self.directory, step)
-        if self._steps and step > self._steps[-1]:
-            self._intervals.append(step - self._steps[-1])
-        self._steps.append(step)
-        own = self._state.of(trainer)
+        own = own_states(trainer)
         try:
             on_rank_0(comm, self._begin_folder, path)
         except AgreedError as error:
@@ -228,28 +225,20 @@ class Saver:
                 self.on_error(str(error))
             return str(error)
         plan, about, pieces = self._planner.plan(trainer, own, partial_path(path).is_dir())
-        about = {
-            "step": step,
-            "seed": trainer.model.seed,
-            "configuration": self.config,
-            **about,
-        }
-        files = {STATE: to_json(about)} if comm.rank == 0 else {}
-        mine = plan.files(comm.rank)
-        writer: FileWriter | Copy = FileWriter(path)
-        if background:
-            writer = Copy(path, mine, self._memory)
+        content = {"step": step, "seed": trainer.model.seed, "configuration": self.config} | about
+        files = {STATE: to_json(content)} if comm.rank == 0 else {}
+        writer = Writer(path, plan.files(comm.rank), self._memory if background else None)
         pending = self.pending = Pending(path, plan, files, writer)
         if comm.rank == 0:
             for rank in {*plan.writers} - {0}:
                 report = np.zeros(_report_bytes(plan, rank), np.uint8)
                 pending.reports[rank] = report, comm.irecv(report, rank, TAG + 1)
         assemble(comm, plan, pieces, writer)
-        if isinstance(writer, Copy):
-            pending.thread = threading.Thread(target=writer.write, name="checkpoint", daemon=True)
+        if background:
+            pending.thread = threading.Thread(target=writer.finish, name="checkpoint", daemon=True)
             pending.thread.start()
         else:
-            writer.close()
+            writer.finish()
         return None
 
     def poll(self, comm: Communicator) -> None:
@@ -344,15 +333,12 @@ class Saver:
             digests = report[MESSAGE_BYTES:].reshape(-1, 32)
             for file, digest in zip(pending.plan.files(rank), digests, strict=True):
                 sums[file.name] = digest.tobytes().hex()
-        usual = sorted(self._intervals)[len(self._intervals) // 2 :][:1]
-        interval = usual[0] if usual else None
         ordered = {} if errors else {f.name: sums[f.name] for f in pending.plan.layout.files}
 
         def complete() -> None:
             try:
                 if not errors:
-                    files, kept = pending.files, self.retention
-                    complete_checkpoint(pending.path, files, ordered, kept, interval)
+                    complete_checkpoint(pending.path, pending.files, ordered, self.retention)
                     return
                 tidy(pending.path.parent)
             except Exception as error:  # whatever it is, rank 0 reports it
@@ -384,13 +370,17 @@ def last_good(directory: Path) -> str:
     return f"the last good checkpoint is {found[-1]}" if found else "there is no good checkpoint"
 
 
-class FileWriter:
-    """Writes the files of a rank block by block, as they are assembled.
+class Writer:
+    """Writes the files of a rank, each from its beginning to its end.
 
     Parameters
     ----------
     path : Path
         The checkpoint.
+    files : sequence of DataFile
+    memory : dict of str to ndarray, optional
+        Files are assembled here and written by `finish`, in any thread; contains the copies of the
+        checkpoint before, whose memory is used again. None: blocks are written at once.
 
     Attributes
     ----------
@@ -400,139 +390,79 @@ class FileWriter:
         Why the files cannot be written. All that follows is then ignored, as other ranks send it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.sums: dict[str, str] = {}
-        self.error: str | None = None
-        self._scratch = np.empty(0, np.uint8)
-        self._open: OpenFile | None = None
-
-    def room(self, file: DataFile, nbytes: int) -> np.ndarray:
-        """Return memory for the next block."""
-        if len(self._scratch) < nbytes:
-            self._scratch = np.empty(max(nbytes, BLOCK_BYTES), np.uint8)
-        return self._scratch[:nbytes]
-
-    def put(self, file: DataFile, data: np.ndarray) -> None:
-        """Write the next block."""
-        self._try(self._write, file, data)
-
-    def close(self) -> None:
-        """Complete the last file."""
-        self._try(self._complete)
-
-    def _write(self, file: DataFile, data: np.ndarray) -> None:
-        if self._open is None or self._open.file is not file:
-            self._complete()
-            self._open = OpenFile(self.path, file)
-        self._open.write(data)
-
-    def _complete(self) -> None:
-        if self._open is not None:
-            self.sums[self._open.file.name] = self._open.complete()
-            self._open = None
-
-    def _try(self, action: Callable[..., None], *args: Any) -> None:
-        if self.error is None:
-            self.error = _reason(self.path, action, *args)
-            if self.error is not None and self._open is not None:
-                self._open.close()
-
-
-class OpenFile:
-    """A file of a checkpoint that is written from its beginning to its end."""
-
-    def __init__(self, path: Path, file: DataFile) -> None:
-        self.file = file
-        self._sum = hashlib.sha256()
-        self._stream = open(partial_path(path) / file.name, "xb", buffering=0)  # noqa: SIM115
-        self.write(np.frombuffer(file.header, np.uint8))
-
-    def write(self, data: np.ndarray) -> None:
-        """Append bytes."""
-        view = data.data
-        while view:
-            written = self._stream.write(view[: 64 << 20])
-            self._sum.update(view[:written])
-            view = view[written:]
-
-    def complete(self) -> str:
-        """Flush the file to disk, and return its checksum."""
-        with self._stream:
-            os.fsync(self._stream.fileno())
-        return self._sum.hexdigest()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-
-
-class Copy:
-    """A copy of the files of a rank, which a thread writes.
-
-    Parameters
-    ----------
-    path : Path
-        The checkpoint.
-    files : sequence of DataFile
-    memory : dict of str to ndarray
-        The copies of the checkpoint before, whose memory is used again.
-
-    Attributes
-    ----------
-    sums, error
-        See `FileWriter`; final when the thread has ended.
-    """
-
     def __init__(
-        self, path: Path, files: Sequence[DataFile], memory: dict[str, np.ndarray]
+        self, path: Path, files: Sequence[DataFile], memory: dict[str, np.ndarray] | None = None
     ) -> None:
-        self.path = path
-        self.files = files
+        self.path, self.files = path, files
         self.sums: dict[str, str] = {}
         self.error: str | None = None
-        self._memory = memory
-        self._filled = dict.fromkeys((file.name for file in files), 0)
-        sizes = {file.name: file.size - len(file.header) for file in files}
-        for name in [name for name in memory if sizes.get(name) != len(memory[name])]:
-            del memory[name]
-        for name, size in sizes.items():
-            if name not in memory:
-                memory[name] = np.empty(size, np.uint8)
+        self._memory, self._filled = memory, dict.fromkeys((file.name for file in files), 0)
+        self._block = np.empty(BLOCK_BYTES if memory is None else 0, np.uint8)
+        self._open: tuple[DataFile, BinaryIO, Any] | None = None
+        if memory is not None:
+            sizes = {file.name: file.size - len(file.header) for file in files}
+            for name in [name for name in memory if sizes.get(name) != len(memory[name])]:
+                del memory[name]
+            for name in sizes.keys() - memory:
+                memory[name] = np.empty(sizes[name], np.uint8)
 
     def room(self, file: DataFile, nbytes: int) -> np.ndarray:
         """Return memory for the next block."""
+        if self._memory is None:
+            return self._block[:nbytes]
         first = self._filled[file.name]
         return self._memory[file.name][first : first + nbytes]
 
     def put(self, file: DataFile, data: np.ndarray) -> None:
-        """Count the block, which is in place."""
+        """Write the next block, or count it if it is a copy, which is in place."""
         self._filled[file.name] += len(data)
+        if self._memory is None:
+            self._try(self._write, file, data)
 
-    def write(self) -> None:
-        """Write all files; called in a thread."""
-        for file in self.files:
-            if self.error is None:
-                self.error = _reason(self.path, self._write, file)
+    def finish(self) -> None:
+        """Write all that is not written."""
+        if self._memory is not None:
+            for file in self.files:
+                self._try(self._write, file, self._memory[file.name])
+        self._try(self._close)
 
-    def _write(self, file: DataFile) -> None:
-        out = OpenFile(self.path, file)
+    def _write(self, file: DataFile, data: np.ndarray) -> None:
+        if self._open is None or self._open[0] is not file:
+            self._close()
+            stream = open(partial_path(self.path) / file.name, "xb", buffering=0)  # noqa: SIM115
+            self._open = file, stream, hashlib.sha256()
+            self._append(np.frombuffer(file.header, np.uint8))
+        self._append(data)
+
+    def _append(self, data: np.ndarray) -> None:
+        assert self._open is not None
+        _, stream, total = self._open
+        view = data.data
+        while view:
+            written = stream.write(view[:WRITE_BYTES])
+            total.update(view[:written])
+            view = view[written:]
+
+    def _close(self) -> None:
+        """Flush the file to disk, and note its checksum."""
+        if self._open is not None:
+            file, stream, total = self._open
+            with stream:
+                os.fsync(stream.fileno())
+            self.sums[file.name] = total.hexdigest()
+            self._open = None
+
+    def _try(self, action: Callable[..., None], *args: Any) -> None:
+        if self.error is not None:
+            return
         try:
-            out.write(self._memory[file.name])
-            self.sums[file.name] = out.complete()
-        finally:
-            out.close()
-
-
-def _reason(path: Path, action: Callable[..., None], *args: Any) -> str | None:
-    """Call an action; return why it has failed."""
-    try:
-        action(*args)
-    except OSError as error:
-        return describe(unwritable("checkpoint", path, error))
-    except Exception as error:  # in a thread, nothing else would report it
-        return describe(error)
-    return None
+            action(*args)
+        except Exception as error:  # in a thread, nothing else would report it
+            if isinstance(error, OSError):
+                error = unwritable("checkpoint", self.path, error)
+            self.error = describe(error)
+            if self._open is not None:
+                self._open[1].close()
 
 
 def _report_bytes(plan: Plan, rank: int) -> int:

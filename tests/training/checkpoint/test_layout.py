@@ -16,7 +16,7 @@ from pydtnn.training.checkpoint import layout as module
 from pydtnn.training.checkpoint.assembly import assemble, create_plan
 from pydtnn.training.checkpoint.folder import begin_checkpoint, partial_path
 from pydtnn.training.checkpoint.layout import Described, Layout, arrange, data_files, read_layout
-from pydtnn.training.checkpoint.saving import FileWriter
+from pydtnn.training.checkpoint.saving import Writer
 
 ARRAYS: dict[str, np.ndarray] = {
     "b.w": np.arange(40.0).reshape(8, 5),
@@ -36,9 +36,9 @@ def write(path: Path, layout: Layout) -> Path:
     """Write arrays as a checkpoint does; return the folder."""
     begin_checkpoint(path)
     pieces = {piece.region: piece for piece in (whole_piece(n, a) for n, a in ARRAYS.items())}
-    writer = FileWriter(path)
+    writer = Writer(path, layout.files)
     assemble(Serial(), create_plan(layout, {key: [0] for key in pieces}, [0], 1), pieces, writer)
-    writer.close()
+    writer.finish()
     assert writer.error is None
     return partial_path(path)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -139,27 +141,31 @@ def verify(checkpoint: Checkpoint, files: Iterable[DataFile]) -> None:
     ValueError
         If one does not match, cannot be read, or contains weights that are not finite.
     """
-    layout = checkpoint.layout
-    for file in files:
-        total, bad = hashlib.sha256(file.header), ""
-        try:
-            with open_file("it", checkpoint.path / file.name) as stream:
-                if stream.read(len(file.header)) != file.header:
-                    raise ValueError(f"{file.name} does not match its checksum")
-                for segment, start, stop in cut(layout, file):
-                    dtype = dtype_of(layout.arrays[segment.array].dtype)
-                    block = np.empty(stop - start, dtype)
-                    if _read_into(stream, block) < block.nbytes:
-                        break
-                    total.update(block.view(np.uint8).data)
-                    if segment.array.startswith("model/") and not np.isfinite(block).all():
-                        bad = segment.array.replace("/", ": ", 1)
-                total.update(stream.read(1))
-        except OSError as error:
-            raise _unreadable(file.name, error) from error
-        check_digest(file.name, checkpoint.sums.get(file.name), total.hexdigest())
-        if bad:
-            raise ValueError(f"{bad} must be finite")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for _ in threads.map(partial(_verify, checkpoint), files):
+            pass
+
+
+def _verify(checkpoint: Checkpoint, file: DataFile) -> None:
+    layout, total, bad = checkpoint.layout, hashlib.sha256(file.header), ""
+    try:
+        with open_file("it", checkpoint.path / file.name) as stream:
+            if stream.read(len(file.header)) != file.header:
+                raise ValueError(f"{file.name} does not match its checksum")
+            for segment, start, stop in cut(layout, file):
+                dtype = dtype_of(layout.arrays[segment.array].dtype)
+                block = np.empty(stop - start, dtype)
+                if _read_into(stream, block) < block.nbytes:
+                    break
+                total.update(block.view(np.uint8).data)
+                if segment.array.startswith("model/") and not np.isfinite(block).all():
+                    bad = segment.array.replace("/", ": ", 1)
+            total.update(stream.read(1))
+    except OSError as error:
+        raise _unreadable(file.name, error) from error
+    check_digest(file.name, checkpoint.sums.get(file.name), total.hexdigest())
+    if bad:
+        raise ValueError(f"{bad} must be finite")
 
 
 def read_into(

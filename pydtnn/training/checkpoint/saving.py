@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -373,6 +374,9 @@ def last_good(directory: Path) -> str:
 class Writer:
     """Writes the files of a rank, each from its beginning to its end.
 
+    While a thread writes a block, its checksum is computed, and while files are flushed to disk,
+    the next ones are written.
+
     Parameters
     ----------
     path : Path
@@ -399,6 +403,8 @@ class Writer:
         self._memory, self._filled = memory, dict.fromkeys((file.name for file in files), 0)
         self._block = np.empty(BLOCK_BYTES if memory is None else 0, np.uint8)
         self._open: tuple[DataFile, BinaryIO, Any] | None = None
+        self._threads = ThreadPoolExecutor(2, "checkpoint")
+        self._flushed: list[tuple[DataFile, Any, Future[None]]] = []
         if memory is not None:
             sizes = {file.name: file.size - len(file.header) for file in files}
             for name in [name for name in memory if sizes.get(name) != len(memory[name])]:
@@ -425,6 +431,10 @@ class Writer:
             for file in self.files:
                 self._try(self._write, file, self._memory[file.name])
         self._try(self._close)
+        for file, total, flushed in self._flushed:
+            self._try(flushed.result)
+            self.sums[file.name] = total.hexdigest()
+        self._threads.shutdown()
 
     def _write(self, file: DataFile, data: np.ndarray) -> None:
         if self._open is None or self._open[0] is not file:
@@ -437,19 +447,15 @@ class Writer:
     def _append(self, data: np.ndarray) -> None:
         assert self._open is not None
         _, stream, total = self._open
-        view = data.data
-        while view:
-            written = stream.write(view[:WRITE_BYTES])
-            total.update(view[:written])
-            view = view[written:]
+        written = self._threads.submit(_write, stream, data)
+        total.update(data)
+        written.result()
 
     def _close(self) -> None:
-        """Flush the file to disk, and note its checksum."""
+        """Complete the open file."""
         if self._open is not None:
             file, stream, total = self._open
-            with stream:
-                os.fsync(stream.fileno())
-            self.sums[file.name] = total.hexdigest()
+            self._flushed.append((file, total, self._threads.submit(_flush, stream)))
             self._open = None
 
     def _try(self, action: Callable[..., None], *args: Any) -> None:
@@ -463,6 +469,17 @@ class Writer:
             self.error = describe(error)
             if self._open is not None:
                 self._open[1].close()
+
+
+def _write(stream: BinaryIO, data: np.ndarray) -> None:
+    view = data.data
+    while view:
+        view = view[stream.write(view[:WRITE_BYTES]) :]
+
+
+def _flush(stream: BinaryIO) -> None:
+    with stream:
+        os.fsync(stream.fileno())
 
 
 def _report_bytes(plan: Plan, rank: int) -> int:

@@ -119,6 +119,16 @@ class Piece:
         values = self.values[here]
         return values if isinstance(values, np.ndarray) else values.get()
 
+    def view(self, start: int, stop: int) -> np.ndarray | None:
+        """Return the bytes of a range of the flat whole array if they are here in this order."""
+        first = self.region.starts[0]
+        if len(self.region.grid) > 1 or not first <= start <= stop <= self.region.stops[0]:
+            return None
+        values = self.values[start - first : stop - first]
+        if not isinstance(values, np.ndarray) or not values.flags.c_contiguous:
+            return None
+        return values.view(np.uint8)
+
     def give(self, start: int, stop: int, out: np.ndarray) -> None:
         """Copy the elements in a range of the flat whole array into an array of that range."""
         for run, shape, there, here in self.region.overlaps(start, stop):

@@ -83,7 +83,7 @@ class Sink(Protocol):
         """Return memory (uint8) for the next bytes of a file."""
 
     def put(self, file: DataFile, data: np.ndarray) -> None:
-        """Take these bytes, which are in the memory that `room` has returned."""
+        """Take these bytes: in the memory that `room` has returned, or those of training."""
 
 
 def cut(layout: Layout, file: DataFile) -> Iterator[tuple[Segment, int, int]]:
@@ -185,6 +185,11 @@ def _fill(
     sink: Sink,
 ) -> None:
     """Assemble one block of this rank."""
+    if len(block.sources) == 1 and block.sources[0][1] == comm.rank:
+        view = pieces[block.sources[0][0]].view(block.start, block.stop)
+        if view is not None:
+            sink.put(block.file, view)
+            return
     dtype = dtype_of(layout.arrays[block.segment.array].dtype)
     data = sink.room(block.file, (block.stop - block.start) * dtype.itemsize)
     out = data.view(dtype)

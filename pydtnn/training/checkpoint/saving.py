@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -374,8 +374,8 @@ def last_good(directory: Path) -> str:
 class Writer:
     """Writes the files of a rank, each from its beginning to its end.
 
-    While a thread writes a block, its checksum is computed, and while files are flushed to disk,
-    the next ones are written.
+    Threads write blocks while checksums are computed, and flush files to disk while the next ones
+    are written.
 
     Parameters
     ----------
@@ -404,6 +404,7 @@ class Writer:
         self._block = np.empty(BLOCK_BYTES if memory is None else 0, np.uint8)
         self._open: tuple[DataFile, BinaryIO, Any] | None = None
         self._threads = ThreadPoolExecutor(2, "checkpoint")
+        self._position, self._writes = 0, list[Future[None]]()
         self._flushed: list[tuple[DataFile, Any, Future[None]]] = []
         if memory is not None:
             sizes = {file.name: file.size - len(file.header) for file in files}
@@ -415,15 +416,20 @@ class Writer:
     def room(self, file: DataFile, nbytes: int) -> np.ndarray:
         """Return memory for the next block."""
         if self._memory is None:
+            self._try(self._wait)  # for the block before, which is there
             return self._block[:nbytes]
         first = self._filled[file.name]
         return self._memory[file.name][first : first + nbytes]
 
     def put(self, file: DataFile, data: np.ndarray) -> None:
-        """Write the next block, or count it if it is a copy, which is in place."""
-        self._filled[file.name] += len(data)
+        """Write the next block, or keep it."""
         if self._memory is None:
             self._try(self._write, file, data)
+            return
+        copy = self.room(file, len(data))
+        if not np.may_share_memory(copy, data):
+            copy[...] = data
+        self._filled[file.name] += len(data)
 
     def finish(self) -> None:
         """Write all that is not written."""
@@ -440,19 +446,26 @@ class Writer:
         if self._open is None or self._open[0] is not file:
             self._close()
             stream = open(partial_path(self.path) / file.name, "xb", buffering=0)  # noqa: SIM115
-            self._open = file, stream, hashlib.sha256()
+            self._open, self._position = (file, stream, hashlib.sha256()), 0
             self._append(np.frombuffer(file.header, np.uint8))
         self._append(data)
 
     def _append(self, data: np.ndarray) -> None:
         assert self._open is not None
         _, stream, total = self._open
-        written = self._threads.submit(_write, stream, data)
+        self._writes.append(self._threads.submit(_write, stream.fileno(), data, self._position))
+        self._position += len(data)
         total.update(data)
-        written.result()
+
+    def _wait(self) -> None:
+        """Wait until all blocks are written."""
+        writes, self._writes = self._writes, []
+        for written in writes:
+            written.result()
 
     def _close(self) -> None:
         """Complete the open file."""
+        self._wait()
         if self._open is not None:
             file, stream, total = self._open
             self._flushed.append((file, total, self._threads.submit(_flush, stream)))
@@ -467,14 +480,16 @@ class Writer:
             if isinstance(error, OSError):
                 error = unwritable("checkpoint", self.path, error)
             self.error = describe(error)
+            wait(self._writes)
             if self._open is not None:
                 self._open[1].close()
 
 
-def _write(stream: BinaryIO, data: np.ndarray) -> None:
+def _write(file: int, data: np.ndarray, position: int) -> None:
     view = data.data
     while view:
-        view = view[stream.write(view[:WRITE_BYTES]) :]
+        written = os.pwrite(file, view[:WRITE_BYTES], position)
+        view, position = view[written:], position + written
 
 
 def _flush(stream: BinaryIO) -> None:

@@ -325,6 +325,7 @@ def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) 
     assert {one.state.name for one in study.trials} == {"COMPLETE"}
 
 
+@pytest.mark.long
 def test_jobs_share_a_study(written: Path) -> None:
     command = [sys.executable, *COMMAND]
     jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

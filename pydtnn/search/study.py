@@ -246,18 +246,20 @@ class Ledger:
             for one in study.get_trials(deepcopy=False, states=(running,)):
                 if not self._claim(one.number):
                     continue
+                self._seed(one.number)
                 trial = optuna.Trial(study, one._trial_id)
                 if reason := self._reason(one):
-                    self._fail(trial, reason)
+                    self._store(trial, {REASON: reason}, "FAIL")
                 elif not self.ended():
                     return self._begin(trial, group)
                 self._release(one.number)
-            number = len(study.get_trials(deepcopy=False))
+            states = [one.state for one in study.get_trials(deepcopy=False)]
+            waiting = states.count(optuna.trial.TrialState.WAITING)  # of a process that was killed
+            number = len(states) - waiting
             if number >= self.space.trials or self.ended():
                 return None
-            seed = int(np.random.SeedSequence([self.space.seed, number]).generate_state(1)[0])
-            study.sampler = _make("sampler", samplers(), self.space.sampler, seed=seed)
-            if self.space.sampler["name"] == "grid":
+            self._seed(number)
+            if self.space.sampler["name"] == "grid" and not waiting:
                 grid = self.space.grid()
                 if number >= len(grid):
                     return None
@@ -265,6 +267,11 @@ class Ledger:
             trial = study.ask()
             self._claim(trial.number)
             return self._begin(trial, group)
+
+    def _seed(self, number: int) -> None:
+        """Let the values of a trial depend on its number only, and on the trials before it."""
+        seed = int(np.random.SeedSequence([self.space.seed, number]).generate_state(1)[0])
+        self.study.sampler = _make("sampler", samplers(), self.space.sampler, seed=seed)
 
     def _begin(self, trial: optuna.Trial, group: Mapping[str, Any]) -> Taken:
         before = self.study.get_trials(deepcopy=False)[trial.number]
@@ -312,31 +319,31 @@ class Ledger:
 
     def tell(self, number: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         """Store the results of a trial that is complete."""
-        trial = self._close(number, facts)
-        self.study.tell(trial, [values[name] for name in self.space.objective])
+        self._end_trial(number, facts, "COMPLETE", [values[name] for name in self.space.objective])
 
     def prune(self, number: int, facts: Mapping[str, Any]) -> None:
         """Store that a trial was ended early."""
-        import optuna
-
-        self.study.tell(self._close(number, facts), state=optuna.trial.TrialState.PRUNED)
+        self._end_trial(number, facts, "PRUNED")
 
     def fail(self, number: int, reason: str) -> None:
         """Store why a trial has failed."""
-        self._fail(self._close(number, {}), reason)
+        self._end_trial(number, {REASON: reason}, "FAIL")
 
-    def _fail(self, trial: optuna.Trial, reason: str) -> None:
-        import optuna
-
-        trial.set_user_attr(REASON, reason)
-        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
-
-    def _close(self, number: int, facts: Mapping[str, Any]) -> optuna.Trial:
+    def _end_trial(
+        self, number: int, facts: Mapping[str, Any], state: str, values: list[float] | None = None
+    ) -> None:
+        """Store the end of a trial; it is locked until then, or another process would take it."""
         trial = self._trials.pop(number)
         spans = trial.user_attrs[GROUP]
         spans[-1]["end"] = time.time()
-        trial.set_user_attr(GROUP, spans)
+        self._store(trial, {**facts, GROUP: spans}, state, values)
+        self._release(number)
+
+    def _store(
+        self, trial: Any, facts: Mapping[str, Any], state: str, values: list[float] | None = None
+    ) -> None:
+        from optuna.trial import TrialState
+
         for name, value in facts.items():
             trial.set_user_attr(name, value)
-        self._release(number)
-        return trial
+        self.study.tell(trial, values, state=TrialState[state])

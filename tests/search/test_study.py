@@ -108,6 +108,42 @@ def test_a_grid_is_tried_once_in_order(tmp_path: Path) -> None:
     assert found == space.grid()
 
 
+def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path: Path) -> None:
+    space = make_space({"a": [1, 2, 3]}, objective=GOAL, sampler="grid")
+    own = Ledger(tmp_path, space)
+    own.study.enqueue_trial({"a": 1})  # killed before it has asked
+    found = []
+    while (taken := own.take(GROUP)) is not None:
+        found.append(taken.values["a"])
+        own.tell(taken.number, {"y": 0.0}, {})
+    assert found == [1, 2, 3]
+
+
+def test_a_trial_without_values_yet_has_those_of_its_number(tmp_path: Path) -> None:
+    whole = ledger(tmp_path / "whole", sampler="random").take(GROUP)
+    own = ledger(tmp_path / "parts", sampler="random")
+    own.study.ask()  # killed before it has chosen values
+    taken = own.take(GROUP)
+    assert taken == whole
+
+
+def test_a_trial_is_locked_until_its_end_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = ledger(tmp_path), ledger(tmp_path)
+    own.take(GROUP)
+    tell, seen = own.study.tell, []
+
+    def look(*args: Any, **keywords: Any) -> Any:
+        seen.append(other._claim(0))
+        return tell(*args, **keywords)
+
+    monkeypatch.setattr(own.study, "tell", look)
+    own.tell(0, {"y": 1.0}, {})
+    assert seen == [False]
+    assert other._claim(0)
+
+
 def test_a_study_ends_with_its_goal_or_its_time(tmp_path: Path) -> None:
     own = ledger(tmp_path, stop={"y": 0.1})
     own.take(GROUP)

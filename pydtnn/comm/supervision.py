@@ -105,6 +105,10 @@ class Last(NamedTuple):
     rank: int
 
 
+POLL_S = 0.05
+"""Seconds between two looks at the monitor process while it writes what ranks have recorded."""
+
+
 class LastStep:
     """Counts the steps that this rank begins, and holds it until all ranks know the last one.
 
@@ -445,12 +449,13 @@ class Supervision:
 
     def _have(self, line: str, seconds: float) -> bool:
         """Have the process do something for all ranks; return whether it has done it in time."""
-        if self._lost or not self._send(line):
-            return False
-        end = time.monotonic() + seconds
-        while not self._finished.wait(INTERVAL_S):
+        end, sent = time.monotonic() + seconds, False
+        while not self._finished.wait(POLL_S if sent else 0.0):
             stopped = condition_of(self.slot.words[MONITOR]).frozen
             if self._lost or stopped or time.monotonic() > end:
+                return False
+            sent = sent or self._send(line)
+            if not sent:
                 return False
         self._finished.clear()
         return True

@@ -186,7 +186,7 @@ def test_the_rounds_of_schedules_are_messages(algorithm: str) -> None:
     )
 
 
-def test_peers_are_numbered_in_the_group_that_trains() -> None:
+def test_peers_have_their_first_numbers_also_in_a_group_that_trains() -> None:
     def rank(comm: Communicator) -> Log:
         with comm.split(comm.rank // 2, -comm.rank) as group:
             log = Log()
@@ -194,7 +194,7 @@ def test_peers_are_numbered_in_the_group_that_trains() -> None:
         return log
 
     logs = run_threads(4, rank)
-    assert [{peer for _, _, peer, _, _ in log.messages} for log in logs] == [{0}, {1}, {0}, {1}]
+    assert [{peer for _, _, peer, _, _ in log.messages} for log in logs] == [{1}, {0}, {3}, {2}]
 
 
 def test_a_recomputed_pass_has_a_name_of_its_own() -> None:

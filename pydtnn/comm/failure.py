@@ -356,6 +356,7 @@ class Failure:
                 always,
                 self.supervision.last_step,
                 self.supervision.request_table,
+                _ABORT_TIMEOUT_S,  # the others would wait if it ended without an abort
             )
 
     def _withdraw(self) -> None:

@@ -85,7 +85,7 @@ class Never:
 
 
 class SignalWatch:
-    """Handles the first signal, and ends the process on a second one or after `GRACE` seconds.
+    """Handles the first signal, and ends the process on a second one or after some seconds.
 
     Must be created and stopped in the main thread. A signal that is ignored remains ignored: SIGHUP
     under `nohup`, SIGINT in a background job of a shell.
@@ -106,6 +106,8 @@ class SignalWatch:
     report : callable, optional
         Called when SIGUSR1 arrives, in a separate thread; without it, SIGUSR1 is not handled. If it
         also means the end of the job, the run then ends after its step.
+    grace : float
+        Seconds that the run may take to end after the first signal.
     """
 
     def __init__(
@@ -116,10 +118,11 @@ class SignalWatch:
         always: Collection[int] = (),
         orderly: Orderly | None = None,
         report: Callable[[], None] | None = None,
+        grace: float = GRACE,
     ) -> None:
         self._act = act
         self._orderly = orderly or Never()
-        self._report = report
+        self._report, self._grace = report, grace
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._former = {
@@ -155,7 +158,7 @@ class SignalWatch:
             if number is None or number == _STOP:
                 return
             threading.Thread(target=self._act, args=(number,), daemon=True).start()
-            if self._next(pipe, GRACE) != _STOP:
+            if self._next(pipe, self._grace) != _STOP:
                 os._exit(128 + number)
 
     def _after_step(self, pipe: Any, number: int) -> int:

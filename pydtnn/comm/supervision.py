@@ -105,6 +105,9 @@ class Last(NamedTuple):
     rank: int
 
 
+LAST_RECORD_S = 2.0
+"""Seconds in which the flight records of a run that ends are stored."""
+
 POLL_S = 0.05
 """Seconds between two looks at the monitor process while it writes what ranks have recorded."""
 
@@ -443,22 +446,24 @@ class Supervision:
         Their flight records are written, too.
         """
         if not self.finishes:
-            self.record("an error")
+            self.record("an error", LAST_RECORD_S)
         else:
             self._have("finish", FINISH_TIMEOUT_S)
 
     def _have(self, line: str, seconds: float) -> bool:
         """Have the process do something for all ranks; return whether it has done it in time."""
-        end, sent = time.monotonic() + seconds, False
-        while not self._finished.wait(POLL_S if sent else 0.0):
-            stopped = condition_of(self.slot.words[MONITOR]).frozen
-            if self._lost or stopped or time.monotonic() > end:
-                return False
-            sent = sent or self._send(line)
-            if not sent:
+        end = time.monotonic() + seconds
+        if not self._answers() or not self._send(line):
+            return False
+        while not self._finished.wait(POLL_S):
+            if not self._answers() or time.monotonic() > end:
                 return False
         self._finished.clear()
         return True
+
+    def _answers(self) -> bool:
+        """Return whether the process can answer now: it may be stopped, which is noticed later."""
+        return not self._lost and not condition_of(self.slot.words[MONITOR]).frozen
 
     # -- the flight record ------------------------------------------------------------------------
 
@@ -475,11 +480,12 @@ class Supervision:
     def folder(self, folder: str | os.PathLike[str]) -> None:
         self.slot.folder = os.path.abspath(folder) if folder else ""
 
-    def record(self, why: str) -> None:
-        """Store the flight records of all ranks now; returns when they are."""
-        if not self.folder:
-            return
-        if not self._have("flight", 2 * FLIGHT_TIMEOUT_S):
+    def record(self, why: str, seconds: float = 2 * FLIGHT_TIMEOUT_S) -> None:
+        """Store the flight records of all ranks now; returns when they are, or after a time in s.
+
+        Then that of this rank is stored.
+        """
+        if self.folder and not self._have("flight", seconds):
             self._write_flight(why)
 
     def _write_flight(self, why: str) -> None:

@@ -351,7 +351,7 @@ def _use(trials: Sequence[Any]) -> Section:
                 }
             )
     figure = Figure(
-        "Who trained what, and when",
+        "Trials of each group over time",
         data,
         "time since the first trial (s)",
         {"title": "", "type": "category"},

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.agree import agree, together
 from pydtnn.comm.cores import threads_per_rank
-from pydtnn.comm.monitor.table import DOWNLOAD
+from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.search.groups import check_groups, choose_ranks
 from pydtnn.search.lines import describe_search, describe_trial
 from pydtnn.search.space import Space, make_space
-from pydtnn.search.study import Ledger
+from pydtnn.search.study import SharedStudy
 from pydtnn.search.worker import Objective, Worker
 from pydtnn.utils.observer import phase
 
@@ -92,9 +92,9 @@ def run(
         supervision.last_step.abandon()  # groups have no common last step: a signal ends them
     job = comm.gather_object(os.getpid())[0]
 
-    def tell(ledger: Ledger, number: int) -> None:
+    def tell(shared: SharedStudy, number: int) -> None:
         if show is not None:
-            show(describe_trial(made, ledger.study.get_trials(deepcopy=False), number))
+            show(describe_trial(made, shared.study.get_trials(deepcopy=False), number))
 
     with comm.split(place) as group:
         facts = {"host": socket.gethostname(), "job": job, "ranks": ranks}
@@ -102,9 +102,9 @@ def run(
         if comm.rank == 0 and show is not None:
             show(describe_search(made, comm.size // ranks_per_trial, ranks_per_trial, str(folder)))
         worker.run()
-    with phase(supervision.activity if supervision else None, DOWNLOAD):  # has no deadline
+    with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
         agree(comm)  # all groups
-    return Ledger(Path(folder), made).study
+    return SharedStudy(Path(folder), made).study
 
 
 def _make(space: Mapping[str, Any], options: Mapping[str, Any]) -> Space:

@@ -154,7 +154,7 @@ class Taken:
     resumed: bool = False
 
 
-class Ledger:
+class SharedStudy:
     """The study in a folder: gives out trials, and stores their results.
 
     Any number of processes have one at the same time; the study is locked while a trial is chosen.

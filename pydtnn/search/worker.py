@@ -11,7 +11,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.failure import is_lost
 from pydtnn.search.space import WHO, Space
-from pydtnn.search.study import Ledger, Taken, lock_of
+from pydtnn.search.study import SharedStudy, Taken, lock_of
 from pydtnn.utils.errors import AgreedError, Interrupted, describe
 
 Objective = Callable[["Trial"], Mapping[str, float] | float]
@@ -40,13 +40,13 @@ class Trial:
     """
 
     def __init__(
-        self, taken: Taken, comm: Communicator, folder: Path, ledger: Ledger | None
+        self, taken: Taken, comm: Communicator, folder: Path, shared: SharedStudy | None
     ) -> None:
         self.number, self.values, self.comm = taken.number, taken.values, comm
         self.folder, self.resumed = folder, taken.resumed
         self.pruned = False
         self.facts: dict[str, Any] = {}
-        self._ledger = ledger
+        self._shared = shared
 
     def report(self, value: float, epoch: int, *, last: bool = False) -> bool:
         """Report the value of an epoch; return whether training should end, as it is not promising.
@@ -68,8 +68,8 @@ class Trial:
         return self.pruned
 
     def _report(self, value: float, epoch: int) -> bool:
-        assert self._ledger is not None
-        return self._ledger.report(self.number, value, epoch)
+        assert self._shared is not None
+        return self._shared.report(self.number, value, epoch)
 
 
 class Worker:
@@ -96,23 +96,23 @@ class Worker:
         space: Space,
         folder: Path,
         objective: Objective,
-        show: Callable[[Ledger, int], None],
+        show: Callable[[SharedStudy, int], None],
         facts: Mapping[str, Any],
     ) -> None:
         self.comm, self.space, self.folder = comm, space, folder
         self._objective, self._show = objective, show
-        self._ledger = on_rank_0(comm, Ledger, folder, space)
+        self._shared = on_rank_0(comm, SharedStudy, folder, space)
         self._facts = facts
 
     def run(self) -> None:
         """Train trials until none is left. Collective: all ranks of the group call it."""
         while (taken := self.comm.gather_object(on_rank_0(self.comm, self._take))[0]) is not None:
             folder = self.folder / f"trial-{taken.number:05d}"
-            self._train(Trial(taken, self.comm, folder, self._ledger))
+            self._train(Trial(taken, self.comm, folder, self._shared))
 
     def _take(self) -> Taken | None:
-        assert self._ledger is not None
-        return self._ledger.take(self._facts)
+        assert self._shared is not None
+        return self._shared.take(self._facts)
 
     def _train(self, trial: Trial) -> None:
         values, reason = {}, ""
@@ -124,7 +124,7 @@ class Worker:
             reason = describe(error)
         except Exception as error:
             reason = describe(error)
-            if self.comm.size > 1:  # on this one: the others may wait for it for ever
+            if self.comm.size > 1:  # on this one: the others may wait for it
                 if not is_lost(error):
                     text = f"rank {self.comm.rank}: {reason}"
                     lock_of(self.folder, trial.number).write_text(text)
@@ -140,14 +140,14 @@ class Worker:
         return {name: float(values[name]) for name in names}
 
     def _store(self, trial: Trial, values: Mapping[str, float], reason: str) -> None:
-        assert self._ledger is not None
+        assert self._shared is not None
         wrong = [name for name, value in values.items() if not math.isfinite(value)]
         if wrong and not trial.pruned:
             reason = f"{wrong[0]} is {values[wrong[0]]}"
         if reason:
-            self._ledger.fail(trial.number, reason)
+            self._shared.fail(trial.number, reason)
         elif trial.pruned:
-            self._ledger.prune(trial.number, trial.facts)
+            self._shared.prune(trial.number, trial.facts)
         else:
-            self._ledger.tell(trial.number, values, trial.facts)
-        self._show(self._ledger, trial.number)
+            self._shared.tell(trial.number, values, trial.facts)
+        self._show(self._shared, trial.number)

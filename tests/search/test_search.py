@@ -18,7 +18,7 @@ import pytest
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.__main__ import main
 from pydtnn.search.groups import explain
-from pydtnn.search.study import REASON, Ledger
+from pydtnn.search.study import REASON, SharedStudy
 from pydtnn.train import main as train
 from pydtnn.utils.errors import AgreedError
 from tests.launch import Program, why_not
@@ -49,7 +49,7 @@ def results(study: Any) -> list[Any]:
 
 
 def stored(folder: Path) -> list[Any]:
-    return results(Ledger(folder, make_space(**SPACE)).study)
+    return results(SharedStudy(folder, make_space(**SPACE)).study)
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_groups_of_ranks_share_the_trials(size: int, written: Path) -> None:
         finished = program.finished()
     assert finished.returncode == 0, finished
     assert f"{4 // size} groups of {size} rank" in finished.stdout
-    study = Ledger(written / "runs" / "space", make_space(**SPACE)).study
+    study = SharedStudy(written / "runs" / "space", make_space(**SPACE)).study
     assert [one.state.name for one in study.trials] == ["COMPLETE"] * 5
     groups = [tuple(one.user_attrs["group"][0]["ranks"]) for one in study.trials]
     assert len({*groups}) > 1
@@ -270,7 +270,7 @@ def test_an_error_of_one_rank_ends_the_job_and_is_the_trials_reason(written: Pat
         assert program.wait(60)
         finished = program.finished()
     assert finished.returncode == 0, finished
-    study = Ledger(written / "runs" / "space", make_space(**space)).study
+    study = SharedStudy(written / "runs" / "space", make_space(**space)).study
     assert [one.state.name for one in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     assert "one rank alone" in study.trials[1].user_attrs["reason"]
 
@@ -319,7 +319,7 @@ def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) 
     with started(written, 4, "--ranks-per-trial=2") as program:
         assert program.wait(240)
         assert program.finished().returncode == 0
-    study = Ledger(written / "runs/space", make_space(**space)).study
+    study = SharedStudy(written / "runs/space", make_space(**space)).study
     assert [one.number for one in study.trials] == [*range(12)]
     assert [one.user_attrs[REASON] for one in study.trials if REASON in one.user_attrs] == []
     assert {one.state.name for one in study.trials} == {"COMPLETE"}

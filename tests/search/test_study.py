@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydtnn.search import make_space
-from pydtnn.search.study import JOURNAL, MOST_STARTS, Ledger, lock_of
+from pydtnn.search.study import JOURNAL, MOST_STARTS, SharedStudy, lock_of
 
 pytest.importorskip("optuna")
 
@@ -18,21 +18,21 @@ RANGE = {"x": {"low": 0.0, "high": 1.0}, "n": [1, 2, 3]}
 GOAL = {"minimize": "y"}
 
 
-def ledger(folder: Path, **options: Any) -> Ledger:
-    return Ledger(folder, make_space(RANGE, **({"objective": GOAL, "trials": 6} | options)))
+def shared(folder: Path, **options: Any) -> SharedStudy:
+    return SharedStudy(folder, make_space(RANGE, **({"objective": GOAL, "trials": 6} | options)))
 
 
-def end(own: Ledger) -> None:
+def end(own: SharedStudy) -> None:
     """Give up all trials, as the end of a process does."""
     for number in [*own._held]:
         own._release(number)
 
 
-def values(own: Ledger) -> list[Any]:
+def values(own: SharedStudy) -> list[Any]:
     return [(one.params, one.values, one.state.name) for one in own.study.trials]
 
 
-def search(own: Ledger) -> None:
+def search(own: SharedStudy) -> None:
     while (taken := own.take(GROUP)) is not None:
         own.tell(taken.number, {"y": (taken.values["x"] - 0.5) ** 2}, {})
 
@@ -43,14 +43,14 @@ def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
     sampler: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"sampler": sampler, "trials": 12}
-    whole = ledger(tmp_path / "whole", **options)
+    whole = shared(tmp_path / "whole", **options)
     search(whole)
     for number in range(12):
-        own = ledger(tmp_path / "parts", **options)
+        own = shared(tmp_path / "parts", **options)
         taken = own.take(GROUP)
         assert taken is not None
         end(own)
-        own = ledger(tmp_path / "parts", **options)
+        own = shared(tmp_path / "parts", **options)
         again = own.take(GROUP)
         assert again is not None
         assert (again.number, again.values) == (number, taken.values)
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
 
 
 def test_workers_never_have_the_same_trial(tmp_path: Path) -> None:
-    one, two = ledger(tmp_path), ledger(tmp_path)
+    one, two = shared(tmp_path), shared(tmp_path)
     found = [own.take(GROUP) for _ in range(3) for own in (one, two)]
     assert sorted(taken.number for taken in found if taken) == [*range(6)]
     assert one.take(GROUP) is None
@@ -71,10 +71,10 @@ def test_workers_never_have_the_same_trial(tmp_path: Path) -> None:
 
 def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
     for _ in range(MOST_STARTS):
-        own = ledger(tmp_path)
+        own = shared(tmp_path)
         assert own.take(GROUP).number == 0  # type: ignore[union-attr]
         end(own)
-    own = ledger(tmp_path)
+    own = shared(tmp_path)
     assert own.take(GROUP).number == 1  # type: ignore[union-attr]
     failed = own.study.trials[0]
     assert failed.state.name == "FAIL"
@@ -83,24 +83,24 @@ def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
 
 def test_a_trial_that_goes_on_is_never_given_up(tmp_path: Path) -> None:
     for epoch in range(2 * MOST_STARTS):
-        own = ledger(tmp_path)
+        own = shared(tmp_path)
         assert own.take(GROUP).number == 0  # type: ignore[union-attr]
         own.report(0, 1.0, epoch + 1)
         end(own)
 
 
 def test_the_error_that_ended_a_job_is_the_reason(tmp_path: Path) -> None:
-    own = ledger(tmp_path)
+    own = shared(tmp_path)
     own.take(GROUP)
     lock_of(tmp_path, 0).write_text("rank 1: no memory")
     end(own)
-    assert ledger(tmp_path).take(GROUP).number == 1  # type: ignore[union-attr]
+    assert shared(tmp_path).take(GROUP).number == 1  # type: ignore[union-attr]
     assert own.study.trials[0].user_attrs["reason"] == "rank 1: no memory"
 
 
 def test_a_grid_is_tried_once_in_order(tmp_path: Path) -> None:
     space = make_space({"a": [1, 2], "b": ["x", {"y": 1}]}, objective=GOAL, sampler="grid")
-    own = Ledger(tmp_path, space)
+    own = SharedStudy(tmp_path, space)
     found = []
     while (taken := own.take(GROUP)) is not None:
         found.append(taken.values)
@@ -110,7 +110,7 @@ def test_a_grid_is_tried_once_in_order(tmp_path: Path) -> None:
 
 def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path: Path) -> None:
     space = make_space({"a": [1, 2, 3]}, objective=GOAL, sampler="grid")
-    own = Ledger(tmp_path, space)
+    own = SharedStudy(tmp_path, space)
     own.study.enqueue_trial({"a": 1})  # killed before it has asked
     found = []
     while (taken := own.take(GROUP)) is not None:
@@ -120,8 +120,8 @@ def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path: Path) -> 
 
 
 def test_a_trial_without_values_yet_has_those_of_its_number(tmp_path: Path) -> None:
-    whole = ledger(tmp_path / "whole", sampler="random").take(GROUP)
-    own = ledger(tmp_path / "parts", sampler="random")
+    whole = shared(tmp_path / "whole", sampler="random").take(GROUP)
+    own = shared(tmp_path / "parts", sampler="random")
     own.study.ask()  # killed before it has chosen values
     taken = own.take(GROUP)
     assert taken == whole
@@ -130,7 +130,7 @@ def test_a_trial_without_values_yet_has_those_of_its_number(tmp_path: Path) -> N
 def test_a_trial_is_locked_until_its_end_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, other = ledger(tmp_path), ledger(tmp_path)
+    own, other = shared(tmp_path), shared(tmp_path)
     own.take(GROUP)
     tell, seen = own.study.tell, []
 
@@ -145,18 +145,18 @@ def test_a_trial_is_locked_until_its_end_is_stored(
 
 
 def test_a_study_ends_with_its_goal_or_its_time(tmp_path: Path) -> None:
-    own = ledger(tmp_path, stop={"y": 0.1})
+    own = shared(tmp_path, stop={"y": 0.1})
     own.take(GROUP)
     own.tell(0, {"y": 0.2}, {})
     own.take(GROUP)
     own.tell(1, {"y": 0.1}, {})
     assert own.take(GROUP) is None
-    late = Ledger(tmp_path, make_space(RANGE, objective=GOAL, stop={"after": "1 ns"}))
+    late = SharedStudy(tmp_path, make_space(RANGE, objective=GOAL, stop={"after": "1 ns"}))
     assert late.take(GROUP) is None
 
 
 def test_a_pruner_ends_bad_trials(tmp_path: Path) -> None:
-    own = ledger(tmp_path, pruner={"name": "median", "n_startup_trials": 1})
+    own = shared(tmp_path, pruner={"name": "median", "n_startup_trials": 1})
     for value in (0.1, 0.2):
         own.take(GROUP)
         pruned = own.report(len(own.study.trials) - 1, value, 1)
@@ -167,20 +167,20 @@ def test_a_pruner_ends_bad_trials(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path: Path) -> None:
-    ledger(tmp_path).take(GROUP)
+    shared(tmp_path).take(GROUP)
     journal = tmp_path / JOURNAL
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole[: whole.index(b"\n") - 3])
-    own = ledger(tmp_path)
+    own = shared(tmp_path)
     assert own.take(GROUP).number == 1  # type: ignore[union-attr]
     assert journal.read_bytes().startswith(whole)
 
 
 def test_a_study_of_another_space_is_refused(tmp_path: Path) -> None:
-    ledger(tmp_path).take(GROUP)
+    shared(tmp_path).take(GROUP)
     with pytest.raises(ValueError, match="contains a study of another space"):
-        ledger(tmp_path, seed=1)
-    assert ledger(tmp_path, trials=7).take(GROUP) is not None
+        shared(tmp_path, seed=1)
+    assert shared(tmp_path, trials=7).take(GROUP) is not None
 
 
 @pytest.mark.parametrize(
@@ -196,15 +196,15 @@ def test_an_unknown_sampler_or_option_is_refused(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ledger(tmp_path / "study", **options)
+        shared(tmp_path / "study", **options)
     assert not (tmp_path / "study").exists()
 
 
 def test_spans_of_a_trial_have_the_group_and_the_time(tmp_path: Path) -> None:
-    own = ledger(tmp_path)
+    own = shared(tmp_path)
     own.take(GROUP)
     end(own)
-    own = ledger(tmp_path)
+    own = shared(tmp_path)
     own.take({**GROUP, "job": 2})
     own.tell(0, {"y": math.pi}, {"epochs": 3})
     spans = own.study.trials[0].user_attrs["group"]

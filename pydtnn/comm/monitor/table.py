@@ -14,7 +14,7 @@ from pydtnn.utils.observer import Kind
 INTERVAL_S = 0.5
 """Seconds between two looks at the ranks of a host."""
 
-DOWNLOAD, EXAMINATION = "download", "examination"
+DOWNLOAD, EXAMINATION, OTHER_GROUPS = "download", "examination", "wait for other groups"
 """Phases in which other ranks wait for one as long as it takes, the second only while it reports
 progress: each part of the files that are read for the first time has a deadline."""
 
@@ -189,7 +189,7 @@ class Watched:
         waits |= EXAMINATION in phases
         row.expired = waits and 0 < row.timeout <= self._seconds[place] and not condition.frozen
         examines = EXAMINATION in phases and row.seconds < row.timeout
-        row.unlimited = DOWNLOAD in phases or examines
+        row.unlimited = bool(phases & {DOWNLOAD, OTHER_GROUPS}) or examines
         return row
 
 

@@ -102,8 +102,13 @@ class Program:
         # Files, not pipes: a rank that outlives mpiexec would keep a pipe open.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # tests run under nohup
         self._process = subprocess.Popen(
-            [str(mpiexec()), *options, "-n", str(ranks), sys.executable, *arguments],
+            [
+                *(["env", "--default-signal=HUP"] if ignored else []),
+                *(str(mpiexec()), *options),
+                *("-n", str(ranks), sys.executable, *arguments),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,

@@ -48,6 +48,7 @@ def test_a_page_without_trials_says_what_is_missing(tmp_path: Path) -> None:
     assert "no trial has ended" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_shows_all_that_happened(width: int, tmp_path: Path) -> None:
     study = run(learn, SPACE, tmp_path, show=None)

@@ -201,7 +201,7 @@ def started(folder: Path, ranks: int, *options: str) -> Program:
     return Program(ranks, [*COMMAND, *options], directory=folder)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_groups_of_ranks_share_the_trials(size: int, written: Path) -> None:
     with started(written, 4, f"--ranks-per-trial={size}") as program:
         assert program.wait(120)
@@ -217,6 +217,7 @@ def test_groups_of_ranks_share_the_trials(size: int, written: Path) -> None:
     assert command in finished.stdout
 
 
+@pytest.mark.long
 def test_the_number_of_ranks_of_a_trial_is_chosen_by_prediction(written: Path) -> None:
     with started(written, 2, "--ranks-per-trial=auto", "--trials=1") as program:
         assert program.wait(120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     comm, begin = None, clock.now()
     try:
-        comm = create_communicator()
+        comm = create_communicator(timeout=_given_timeout(arguments))
         with _terminated_in_order(comm), _on_terminal(comm):
             comm, config, notes = _configured(comm, arguments)
             try:
@@ -89,6 +90,13 @@ def _main(arguments: Sequence[str] | None) -> int:
             return error.status
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _given_timeout(arguments: Sequence[str] | None) -> float | None:
+    """Return ``--timeout`` if it is given as an argument: options are read by ranks together."""
+    line = " ".join(sys.argv[1:] if arguments is None else arguments)
+    given = re.findall(r"(?<!\S)--timeout[ =](\d+(?:\.\d*)?)(?!\S)", line)
+    return float(given[-1]) if given else None
 
 
 @contextlib.contextmanager

@@ -68,10 +68,7 @@ def create_communicator(name: str = "auto", *, timeout: float | None = None) -> 
         from pydtnn.comm.mpi import create_mpi
         from pydtnn.comm.schedules.rule import by_rule
 
-        comm = create_mpi()
-        if timeout is not None and comm.supervision is not None:
-            comm.supervision.limit(timeout)
-        return by_rule(comm)
+        return by_rule(create_mpi(timeout))
     raise ValueError(unknown("communicator", name, ("auto", "serial", "mpi")))
 
 

@@ -298,9 +298,9 @@ def end_all_ranks_on_error(comm: Communicator, started: Started | None = None) -
 
 
 def leave(status: int) -> None:
-    """End the program with an exit status, also if ranks have failed."""
+    """End the program with an exit status, also if ranks fail at this moment."""
     failure = watched_failure()
-    if failure is not None and failure.lost_ranks:
+    if failure is not None and survives():
         failure.leave(status)
     sys.exit(status)
 
@@ -326,18 +326,12 @@ class Failure:
         All ranks.
     started : Started, optional
         What `start_early` returned on the first rank of a host.
-
-    Attributes
-    ----------
-    lost_ranks : bool
-        Whether ranks have failed, without which this one continues.
     """
 
     def __init__(self, comm: Communicator, started: Started | None = None) -> None:
         self.comm = comm
         self.supervision = _supervise(comm, started)
         self._signals: SignalWatch | None = None
-        self.lost_ranks = False
 
     def install(self) -> None:
         self.supervision.connect(self._end_with, self._end_by_signal)
@@ -373,7 +367,7 @@ class Failure:
                 _print(f"{describe(error)}\n")
             if self.comm.rank in error.ranks[:1]:
                 _print(requested_traceback(error))
-            if self.lost_ranks:
+            if survives():
                 self.leave(error.status)
             if error.status != 1:  # Python's own
                 raise SystemExit(error.status)
@@ -383,7 +377,7 @@ class Failure:
             self._end_by(error)
 
     def leave(self, status: int) -> None:
-        """End this process after others have failed: Open MPI may wait for them in MPI_Finalize."""
+        """End this process without MPI_Finalize, where Open MPI may wait for ranks that fail."""
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

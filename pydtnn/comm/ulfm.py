@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import re
 import select
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from pydtnn.comm.monitor.processes import condition_of
 from pydtnn.comm.monitor.ranks import find_ranks
 from pydtnn.utils.errors import RankFailure
 from pydtnn.utils.launcher import ranks_here, survives
@@ -97,7 +101,7 @@ def complete_all(requests: Iterable[Request]) -> None:
                 time.sleep(1e-5)
 
 
-# -- the start of MPI -----------------------------------------------------------------------------
+# -- the start ------------------------------------------------------------------------------------
 
 _INTERVAL_S = 0.1
 """Seconds between two looks at the processes of the ranks."""
@@ -105,56 +109,112 @@ _INTERVAL_S = 0.1
 _ALL_STARTED_S = 5.0
 """Seconds in which the launcher has started all ranks of a host."""
 
+_OTHERS_S = 10.0
+"""Seconds beyond the deadline in which ranks of other hosts may be killed."""
+
+_END = signal.SIGRTMIN
+"""Signal that ends this rank with its number as the status."""
+
 
 @contextlib.contextmanager
-def end_if_one_fails() -> Iterator[None]:
-    """Context in which MPI starts, which waits for all ranks: if one fails, the others end, too.
+def watched_start(timeout: float) -> Iterator[Callable[[], None]]:
+    """Context in which this rank joins the others, until the monitor processes watch all ranks.
 
-    A process watches those of this host, since no thread of Python runs while MPI starts. It ends
-    this rank by SIGTERM, whose handler is `_exit`, as the launcher's status is 0 after signals.
+    A process watches the ranks of this host meanwhile, since no thread of Python runs while MPI
+    starts. It kills ranks that are stopped for longer than the deadline. If one ends before MPI has
+    started, which waits for all ranks, it ends this rank, too; likewise if the others are not there
+    after the deadline.
+
+    Parameters
+    ----------
+    timeout : float
+        The deadline, in s; 0 for none.
+
+    Yields
+    ------
+    callable
+        To be called when MPI has started, from when on ranks continue without those that end.
     """
     if not survives():
-        yield
+        yield lambda: None
         return
-    own = os.getpid()
+    own, (read, write) = os.getpid(), os.pipe()
+
+    def begun() -> None:
+        os.write(write, b"!")
+
     watcher = os.fork()
     if not watcher:
+        os.close(write)
         with contextlib.suppress(BaseException):
-            _watch(own)
+            _watch(own, read, timeout or math.inf)
         os._exit(0)
+    os.close(read)
     library = ctypes.CDLL(None)
     library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), None
-    before = signal.getsignal(signal.SIGTERM)
-    library.signal(signal.SIGTERM, ctypes.cast(library._exit, ctypes.c_void_p))
+    library.signal(_END, ctypes.cast(library._exit, ctypes.c_void_p))  # 0 after other signals
     try:
-        yield
+        yield begun
     finally:
-        signal.signal(signal.SIGTERM, before)
+        os.close(write)
         os.kill(watcher, signal.SIGKILL)
         os.waitpid(watcher, 0)
 
 
-def _watch(own: int) -> None:
-    """End the process of this rank if another rank of this host fails."""
+def _watch(own: int, started: int, timeout: float) -> None:
+    """Watch the ranks of this host; `started` is readable once MPI has started on this one."""
     with open(f"/proc/{own}/stat") as stat:
         launcher = int(stat.read().rpartition(")")[2].split()[1])
-    number, begin = ranks_here(), time.monotonic()
+    watched, number, mine = os.pidfd_open(launcher), ranks_here(), int(os.environ[_RANK])
+    begin, waited, before = time.monotonic(), 0.0, time.monotonic()
     ranks: dict[int, int] = {}  # by their pidfds
+    stopped: defaultdict[int, float] = defaultdict(float)  # for how long, by rank
     while os.getppid() == own:
         time.sleep(_INTERVAL_S)
         if len(ranks) < number:
             for file in ranks:
                 os.close(file)
-            ranks = find_ranks(launcher, b"OMPI_COMM_WORLD_RANK")
+            ranks = find_ranks(launcher, _RANK.encode())
+        now = time.monotonic()
+        passed, before = min(now - before, 2 * _INTERVAL_S), now  # not while all are stopped
         failed = {ranks[file] for file in select.select(ranks, [], [], 0)[0]}
-        missing = len(ranks) < number and time.monotonic() > begin + _ALL_STARTED_S
-        if failed or missing:
-            if os.environ["OMPI_COMM_WORLD_RANK"] == str(min({*ranks.values()} - failed)):
-                who = f"rank {min(failed)}" if failed else "a rank"
-                text = (
-                    f"{who}: failed before MPI had started, which no rank survives; start again\n"
-                )
-                os.write(2, text.encode())
+        frozen = {rank: file for file, rank in ranks.items() if _is_stopped(file)}
+        if mine in frozen:
+            continue
+        first = mine == min({*ranks.values()} - failed - {*frozen}, default=mine)
+        for rank, file in frozen.items():
+            stopped[rank] += passed
+            if first and stopped[rank] > timeout:
+                _say(f"no progress for {timeout:g} s (--timeout): rank {rank} is stopped; killed")
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(file, signal.SIGKILL)
+        waited = 0.0 if frozen else waited + passed
+        missing = len(ranks) < number and now > begin + _ALL_STARTED_S
+        late = waited > timeout + _OTHERS_S
+        if late or ((failed or missing) and not select.select([started], [], [], 0)[0]):
+            who = f"rank {min(failed)}" if failed else "a rank"
+            text = f"{who}: failed before MPI had started, which no rank survives"
+            if late:
+                text = f"no progress for {waited:.0f} s (--timeout): not all ranks have started"
+            if first:
+                _say(f"{text}; start again")
             time.sleep(3 * _INTERVAL_S)  # until all have noticed it, before more ranks end
-            os.kill(own, signal.SIGTERM)
+            os.kill(own, _END)
+            # Where ranks of other hosts do not end, the launcher waits for them.
+            if late and first and not select.select([watched], [], [], _ALL_STARTED_S)[0]:
+                signal.pidfd_send_signal(watched, signal.SIGKILL)
             return
+
+
+_RANK = "OMPI_COMM_WORLD_RANK"
+
+
+def _is_stopped(file: int) -> bool:
+    """Return whether the process of a pidfd is stopped."""
+    with open(f"/proc/self/fdinfo/{file}") as facts:
+        number = re.search(r"^Pid:\s*(-?[0-9]+)$", facts.read(), re.M)
+    return number is not None and condition_of(int(number[1])).why.startswith("stopped")
+
+
+def _say(text: str) -> None:
+    os.write(2, f"{text}\n".encode())

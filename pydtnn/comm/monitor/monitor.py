@@ -326,6 +326,9 @@ class Monitor:
             (_, survived, why), self._later = self._later, None
             self._record(why, survived)
         rows = self._watched.look(now)
+        stopped = [row for row in rows if row.stopped and 0 < row.timeout <= row.seconds]
+        if self._survives and stopped and not all(row.stopped for row in rows):
+            self._exclude(rows, stopped)  # also if no call of another rank is known that waits
         settling = any(now < self._excluded_at + row.timeout for row in rows)
         if settling or not any(row.expired for row in rows):
             self._expired_at = None

@@ -69,6 +69,11 @@ class Row:
     unlimited: bool = False
     threads: tuple[str, ...] = ()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it cannot run until a signal continues it."""
+        return self.problem.startswith("stopped")
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)

@@ -205,7 +205,7 @@ def test_other_names_take_the_place_of_the_rule():
 def test_the_communicator_of_all_ranks_follows_the_rule(monkeypatch, hosts):
     """Ranks and their hosts are those of threads; MPI would make them the same way."""
     current = threading.local()
-    monkeypatch.setattr(mpi, "create_mpi", lambda: current.comm)
+    monkeypatch.setattr(mpi, "create_mpi", lambda timeout: current.comm)
 
     def create(comm):
         current.comm = comm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Collection
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +98,13 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    disk, complete = Disk(), saving.Writer._close
+    disk, complete = Disk(), saving._flush
 
-    def used(writer: saving.Writer) -> None:
-        if writer._open is not None:
-            disk.use()
-        complete(writer)
+    def used(stream: FileIO) -> None:
+        disk.use()
+        complete(stream)
 
-    monkeypatch.setattr(saving.Writer, "_close", used)
+    monkeypatch.setattr(saving, "_flush", used)
     return disk
 
 

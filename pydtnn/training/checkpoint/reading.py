@@ -29,6 +29,12 @@ from pydtnn.training.checkpoint.layout import (
 )
 from pydtnn.utils.files import check_digest, open_file, read_file, read_sums
 
+CACHED_BYTES = 1 << 18
+"""Length of the pieces that are compared with checksums while they are in the cache, in B."""
+
+THREADS = 4
+"""Threads of a rank that read files, of which some wait for the disk."""
+
 MAX_STATE_B = 1 << 30
 """Largest plausible length of `state.json`, in B."""
 
@@ -141,7 +147,7 @@ def verify(checkpoint: Checkpoint, files: Iterable[DataFile]) -> None:
     ValueError
         If one does not match, cannot be read, or contains weights that are not finite.
     """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(THREADS) as threads:
         for _ in threads.map(partial(_verify, checkpoint), files):
             pass
 
@@ -152,14 +158,19 @@ def _verify(checkpoint: Checkpoint, file: DataFile) -> None:
         with open_file("it", checkpoint.path / file.name) as stream:
             if stream.read(len(file.header)) != file.header:
                 raise ValueError(f"{file.name} does not match its checksum")
-            for segment, start, stop in cut(layout, file):
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+            memory = np.empty(CACHED_BYTES, np.uint8)
+            for segment in file.segments:
                 dtype = dtype_of(layout.arrays[segment.array].dtype)
-                block = np.empty(stop - start, dtype)
-                if _read_into(stream, block) < block.nbytes:
-                    break
-                total.update(block.view(np.uint8).data)
-                if segment.array.startswith("model/") and not np.isfinite(block).all():
-                    bad = segment.array.replace("/", ": ", 1)
+                length, left = CACHED_BYTES // dtype.itemsize, segment.stop - segment.start
+                is_model = segment.array.startswith("model/")
+                for first in range(0, left, length):
+                    block = memory.view(dtype)[: min(length, left - first)]
+                    if _read_into(stream, block) < block.nbytes:
+                        break
+                    total.update(block.view(np.uint8).data)
+                    if is_model and not np.isfinite(block).all():
+                        bad = segment.array.replace("/", ": ", 1)
             total.update(stream.read(1))
     except OSError as error:
         raise _unreadable(file.name, error) from error
@@ -196,12 +207,11 @@ def read_into(
     wanted: dict[str, list[Piece]] = {}
     for piece in pieces:
         wanted.setdefault(piece.region.name, []).append(piece)
-    together = len(readers) < comm.size
-    error: ValueError | None = None
-    for file in checkpoint.layout.files:
-        needed = together or any(segment.array in wanted for segment in file.segments)
-        if not needed:
-            continue
+    together, arrays = len(readers) < comm.size, checkpoint.layout.arrays
+
+    def read(file: DataFile) -> ValueError | None:
+        """Read what is needed of a file; return why that is not possible."""
+        error: ValueError | None = None
         with ExitStack() as stack:
             stream = None
             if not together or comm.rank == readers[0]:
@@ -211,25 +221,42 @@ def read_into(
                     error = _unreadable(file.name, problem)
             for segment, start, stop in cut(checkpoint.layout, file):
                 own = wanted.get(segment.array, ())
-                dtype = dtype_of(checkpoint.layout.arrays[segment.array].dtype)
+                described = arrays[segment.array]
+                dtype = dtype_of(described.dtype)
                 first, last = (start, stop) if together else _span(own, start, stop)
                 if first == last:
                     continue
-                block = np.empty(stop - start, dtype)
+                part = None
+                if not together and len(own) == 1 and own[0].region.dtype == described.dtype:
+                    part = own[0].view(first, last)
+                in_place = part is not None
+                if part is None:
+                    block = np.empty(stop - start, dtype)
+                    part = block[first - start : last - start].view(np.uint8)
                 if stream is not None:
-                    offset = segment.offset + (first - segment.start) * dtype.itemsize
-                    part = block[first - start : last - start]
                     try:
-                        stream.seek(offset)
+                        stream.seek(segment.offset + (first - segment.start) * dtype.itemsize)
                         if _read_into(stream, part) < part.nbytes:
                             error = ValueError(f"{file.name} is truncated")
                     except OSError as problem:
                         error = _unreadable(file.name, problem)
                 if together:
-                    comm.broadcast(block.view(np.uint8), readers[0])
-                for piece in own:
+                    comm.broadcast(part, readers[0])
+                for piece in () if in_place else own:
                     piece.take(start, stop, block)
-    if error is not None:
+        return error
+
+    files = [
+        file
+        for file in checkpoint.layout.files
+        if together or any(segment.array in wanted for segment in file.segments)
+    ]
+    if together:
+        errors = [*map(read, files)]
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            errors = [*threads.map(read, files)]
+    for error in filter(None, errors):
         raise error
 
 

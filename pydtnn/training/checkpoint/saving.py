@@ -13,17 +13,18 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.assembly import BLOCK_BYTES, TAG, Plan, assemble
+from pydtnn.training.checkpoint.assembly import TAG, Plan, assemble
 from pydtnn.training.checkpoint.content import to_json
 from pydtnn.training.checkpoint.folder import (
     STATE,
@@ -45,8 +46,14 @@ from pydtnn.utils.request import Request
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
 
-WRITE_BYTES = 64 << 20
-"""Longest write, in B."""
+THREADS = 4
+"""Threads of a rank that write files, of which some wait for the disk."""
+
+CACHED_BYTES = 1 << 18
+"""Length of the pieces of which the checksum is computed before they are written, in B."""
+
+RECEIVED_BYTES = 4 << 20
+"""Bytes of other ranks in memory, while as many are written."""
 
 MESSAGE_BYTES = 512
 """Length of the error in the report of a rank, in B of UTF-8."""
@@ -372,10 +379,9 @@ def last_good(directory: Path) -> str:
 
 
 class Writer:
-    """Writes the files of a rank, each from its beginning to its end.
+    """Writes the files of a rank, several of them at the same time.
 
-    Threads write blocks while checksums are computed, and flush files to disk while the next ones
-    are written.
+    A thread computes the checksum of a piece of a file and writes it while it is in the cache.
 
     Parameters
     ----------
@@ -384,7 +390,8 @@ class Writer:
     files : sequence of DataFile
     memory : dict of str to ndarray, optional
         Files are assembled here and written by `finish`, in any thread; contains the copies of the
-        checkpoint before, whose memory is used again. None: blocks are written at once.
+        checkpoint before, whose memory is used again. None: files are written as soon as they are
+        complete; arrays of training are not copied and must not change before `finish` returns.
 
     Attributes
     ----------
@@ -401,11 +408,12 @@ class Writer:
         self.sums: dict[str, str] = {}
         self.error: str | None = None
         self._memory, self._filled = memory, dict.fromkeys((file.name for file in files), 0)
-        self._block = np.empty(BLOCK_BYTES if memory is None else 0, np.uint8)
-        self._open: tuple[DataFile, BinaryIO, Any] | None = None
-        self._threads = ThreadPoolExecutor(2, "checkpoint")
-        self._position, self._writes = 0, list[Future[None]]()
-        self._flushed: list[tuple[DataFile, Any, Future[None]]] = []
+        self._totals: dict[str, Any] = {}  # of files that are begun
+        self._blocks: list[np.ndarray] = []  # of a file, until they are given to a thread
+        self._received = 0  # their bytes that are no arrays of training
+        self._before: Future[None] | None = None  # writes the last blocks that were received
+        self._writes: list[Future[None]] = []
+        self._threads = ThreadPoolExecutor(THREADS if memory is None else 1, "checkpoint")
         if memory is not None:
             sizes = {file.name: file.size - len(file.header) for file in files}
             for name in [name for name in memory if sizes.get(name) != len(memory[name])]:
@@ -416,85 +424,82 @@ class Writer:
     def room(self, file: DataFile, nbytes: int) -> np.ndarray:
         """Return memory for the next block."""
         if self._memory is None:
-            self._try(self._wait)  # for the block before, which is there
-            return self._block[:nbytes]
+            self._received += nbytes
+            return np.empty(nbytes, np.uint8)
         first = self._filled[file.name]
         return self._memory[file.name][first : first + nbytes]
 
     def put(self, file: DataFile, data: np.ndarray) -> None:
         """Write the next block, or keep it."""
-        if self._memory is None:
-            self._try(self._write, file, data)
-            return
-        copy = self.room(file, len(data))
-        if not np.may_share_memory(copy, data):
-            copy[...] = data
+        if self._memory is not None:
+            copy = self.room(file, len(data))
+            if not np.may_share_memory(copy, data):
+                copy[...] = data
+        else:
+            self._blocks.append(data)
         self._filled[file.name] += len(data)
+        is_complete = self._filled[file.name] == file.size - len(file.header)
+        if self._memory is None and (is_complete or self._received >= RECEIVED_BYTES):
+            self._submit(file)
 
     def finish(self) -> None:
         """Write all that is not written."""
-        if self._memory is not None:
-            for file in self.files:
-                self._try(self._write, file, self._memory[file.name])
-        self._try(self._close)
-        for file, total, flushed in self._flushed:
-            self._try(flushed.result)
-            self.sums[file.name] = total.hexdigest()
+        for file in self.files:
+            if self._memory is not None:
+                self._blocks = [self._memory[file.name]]
+            if file.name not in self._totals:
+                self._submit(file)
+        for written in self._writes:
+            written.result()
         self._threads.shutdown()
 
-    def _write(self, file: DataFile, data: np.ndarray) -> None:
-        if self._open is None or self._open[0] is not file:
-            self._close()
-            stream = open(partial_path(self.path) / file.name, "xb", buffering=0)  # noqa: SIM115
-            self._open, self._position = (file, stream, hashlib.sha256()), 0
-            self._append(np.frombuffer(file.header, np.uint8))
-        self._append(data)
+    def _submit(self, file: DataFile) -> None:
+        """Have a thread write the blocks that follow in a file."""
+        blocks, self._blocks = self._blocks, []
+        received, self._received = self._received, 0
+        is_first, is_last = (
+            file.name not in self._totals,
+            self._filled[file.name] + len(file.header) == file.size,
+        )
+        if is_first:
+            self._totals[file.name] = hashlib.sha256()
+            blocks.insert(0, np.frombuffer(file.header, np.uint8))
+        if self._before is not None and (received or not is_first):
+            self._before.result()  # bounds the memory, and precedes these in the file
+        written = self._threads.submit(self._write, file, blocks, is_first, is_last)
+        self._writes.append(written)
+        if received:
+            self._before = written
 
-    def _append(self, data: np.ndarray) -> None:
-        assert self._open is not None
-        _, stream, total = self._open
-        self._writes.append(self._threads.submit(_write, stream.fileno(), data, self._position))
-        self._position += len(data)
-        total.update(data)
-
-    def _wait(self) -> None:
-        """Wait until all blocks are written."""
-        writes, self._writes = self._writes, []
-        for written in writes:
-            written.result()
-
-    def _close(self) -> None:
-        """Complete the open file."""
-        self._wait()
-        if self._open is not None:
-            file, stream, total = self._open
-            self._flushed.append((file, total, self._threads.submit(_flush, stream)))
-            self._open = None
-
-    def _try(self, action: Callable[..., None], *args: Any) -> None:
+    def _write(
+        self, file: DataFile, blocks: Sequence[np.ndarray], is_first: bool, is_last: bool
+    ) -> None:
         if self.error is not None:
             return
         try:
-            action(*args)
+            path, total = partial_path(self.path) / file.name, self._totals[file.name]
+            with open(path, "xb" if is_first else "ab", buffering=0) as stream:
+                for block in blocks:
+                    for first in range(0, len(block), CACHED_BYTES):
+                        piece = block[first : first + CACHED_BYTES]
+                        total.update(piece)
+                        _write_all(stream, piece)
+                if is_last:
+                    _flush(stream)
+                    self.sums[file.name] = total.hexdigest()
         except Exception as error:  # in a thread, nothing else would report it
             if isinstance(error, OSError):
                 error = unwritable("checkpoint", self.path, error)
-            self.error = describe(error)
-            wait(self._writes)
-            if self._open is not None:
-                self._open[1].close()
+            self.error = self.error or describe(error)
 
 
-def _write(file: int, data: np.ndarray, position: int) -> None:
-    view = data.data
-    while view:
-        written = os.pwrite(file, view[:WRITE_BYTES], position)
-        view, position = view[written:], position + written
+def _write_all(stream: FileIO, data: np.ndarray) -> None:
+    while len(data):
+        data = data[stream.write(data.data) :]
 
 
-def _flush(stream: BinaryIO) -> None:
-    with stream:
-        os.fsync(stream.fileno())
+def _flush(stream: FileIO) -> None:
+    os.fsync(stream.fileno())
 
 
 def _report_bytes(plan: Plan, rank: int) -> int:

@@ -1,8 +1,8 @@
 """What checkpoints cost: the time of training beside them, and memory.
 
-    python -m benchmarks.checkpoints                                   # time, one rank
-    mpirun -np 4 python -m benchmarks.checkpoints --models resnet44 --threads 1
-    mpirun -np 4 python -m benchmarks.checkpoints --axis filter --models vgg16_bn --memory
+    python -m benchmarks.checkpoints.beside                                   # time, one rank
+    mpirun -np 4 python -m benchmarks.checkpoints.beside --models resnet44 --threads 1
+    mpirun -np 4 python -m benchmarks.checkpoints.beside --axis filter --models vgg16_bn --memory
 
 Time: turns of steps alternate, without checkpoints, with one in the background and with one at once
 before every `--every` steps. A turn ends when its last checkpoint is on the disk. `blocked` is the

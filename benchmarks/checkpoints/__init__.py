@@ -1,0 +1,1 @@
+"""What checkpoints cost: a study of formats, and training beside checkpoints."""

@@ -1,0 +1,147 @@
+"""The page of the study: tables of medians with their confidence intervals, and plots."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.checkpoints import scale
+
+Records = Sequence[dict[str, Any]]
+
+HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Checkpoints</title>
+<style>body{font-family:sans-serif;max-width:75em;margin:2em auto}table{border-collapse:collapse}
+td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}
+td:first-child,th:first-child{text-align:left}pre{background:#f4f4f2;padding:1em}</style>
+"""
+
+
+def median(values: Iterable[float]) -> tuple[float, float, float]:
+    """Return a median with its 95 % confidence interval, by 2,000 resamplings."""
+    own = np.array([*values])
+    drawn = np.random.default_rng(0).choice(own, (2000, len(own)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return float(np.median(own)), float(low), float(high)
+
+
+def show(values: Iterable[float], scale: float = 1e3) -> str:
+    """Return a median and its interval, in ms by default."""
+    return "{:.4g} ({:.4g} to {:.4g})".format(*(scale * value for value in median(values)))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table."""
+    lines = ["<table><tr>" + "".join(f"<th>{html.escape(str(one))}</th>" for one in head) + "</tr>"]
+    for row in rows:
+        lines.append("<tr>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in row) + "</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
+def groups(records: Records, *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Return records by the values of some keys, in the order of the first ones."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(tuple(record[key] for key in keys), []).append(record)
+    return found
+
+
+def summary(records: Records) -> str:
+    """Return the medians of times as text."""
+    lines = []
+    times = [record for record in records if record["what"] == "time"]
+    for key, own in groups(times, "network", "ranks", "place", "format").items():
+        write, read = (np.median([r[what] for r in own]) for what in ("write", "read"))
+        lines.append(
+            f"{key[0]:10} {key[1]} {key[2]:7} {key[3]:16} write {1e3 * write:9.1f} ms  "
+            f"read {1e3 * read:9.1f} ms  n={len(own)}"
+        )
+    return "\n".join(lines)
+
+
+def create(records: Records, about: Sequence[str]) -> str:
+    """Return the page."""
+    times = [record for record in records if record["what"] == "time"]
+    content = [record for record in records if record["what"] == "bytes"]
+    flips = [record for record in records if record["what"] == "flip"]
+    parts = [HEAD, "<h1>Checkpoints: a study</h1><pre>", html.escape("\n".join(about)), "</pre>"]
+    for (network, place), own in groups(times, "network", "place").items():
+        parts.append(f"<h2>{network}, {place}</h2>")
+        parts.append(bars(own))
+        rows = []
+        for (ranks, name), some in groups(own, "ranks", "format").items():
+            rows.append(
+                [
+                    name, ranks, show(r["write"] for r in some), show(r["read"] for r in some),
+                    show(r["blocked"] for r in some), f"{some[0]['bytes'] / 1e6:.2f}",
+                    f"{np.median([r['memory'] for r in some]):.1f}",
+                    f"{np.median([r['reading'] for r in some]):.1f}", len(some),
+                ]
+            )  # fmt: skip
+        head = (
+            "format", "ranks", "write, ms", "read, ms", "a step waits, ms", "MB", "write: MB",
+            "read: MB", "turns",
+        )  # fmt: skip
+        parts.append(table(head, rows))
+    if content:
+        parts.append("<h2>Bytes and damage</h2>")
+        rows = [
+            [
+                r["format"], r["network"], "yes" if r["same"] else "no", f"{r['ratio']:.3f}",
+                ", ".join(f"{n} {what}" for what, n in sorted(r["flips"].items())), r["cut"],
+                r["error"],
+            ]
+            for r in content
+        ]  # fmt: skip
+        head = ("format", "network", "same bytes", "deflate", "flipped bits", "cut", "its error")
+        parts.append(table(head, rows))
+    if flips:
+        parts.append("<h2>A flipped bit, and training that resumes from it</h2>")
+        rows = []
+        for r in flips:
+            low = min(r["after"])
+            rows.append([r["place"], r["bit"], show(r["before"], 1), show(r["after"], 1), low])
+        head = ("where", "bit", "accuracy, before a step", "after resuming", "lowest")
+        parts.append(table(head, rows))
+    parts.append(f"<h2>{scale.RANKS:,} ranks, by the performance model</h2>")
+    for name, nbytes in (("205 MB (ResNet-50)", 205e6), ("12 GB", 12e9), ("2.1 TB", 2.1e12)):
+        shares = scale.shares(nbytes)
+        rows = [
+            [level, *(f"{100 * s.share:.2f} % ({s.interval:.0f} s)" for s in own.values())]
+            for level, own in shares.items()
+        ]
+        parts += [f"<h3>{name}</h3>", table(("level", *scale.INTERVALS), rows)]
+    return "\n".join(parts)
+
+
+def bars(records: Records) -> str:
+    """Return a plot of times by format and ranks, as SVG; nothing without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return ""
+    names = [*dict.fromkeys(record["format"] for record in records)]
+    ranks = [*dict.fromkeys(record["ranks"] for record in records)]
+    figure = Figure(figsize=(10, 2.8), layout="constrained")
+    for axes, what in zip(figure.subplots(1, 2), ("write", "read"), strict=True):
+        for number, size in enumerate(ranks):
+            found = [
+                median(
+                    [r[what] for r in records if (r["format"], r["ranks"]) == (name, size)] or [0]
+                )
+                for name in names
+            ]
+            middle, low, high = 1e3 * np.array(found).T
+            place = np.arange(len(names)) + number * 0.8 / len(ranks)
+            errors = [middle - low, high - middle]
+            axes.barh(place, middle, 0.8 / len(ranks), xerr=errors, label=f"{size} ranks")
+        axes.set_yticks(np.arange(len(names)) + 0.4, names)
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{what}, ms")
+    figure.axes[0].legend(fontsize=7)
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]

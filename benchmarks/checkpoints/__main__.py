@@ -33,12 +33,15 @@ from benchmarks.checkpoints.measure import NETWORKS
 from benchmarks.checkpoints.resuming import flips
 from benchmarks.common.report import describe
 
+STUDIED = ["resnet44", "resnet50", "vgg16_bn", "gpt"]
+"""Networks, by default."""
+
 
 def measure(network: str, ranks: int, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the records of a network on some ranks."""
     command = [sys.executable, "-m", "benchmarks.checkpoints.measure", network]
     command += ["--turns", str(given.turns), "--seconds", str(given.seconds)]
-    command += ["--places", *given.places]
+    command += ["--places", *given.places, "--formats", *given.formats]
     if ranks == 1 and network == given.examine:
         command += ["--bytes"]
     if ranks > 1:
@@ -59,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("checkpoints.html"))
     parser.add_argument("--records", type=Path, help="file of records: added to, and shown")
-    parser.add_argument("--networks", nargs="*", default=[*NETWORKS], choices=[*NETWORKS])
+    parser.add_argument("--networks", nargs="*", default=STUDIED, choices=[*NETWORKS])
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4])
     parser.add_argument("--places", nargs="+", default=["tmpfs=/dev/shm", "disk=."])
+    parser.add_argument("--formats", nargs="+", default=[*FORMATS], choices=[*FORMATS])
     parser.add_argument("--examine", default="resnet44", help="network whose files are damaged")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=15.0, help="longest time of a format")

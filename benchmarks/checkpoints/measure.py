@@ -25,12 +25,7 @@ from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
 from pydtnn.utils.machine import restart_peak
 
-NETWORKS = {
-    "resnet44": WORK["resnet44"],
-    "resnet50": Work("resnet50", (64, 64, 3), 1000, 8),
-    "vgg16_bn": WORK["vgg16_bn"],
-    "gpt": WORK["gpt"],
-}
+NETWORKS = WORK | {"resnet50": Work("resnet50", (64, 64, 3), 1000, 8)}
 
 FLIPS = 10
 """Bits that are flipped in each format."""
@@ -211,6 +206,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--places", nargs="+", default=["disk=."])
+    parser.add_argument("--formats", nargs="+", default=[*FORMATS], choices=[*FORMATS])
     parser.add_argument("--bytes", action="store_true", help="examine bytes and damage, too")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -225,7 +221,8 @@ def main() -> None:
         mine = slice(comm.rank, None, comm.size)
         samples = np.arange(work.batch)[mine]
         trainer.train_step(Batch(x[mine], target[mine], samples, 0, work.batch))
-        forms = {name: kind(trainer) for name, kind in FORMATS.items() if kind.is_there()}
+        kinds = {name: FORMATS[name] for name in given.formats if FORMATS[name].is_there()}
+        forms = {name: kind(trainer) for name, kind in kinds.items()}
         if "DCP" in forms:
             start_torch(comm, ranks.folder(tempfile.gettempdir()))
         measure_times(ranks, forms, given)

@@ -14,9 +14,12 @@ from benchmarks.checkpoints import scale
 Records = Sequence[dict[str, Any]]
 
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Checkpoints</title>
-<style>body{font-family:sans-serif;max-width:75em;margin:2em auto}table{border-collapse:collapse}
+<meta name="viewport" content="width=device-width">
+<style>body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
+div{overflow-x:auto}table{border-collapse:collapse}svg{max-width:100%;height:auto}
 td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}pre{background:#f4f4f2;padding:1em}</style>
+td:first-child,th:first-child{text-align:left}
+pre{background:#f4f4f2;padding:1em;white-space:pre-wrap}</style>
 """
 
 
@@ -35,10 +38,11 @@ def show(values: Iterable[float], scale: float = 1e3) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table."""
-    lines = ["<table><tr>" + "".join(f"<th>{html.escape(str(one))}</th>" for one in head) + "</tr>"]
-    for row in rows:
-        lines.append("<tr>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in row) + "</tr>")
-    return "\n".join([*lines, "</table>"])
+    lines = []
+    for tag, row in (("th", head), *(("td", row) for row in rows)):
+        cells = "".join(f"<{tag}>{html.escape(str(one))}</{tag}>" for one in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join(["<div><table>", *lines, "</table></div>"])
 
 
 def groups(records: Records, *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -102,9 +106,10 @@ def create(records: Records, about: Sequence[str]) -> str:
         parts.append("<h2>A flipped bit, and training that resumes from it</h2>")
         rows = []
         for r in flips:
-            low = min(r["after"])
-            rows.append([r["place"], r["bit"], show(r["before"], 1), show(r["after"], 1), low])
-        head = ("where", "bit", "accuracy, before a step", "after resuming", "lowest")
+            ended = len(r["before"]) - len(r["after"])
+            after = (show(r["after"], 1), min(r["after"])) if r["after"] else ("", "")
+            rows.append([r["place"], r["bit"], show(r["before"], 1), *after, ended])
+        head = ("where", "bit", "accuracy at once", "after more steps", "lowest", "loss not finite")
         parts.append(table(head, rows))
     parts.append(f"<h2>{scale.RANKS:,} ranks, by the performance model</h2>")
     for name, nbytes in (("205 MB (ResNet-50)", 205e6), ("12 GB", 12e9), ("2.1 TB", 2.1e12)):

@@ -63,10 +63,10 @@ def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path)
 
 def test_checkpoints_prints_times_and_memory(tmp_path):
     options = ("--models", "mlp", "--every", "1", "--turns", "1", "--folder", str(tmp_path))
-    size, step, blocked, *_ = map(float, row(lines("checkpoints", *options), "mlp")[:3])
+    size, step, blocked, *_ = map(float, row(lines("checkpoints.beside", *options), "mlp")[:3])
     assert min(size, step, blocked) > 0
     size, step, saving, times, *_ = map(
-        float, row(lines("checkpoints", *options, "--memory"), "mlp")
+        float, row(lines("checkpoints.beside", *options, "--memory"), "mlp")
     )
     assert 0 < size < step
     assert times == pytest.approx(saving / step, abs=0.01)

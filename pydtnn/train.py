@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,13 +21,13 @@ from pydtnn.cli.virtual import run_on_virtual_ranks
 from pydtnn.comm import Communicator, create_communicator, require_equal
 from pydtnn.comm.agree import together
 from pydtnn.comm.failure import leave
-from pydtnn.comm.schedules.rule import by_rule, without_rule
+from pydtnn.comm.remaining import on_remaining
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SignalWatch, describe_signal
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
 from pydtnn.utils.command import discard
-from pydtnn.utils.errors import AgreedError, RankFailure, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
 
@@ -61,7 +62,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         comm = create_communicator(timeout=_given_timeout(arguments))
         with _terminated_in_order(comm), _on_terminal(comm):
-            comm, config, notes = _configured(comm, arguments)
+            # Whether the run survives failures of ranks is not known before.
+            comm, (config, notes) = on_remaining(comm, partial(_configure, arguments=arguments))
+            if comm.supervision is not None:
+                comm.supervision.survive(config.survive)
             try:
                 with show_logs(comm.rank, verbose=config.verbose, quiet=config.quiet):
                     _log.debug("communicator and options: %.2f s", clock.now() - begin)
@@ -152,20 +156,6 @@ def _on_terminal(comm: Communicator) -> Iterator[None]:
         return
     with terminal, contextlib.redirect_stdout(terminal):
         yield
-
-
-def _configured(
-    comm: Communicator, arguments: Sequence[str] | None
-) -> tuple[Communicator, TrainConfig, Sequence[str]]:
-    """Return the ranks that live, and what `_configure` returns."""
-    while True:
-        try:
-            return comm, *_configure(comm, arguments)
-        except (Exception, RankFailure) as error:
-            if not (isinstance(error, RankFailure) or comm.lost_ranks()):
-                raise
-            # Whether the run survives it is not known yet.
-            comm = by_rule(without_rule(comm).shrink())
 
 
 def _configure(

@@ -27,7 +27,7 @@ from pydtnn.utils.units import parse_quantity
 
 
 def check_survival(config: TrainConfig, comm: Communicator) -> None:
-    """Set whether this run continues without ranks that fail.
+    """Check that a run with `--survive` can continue without ranks that fail.
 
     Raises
     ------
@@ -41,8 +41,6 @@ def check_survival(config: TrainConfig, comm: Communicator) -> None:
             "use mpirun --with-ft ulfm, or restart from checkpoints with "
             "python -m pydtnn.launch --restarts 3 -- mpirun ..."
         )
-    if comm.supervision is not None:
-        comm.supervision.survive(config.survive)
 
 
 def fewer(axes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -369,12 +369,20 @@ class Communicator(SuggestsNames, ABC):
     def shrink(self) -> Communicator:
         """Return the group of the ranks that remain, in their order.
 
-        Collective: all remaining ranks call it, on the group of all ranks, after `RankFailure` has
-        been raised on one of them; on the others it is raised by their pending or next call. This
-        group, and those split off from it, must not be used any more. If further ranks fail
-        meanwhile, calls on the new group raise `RankFailure` again.
+        Collective: all remaining ranks of this group call it after `RankFailure` has been raised on
+        one of them; on the others it is raised by their pending or next call. This group, and those
+        split off from it, must not be used any more; if it was split off itself, other ranks go on.
+        If further ranks fail meanwhile, calls on the new group raise `RankFailure` again.
         """
         raise NotImplementedError(self.why_not_survived())
+
+    def all_remain(self) -> bool:
+        """Wait for the ranks that remain; return, on all alike, whether none has failed.
+
+        Collective: all remaining ranks call it.
+        """
+        self.barrier()
+        return True
 
     @abstractmethod
     def abort(self, code: int) -> None:

@@ -404,10 +404,22 @@ class MpiCommunicator(Communicator):
                 self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)  # makes progress
             time.sleep(1e-3)
 
+    def all_remain(self) -> bool:
+        if not survives():
+            return super().all_remain()
+        self.attendance.enter(self._counted("all_remain"))
+        try:
+            known = self._comm.Get_failed()
+            complete = known.size == 0
+            known.Free()
+            return all_succeeded(self._mpi, self._comm, complete)
+        finally:
+            self.attendance.exit()
+
     def shrink(self) -> MpiCommunicator:
-        root = self
-        while root._parent is not None:
-            root = root._parent
+        root = self._parent or self
+        if root._parent is not None:
+            return self._shrink_alone()
         before = root.attendance
         before.close()
         root._group.revoke()
@@ -437,6 +449,22 @@ class MpiCommunicator(Communicator):
             before.exit()
         failure.comm = comm._parent or comm
         return comm
+
+    def _shrink_alone(self) -> MpiCommunicator:
+        """Return the remaining ranks of a group that was split off; others learn nothing of it."""
+        self._group.revoke()
+        complete_all(self.pending or ())
+
+        def create(comm: Any) -> MpiCommunicator:
+            own = self.hosts[self.rank], self.members[self.rank]
+            hosts, members = zip(*comm.allgather(own), strict=True)
+            group = MpiCommunicator(self._mpi, comm, list(hosts), self._parent)
+            name = f"{self.name}/{group.size} of {self.size}"  # its calls are counted anew
+            group.members, group.name = members, name
+            group._group = _Group(comm, name, members)
+            return group
+
+        return create_together(self._mpi, self._comm, self._comm.Shrink, create)
 
     def _watch_attendance(self, failure: Failure) -> None:
         """Detect ranks that wait for one whose program has ended. Collective."""

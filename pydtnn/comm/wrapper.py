@@ -46,6 +46,9 @@ class Wrapper(Communicator):
     def lost_ranks(self) -> bool:
         return self.inner.lost_ranks()
 
+    def all_remain(self) -> bool:
+        return self.inner.all_remain()
+
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking call."""
         return call(*args)

@@ -15,10 +15,14 @@ from typing import Any
 
 from pydtnn.comm import create_communicator
 from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.comm.failure import leave
+from pydtnn.comm.remaining import on_remaining
+from pydtnn.search.dimension import WHO
+from pydtnn.search.groups import AUTO
 from pydtnn.search.lines import best_of, result_of
 from pydtnn.search.page import render
-from pydtnn.search.search import run
-from pydtnn.search.space import WHO, Space, read_space
+from pydtnn.search.search import print_line, search
+from pydtnn.search.space import Space, read_space
 from pydtnn.search.training import command_of, configuration
 from pydtnn.utils.command import HelpFormatter, Parser, discard
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback
@@ -41,7 +45,7 @@ space.yaml:
     optimizer: [sgd, adamw]
     momentum: {low: 0.5, high: 0.99, if: {optimizer: sgd}}
   objective: {maximize: val_accuracy}
-  sampler: tpe       # grid, random, quasi-random, tpe, cma-es, nsga2
+  sampler: tpe       # grid, random, quasi-random, tpe, cma-es, nsga2, pbt
   pruner: asha       # none, median, asha, hyperband
   trials: 64
   stop: {val_accuracy: 0.85, after: 2h}
@@ -90,17 +94,20 @@ def create_parser() -> Parser:
     )
     parser.add_argument(
         "--ranks-per-trial",
-        type=lambda text: None if text == "auto" else _whole(text),
-        default=1,
+        type=_sizes,
         metavar="N",
-        help="ranks that train a trial together (default: 1); auto: as many as the performance "
-        "model predicts to end the study first",
+        help="ranks that train a trial together (default: 1), or those of several groups, such as "
+        "1,1,2; auto: as many as the performance model predicts to end the study first",
     )
     parser.add_argument("--trials", type=_whole, metavar="N", help="instead of those of the file")
     parser.add_argument(
         "--export", metavar="FILE", help="write the options of the best trial, for --config"
     )
     return parser
+
+
+def _sizes(text: str) -> str | list[int]:
+    return text if text == AUTO else [_whole(one) for one in text.split(",")]
 
 
 def _whole(text: str) -> int:
@@ -125,8 +132,8 @@ def _run(comm: Any, arguments: Sequence[str]) -> None:
     objective = None
     if space.function:
         objective = together(comm, import_object, space.function, f"{WHO}: function")
-    study = run(objective, space, folder, ranks_per_trial=options.ranks_per_trial, comm=comm)
-    on_rank_0(comm, _finish, space, study, folder, options)
+    comm, study = search(objective, space, folder, options.ranks_per_trial, comm, print_line)
+    on_remaining(comm, lambda comm: on_rank_0(comm, _finish, space, study, folder, options))
 
 
 def _read(options: argparse.Namespace) -> Space:
@@ -155,4 +162,4 @@ def _finish(space: Space, study: Any, folder: Path, options: argparse.Namespace)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

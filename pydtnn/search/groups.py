@@ -1,29 +1,58 @@
-"""The number of ranks that train a trial together."""
+"""Groups of ranks, each of which trains a trial at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from pydtnn.cli.predicted import find_platform, predict
 from pydtnn.cli.workload import describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0, together
-from pydtnn.search.space import WHO, Space
+from pydtnn.search.dimension import RANKS, WHO
+from pydtnn.search.space import Space
 from pydtnn.utils.units import duration
 
 if TYPE_CHECKING:
     from pydtnn.search.training import TrainingObjective
 
 
-def check_groups(ranks: int, ranks_per_trial: int) -> None:
-    """Raise ValueError unless ranks can be divided into groups."""
-    if ranks_per_trial < 1 or ranks % ranks_per_trial:
+AUTO = "auto"
+"""The number of ranks per trial that the performance model chooses."""
+
+
+def check_groups(ranks: int, sizes: Sequence[int], space: Space) -> None:
+    """Raise ValueError unless ranks can be divided into groups of these sizes, repeated."""
+    if min(sizes) < 1 or ranks % sum(sizes):
+        given = ",".join(map(str, sizes))
+        what = f"must divide the {ranks} ranks"
+        if len(sizes) > 1:
+            what = f"must have a sum that divides the {ranks} ranks"
+        raise ValueError(f"{WHO}: --ranks-per-trial {what}, got {given}")
+    alone = [size for size in space.sizes if size not in sizes]
+    if alone:
         raise ValueError(
-            f"{WHO}: --ranks-per-trial must divide the {ranks} ranks, got {ranks_per_trial}"
+            f"{WHO}: {RANKS} {alone[0]} requires a group of so many ranks; add it to "
+            "--ranks-per-trial"
         )
+
+
+def divide(ranks: int, sizes: Sequence[int]) -> list[range]:
+    """Return the ranks of each group; the sizes are repeated, and the last group may be smaller.
+
+    >>> divide(4, [2]), divide(7, [1, 2])
+    ([range(0, 2), range(2, 4)], [range(0, 1), range(1, 3), range(3, 4), range(4, 6), range(6, 7)])
+    """
+    groups: list[range] = []
+    for size in cycle(sizes):
+        begin = groups[-1].stop if groups else 0
+        if begin == ranks:
+            return groups
+        groups.append(range(begin, min(begin + size, ranks)))
+    raise AssertionError  # never: cycles do not end
 
 
 def choose_ranks(comm: Communicator, space: Space, objective: TrainingObjective) -> tuple[int, str]:

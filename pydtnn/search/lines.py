@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,13 +63,15 @@ def describe_trial(space: Space, trials: Sequence[Any], number: int) -> str:
     )
 
 
-def describe_search(space: Space, groups: int, ranks: int, folder: str) -> str:
-    """Return the first line of a search."""
+def describe_search(space: Space, groups: Sequence[int], folder: str) -> str:
+    """Return the first line of a search, whose groups have so many ranks."""
 
     def count(number: int, what: str) -> str:
         return f"{number} {what}{'s' * (number != 1)}"
 
+    sizes = Counter(groups).items()
+    parts = " and ".join(f"{count(n, 'group')} of {count(size, 'rank')}" for size, n in sizes)
     return (
         f"search: {count(space.trials, 'trial')} of {count(len(space.dimensions), 'option')}, "
-        f"{count(groups, 'group')} of {count(ranks, 'rank')}, study {folder}"
+        f"{parts}, study {folder}"
     )

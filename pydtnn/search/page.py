@@ -10,8 +10,9 @@ import numpy as np
 
 from pydtnn.report.page import render_sections
 from pydtnn.report.section import COLOURS, Figure, Section, Table, line
+from pydtnn.search.dimension import Dimension
 from pydtnn.search.lines import best_of, result_of, seconds_of, show_value
-from pydtnn.search.space import Dimension, Space
+from pydtnn.search.space import Space
 from pydtnn.search.study import EPOCHS, GROUP
 from pydtnn.search.training import command_of
 from pydtnn.utils.units import duration

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.comm.agree import agree, together
+from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.monitor.table import OTHER_GROUPS
-from pydtnn.search.groups import check_groups, choose_ranks
+from pydtnn.comm.remaining import on_remaining
+from pydtnn.search.groups import AUTO, check_groups, choose_ranks, divide
 from pydtnn.search.lines import describe_search, describe_trial
 from pydtnn.search.space import Space, make_space
 from pydtnn.search.study import SharedStudy
 from pydtnn.search.worker import Objective, Worker
+from pydtnn.utils.errors import RankFailure
 from pydtnn.utils.observer import phase
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def run(
     space: Space | Mapping[str, Any],
     folder: str | Path = "runs/search",
     *,
-    ranks_per_trial: int | None = 1,
+    ranks_per_trial: int | Sequence[int] | Literal["auto"] | None = None,
     comm: Communicator | None = None,
     show: Callable[[str], object] | None = print_line,
     **options: Any,
@@ -51,9 +53,10 @@ def run(
         As in `make_space`.
     folder : str or Path
         Folder of the study, and of the runs of its trials.
-    ranks_per_trial : int
-        Ranks of a group, which divides the number of ranks. None: as many as the performance model
-        predicts to end the study first, for trials of training.
+    ranks_per_trial : int or sequence of int or "auto", optional
+        Ranks of a group, or of each of several groups; repeated until there is no rank left. By
+        default those of the space, or 1. "auto": as many as the performance model predicts to end
+        the study first, for trials of training.
     comm : Communicator, optional
         All ranks; by default those that mpirun has started.
     show : callable, optional
@@ -71,22 +74,57 @@ def run(
     """
     comm = comm or create_communicator()
     made = space if isinstance(space, Space) else together(comm, _make, space, options)
-    if ranks_per_trial is not None:
-        together(comm, check_groups, comm.size, ranks_per_trial)
+    return search(train, made, Path(folder), ranks_per_trial, comm, show)[1]
+
+
+def search(
+    train: Objective | None,
+    space: Space,
+    folder: Path,
+    ranks_per_trial: int | Sequence[int] | str | None,
+    comm: Communicator,
+    show: Callable[[str], object] | None,
+) -> tuple[Communicator, optuna.Study]:
+    """Search as `run`; return the ranks that remain, too."""
+    auto = ranks_per_trial == AUTO and train is None
+    sizes: Sequence[int] = space.sizes or [1]
+    if isinstance(ranks_per_trial, int):
+        sizes = [ranks_per_trial]
+    elif ranks_per_trial and not isinstance(ranks_per_trial, str):
+        sizes = ranks_per_trial
+    together(comm, check_groups, comm.size, sizes, space)
+
+    def search_on(comm: Communicator) -> optuna.Study:
+        _search(train, space, folder, None if auto else sizes, comm, show)
+        return SharedStudy(folder, space).study
+
+    return on_remaining(comm, search_on)
+
+
+def _search(
+    train: Objective | None,
+    space: Space,
+    folder: Path,
+    sizes: Sequence[int] | None,
+    comm: Communicator,
+    show: Callable[[str], object] | None,
+) -> None:
+    """Train trials on groups of ranks until none is left."""
     threads = together(comm, threads_per_rank, comm)
     own = train
     if own is None:
         from pydtnn.search.training import TrainingObjective
 
-        own = trained = TrainingObjective(made, threads)
+        own = trained = TrainingObjective(space, threads)
         together(comm, trained.check)
-        if ranks_per_trial is None:
-            ranks_per_trial, why = choose_ranks(comm, made, trained)
+        if sizes is None:
+            number, why = choose_ranks(comm, space, trained)
+            sizes = [number]
             if comm.rank == 0 and show is not None:
                 show(why)
-    ranks_per_trial = ranks_per_trial or 1
-    place = comm.rank // ranks_per_trial
-    ranks = [*range(place * ranks_per_trial, (place + 1) * ranks_per_trial)]
+    on_rank_0(comm, SharedStudy, folder, space)  # refuses the study of another space
+    groups = divide(comm.size, sizes or [1])
+    place = next(place for place, ranks in enumerate(groups) if comm.rank in ranks)
     supervision = comm.supervision
     if supervision is not None and comm.size > 1:
         supervision.last_step.abandon()  # groups have no common last step: a signal ends them
@@ -94,17 +132,19 @@ def run(
 
     def tell(shared: SharedStudy, number: int) -> None:
         if show is not None:
-            show(describe_trial(made, shared.study.get_trials(deepcopy=False), number))
+            show(describe_trial(space, shared.study.get_trials(deepcopy=False), number))
 
-    with comm.split(place) as group:
-        facts = {"host": socket.gethostname(), "job": job, "ranks": ranks}
-        worker = Worker(group, made, Path(folder), own, tell, facts)
-        if comm.rank == 0 and show is not None:
-            show(describe_search(made, comm.size // ranks_per_trial, ranks_per_trial, str(folder)))
-        worker.run()
+    def work(group: Communicator) -> None:
+        facts = {"host": socket.gethostname(), "job": job, "ranks": [*group.members]}
+        Worker(group, space, folder, own, tell, facts).run()
+
+    if comm.rank == 0 and show is not None:
+        show(describe_search(space, [len(group) for group in groups], str(folder)))
+    group, _ = on_remaining(comm.split(place), work)
+    group.free()
     with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
-        agree(comm)  # all groups
-    return SharedStudy(Path(folder), made).study
+        if not comm.all_remain():
+            raise RankFailure  # trials of ranks that have failed may be left
 
 
 def _make(space: Mapping[str, Any], options: Mapping[str, Any]) -> Space:

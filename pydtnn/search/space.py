@@ -1,4 +1,4 @@
-"""What a search varies: the options of a trial, their ranges and conditions, and the objective."""
+"""What a search varies, read from a file and checked: its options and the objective."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydtnn.search.dimension import MAX_GRID, RANKS, WHO, Dimension, Value, stored
+from pydtnn.search.population import Population
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -16,11 +18,6 @@ from pydtnn.utils.units import parse_quantity
 
 if TYPE_CHECKING:
     import optuna
-
-WHO = "search"
-
-MAX_GRID = 100_000
-"""Largest number of trials of a grid."""
 
 MAX_CHOICES = 10_000
 """Largest number of values of a dimension."""
@@ -35,90 +32,6 @@ RANGE = ("low", "high", "log", "step", "choices", "if")
 
 AFTER = "after"
 """Entry of `stop` with a time."""
-
-Value = bool | int | float | str | None
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """An option that trials set to different values.
-
-    Attributes
-    ----------
-    name : str
-        As on the command line of `pydtnn.train`, such as "lr" or "model_options.shortcut".
-    choices : tuple
-        Its values; empty for a range.
-    low, high : int or float
-        First and last value of a range.
-    log : bool
-        Whether values of the range are equally likely by logarithm.
-    step : int or float or None
-        Difference of neighbours in the range.
-    condition : dict of str to tuple
-        Dimensions before this one, and the values with which this one is part of a trial.
-    """
-
-    name: str
-    choices: tuple[Any, ...] = ()
-    low: float = 0
-    high: float = 0
-    log: bool = False
-    step: float | None = None
-    condition: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether a range contains integers only."""
-        return all(isinstance(one, int) for one in (self.low, self.high, self.step or 0))
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        """The values that are checked before the first trial."""
-        return self.choices or (self.low, self.high)
-
-    def applies(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a trial with these values of the dimensions before has this one."""
-        return all(
-            name in values and values[name] in allowed for name, allowed in self.condition.items()
-        )
-
-    def suggest(self, trial: optuna.trial.BaseTrial) -> Any:
-        """Return the value of a trial, which its sampler chooses."""
-        if self.choices:
-            names = {_name(choice): choice for choice in self.choices}
-            return names[trial.suggest_categorical(self.name, [*names])]
-        if self.is_whole:
-            step = int(self.step or 1)
-            return trial.suggest_int(
-                self.name, int(self.low), int(self.high), log=self.log, step=step
-            )
-        return trial.suggest_float(self.name, self.low, self.high, log=self.log, step=self.step)
-
-    def values(self) -> list[Any]:
-        """Return all values, for a grid.
-
-        Raises
-        ------
-        ValueError
-            If the range is continuous.
-        """
-        if self.choices:
-            return [*self.choices]
-        step = self.step or (1 if self.is_whole and not self.log else None)
-        if step is None:
-            raise ValueError(
-                f"{WHO}: a grid requires values or a step of {self.name}; add step, or write a list"
-            )
-        count = math.floor((self.high - self.low) / step * (1 + 1e-12)) + 1
-        if count > MAX_GRID:
-            raise ValueError(f"{WHO}: {self.name} has {count:,} values; use a larger step")
-        return [self.low + number * step for number in range(count)]
-
-
-def _name(choice: Any) -> Value:
-    """Return a choice as samplers store it: lists and mappings as text."""
-    return choice if isinstance(choice, Value) else plain_yaml.dump(choice)
 
 
 @dataclass(frozen=True)
@@ -190,7 +103,17 @@ class Space:
 
     def stored(self, values: Mapping[str, Any]) -> dict[str, Value]:
         """Return values as a sampler stores them."""
-        return {name: _name(value) for name, value in values.items()}
+        return {name: stored(value) for name, value in values.items()}
+
+    @property
+    def population(self) -> Population | None:
+        """How members of a population continue from each other; None for other samplers."""
+        return Population.of(self.sampler)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of ranks of its trials, if they are part of the space."""
+        return next((one.choices for one in self.dimensions if one.name == RANKS), ())
 
     def identity(self) -> str:
         """Return what must be equal to continue a search, as text."""
@@ -299,7 +222,11 @@ def make_space(
     )
     if made.pruner["name"] != "none" and len(goal) > 1:
         raise ValueError(f"{WHO}: trials with several objectives cannot be pruned; remove pruner")
-    count = len(made.grid()) if made.sampler["name"] == "grid" else 20
+    if made.population and (len(goal) > 1 or made.pruner["name"] != "none"):
+        raise ValueError(f"{WHO}: a population requires one objective and no pruner")
+    count = made.population.trials if made.population else 20
+    if made.sampler["name"] == "grid":
+        count = len(made.grid())
     return replace(made, trials=count if trials is None else _whole("trials", trials, 1))
 
 
@@ -317,9 +244,13 @@ def _dimension(name: str, given: Any, before: Sequence[Dimension]) -> Dimension:
             raise ValueError(f"{who} has values and a range; remove {next(iter(given))}")
         if not isinstance(choices, list) or not 0 < len(choices) <= MAX_CHOICES:
             raise ValueError(f"{who} must have 1 to {MAX_CHOICES:,} values, got {choices!r:.60}")
-        if len({json.dumps(_name(one)) for one in choices}) < len(choices):
+        if len({json.dumps(stored(one)) for one in choices}) < len(choices):
             raise ValueError(f"{who} has a value twice: {choices!r:.200}")
+        if name == RANKS:
+            choices = [_whole(name, one, 1) for one in choices]
         return Dimension(name, tuple(choices), condition=condition)
+    if name == RANKS:
+        raise ValueError(f"{who} must be a list of numbers of ranks, such as [1, 2]")
     missing = [end for end in ("low", "high") if end not in given]
     if missing:
         raise ValueError(f"{who} has no {missing[0]}; write {{low: 1e-3, high: 1.0}}")

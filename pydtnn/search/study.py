@@ -7,14 +7,16 @@ import fcntl
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pydtnn.search.space import WHO, Space
+from pydtnn.search.dimension import RANKS, WHO
+from pydtnn.search.population import NAME, exploit, explore
+from pydtnn.search.space import Space
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.names import unknown
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 JOURNAL, LOCKS = "study.journal", "locks"
 """The file of the study, and the folder of files that are locked."""
 
+FIXED = "fixed_params"
+"""Attribute in which Optuna stores values of a trial that its sampler does not choose."""
+
 CHOICE = "choice"
 """Locked while a trial is chosen."""
 
@@ -31,7 +36,7 @@ MOST_STARTS = 5
 """Starts of a trial without a further epoch, after which it is not started again."""
 
 SPACE, STARTS, REACHED, REASON = "space", "starts", "reached", "reason"
-GROUP, EPOCHS = "group", "epochs"
+GROUP, EPOCHS, POINT, PARENT = "group", "epochs", "point", "parent"
 """Attributes of a study, and of its trials."""
 
 
@@ -46,6 +51,7 @@ def samplers() -> dict[str, Any]:
         "tpe": own.TPESampler,
         "cma-es": own.CmaEsSampler,
         "nsga2": own.NSGAIISampler,
+        NAME: own.RandomSampler,  # asked for the first generation
     }
 
 
@@ -73,6 +79,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **more: Any) -> Any:
     options = dict(given)
     name = options.pop("name")
+    if name == NAME:
+        options = {}
     if name not in classes:
         raise ValueError(f"{WHO}: {unknown(what, name, classes)}")
     try:
@@ -147,11 +155,21 @@ class Taken:
         Values of the dimensions by name.
     resumed : bool
         Whether it has been interrupted before.
+    parent : int or None
+        The trial of a population from whose checkpoint it continues.
+    part : float
+        Share of the epochs after which it ends.
     """
 
     number: int
     values: dict[str, Any]
     resumed: bool = False
+    parent: int | None = None
+    part: float = 1.0
+
+
+class Later(Exception):
+    """The next trial depends on results of trials that are in progress."""
 
 
 class SharedStudy:
@@ -170,6 +188,8 @@ class SharedStudy:
     Attributes
     ----------
     study : optuna.Study
+    given_up : list of int
+        Interrupted trials that `take` has not continued.
 
     Raises
     ------
@@ -188,6 +208,7 @@ class SharedStudy:
         self.folder, self.space = folder, space
         self._held: dict[int, int] = {}
         self._trials: dict[int, optuna.Trial] = {}
+        self.given_up: list[int] = []
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _make("sampler", samplers(), space.sampler)
         pruner = _make("pruner", pruners(), space.pruner)
@@ -227,6 +248,11 @@ class SharedStudy:
         self._held[number] = file
         return True
 
+    def close(self) -> None:
+        """Give up the trials in progress, which any process may then continue."""
+        for number in [*self._held]:
+            self._release(number)
+
     def _release(self, number: int) -> None:
         if number in self._held:
             os.close(self._held.pop(number))
@@ -238,35 +264,101 @@ class SharedStudy:
         ----------
         group : mapping
             Facts about the ranks, which the study stores.
+
+        Raises
+        ------
+        Later
+            If the next trial depends on trials that are in progress.
         """
         import optuna
 
-        study, running = self.study, optuna.trial.TrialState.RUNNING
+        study, state = self.study, optuna.trial.TrialState
+        size = len(group["ranks"])
         with FileLock(self.folder / LOCKS / CHOICE):
-            for one in study.get_trials(deepcopy=False, states=(running,)):
-                if not self._claim(one.number):
+            for one in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
+                if not self._suits(one, size) or not self._claim(one.number):
                     continue
                 self._seed(one.number)
                 trial = optuna.Trial(study, one._trial_id)
                 if reason := self._reason(one):
                     self._store(trial, {REASON: reason}, "FAIL")
+                    self.given_up.append(one.number)
                 elif not self.ended():
                     return self._begin(trial, group)
                 self._release(one.number)
-            states = [one.state for one in study.get_trials(deepcopy=False)]
-            waiting = states.count(optuna.trial.TrialState.WAITING)  # of a process that was killed
-            number = len(states) - waiting
+            trials = study.get_trials(deepcopy=False)
+            enqueued = [one for one in trials if one.state == state.WAITING]  # by tools of Optuna
+            number = len(trials) - len(enqueued)
             if number >= self.space.trials or self.ended():
                 return None
             self._seed(number)
-            if self.space.sampler["name"] == "grid" and not waiting:
-                grid = self.space.grid()
-                if number >= len(grid):
-                    return None
-                study.enqueue_trial(self.space.stored(grid[number]))
-            trial = study.ask()
+            if enqueued:
+                trial = study.ask()
+            elif (given := self._next(trials, size)) is not None:
+                trial = self._create(*given)
+            else:
+                return None
             self._claim(trial.number)
             return self._begin(trial, group)
+
+    def _suits(self, trial: optuna.trial.FrozenTrial, size: int) -> bool:
+        """Return whether a trial that was begun is one for so many ranks."""
+        known = {**trial.system_attrs.get(FIXED, {}), **trial.params}
+        return known.get(RANKS, size) == size
+
+    def _next(
+        self, trials: Sequence[optuna.trial.FrozenTrial], size: int
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return values of a new trial that the sampler does not choose, and its attributes.
+
+        None if there is no trial for so many ranks.
+
+        Raises
+        ------
+        Later
+            If it depends on trials that are in progress.
+        """
+        space, number = self.space, len(trials)
+        if space.sizes and size not in space.sizes:
+            return None
+        if space.sampler["name"] == "grid":
+            tried = {one.user_attrs.get(POINT, one.number) for one in trials}
+            for point, values in enumerate(space.grid()):
+                if point not in tried and values.get(RANKS, size) == size:
+                    return space.stored(values), {POINT: point}
+            return None
+        fixed: dict[str, Any] = {RANKS: size} if space.sizes else {}
+        population = space.population
+        if population is None or not (before := population.before(number)):
+            return fixed, {}
+        if number >= population.trials:
+            return None
+        members = [trials[one] for one in before]
+        if not all(one.state.is_finished() for one in members):
+            raise Later
+        generator = np.random.default_rng([space.seed, number])
+        sign = -1 if "maximize" in space.objective.values() else 1
+        costs = [None if one.values is None else sign * one.values[0] for one in members]
+        own = number % population.population
+        parent = exploit(costs, own, population.quantile, generator)
+        if parent is None:
+            return None
+        values = dict(members[parent].params)
+        if parent != own:
+            values = explore(space.dimensions, values, population.resample, generator)
+        return values | fixed, {PARENT: members[parent].number}
+
+    def _create(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> optuna.Trial:
+        """Begin a trial with some values at once: if this process is killed, none has a part."""
+        import optuna
+
+        study = self.study
+        template = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            system_attrs={FIXED: dict(values)},
+            user_attrs=dict(attributes),
+        )
+        return optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
 
     def _seed(self, number: int) -> None:
         """Let the values of a trial depend on its number only, and on the trials before it."""
@@ -283,7 +375,14 @@ class SharedStudy:
         spans = [*attributes.get(GROUP, []), {**group, "begin": time.time(), "end": None}]
         trial.set_user_attr(GROUP, spans)
         self._trials[trial.number] = trial
-        return Taken(trial.number, values, resumed=len(spans) > 1)
+        population = self.space.population
+        return Taken(
+            trial.number,
+            values,
+            resumed=len(spans) > 1,
+            parent=attributes.get(PARENT),
+            part=1.0 if population is None else population.part(trial.number),
+        )
 
     def _reason(self, trial: optuna.trial.FrozenTrial) -> str:
         """Return why a trial that was interrupted is not continued; empty if it is."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.data import Dataset
 from pydtnn.runs.run import read_run
-from pydtnn.search.space import WHO, Space, argument
+from pydtnn.search.dimension import RANKS, WHO
+from pydtnn.search.space import Space, argument
 from pydtnn.search.study import EPOCHS, GROUP
 from pydtnn.search.worker import Trial
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.names import unknown
 
@@ -70,7 +73,7 @@ class Reporter(Callback):
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Report epochs that the study does not know, if the trial was interrupted before."""
-        self._epochs = epochs
+        self._epochs, self._last = epochs, round(self.trial.part * epochs)
         for epoch, logs in enumerate(trainer.history, 1):
             self._report(trainer, logs, epoch)
 
@@ -79,7 +82,8 @@ class Reporter(Callback):
         self._report(trainer, trainer.logs, trainer.epoch)
 
     def _report(self, trainer: Training, logs: Mapping[str, float], epoch: int) -> None:
-        if self.trial.report(logs[self.name], epoch, last=epoch == self._epochs):
+        pruned = self.trial.report(logs[self.name], epoch, last=epoch == self._last)
+        if pruned or self._last <= epoch < self._epochs:
             trainer.stop = True
 
 
@@ -99,7 +103,8 @@ class TrainingObjective:
 
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
         """Return the options of a trial as arguments of `pydtnn.train`."""
-        return [argument(name, value) for name, value in {**self.space.fixed, **values}.items()]
+        options = {**self.space.fixed, **values}
+        return [argument(name, value) for name, value in options.items() if name != RANKS]
 
     def first(self) -> TrainConfig:
         """Return the configuration with the first value of every option."""
@@ -117,7 +122,12 @@ class TrainingObjective:
         for name in OWN:
             if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
                 raise ValueError(f"{WHO}: trials cannot have the option {name}; remove it")
-        config = configs[0]
+        config, population = configs[0], self.space.population
+        if population is not None and population.generations > config.epochs:
+            raise ValueError(
+                f"{WHO}: sampler: {population.generations} generations need as many epochs, got "
+                f"{config.epochs}; set fewer"
+            )
         loss = create_loss(config, self.data(config)[0])
         names = ["loss", *(metric.name for metric in create_metrics(config, loss))]
         known = [*(f"val_{name}" for name in names), *names]
@@ -138,7 +148,7 @@ class TrainingObjective:
         comm, arguments = trial.comm, self.arguments(trial.values)
         trial.facts["arguments"] = arguments
         own = [f"--output-dir={trial.folder}", "--quiet"]
-        if trial.resumed:
+        if trial.resumed or trial.parent:
             own.append("--resume")
         if not any(argument.startswith("--threads") for argument in arguments):
             own.append(f"--threads={self.threads}")
@@ -146,11 +156,23 @@ class TrainingObjective:
         data = together(comm, self.data, config)
         names = [*self.space.objective]
         reporters = [Reporter(trial, names[0])] if len(names) == 1 else []
-        on_rank_0(comm, partial(trial.folder.mkdir, exist_ok=trial.resumed))
+        on_rank_0(comm, self._begin, trial)
         with _output_to(trial.folder / OUTPUT, comm):
             run(config, comm, reporters, data)
         values = comm.gather_object(on_rank_0(comm, self._read, trial))[0]
         return {name: values[name] for name in names}
+
+    def _begin(self, trial: Trial) -> None:
+        """Make the folder; of a member of a population with the checkpoint that it continues."""
+        trial.folder.mkdir(exist_ok=trial.resumed)
+        if trial.parent is None or find_checkpoints(trial.folder):
+            return
+        before = find_checkpoints(trial.parent)
+        if not before:
+            raise FileNotFoundError(f"{WHO}: {trial.parent} has no checkpoint to continue from")
+        with tempfile.TemporaryDirectory(dir=trial.folder) as folder:
+            copied = Path(shutil.copytree(before[-1], Path(folder) / before[-1].name))
+            copied.rename(trial.folder / copied.name)
 
     def _read(self, trial: Trial) -> dict[str, Any]:
         history = read_run(WHO, trial.folder).history

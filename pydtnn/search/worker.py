@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,24 @@ from typing import Any
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.failure import is_lost
-from pydtnn.search.space import WHO, Space
-from pydtnn.search.study import SharedStudy, Taken, lock_of
-from pydtnn.utils.errors import AgreedError, Interrupted, describe
+from pydtnn.comm.monitor.table import OTHER_GROUPS
+from pydtnn.search.dimension import WHO
+from pydtnn.search.space import Space
+from pydtnn.search.study import Later, SharedStudy, Taken, lock_of
+from pydtnn.utils.errors import AgreedError, Interrupted, RankFailure, describe
+from pydtnn.utils.launcher import survives
+from pydtnn.utils.observer import phase
+
+LATER_S = 0.1
+"""Time between two looks for a trial that depends on others, in s."""
 
 Objective = Callable[["Trial"], Mapping[str, float] | float]
 """Returns the value of a trial, or those of several objectives by name."""
+
+
+def folder_of(study: Path, number: int) -> Path:
+    """Return the folder of a trial in that of its study."""
+    return study / f"trial-{number:05d}"
 
 
 class Trial:
@@ -33,6 +47,10 @@ class Trial:
         A folder of its own, which may not exist yet.
     resumed : bool
         Whether it has been interrupted before.
+    parent : Path or None
+        Folder of the trial of a population from whose state it continues.
+    part : float
+        Share of the epochs after which it ends; below 1 in a population.
     pruned : bool
         Whether `report` has returned True.
     facts : dict
@@ -43,8 +61,9 @@ class Trial:
         self, taken: Taken, comm: Communicator, folder: Path, shared: SharedStudy | None
     ) -> None:
         self.number, self.values, self.comm = taken.number, taken.values, comm
-        self.folder, self.resumed = folder, taken.resumed
-        self.pruned = False
+        self.folder, self.resumed = folder_of(folder, taken.number), taken.resumed
+        self.parent = None if taken.parent is None else folder_of(folder, taken.parent)
+        self.part, self.pruned = taken.part, False
         self.facts: dict[str, Any] = {}
         self._shared = shared
 
@@ -106,13 +125,30 @@ class Worker:
 
     def run(self) -> None:
         """Train trials until none is left. Collective: all ranks of the group call it."""
-        while (taken := self.comm.gather_object(on_rank_0(self.comm, self._take))[0]) is not None:
-            folder = self.folder / f"trial-{taken.number:05d}"
-            self._train(Trial(taken, self.comm, folder, self._shared))
+        supervision = self.comm.supervision
+        with contextlib.closing(self):
+            while True:
+                with phase(supervision.activity if supervision else None, OTHER_GROUPS):
+                    taken = self.comm.gather_object(on_rank_0(self.comm, self._take))[0]
+                if taken is None:
+                    return
+                self._train(Trial(taken, self.comm, self.folder, self._shared))
+
+    def close(self) -> None:
+        """Give up the trial in progress, if ranks of the group have failed."""
+        if self._shared is not None:
+            self._shared.close()
 
     def _take(self) -> Taken | None:
         assert self._shared is not None
-        return self._shared.take(self._facts)
+        while True:
+            try:
+                return self._shared.take(self._facts)
+            except Later:
+                time.sleep(LATER_S)
+            finally:
+                while self._shared.given_up:
+                    self._show(self._shared, self._shared.given_up.pop(0))
 
     def _train(self, trial: Trial) -> None:
         values, reason = {}, ""
@@ -125,9 +161,13 @@ class Worker:
         except Exception as error:
             reason = describe(error)
             if self.comm.size > 1:  # on this one: the others may wait for it
+                if self.comm.lost_ranks():
+                    raise RankFailure from error
                 if not is_lost(error):
                     text = f"rank {self.comm.rank}: {reason}"
                     lock_of(self.folder, trial.number).write_text(text)
+                if survives():  # the group takes the next trial
+                    raise RankFailure from error
                 raise
         on_rank_0(self.comm, self._store, trial, values, reason)
 

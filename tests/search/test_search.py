@@ -17,7 +17,7 @@ import pytest
 
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.__main__ import main
-from pydtnn.search.groups import explain
+from pydtnn.search.groups import check_groups, explain
 from pydtnn.search.study import REASON, SharedStudy
 from pydtnn.train import main as train
 from pydtnn.utils.errors import AgreedError
@@ -183,7 +183,7 @@ def test_several_objectives_have_several_best_trials(tmp_path: Path) -> None:
     )
     study = run(both, space, tmp_path, show=None)
     assert {one.params["good"] for one in study.best_trials if one.values[0] > 0.2} <= {1}
-    with pytest.raises(AgreedError, match="groups|divide"):
+    with pytest.raises(AgreedError, match="must divide the 1 ranks"):
         run(both, space, tmp_path / "other", ranks_per_trial=2, show=None)
 
 
@@ -215,6 +215,38 @@ def test_groups_of_ranks_share_the_trials(size: int, written: Path) -> None:
     assert all(len(one) == size for one in groups)
     command = "  mpirun -np 2 python -m pydtnn.train" if size > 1 else "  python -m pydtnn.train"
     assert command in finished.stdout
+
+
+def test_groups_of_different_sizes_train_trials_side_by_side(written: Path) -> None:
+    """Trials that ask for a number of ranks are those of groups with it."""
+    sizes = {"ranks_per_trial": [1, 2], "lr": [0.01, 0.1]}
+    space = {"space": sizes, "fixed": FIXED, "sampler": "grid"}
+    (written / "space.yaml").write_text(json.dumps(space))
+    with started(written, 4, "--ranks-per-trial=1,1,2") as program:
+        assert program.wait(120)
+        finished = program.finished()
+    assert finished.returncode == 0, finished
+    assert "2 groups of 1 rank and 1 group of 2 ranks" in finished.stdout
+    study = SharedStudy(written / "runs" / "space", make_space(**space)).study
+    assert [one.state.name for one in study.trials] == ["COMPLETE"] * 4
+    for one in study.trials:
+        assert len(one.user_attrs["group"][0]["ranks"]) == one.params["ranks_per_trial"]
+    points = {(one.params["ranks_per_trial"], one.params["lr"]) for one in study.trials}
+    assert points == {(1, 0.01), (1, 0.1), (2, 0.01), (2, 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([1, 3], "must have a sum that divides the 6 ranks, got 1,3"),
+        ([4], "must divide the 6 ranks, got 4"),
+        ([1, 1], "ranks_per_trial 2 requires a group of so many ranks"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(sizes: list[int], message: str) -> None:
+    space = make_space({"ranks_per_trial": [1, 2]})
+    with pytest.raises(ValueError, match=message):
+        check_groups(6, sizes, space)
 
 
 @pytest.mark.long

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pydtnn.search import Space, make_space, read_space
-from pydtnn.search.space import MAX_GRID, argument
+from pydtnn.search.dimension import MAX_GRID
+from pydtnn.search.space import argument
 
 optuna = pytest.importorskip("optuna")
 

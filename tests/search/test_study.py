@@ -22,12 +22,6 @@ def shared(folder: Path, **options: Any) -> SharedStudy:
     return SharedStudy(folder, make_space(RANGE, **({"objective": GOAL, "trials": 6} | options)))
 
 
-def end(own: SharedStudy) -> None:
-    """Give up all trials, as the end of a process does."""
-    for number in [*own._held]:
-        own._release(number)
-
-
 def values(own: SharedStudy) -> list[Any]:
     return [(one.params, one.values, one.state.name) for one in own.study.trials]
 
@@ -49,7 +43,7 @@ def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
         own = shared(tmp_path / "parts", **options)
         taken = own.take(GROUP)
         assert taken is not None
-        end(own)
+        own.close()
         own = shared(tmp_path / "parts", **options)
         again = own.take(GROUP)
         assert again is not None
@@ -65,7 +59,7 @@ def test_workers_never_have_the_same_trial(tmp_path: Path) -> None:
     found = [own.take(GROUP) for _ in range(3) for own in (one, two)]
     assert sorted(taken.number for taken in found if taken) == [*range(6)]
     assert one.take(GROUP) is None
-    end(two)
+    two.close()
     assert one.take(GROUP).number == 1  # type: ignore[union-attr]
 
 
@@ -73,7 +67,7 @@ def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
     for _ in range(MOST_STARTS):
         own = shared(tmp_path)
         assert own.take(GROUP).number == 0  # type: ignore[union-attr]
-        end(own)
+        own.close()
     own = shared(tmp_path)
     assert own.take(GROUP).number == 1  # type: ignore[union-attr]
     failed = own.study.trials[0]
@@ -86,14 +80,14 @@ def test_a_trial_that_goes_on_is_never_given_up(tmp_path: Path) -> None:
         own = shared(tmp_path)
         assert own.take(GROUP).number == 0  # type: ignore[union-attr]
         own.report(0, 1.0, epoch + 1)
-        end(own)
+        own.close()
 
 
 def test_the_error_that_ended_a_job_is_the_reason(tmp_path: Path) -> None:
     own = shared(tmp_path)
     own.take(GROUP)
     lock_of(tmp_path, 0).write_text("rank 1: no memory")
-    end(own)
+    own.close()
     assert shared(tmp_path).take(GROUP).number == 1  # type: ignore[union-attr]
     assert own.study.trials[0].user_attrs["reason"] == "rank 1: no memory"
 
@@ -117,6 +111,20 @@ def test_a_trial_of_a_grid_that_nobody_has_begun_is_not_lost(tmp_path: Path) -> 
         found.append(taken.values["a"])
         own.tell(taken.number, {"y": 0.0}, {})
     assert found == [1, 2, 3]
+
+
+def test_trials_for_other_numbers_of_ranks_are_left_to_other_groups(tmp_path: Path) -> None:
+    space = make_space({"ranks_per_trial": [1, 2], **RANGE}, objective=GOAL, sampler="random")
+    two = GROUP | {"ranks": [0, 1]}
+    own = SharedStudy(tmp_path, space)
+    first, second = own.take(GROUP), own.take(two)
+    assert first is not None
+    assert second is not None
+    assert [one.values["ranks_per_trial"] for one in (first, second)] == [1, 2]
+    own.close()
+    again = SharedStudy(tmp_path, space)
+    assert [again.take(two).number, again.take(GROUP).number] == [1, 0]  # type: ignore[union-attr]
+    assert again.take(GROUP | {"ranks": [0, 1, 2]}) is None
 
 
 def test_a_trial_without_values_yet_has_those_of_its_number(tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_an_unknown_sampler_or_option_is_refused(
 def test_spans_of_a_trial_have_the_group_and_the_time(tmp_path: Path) -> None:
     own = shared(tmp_path)
     own.take(GROUP)
-    end(own)
+    own.close()
     own = shared(tmp_path)
     own.take({**GROUP, "job": 2})
     own.tell(0, {"y": math.pi}, {"epochs": 3})

@@ -193,10 +193,10 @@ def _flops(net: Net, input_shape: tuple[int, ...], backend: Backend) -> int:
 
 
 def _file(comm: Communicator, backend: Backend, *workload: object) -> Path | None:
-    """Return the path of the file in the cache; None without a home directory."""
+    """Return the path of the file, of format "2", in the cache; None without a home directory."""
     per_host = sorted(Counter(comm.hosts).values())
     tuning = backend.autotuner.mode
-    about = (cpu_model(), backend.isa, backend.threads, tuning, per_host, *workload)
+    about = ("2", cpu_model(), backend.isa, backend.threads, tuning, per_host, *workload)
     key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     try:
         folder = os.environ.get(CACHE_VARIABLE)

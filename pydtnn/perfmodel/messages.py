@@ -134,7 +134,7 @@ class MessageCosts:
         latency, transfer = local.latency + between.latency, local.transfer + between.transfer
         work, rate = self.links.overhead, self.platform.messages.allreduce
         if kind == "allreduce" and group.hosts == 1 and rate:  # processors add and copy
-            transfer, work = 0.0, work + self.slowdown * nbytes / rate
+            transfer, work = 0.0, work + self.slowdown * nbytes * (1 - 1 / group.ranks) / rate
         return (Round(latency, transfer, work),)
 
     def gradients(self, bucket: BucketOutline) -> tuple[Round, ...]:

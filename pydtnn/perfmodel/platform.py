@@ -180,8 +180,8 @@ class Messages:
     call : float
         Time of the processor per call of the communicator, on a core of its own, in s.
     allreduce : float or None
-        Rate of the library's allreduce inside a host, during which processors add and copy, in B/s
-        of the array; None: it takes the time of messages.
+        Rate of the library's allreduce inside a host, during which the processors of p ranks add
+        and copy 1 - 1 / p of the array, in B/s; None: it takes the time of messages.
     eager : float or None
         Length in B up to which messages between hosts travel while their ranks compute; longer ones
         proceed in calls of the communicator only. None: all of them travel.

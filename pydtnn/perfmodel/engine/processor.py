@@ -162,8 +162,8 @@ class Processor(NamedTuple):
         Time to copy a byte that is sent to another host or received from one, in s/B. Those inside
         a host are copied within the bandwidth of the network.
     add : float
-        Time per byte of a library's allreduce inside a host, during which the rank adds and copies,
-        in s/B; 0: it takes the time of messages.
+        Time per byte of a library's allreduce inside a host, during which p ranks add and copy 1 -
+        1 / p of the array, in s/B; 0: it takes the time of messages.
     library : callable or None
         `library(kind, nbytes, ranks)` returns the time of another collective of the MPI library in
         s, or None for that of closed formulas, as by default.
@@ -250,7 +250,7 @@ class Processor(NamedTuple):
         # gradients have just been computed, so they are in the cache of their rank
         sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
         add = max(sums[1] - sums[0], 0.0) / (LONG_BYTES - SHORT_BYTES) if host.size > 1 else 0.0
-        add /= beside
+        add /= beside * max(1 - 1 / host.size, 0.5)
         several = len({*comm.hosts}) > 1
         if several and network is None:
             network = Network.measure(comm)

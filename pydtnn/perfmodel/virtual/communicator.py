@@ -253,7 +253,8 @@ class VirtualCommunicator(MeetingCommunicator):
         if call.kind == "allreduce" and self.size > 1:
             self.buffers.take(-call.nbytes)
             if self._adds(call):
-                self._engine.spend(self._own, times.nbytes * self._group.processor.add)
+                nbytes = times.nbytes * (1 - 1 / self.size)
+                self._engine.spend(self._own, nbytes * self._group.processor.add)
         return times.meeting.result
 
     def _wait(self, done: Completion, doing: Callable[[], str], late: bool = True) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.agree import on_rank_0
+from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.checkpoint.folder import Retention, checkpoint_path
+from pydtnn.training.checkpoint.folder import Retention, checkpoint_path, host_folder
 from pydtnn.training.checkpoint.saving import Saver, last_good
 from pydtnn.training.checkpoint.timer import Timer
 from pydtnn.utils import clock
@@ -55,6 +55,9 @@ class Checkpointer(Callback):
         Called on rank 0 before each checkpoint; an OSError is a reason why none can be written.
     config : mapping, optional
         Saved with each checkpoint, see `pydtnn.training.checkpoint.save_checkpoint`.
+    per_host : bool
+        Whether `directory` is on a disk of each host: the ranks of a host write checkpoints of
+        their own, in a folder named after it, at intervals only. They must have the whole state.
 
     Attributes
     ----------
@@ -80,6 +83,7 @@ class Checkpointer(Callback):
         mtbf: str = DEFAULT_MTBF,
         check: Callable[[], object] | None = None,
         config: Mapping[str, Any] | None = None,
+        per_host: bool = False,
     ) -> None:
         if every_epochs is None and every_steps is None and every is None:
             raise ValueError(
@@ -88,7 +92,8 @@ class Checkpointer(Callback):
         for name, interval in (("every_epochs", every_epochs), ("every_steps", every_steps)):
             if interval is not None:
                 check_int("Checkpointer", name, interval, at_least=1)
-        self.directory = Path(directory)
+        self.directory = host_folder(directory) if per_host else Path(directory)
+        self.per_host = per_host
         self.every = every
         self.every_epochs, self.every_steps = every_epochs, every_steps
         self.interval = Interval(every_steps, every_epochs)
@@ -118,6 +123,7 @@ class Checkpointer(Callback):
             retention=Retention(self.keep, self.keep_every),
             check=self.check,
             on_error=self._warn,
+            comm=self._comm if self.per_host else None,
         )
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -136,13 +142,18 @@ class Checkpointer(Callback):
                     f"Checkpointer: must be the last callback, but {name} comes after it and would "
                     "miss an epoch after resuming; put the Checkpointer last"
                 )
+        self._comm = trainer.comm.split_by_host() if self.per_host else trainer.comm
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
-            if not trainer.recovered:
+            if self.per_host and not trainer.recovered:
+                together(trainer.comm, self._check_folder)
+            elif not trainer.recovered:
                 on_rank_0(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
             self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
-        self._comm, self._saver = trainer.comm, self._create_saver()
+        self._saver = self._create_saver()
+        if self.per_host:
+            self._saver.check_whole(trainer)
         if self.interval.seconds is not None or self.interval.auto:
             self._timer = Timer(self.interval.seconds, self._mtbf_s)
 
@@ -161,7 +172,7 @@ class Checkpointer(Callback):
 
     def on_step_end(self, trainer: Training) -> None:
         """Save if it is time. Collective: all ranks call it."""
-        self._saver.poll(trainer.comm)
+        self._saver.poll(self._comm)
         steps = self.interval.steps
         if (steps and trainer.optimizer.iterations % steps == 0) or (
             self._timer is not None and self._timer.is_due(trainer.comm)
@@ -170,17 +181,23 @@ class Checkpointer(Callback):
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Save if it is time. Collective: all ranks call it."""
-        self._saver.poll(trainer.comm)
+        self._saver.poll(self._comm)
         if self.interval.epochs and trainer.epoch % self.interval.epochs == 0:
             self._save(trainer, background=self.background)
 
     def on_fit_end(self, trainer: Training) -> None:
         """Save the last state if it is not saved. Collective: all ranks call it."""
-        self._save(trainer, background=False)
+        self._end(trainer)
 
     def on_interrupt(self, trainer: Training) -> None:
         """Save the state after the last step. Collective: all ranks call it."""
-        self._save(trainer, background=False)
+        self._end(trainer)
+
+    def _end(self, trainer: Training) -> None:
+        if self.per_host:  # the checkpoint of all ranks has this state
+            self._settle(trainer)
+        else:
+            self._save(trainer, background=False)
 
     def close(self) -> None:
         """Complete the checkpoint that is being written, if that needs no other rank."""
@@ -195,7 +212,7 @@ class Checkpointer(Callback):
         NotSavedError
             On all ranks.
         """
-        if self.error is not None and self.written == 0:
+        if self.error is not None and self.written == 0 and not self.per_host:
             raise NotSavedError(f"no checkpoint could be written: {self.error}")
 
     def _save(self, trainer: Training, *, background: bool) -> None:
@@ -210,7 +227,7 @@ class Checkpointer(Callback):
                 )
             virtual = clock.virtual() is not None  # ranks are threads, which wait for each other
             self.error = saver.start(trainer, background=background and not virtual)
-            if self.error is None:
+            if self.error is None or self.per_host:  # the same on all hosts
                 self._saved = position
             self.waited += waited
             self.blocked += waited + saver.blocked
@@ -225,7 +242,7 @@ class Checkpointer(Callback):
             return 0.0
         begin = clock.now()
         with trainer.setup.phase("checkpoint end"):
-            self.error = self._saver.settle(trainer.comm)
+            self.error = self._saver.settle(self._comm)
         self.written += self.error is None
         return clock.now() - begin
 

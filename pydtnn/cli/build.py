@@ -408,6 +408,19 @@ def create_callbacks(
     callbacks += create_trackers(config, directory)
     best = directory / "best.safetensors"
     callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
+    if config.checkpoint_local:
+        callbacks.append(
+            Checkpointer(
+                config.checkpoint_local,
+                every_epochs=None,
+                every=config.checkpoint_local_every,
+                keep=1,
+                background=config.checkpoint_background,
+                mtbf=config.mtbf,
+                config=config.course(),
+                per_host=True,
+            )
+        )
     if config.checkpoint_epochs or config.checkpoint_steps or config.checkpoint_every:
         callbacks.append(
             Checkpointer(

@@ -609,6 +609,19 @@ class TrainConfig:
         "auto, by their measured cost and --mtbf",
         metavar="INTERVAL",
     )
+    checkpoint_local: str | None = option(
+        OUTPUT,
+        str,
+        "folder on a disk of each host, in which its ranks write checkpoints for themselves, "
+        "besides those of all in --output-dir; --resume takes the newest of any host",
+        metavar="FOLDER",
+    )
+    checkpoint_local_every: str = option(
+        OUTPUT,
+        AUTO,
+        "interval of checkpoints in --checkpoint-local, as of --checkpoint-every",
+        metavar="INTERVAL",
+    )
     mtbf: str = option(
         OUTPUT,
         DEFAULT_MTBF,
@@ -690,9 +703,10 @@ class TrainConfig:
             ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
             (
                 "mtbf",
-                "--checkpoint-every auto or --survive",
-                self.checkpoint_every != AUTO and not self.survive,
+                "--checkpoint-every auto, --checkpoint-local or --survive",
+                self.checkpoint_every != AUTO and not (self.checkpoint_local or self.survive),
             ),
+            ("checkpoint_local_every", "--checkpoint-local", self.checkpoint_local is None),
             ("memory_limit", "--recompute auto", "auto" not in (self.recompute, self.parallel)),
         ):
             if missing and getattr(self, name) != usual[name].default:
@@ -720,6 +734,7 @@ class TrainConfig:
                 "train: --buddy-interval must be a time, steps or auto, got "
                 f"{self.buddy_interval!r}; use 5min, '20 steps' or auto"
             )
+        parse_interval("train: --checkpoint-local-every", self.checkpoint_local_every)
         if self.checkpoint_every is None:
             return
         parse_interval("train: --checkpoint-every", self.checkpoint_every)

@@ -182,6 +182,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     "happens between steps": (
         *("output_dir", "save", "resume", "checkpoint_epochs", "checkpoint_steps", "keep"),
         *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every", "grace"),
+        *("checkpoint_local", "checkpoint_local_every"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
         *("mlflow", "wandb"),
         *("timeout", "straggler_factor", "balance", "restore_best"),

@@ -239,7 +239,7 @@ def _carry_out(job: Job) -> None:
 
 def _resume(job: Job) -> None:
     """Load the checkpoint of `--resume`, if there is one."""
-    path = load_checkpoint(job.directory, job.trainer)
+    path = load_checkpoint(job.directory, job.trainer, local=job.config.checkpoint_local)
     if path is not None:
         verb = "evaluating" if job.config.evaluate_only else "continuing from"
         _print_line(job.config, job.trainer.comm, f"{verb} {path}")

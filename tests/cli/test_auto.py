@@ -276,6 +276,7 @@ WITH: dict[str, dict[str, Any]] = {
     "recompute": {"model": "resnet8"},
     "memory_limit": {"model": "resnet8", "recompute": "auto"},
     "mtbf": {"checkpoint_every": "auto"},
+    "checkpoint_local_every": {"checkpoint_local": "local"},
     "bucket_bytes": {"model": "resnet8"},  # of the CNN, nearly all gradients are in one array
     "compress_options": {"compress": "top_k"},
     "shards": {"exact": True},
@@ -316,6 +317,7 @@ VALUES: dict[str, Any] = {
     **{"loader_threads": 0, "output_dir": "run", "save": "m.pydtnn", "load": "w.safetensors"},
     **{"load_options": {"strict": False}, "checkpoint_epochs": 2, "checkpoint_steps": 3},
     **{"checkpoint_every": "5min", "mtbf": "1 h", "keep_every": 10, "grace": 30.0},
+    **{"checkpoint_local": "local", "checkpoint_local_every": "7 steps"},
     **{"keep": 3, "progress": "plain", "check_equal": 7, "tensorboard_histograms": 1},
     **{"mlflow": "digits", "wandb": "digits"},
     **{"min_ranks": 2, "buddy_interval": "5 steps"},

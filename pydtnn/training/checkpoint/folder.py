@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import platform
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -152,6 +153,11 @@ class Retention(NamedTuple):
             else:
                 removed.append(path)
         return removed
+
+
+def host_folder(directory: str | Path) -> Path:
+    """Return the folder of this host in one that may be on a disk of each host."""
+    return Path(directory) / platform.node()
 
 
 def partial_path(path: Path) -> Path:

@@ -8,17 +8,17 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.comm import Communicator, agree
-from pydtnn.comm.agree import on_rank_0
+from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.model.load_report import describe as describe_network
 from pydtnn.model.pieces import Piece
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import Parts, State, parts_of, prefix_of, split
-from pydtnn.training.checkpoint.folder import find_checkpoints
+from pydtnn.training.checkpoint.folder import find_checkpoints, host_folder, step_of
 from pydtnn.training.checkpoint.pieces import pieces_in_place
 from pydtnn.training.checkpoint.reading import (
     Checkpoint,
@@ -35,8 +35,10 @@ from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 _log = logging.getLogger("pydtnn.training.checkpoint")
 
 
-def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
-    """Continue from the newest valid checkpoint in a folder.
+def load_checkpoint(
+    directory: str | Path, trainer: Training, *, local: str | Path | None = None
+) -> Path | None:
+    """Continue from the newest valid checkpoint in a folder, or on the disk of any host.
 
     Collective: all ranks call it. Each reads the ranges of arrays that it needs, into the arrays of
     model and optimizer; ranks without access to the folder receive them from others. If the newest
@@ -50,6 +52,9 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     trainer : Trainer
         Constructed as when the checkpoint was saved. Callbacks without saved state keep their
         initial state.
+    local : str or Path, optional
+        Folder of checkpoints that each host has written for itself. Ranks of other hosts receive
+        what those of one host read.
 
     Returns
     -------
@@ -65,7 +70,13 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     """
     comm = trainer.comm
     paths = comm.gather_object(on_rank_0(comm, find_checkpoints, directory))[0]
-    found = _find_valid(comm, Path(directory), paths)
+    places = [_Place(path, 0, False) for path in paths]
+    if local is not None:
+        own = together(comm, find_checkpoints, host_folder(local))
+        for rank, on_its_host in enumerate(comm.gather_object(own)):
+            places += [_Place(path, rank, True) for path in on_its_host]
+    places.sort(key=lambda place: (step_of(place.path), not place.is_local))
+    found = _find_valid(comm, Path(directory), places)
     if found is None:
         return None
     checkpoint, readers = found
@@ -82,6 +93,14 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
         raise
     _log.debug("loaded %s", checkpoint.path)
     return checkpoint.path
+
+
+class _Place(NamedTuple):
+    """A checkpoint that `rank` has found, on the disk of its host only if it is local."""
+
+    path: Path
+    rank: int
+    is_local: bool
 
 
 class _Restoring:
@@ -227,25 +246,26 @@ class _Restoring:
 
 
 def _find_valid(
-    comm: Communicator, directory: Path, paths: Sequence[Path]
+    comm: Communicator, directory: Path, places: Sequence[_Place]
 ) -> tuple[Checkpoint, list[int]] | None:
     """Return the newest valid checkpoint, and the ranks that can read its files.
 
     Collective: all ranks call it. Warnings about others are logged.
     """
     problems: list[str] = []
-    for path in reversed(paths):
+    for path, root, is_local in reversed(places):
         found, problem = None, None
-        if comm.rank == 0:
+        if comm.rank == root:
             try:
                 found = read_checkpoint(path)
             except ValueError as error:
                 problem = str(error)
-        found, problem = comm.gather_object((found, problem))[0]
+        found, problem = comm.gather_object((found, problem))[root]
         readers: list[int] = []
         if found is not None:
             visible = comm.gather_object(is_visible(found))
-            readers = [rank for rank, sees in enumerate(visible) if sees] or [0]
+            near = [host == comm.hosts[root] or not is_local for host in comm.hosts]
+            readers = [rank for rank in range(comm.size) if visible[rank] and near[rank]] or [root]
             reasons = comm.gather_object(_verify_share(comm, found, readers))
             problem = next(filter(None, reasons), None)
         if problem is None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.agree import on_rank_0
+from pydtnn.comm.agree import agree, on_rank_0
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.assembly import TAG, Plan, assemble
 from pydtnn.training.checkpoint.content import to_json
@@ -156,6 +156,9 @@ class Saver:
     on_error : callable, optional
         Called on rank 0 with the reason, as soon as it is known that a checkpoint cannot be
         written.
+    comm : Communicator, optional
+        The ranks of this host, which then write a checkpoint of their own; rank 0 is the first of
+        them. By default all ranks of a trainer write one together.
 
     Attributes
     ----------
@@ -174,17 +177,31 @@ class Saver:
         retention: Retention,
         check: Callable[[], object] | None = None,
         on_error: Callable[[str], object] = lambda reason: None,
+        comm: Communicator | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.config = dict(config or {})
         self.retention = retention
         self.check = check
         self.on_error = on_error
+        self.comm = comm
         self.pending: Pending | None = None
         self.blocked = self.written = 0.0
         self._planner = Planner()
         self._memory: dict[str, np.ndarray] = {}
         self._begin = 0.0
+
+    def check_whole(self, trainer: Training) -> None:
+        """Raise AgreedError if the ranks of a host have a part of the state only.
+
+        Collective: all ranks call it.
+        """
+        several = self._planner.several(trainer, self.comm or trainer.comm, own_states(trainer))
+        error = ValueError(
+            "--checkpoint-local: expected the whole state on each host, but ranks have different "
+            f"parts or values of {', '.join(several)}; use --survive, which copies them to others"
+        )
+        agree(trainer.comm, error if several else None)
 
     def start(self, trainer: Training, *, background: bool) -> str | None:
         """Begin to write a checkpoint, after `settle`. Collective: all ranks call it.
@@ -222,7 +239,7 @@ class Saver:
 
     def _copy(self, trainer: Training, background: bool) -> str | None:
         """Copy the pieces of all ranks into files, or into memory that a thread writes."""
-        comm = trainer.comm
+        comm = self.comm or trainer.comm
         step = trainer.optimizer.iterations
         path = checkpoint_path(self.directory, step)
         own = own_states(trainer)
@@ -232,7 +249,7 @@ class Saver:
             if comm.rank == 0:
                 self.on_error(str(error))
             return str(error)
-        plan, about, pieces = self._planner.plan(trainer, own, partial_path(path).is_dir())
+        plan, about, pieces = self._planner.plan(trainer, comm, own, partial_path(path).is_dir())
         content = {"step": step, "seed": trainer.model.seed, "configuration": self.config} | about
         files = {STATE: to_json(content)} if comm.rank == 0 else {}
         writer = Writer(path, plan.files(comm.rank), self._memory if background else None)

@@ -77,15 +77,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     left = [name for name, kind in FORMATS.items() if not kind.is_there()]
     for name in left:
         print(f"{name}: left out, as {FORMATS[name].library} is not installed")
+
+    def add(new: list[dict[str, Any]]) -> None:
+        records.extend(new)
+        if given.records:
+            with given.records.open("a") as file:
+                file.writelines(f"{json.dumps(record)}\n" for record in new)
+
     for network in given.networks:
         for ranks in given.ranks:
             new = measure(network, ranks, given)
-            records += new
             print(page.summary(new), flush=True)
+            add(new)
     if given.flips:
-        records += [{"what": "flip", **row} for row in flips(given.flips)]
-    if given.records:
-        given.records.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        add([{"what": "flip", **row} for row in flips(given.flips)])
     given.output.write_text(page.create(records, [*describe(), f"left out: {', '.join(left)}"]))
     print(f"wrote {given.output}")
 

@@ -54,14 +54,14 @@ def groups(records: Records, *keys: str) -> dict[tuple[Any, ...], list[dict[str,
 
 
 def summary(records: Records) -> str:
-    """Return the medians of times as text."""
+    """Return times in ms, with their intervals, as text."""
     lines = []
     times = [record for record in records if record["what"] == "time"]
     for key, own in groups(times, "network", "ranks", "place", "format").items():
-        write, read = (np.median([r[what] for r in own]) for what in ("write", "read"))
+        write, read, waits = (show(r[what] for r in own) for what in ("write", "read", "blocked"))
         lines.append(
-            f"{key[0]:10} {key[1]} {key[2]:7} {key[3]:16} write {1e3 * write:9.1f} ms  "
-            f"read {1e3 * read:9.1f} ms  n={len(own)}"
+            f"{key[0]:9} {key[1]} {key[2]:6} {key[3]:16} {own[0]['bytes'] / 1e6:7.1f} MB  "
+            f"write {write:28} read {read:28} waits {waits:28} n={len(own)}"
         )
     return "\n".join(lines)
 

@@ -34,6 +34,25 @@ def seconds_of(one: Any) -> float:
     return sum((span["end"] or span["begin"]) - span["begin"] for span in spans)
 
 
+def spans_of(trials: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Return what groups of ranks have trained: trials, each with one of its spans of time."""
+    return [(one, span) for one in trials for span in one.user_attrs.get(GROUP, []) if span["end"]]
+
+
+def use_of(trials: Sequence[Any]) -> tuple[float, float]:
+    """Return the share of the time of the ranks in which they trained, and this time in s.
+
+    Spans of trials that have ended their job, or a rank, are not known.
+    """
+    spans = [span for _, span in spans_of(trials)]
+    if not spans:
+        return 0.0, 0.0
+    whole = max(span["end"] for span in spans) - min(span["begin"] for span in spans)
+    ranks = {(span["host"], span["job"], rank) for span in spans for rank in span["ranks"]}
+    busy = sum((span["end"] - span["begin"]) * len(span["ranks"]) for span in spans)
+    return (busy / (whole * len(ranks)) if whole else 1.0), whole
+
+
 def show_value(value: Any) -> str:
     """Return a value of a dimension as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

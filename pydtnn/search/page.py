@@ -11,9 +11,9 @@ import numpy as np
 from pydtnn.report.page import render_sections
 from pydtnn.report.section import COLOURS, Figure, Section, Table, line
 from pydtnn.search.dimension import Dimension
-from pydtnn.search.lines import best_of, result_of, seconds_of, show_value
+from pydtnn.search.lines import best_of, result_of, seconds_of, show_value, spans_of, use_of
 from pydtnn.search.space import Space
-from pydtnn.search.study import EPOCHS, GROUP
+from pydtnn.search.study import EPOCHS
 from pydtnn.search.training import command_of
 from pydtnn.utils.units import duration
 
@@ -325,15 +325,13 @@ def _is_there(state: str, trials: Sequence[Any]) -> bool:
 
 def _use(trials: Sequence[Any]) -> Section:
     """Return what the ranks did over time, and the share of time in which they trained."""
-    spans = [(one, span) for one in trials for span in one.user_attrs.get(GROUP, []) if span["end"]]
+    spans = spans_of(trials)
     title = "Use of the ranks"
     if not spans:
         return Section("use", title, absent="no trial has ended")
     begin = min(span["begin"] for _, span in spans)
-    end = max(span["end"] for _, span in spans)
     groups = sorted({_group(span) for _, span in spans})
-    busy = sum(span["end"] - span["begin"] for _, span in spans)
-    share = busy / ((end - begin) * len(groups)) if end > begin else 1.0
+    share, seconds = use_of(trials)
     data = []
     for state, colour in LOOK.items():
         own = [(one, span) for one, span in spans if _state(one) == state]
@@ -360,7 +358,7 @@ def _use(trials: Sequence[Any]) -> Section:
         wide=True,
         layout={"barmode": "overlay"},
     )
-    text = f"In {share:.1%} of {duration(end - begin)}, groups of ranks trained a trial."
+    text = f"In {share:.1%} of {duration(seconds)}, ranks trained a trial."
     return Section("use", title, text, [figure], legend=_states([one for one, _ in spans]))
 
 

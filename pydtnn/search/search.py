@@ -116,7 +116,7 @@ def _search(
         from pydtnn.search.training import TrainingObjective
 
         own = trained = TrainingObjective(space, threads)
-        together(comm, trained.check)
+        trained.check(comm)
         if sizes is None:
             number, why = choose_ranks(comm, space, trained)
             sizes = [number]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.data import Dataset
 from pydtnn.runs.run import read_run
 from pydtnn.search.dimension import RANKS, WHO
+from pydtnn.search.host import check_memory, free_per_rank, share_on_host
 from pydtnn.search.space import Space, argument
 from pydtnn.search.study import EPOCHS, GROUP
 from pydtnn.search.worker import Trial
@@ -95,10 +98,16 @@ class TrainingObjective:
     space : Space
     threads : int
         Threads of each rank, unless the options have their own number.
+
+    Attributes
+    ----------
+    free : float
+        Memory that each rank may use, in B.
     """
 
     def __init__(self, space: Space, threads: int) -> None:
         self.space, self.threads = space, threads
+        self.free = math.inf
         self._data: tuple[str, tuple[Dataset, Dataset]] | None = None
 
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
@@ -110,14 +119,24 @@ class TrainingObjective:
         """Return the configuration with the first value of every option."""
         return configure(self.arguments(next(self.space.checks())))
 
-    def check(self) -> None:
-        """Check the options of every choice and of both ends of every range, and the objective.
+    def check(self, comm: Communicator) -> None:
+        """Check the options, load the data sets of the first trial, and check the objective.
+
+        Every choice and both ends of every range are checked. Data sets are loaded once on each
+        host. Collective: all ranks call it.
 
         Raises
         ------
         ValueError, TypeError, OSError
             If an option is unknown or refused, or if runs have no value of the objective.
         """
+        config = together(comm, self._check_options)
+        self._data = self._key(config), share_on_host(comm, partial(create_data, config))
+        self.free = free_per_rank(comm)
+        together(comm, self._check_objective, config)
+
+    def _check_options(self) -> TrainConfig:
+        """Return the configuration of the first options."""
         configs = [configure(self.arguments(values)) for values in self.space.checks()]
         for name in OWN:
             if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
@@ -128,6 +147,9 @@ class TrainingObjective:
                 f"{WHO}: sampler: {population.generations} generations need as many epochs, got "
                 f"{config.epochs}; set fewer"
             )
+        return config
+
+    def _check_objective(self, config: TrainConfig) -> None:
         loss = create_loss(config, self.data(config)[0])
         names = ["loss", *(metric.name for metric in create_metrics(config, loss))]
         known = [*(f"val_{name}" for name in names), *names]
@@ -135,9 +157,13 @@ class TrainingObjective:
             if name not in known:
                 raise ValueError(f"{WHO}: {unknown('objective', name, known)}")
 
+    def _key(self, config: TrainConfig) -> str:
+        """Return what is equal if data sets are."""
+        return repr([getattr(config, name) for name in (*OF_DATA, "class_balanced", "seed")])
+
     def data(self, config: TrainConfig) -> tuple[Dataset, Dataset]:
         """Return the data sets, which are those of the trial before if its options are the same."""
-        key = repr([getattr(config, name) for name in (*OF_DATA, "class_balanced", "seed")])
+        key = self._key(config)
         if self._data is None or self._data[0] != key:
             self._data = None  # two at a time would need more memory
             self._data = key, create_data(config)
@@ -154,6 +180,7 @@ class TrainingObjective:
             own.append(f"--threads={self.threads}")
         config = together(comm, configure, [*arguments, *own])
         data = together(comm, self.data, config)
+        on_rank_0(comm, check_memory, config, data[0], comm, self.free)
         names = [*self.space.objective]
         reporters = [Reporter(trial, names[0])] if len(names) == 1 else []
         on_rank_0(comm, self._begin, trial)

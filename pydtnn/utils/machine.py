@@ -65,6 +65,33 @@ def resident_memory() -> int:
     return int(words[1]) * resource.getpagesize() if len(words) > 1 else 0
 
 
+def free_memory() -> float:
+    """Return the memory that processes may still use, in B; infinite if that is unknown.
+
+    That of the host, and of the Linux control groups of this process if they have limits.
+    """
+    found = [float("inf")]
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(1024.0 * int(line.split()[1]))
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        one = Path(path.lstrip("/"))
+        root = Path("/sys/fs/cgroup") / ("memory" if "memory" in controllers.split(",") else "")
+        names = (
+            ("memory.max", "memory.current"),
+            (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            ),
+        )
+        for folder in (root / part for part in (one, *one.parents)):
+            for limit, used in ((_text(folder / a), _text(folder / b)) for a, b in names):
+                if limit.strip().isdecimal() and used.strip().isdecimal():
+                    found.append(max(float(limit) - float(used), 0.0))
+    return min(found)
+
+
 def cpu_quotas(
     groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> dict[str, Fraction]:

@@ -125,12 +125,14 @@ class Outcome:
     left: int
     restarted: bool = False
     survived: bool = True
+    trained: bool = True
     same: bool | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        return self.status == 0 and self.same is not False and self.survived and not self.left
+        right = self.trained and self.survived and self.same is not False
+        return self.status == 0 and right and not self.left
 
     def __str__(self) -> str:
         times = "; ".join(
@@ -142,6 +144,7 @@ class Outcome:
         left = f", {self.left} PROCESSES LEFT" if self.left else ""
         left += ", restarted" if self.restarted else ""
         left += "" if self.survived else ", NOT SURVIVED"
+        left += "" if self.trained else ", NOT TRAINED"
         return f"{self.case}: status {self.status}{same}{left}, {self.seconds:.1f} s; {times}"
 
 
@@ -257,7 +260,8 @@ def disturb(
         before, restart, _ = text.partition("pydtnn.launch: restart")
         outcome.restarted = bool(restart)
         outcome.survived = not restart or "before MPI had started" in before or "MPI_Init" in before
-        if outcome.status == 0:
+        outcome.trained = (folder / "run" / "run.json").exists()
+        if outcome.status == 0 and outcome.trained:
             outcome.failures = json.loads((folder / "run" / "run.json").read_text())["failures"]
             if "--exact" in arguments:
                 ends = [one / "end.safetensors" for one in (folder, undisturbed)]

@@ -27,7 +27,7 @@ from pydtnn.cli.run_directory import (
     start_values,
     take_free_folder,
 )
-from pydtnn.runs.run import RUN_FILE, is_run
+from pydtnn.runs.run import RUN_FILE, is_run, load_run
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.checkpoint.folder import step_of
 from pydtnn.utils.command import HelpFormatter, Parser, printing
@@ -154,10 +154,13 @@ class Progress:
         The newest.
     started : tuple of int
         Changes when training begins.
+    ended : bool
+        Whether training has ended.
     """
 
     checkpoint: Path | None
     started: tuple[int, ...]
+    ended: bool
 
     @property
     def step(self) -> int:
@@ -173,7 +176,10 @@ class Progress:
             started: tuple[int, ...] = file.st_ino, file.st_mtime_ns
         except OSError:
             started = ()
-        return cls(found[-1] if found else None, started)
+        ended = False
+        with contextlib.suppress(OSError, ValueError):
+            ended = bool(load_run(folder).about.get("ended"))
+        return cls(found[-1] if found else None, started, ended)
 
 
 class Launch:
@@ -217,7 +223,8 @@ class Launch:
                 before = Progress.of(folder)
                 ended = run_child(command)
                 after = Progress.of(folder)
-                if not failed(ended, began=before.started != after.started):
+                began = before.started != after.started
+                if not failed(ended, began=began, complete=began and after.ended):
                     return ended.status
                 stalled = stalled + 1 if number and after.step <= before.step else 0
                 if stalled == MOST_STALLED or number == self._restarts:
@@ -312,7 +319,7 @@ class Launch:
         return lost
 
 
-def failed(ended: Ended, *, began: bool) -> bool:
+def failed(ended: Ended, *, began: bool, complete: bool) -> bool:
     """Return whether a run has failed, so that it is to be started again.
 
     Parameters
@@ -320,10 +327,14 @@ def failed(ended: Ended, *, began: bool) -> bool:
     ended : Ended
     began : bool
         Whether training has begun. Before, an error is one of the options or the data.
+    complete : bool
+        Whether training has ended. Open MPI's status is 0 also if all ranks were killed.
     """
-    over = (0, NotSavedError.status, *ENDED_BY_SIGNAL)
+    over = (NotSavedError.status, *ENDED_BY_SIGNAL)
     if {*ENDING} & {*ended.signals} or ended.status in over:
         return False
+    if ended.status == 0:
+        return not complete
     return began or ended.status != USER_ERROR
 
 

@@ -83,13 +83,19 @@ def test_the_options_of_train_are_found_in_a_command() -> None:
     ],
 )
 def test_failures_are_told_from_refused_options(status: int, began: bool, expected: bool) -> None:
-    assert failed(Ended(status, [], ""), began=began) is expected
+    assert failed(Ended(status, [], ""), began=began, complete=began) is expected
+
+
+def test_a_run_that_has_not_ended_has_failed_though_its_status_is_0() -> None:
+    """As with Open MPI, if all ranks were killed."""
+    assert failed(Ended(0, [], ""), began=False, complete=False)
+    assert failed(Ended(0, [], ""), began=True, complete=False)
 
 
 def test_what_a_signal_has_ended_has_not_failed() -> None:
-    assert not failed(Ended(143, [], ""), began=True)
-    assert not failed(Ended(9, [signal.SIGTERM], ""), began=True)
-    assert failed(Ended(9, [signal.SIGUSR1], ""), began=True)
+    assert not failed(Ended(143, [], ""), began=True, complete=False)
+    assert not failed(Ended(9, [signal.SIGTERM], ""), began=True, complete=False)
+    assert failed(Ended(9, [signal.SIGUSR1], ""), began=True, complete=False)
 
 
 def test_the_reason_is_what_a_rank_has_reported() -> None:
@@ -134,7 +140,8 @@ def test_refused_options_are_not_tried_again_and_leave_no_folder(inside: Path) -
 CHECKPOINT = """
 folder = pathlib.Path("runs/resnet44-synthetic-1")
 (folder / f"checkpoint-{len(done) + 1:08}").mkdir()
-(folder / "run.json").write_text('{"configuration": {"model": "resnet44"}}')
+about = '{"configuration": {"model": "resnet44"}, "ended": "now"}'
+(folder / "run.json").write_text(about)
 """
 
 

@@ -94,7 +94,12 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
     supervision = root.supervision
     if supervision is not None and timeout is not None:
         supervision.limit(timeout)
-    comm = root._split(0, 0)
+    try:
+        comm = root._split(0, 0)
+    except RankFailure:  # on all remaining ranks
+        if not survives():
+            raise
+        comm = root.shrink()
     comm.traffic = Traffic(usual=None if supervision is None else supervision.activity)
     comm.observe(None)
     return comm

@@ -11,6 +11,8 @@ import pytest
 from pydtnn.search import Space, make_space, read_space
 from pydtnn.search.dimension import MAX_GRID
 from pydtnn.search.space import argument
+from pydtnn.search.training import TrainingObjective, configuration
+from pydtnn.utils import plain_yaml
 
 optuna = pytest.importorskip("optuna")
 
@@ -47,6 +49,9 @@ def test_a_json_file_of_lists_is_a_grid(tmp_path: Path) -> None:
     assert space.sampler == {"name": "grid"}
     assert space.trials == 8
     assert space.grid()[1] == {"optimizer": "Adam", "num_epochs": 20, "batch_size": 64}
+    arguments = TrainingObjective(space, threads=1).arguments(space.grid()[1])
+    options = plain_yaml.load(configuration(arguments))
+    assert options == options | {"optimizer": "Adam", "epochs": 20, "batch_size": 64}
 
 
 def test_a_conditional_option_is_part_of_some_trials_of_a_grid() -> None:

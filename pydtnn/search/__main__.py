@@ -142,23 +142,23 @@ def _read(options: argparse.Namespace) -> Space:
 
 
 def _finish(space: Space, study: Any, folder: Path, options: argparse.Namespace) -> None:
-    """Write the page, print the best trials, and write the file of `--export`."""
+    """Write the file of `--export` and the page, and print the best trials."""
+    best = best_of(space, study.get_trials(deepcopy=False))
+    if best and options.export:  # before lines, for which the terminal may have been closed
+        text = configuration(space, best[0])
+        write_file(f"{WHO}: --export", options.export, text.encode())
     try:
         page = render(space, study)
         write_file(WHO, folder / PAGE, page.encode())
         print(f"page: {folder / PAGE}")
     except ImportError as error:  # the page alone needs Jinja2
         print(f"no page: {error}")
-    best = best_of(space, study.get_trials(deepcopy=False))
     if not best:
         raise ValueError(f"{WHO}: no trial is complete; see the reasons above")
     for one in best:
         print(f"best: {result_of(space, one)}  trial {one.number}")
         if not space.function:
             print(f"  {command_of(one)}", flush=True)
-    if options.export:
-        text = configuration(best[0].user_attrs["arguments"])
-        write_file(f"{WHO}: --export", options.export, text.encode())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +10,17 @@ from pydtnn.search.space import Space
 from pydtnn.search.study import GROUP, REASON
 from pydtnn.utils.units import duration
 
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+"""Optuna's states, as they are shown."""
+
 
 def best_of(space: Space, trials: Sequence[Any]) -> list[Any]:
     """Return the best trial that is complete, of several objectives those that none surpasses."""
     signs = [-1.0 if one == "maximize" else 1.0 for one in space.objective.values()]
     done = [one for one in trials if one.state.name == "COMPLETE"]
     costs = {one.number: [s * v for s, v in zip(signs, one.values, strict=True)] for one in done}
+    if len(signs) == 1:
+        return [min(done, key=lambda one: costs[one.number])] if done else []
 
     def surpassed(one: Any) -> bool:
         mine = costs[one.number]
@@ -24,33 +29,88 @@ def best_of(space: Space, trials: Sequence[Any]) -> list[Any]:
             for theirs in costs.values()
         )
 
-    best = [one for one in done if not surpassed(one)]
-    return best[:1] if len(signs) == 1 else best
+    return [one for one in done if not surpassed(one)]
 
 
-def seconds_of(one: Any) -> float:
-    """Return how long a trial was trained, in s."""
+def seconds_of(one: Any, now: float | None = None) -> float:
+    """Return how long a trial was trained, in s; with the present time, one in progress, too."""
     spans = one.user_attrs.get(GROUP, [])
-    return sum((span["end"] or span["begin"]) - span["begin"] for span in spans)
+    whole = sum(span["end"] - span["begin"] for span in spans if span["end"])
+    if now is not None and spans and not spans[-1]["end"]:
+        whole += now - spans[-1]["begin"]
+    return float(whole)
 
 
-def spans_of(trials: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Return what groups of ranks have trained: trials, each with one of its spans of time."""
-    return [(one, span) for one in trials for span in one.user_attrs.get(GROUP, []) if span["end"]]
+def spans_of(trials: Sequence[Any], now: float | None = None) -> list[tuple[Any, dict[str, Any]]]:
+    """Return what groups of ranks have trained: trials, each with one of its spans of time.
 
-
-def use_of(trials: Sequence[Any]) -> tuple[float, float]:
-    """Return the share of the time of the ranks in which they trained, and this time in s.
-
-    Spans of trials that have ended their job, or a rank, are not known.
+    With the present time, also what they are training.
     """
-    spans = [span for _, span in spans_of(trials)]
-    if not spans:
-        return 0.0, 0.0
-    whole = max(span["end"] for span in spans) - min(span["begin"] for span in spans)
-    ranks = {(span["host"], span["job"], rank) for span in spans for rank in span["ranks"]}
-    busy = sum((span["end"] - span["begin"]) * len(span["ranks"]) for span in spans)
-    return (busy / (whole * len(ranks)) if whole else 1.0), whole
+    found = []
+    for one in trials:
+        spans = one.user_attrs.get(GROUP, [])
+        found += [(one, span) for span in spans if span["end"]]
+        if now is not None and spans and one.state.name == "RUNNING":
+            found.append((one, {**spans[-1], "end": now}))
+    return found
+
+
+def use_of(
+    trials: Sequence[Any], now: float | None = None, job: int | None = None
+) -> tuple[float, float]:
+    """Return the share of the time of the ranks in which they trained, and the time of jobs in s.
+
+    The time of a job is that from its first trial to the end of its last one. Spans of trials that
+    have ended their job, or a rank, are not known.
+
+    Parameters
+    ----------
+    trials : sequence of optuna.trial.FrozenTrial
+    now : float, optional
+        The present time in s, for trials in progress.
+    job : int, optional
+        The only job.
+    """
+    jobs = defaultdict(list)
+    for _, span in spans_of(trials, now):
+        if job is None or span["job"] == job:
+            jobs[span["job"]].append(span)
+    busy = there = whole = 0.0
+    for spans in jobs.values():
+        seconds = max(span["end"] for span in spans) - min(span["begin"] for span in spans)
+        whole += seconds
+        there += seconds * len({(span["host"], rank) for span in spans for rank in span["ranks"]})
+        busy += sum((span["end"] - span["begin"]) * len(span["ranks"]) for span in spans)
+    return (busy / there if there else 1.0), whole
+
+
+def seconds_left(space: Space, trials: Sequence[Any], now: float) -> float | None:
+    """Return the time until a study ends in s, if trials take as long as those that have ended.
+
+    None while no trial has ended.
+    """
+    ended = [seconds_of(one) for one in trials if one.state.is_finished()]
+    running = [seconds_of(one, now) for one in trials if one.state.name == "RUNNING"]
+    if not ended:
+        return None
+    mean = sum(ended) / len(ended)
+    rests = [max(0.0, mean - seconds) for seconds in running]
+    new = max(0, space.trials - len(ended) - len(running))
+    return max((sum(rests) + new * mean) / max(1, len(rests)), max(rests, default=0.0))
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return the ranks of a group as text.
+
+    >>> name_ranks([3]), name_ranks([2, 3])
+    ('3', '2-3')
+    """
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def options_of(one: Any) -> str:
+    """Return the options of a trial as text."""
+    return "  ".join(f"{name} {show_value(value)}" for name, value in one.params.items())
 
 
 def show_value(value: Any) -> str:
@@ -71,15 +131,14 @@ def result_of(space: Space, one: Any) -> str:
 
 
 def describe_trial(space: Space, trials: Sequence[Any], number: int) -> str:
-    """Return the line of a trial that has ended."""
+    """Return the line of a trial that has ended, with how many had ended then."""
     one = trials[number]
-    options = "  ".join(f"{name} {show_value(value)}" for name, value in one.params.items())
-    best = "  best" if one in best_of(space, trials) else ""
-    ended = sum(one.state.is_finished() for one in trials)
-    return (
-        f"{ended}/{space.trials}  trial {number}  {options}  {result_of(space, one)}{best}  "
-        f"{duration(seconds_of(one))}"
-    )
+    ended = [
+        t for t in trials if t.datetime_complete and t.datetime_complete <= one.datetime_complete
+    ]
+    parts = [f"{len(ended)}/{space.trials}", f"trial {number}", options_of(one)]
+    parts += [result_of(space, one), *(["best"] if one in best_of(space, ended) else [])]
+    return "  ".join([*parts, duration(seconds_of(one))])
 
 
 def describe_search(space: Space, groups: Sequence[int], folder: str) -> str:

@@ -11,13 +11,21 @@ import numpy as np
 from pydtnn.report.page import render_sections
 from pydtnn.report.section import COLOURS, Figure, Section, Table, line
 from pydtnn.search.dimension import Dimension
-from pydtnn.search.lines import best_of, result_of, seconds_of, show_value, spans_of, use_of
+from pydtnn.search.lines import (
+    STATES,
+    best_of,
+    name_ranks,
+    result_of,
+    seconds_of,
+    show_value,
+    spans_of,
+    use_of,
+)
 from pydtnn.search.space import Space
 from pydtnn.search.study import EPOCHS
 from pydtnn.search.training import command_of
 from pydtnn.utils.units import duration
 
-STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 LOOK = {
     "complete": COLOURS["forward"],
     "pruned": COLOURS["data"],
@@ -363,6 +371,4 @@ def _use(trials: Sequence[Any]) -> Section:
 
 
 def _group(span: Mapping[str, Any]) -> str:
-    ranks = span["ranks"]
-    shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-    return f"{span['host']}, job {span['job']}, ranks {shown}"
+    return f"{span['host']}, job {span['job']}, ranks {name_ranks(span['ranks'])}"

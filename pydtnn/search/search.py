@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.comm.remaining import on_remaining
 from pydtnn.search.groups import AUTO, check_groups, choose_ranks, divide
 from pydtnn.search.lines import describe_search, describe_trial
+from pydtnn.search.live import create_table
 from pydtnn.search.space import Space, make_space
 from pydtnn.search.study import SharedStudy
 from pydtnn.search.worker import Objective, Worker
@@ -60,7 +62,8 @@ def run(
     comm : Communicator, optional
         All ranks; by default those that mpirun has started.
     show : callable, optional
-        Receives a line for each trial, on the first rank of its group; None shows nothing.
+        Receives a line for each trial, on the first rank of its group; None shows nothing. By
+        default lines are printed, and on a terminal also a table of the trials in progress.
     **options
         Of `make_space`, if `space` is a mapping.
 
@@ -122,13 +125,19 @@ def _search(
             sizes = [number]
             if comm.rank == 0 and show is not None:
                 show(why)
-    on_rank_0(comm, SharedStudy, folder, space)  # refuses the study of another space
+    study = on_rank_0(comm, SharedStudy, folder, space)  # refuses the study of another space
     groups = divide(comm.size, sizes or [1])
     place = next(place for place, ranks in enumerate(groups) if comm.rank in ranks)
     supervision = comm.supervision
     if supervision is not None and comm.size > 1:
         supervision.last_step.abandon()  # groups have no common last step: a signal ends them
     job = comm.gather_object(os.getpid())[0]
+    table = None
+    if study is not None and show is not None:
+        show(describe_search(space, [len(group) for group in groups], str(folder)))
+        table = create_table(study, job) if show is print_line else None
+    if comm.gather_object(table is not None)[0]:
+        show = None  # the table shows the lines of all groups
 
     def tell(shared: SharedStudy, number: int) -> None:
         if show is not None:
@@ -138,13 +147,12 @@ def _search(
         facts = {"host": socket.gethostname(), "job": job, "ranks": [*group.members]}
         Worker(group, space, folder, own, tell, facts).run()
 
-    if comm.rank == 0 and show is not None:
-        show(describe_search(space, [len(group) for group in groups], str(folder)))
-    group, _ = on_remaining(comm.split(place), work)
-    group.free()
-    with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
-        if not comm.all_remain():
-            raise RankFailure  # trials of ranks that have failed may be left
+    with table or contextlib.nullcontext():
+        group, _ = on_remaining(comm.split(place), work)
+        group.free()
+        with phase(supervision.activity if supervision else None, OTHER_GROUPS):  # has no deadline
+            if not comm.all_remain():
+                raise RankFailure  # trials of ranks that have failed may be left
 
 
 def _make(space: Mapping[str, Any], options: Mapping[str, Any]) -> Space:

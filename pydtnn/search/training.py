@@ -22,7 +22,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.data import Dataset
 from pydtnn.runs.run import read_run
-from pydtnn.search.dimension import RANKS, WHO
+from pydtnn.search.dimension import RANKS, WHO, named
 from pydtnn.search.host import check_memory, free_per_rank, share_on_host
 from pydtnn.search.space import Space, argument
 from pydtnn.search.study import EPOCHS, GROUP
@@ -54,11 +54,14 @@ def command_of(trial: Any) -> str:
     return f"{launcher}python -m pydtnn.train {shlex.join(trial.user_attrs['arguments'])}"
 
 
-def configuration(arguments: Sequence[str]) -> str:
-    """Return the options that arguments set as YAML, for `--config`."""
-    given = Arguments(arguments)
-    values = asdict(given.configure())
-    return "".join(f"{n}: {plain_yaml.dump(v)}\n" for n, v in values.items() if n in given.given)
+def configuration(space: Space, trial: Any) -> str:
+    """Return the options of a trial as YAML, for `--config`; of a function its values."""
+    if space.function:
+        values = named(space.dimensions, trial.params)
+    else:
+        given = Arguments(trial.user_attrs["arguments"])
+        values = {n: v for n, v in asdict(given.configure()).items() if n in given.given}
+    return "".join(f"{name}: {plain_yaml.dump(value)}\n" for name, value in values.items())
 
 
 class Reporter(Callback):

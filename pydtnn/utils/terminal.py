@@ -17,7 +17,7 @@ PROXIES = ("hydra_pmi_proxy", "prted", "orted")
 REDIRECTING = ("prepend", "outfile", "output", "tag-output", "timestamp", "xterm")
 """Options of launchers that label the lines of ranks or write them elsewhere, without hyphens."""
 
-DEFAULT_WIDTH = 80
+DEFAULT_WIDTH, DEFAULT_HEIGHT = 80, 24
 
 
 class _Process(NamedTuple):
@@ -93,10 +93,19 @@ def width_of(stream: TextIO) -> int:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
         columns = 0
+    return columns or _size(stream).columns or DEFAULT_WIDTH
+
+
+def height_of(stream: TextIO) -> int:
+    """Return the lines of a terminal, or 24."""
+    return _size(stream).lines or DEFAULT_HEIGHT
+
+
+def _size(stream: TextIO) -> os.terminal_size:
     try:
-        return columns or os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+        return os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):  # not a file of the system
-        return DEFAULT_WIDTH
+        return os.terminal_size((0, 0))
 
 
 def _is_pipe_or_terminal(stream: TextIO) -> bool:

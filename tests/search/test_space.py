@@ -50,8 +50,20 @@ def test_a_json_file_of_lists_is_a_grid(tmp_path: Path) -> None:
     assert space.trials == 8
     assert space.grid()[1] == {"optimizer": "Adam", "num_epochs": 20, "batch_size": 64}
     arguments = TrainingObjective(space, threads=1).arguments(space.grid()[1])
-    options = plain_yaml.load(configuration(arguments))
+    trial = optuna.trial.create_trial(value=0.5, user_attrs={"arguments": arguments})
+    options = plain_yaml.load(configuration(space, trial))
     assert options == options | {"optimizer": "Adam", "epochs": 20, "batch_size": 64}
+
+
+def test_the_best_values_of_a_function_are_those_of_the_space() -> None:
+    space = make_space({"x": [[1, 2], [3]], "y": [True, None]}, function="f.py:f")
+    names = {
+        one.name: optuna.distributions.CategoricalDistribution([*one.names])
+        for one in space.dimensions
+    }
+    params = space.stored({"x": [3], "y": None})
+    trial = optuna.trial.create_trial(value=0.5, params=params, distributions=names)
+    assert plain_yaml.load(configuration(space, trial)) == {"x": [3], "y": None}
 
 
 def test_a_conditional_option_is_part_of_some_trials_of_a_grid() -> None:

@@ -43,11 +43,15 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
     export.add_argument("folder", help="folder of --trace")
     export.add_argument(
         "--to",
+        "--format",
         required=True,
         choices=FORMATS,
-        help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; csv: a row per record",
+        help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; kineto: files of "
+        "PyTorch's profiler, for Holistic Trace Analysis; csv: a row per record",
     )
-    export.add_argument("--output", help="file or, for otf2, new folder; default: in the folder")
+    export.add_argument(
+        "--output", help="file or, for otf2 and kineto, new folder; default: in the folder"
+    )
     export.set_defaults(command=_export)
     summary = commands.add_parser("summary", help="print where time went")
     summary.add_argument("folder", help="folder of --trace")

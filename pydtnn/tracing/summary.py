@@ -183,7 +183,7 @@ def _usage(timeline: Timeline, blocks: Blocks) -> Iterator[str]:
     if not found:
         return
     rows: list[tuple[str, ...]] = [
-        ("time of the steps", "compute", "communication", "waiting", "total")
+        ("time of the steps", "compute", "communication", "waiting", "total", "overlapped")
     ]
     shown = found
     if len(found) > 4 * MAX_RANKS:  # the extremes
@@ -192,7 +192,8 @@ def _usage(timeline: Timeline, blocks: Blocks) -> Iterator[str]:
     for one in shown:
         parts = (one.compute, one.communication, one.waiting)
         cells = [f"{part:.3f} s {part / (one.total or 1):4.0%}" for part in parts]
-        rows.append((f"rank {one.rank}", *cells, f"{one.total:.3f} s"))
+        both = (f"{one.total:.3f} s", f"{one.overlapped:.3f} s")
+        rows.append((f"rank {one.rank}", *cells, *both))
     yield from _table(rows, 1)
     if len(shown) < len(found):
         yield f"... and {len(found) - len(shown)} ranks that wait neither most nor least"

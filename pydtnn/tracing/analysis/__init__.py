@@ -6,6 +6,7 @@ from pydtnn.tracing.analysis.blocks import Blocks, Labels, describe_label, find_
 from pydtnn.tracing.analysis.difference import Change, compare, step_durations
 from pydtnn.tracing.analysis.efficiency import Efficiency, efficiency
 from pydtnn.tracing.analysis.path import CriticalPaths, Part, Path, Segment
+from pydtnn.tracing.analysis.states import State, States, find_states
 from pydtnn.tracing.analysis.times import (
     EpochTime,
     Machine,
@@ -41,6 +42,9 @@ __all__ = [
     "epoch_times",
     "Usage",
     "usage",
+    "State",
+    "States",
+    "find_states",
     "waits",
     "traffic",
     "Rate",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pydtnn.tracing.analysis.blocks import find_blocks, label
+from pydtnn.tracing.analysis.states import count_open, innermost
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 
@@ -191,27 +192,15 @@ class Programs:
         start, stop = activities["start"], activities["stop"]
         bounds = [steps.start[:, rank], steps.stop[:, rank]]
         times = np.unique(np.concatenate([start, stop, *bounds]))
-        innermost = np.full(len(times) - 1, -1)
-        first, last = np.searchsorted(times, start), np.searchsorted(times, stop)
-        for place, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-            innermost[a:b] = place
+        place = innermost(times, start, stop)
         step = steps.place(rank, times[:-1])
-        codes = np.where(innermost >= 0, self._labels.codes[chosen[innermost]], -1)
-        called = np.append(self._covered(chosen, first, last, len(times) - 1), False)[:-1]
+        codes = np.where(place >= 0, self._labels.codes[chosen[place]], -1)
+        inside = self._inside[chosen]
+        called = count_open(times, start[inside], stop[inside]) > 0
         rate = np.where(codes >= 0, factors[codes, step, rank], 1.0)
         rate[called | (step < 0)] = 0.0
         computed = np.append(0.0, np.cumsum(rate * np.diff(times)))
         return RankProgram(self._calls[rank], times, computed)
-
-    def _covered(
-        self, chosen: np.ndarray, first: np.ndarray, last: np.ndarray, length: int
-    ) -> np.ndarray:
-        """Return which intervals between recorded times are within calls and waits."""
-        change = np.zeros(length + 1, int)
-        blocks = self._inside[chosen]
-        np.add.at(change, first[blocks], 1)
-        np.add.at(change, last[blocks], -1)
-        return np.cumsum(change)[:-1] > 0
 
     def _factors(self, without: Collection[int]) -> np.ndarray:
         """Return the factors on the computation of each label, step and rank."""

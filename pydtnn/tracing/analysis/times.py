@@ -15,6 +15,7 @@ from pydtnn.tracing.analysis.blocks import (
     find_blocks,
     label,
 )
+from pydtnn.tracing.analysis.states import find_states
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 
@@ -98,12 +99,15 @@ class Usage:
     waiting : float
         Time inside of waits before the other rank had sent its message or entered the collective
         call, in s.
+    overlapped : float
+        The part of `compute` while a sum or message was in flight, in s; see `find_states`.
     """
 
     rank: int
     compute: float
     communication: float
     waiting: float
+    overlapped: float
 
     @property
     def total(self) -> float:
@@ -120,17 +124,10 @@ def usage(timeline: Timeline, blocks: Blocks | None = None) -> list[Usage]:
     blocks : Blocks, optional
         Default: `find_blocks`.
     """
-    blocks = blocks or find_blocks(timeline)
-    steps, waited = timeline.steps, blocks.waiting()[0]
     found = []
-    for rank in range(timeline.size if len(steps) else 0):
-        here = np.flatnonzero(blocks.rank == rank)
-        here = here[steps.place(rank, blocks.start[here]) >= 0]
-        total = int((steps.stop[:, rank] - steps.start[:, rank]).sum())
-        inside = int((blocks.stop[here] - blocks.start[here]).sum())
-        waiting = int(waited[here].sum())
-        parts = (total - inside, inside - waiting, waiting)
-        found.append(Usage(rank, *(part / 1e9 for part in parts)))
+    for rank, states in enumerate(find_states(timeline, blocks) if len(timeline.steps) else ()):
+        _, alone, overlapped, communication, waiting = states.seconds.tolist()
+        found.append(Usage(rank, alone + overlapped, communication, waiting, overlapped))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Traces in the formats of other tools: Chrome and Perfetto, Paraver, OTF2, tables."""
+"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, PyTorch's profiler, tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pydtnn.tracing.exports.chrome import write_chrome
+from pydtnn.tracing.exports.kineto import write_kineto
 from pydtnn.tracing.exports.otf2 import write_otf2
 from pydtnn.tracing.exports.paraver import write_paraver
 from pydtnn.tracing.exports.table import write_table
@@ -32,8 +33,17 @@ FORMATS = {
     "chrome": Format(write_chrome, "trace.json"),
     "paraver": Format(write_paraver, "trace.prv"),
     "otf2": Format(write_otf2, "otf2"),
+    "kineto": Format(write_kineto, "kineto"),
     "csv": Format(write_table, "trace.csv"),
 }
 """The formats by name."""
 
-__all__ = ["FORMATS", "Format", "write_chrome", "write_otf2", "write_paraver", "write_table"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "write_chrome",
+    "write_kineto",
+    "write_otf2",
+    "write_paraver",
+    "write_table",
+]

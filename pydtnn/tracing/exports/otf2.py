@@ -8,6 +8,7 @@ from typing import Any
 
 from pydtnn.tracing.exports.chrome import threads, transitions
 from pydtnn.tracing.timeline import Activity, Message, Timeline
+from pydtnn.utils.files import check_new
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.observer import Kind
 
@@ -29,12 +30,8 @@ def write_otf2(timeline: Timeline, folder: Path) -> None:
         If the package otf2 is not installed.
     """
     otf2 = import_optional("otf2", "otf2", "trace export: OTF2")
+    check_new("trace export", folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.exists():
-        raise FileExistsError(
-            f"trace export: expected a new folder for the archive, got {folder}, which exists; "
-            "remove it or choose another one with --output"
-        )
     with otf2.writer.open(str(folder), timer_resolution=1_000_000_000) as archive:
         _Archive(otf2, archive.definitions, timeline).write(archive)
 

@@ -220,7 +220,7 @@ def test_otf2_is_read_back_with_equal_counts(timeline, tmp_path):
 
 def test_an_archive_does_not_replace_a_folder(timeline, tmp_path):
     pytest.importorskip("otf2")
-    with pytest.raises(FileExistsError, match="expected a new folder for the archive"):
+    with pytest.raises(FileExistsError, match="expected a new folder, got"):
         FORMATS["otf2"].write(timeline, tmp_path)
 
 

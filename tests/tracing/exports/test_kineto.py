@@ -1,0 +1,117 @@
+"""Traces in the form of PyTorch's profiler: their structure, and what HTA computes from them."""
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+
+from pydtnn.tracing import load_timeline
+from pydtnn.tracing.analysis import usage
+from pydtnn.tracing.exports import FORMATS
+from tests.other_python import run_with
+from tests.tracing.synthetic import MS, write_run
+
+COMMUNICATION = re.compile(r"^nccl.*Kernel")
+"""Names of kernels that tools take to be communication."""
+
+HTA = """
+import json, logging, sys, warnings
+warnings.simplefilter("ignore")
+logging.disable(logging.CRITICAL)
+from hta.trace_analysis import TraceAnalysis
+found = TraceAnalysis(trace_dir=sys.argv[1], include_last_profiler_step=True)
+tables = found.get_temporal_breakdown(visualize=False), found.get_comm_comp_overlap(visualize=False)
+print(json.dumps([table.set_index("rank").T.to_dict() for table in tables]))
+"""
+
+
+@pytest.fixture(scope="module", params=["messages", "library"])
+def run(tmp_path_factory, request):
+    """A timeline, and the folder of its export."""
+    folder = tmp_path_factory.mktemp("kineto")
+    write_run(
+        folder / "run",
+        steps=6,
+        noise=0.2,
+        slower=lambda rank, *where: 4 * MS * ((rank, where[-1]) == (2, "conv1 backward")),
+        messages=request.param == "messages",
+    )
+    timeline = load_timeline(folder / "run")
+    FORMATS["kineto"].write(timeline, folder / "kineto")
+    return timeline, folder / "kineto"
+
+
+def test_there_is_a_file_of_each_rank_that_names_it(run):
+    timeline, folder = run
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"rank-{rank:04}.json" for rank in range(timeline.size)
+    ]
+    for rank in range(timeline.size):
+        text = (folder / f"rank-{rank:04}.json").read_text()
+        assert re.search(r'"rank":\s+(\d+)', text.splitlines()[0])[1] == str(rank)
+        assert json.loads(text)["distributedInfo"]["world_size"] == timeline.size
+
+
+def kernels_of(folder, rank):
+    events = json.loads((folder / f"rank-{rank:04}.json").read_text())["traceEvents"]
+    return events, [event for event in events if event.get("cat") == "kernel"]
+
+
+def test_each_kernel_is_launched_within_a_step_and_none_overlaps_on_a_stream(run):
+    timeline, folder = run
+    for rank in range(timeline.size):
+        events, kernels = kernels_of(folder, rank)
+        steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+        assert [step["name"] for step in steps] == [f"ProfilerStep#{i}" for i in range(6)]
+        launches = {
+            event["args"]["correlation"]: event
+            for event in events
+            if event.get("cat") == "cuda_runtime"
+        }
+        assert len(launches) == len(kernels) > 100
+        for kernel in kernels:
+            launch = launches.pop(kernel["args"]["correlation"])
+            assert launch["ts"] == kernel["ts"]
+            assert any(one["ts"] <= launch["ts"] < one["ts"] + one["dur"] for one in steps)
+        for stream in {kernel["args"]["stream"] for kernel in kernels}:
+            own = [kernel for kernel in kernels if kernel["args"]["stream"] == stream]
+            own.sort(key=lambda kernel: kernel["ts"])
+            assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(own))
+            assert len({bool(COMMUNICATION.match(kernel["name"])) for kernel in own}) == 1
+
+
+def test_kernels_have_the_times_of_the_analysis(run):
+    timeline, folder = run
+    for rank, used in enumerate(usage(timeline)):
+        _, kernels = kernels_of(folder, rank)
+        compute, communication = set(), set()
+        for kernel in kernels:
+            where = communication if COMMUNICATION.match(kernel["name"]) else compute
+            where.update(range(kernel["ts"], kernel["ts"] + kernel["dur"]))
+        assert len(compute) == pytest.approx(1e6 * used.compute, rel=1e-3)
+        assert len(communication - compute) == pytest.approx(1e6 * used.communication, rel=1e-2)
+        assert len(communication & compute) == pytest.approx(1e6 * used.overlapped, rel=1e-3)
+
+
+def test_holistic_trace_analysis_computes_the_same_times(run):
+    timeline, folder = run
+    breakdown, overlap = run_with("hta", HTA, folder)
+    for rank, used in enumerate(usage(timeline)):
+        found = breakdown[str(rank)]
+        for name, seconds in (
+            ("idle", used.waiting),
+            ("compute", used.compute),
+            ("non_compute", used.communication),
+            ("kernel", used.total),
+        ):
+            assert found[f"{name}_time(us)"] == pytest.approx(1e6 * seconds, rel=1e-2, abs=20)
+        ratio = used.overlapped / (used.overlapped + used.communication)
+        assert overlap[str(rank)]["comp_comm_overlap_pctg"] == pytest.approx(100 * ratio, rel=1e-2)
+
+
+def test_a_trace_without_steps_is_refused(tmp_path):
+    write_run(tmp_path / "run", steps=0)
+    with pytest.raises(ValueError, match="expected training steps that all ranks have recorded"):
+        FORMATS["kineto"].write(load_timeline(tmp_path / "run"), tmp_path / "kineto")
+    assert not (tmp_path / "kineto").exists()

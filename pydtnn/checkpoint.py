@@ -103,6 +103,10 @@ def _diff(options: argparse.Namespace) -> None:
         _print("equal")
         return
     found = list(differences(first, second))
+    values = [*value_differences(_values(first), _values(second))]
+    if not found and not values:  # with checksums of different kinds
+        _print("equal")
+        return
     rows = [("array", "elements that differ", "largest difference", "relative")]
     for one in sorted(found, key=lambda one: -one.relative)[: options.top]:
         if one.reason:
@@ -114,7 +118,6 @@ def _diff(options: argparse.Namespace) -> None:
         _print(*align(rows, 1))
     arrays = len(first.layout.arrays)
     _print(f"{len(found)} of {arrays} arrays differ")
-    values = [*value_differences(_values(first), _values(second))]
     _print(*values[: options.top])
     if len(values) > options.top:
         _print(f"and {len(values) - options.top} further values")

@@ -11,6 +11,7 @@ import pytest
 from pydtnn.checkpoint import main
 from pydtnn.cli.run_directory import claim
 from pydtnn.training.checkpoint import find_checkpoints, layout, load_checkpoint, save_checkpoint
+from pydtnn.utils.files import fill_folder
 from tests.small_training import small_trainer, trained
 
 
@@ -67,6 +68,18 @@ def test_differences_are_printed_with_their_size(
     assert " of " in total
     assert total.endswith(" arrays differ")
     assert told == f"pydtnn.checkpoint: {path} and {other} differ\n"
+
+
+def test_an_older_checkpoint_with_other_sums_is_compared_by_its_content(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = find_checkpoints(run)[-1]
+    older = run.with_name("older")
+    names = [file.name for file in path.iterdir() if file.suffix]
+    fill_folder(older, {name: (path / name).read_bytes() for name in names})
+    assert (older / "SHA256SUMS").exists()
+    assert main(["diff", str(path), str(older)]) == 0
+    assert capsys.readouterr().out == "equal\n"
 
 
 def test_different_steps_differ_in_values(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

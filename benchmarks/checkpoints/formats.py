@@ -75,7 +75,7 @@ class Format:
 
 
 class Ours(Format):
-    """Files of 16 MiB with sha256, written by all ranks, and verified before they are loaded."""
+    """Files of 16 MiB with checksums, written by all ranks, and verified before they are loaded."""
 
     together = True
 

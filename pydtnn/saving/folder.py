@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pydtnn.saving.weights import WEIGHTS
-from pydtnn.utils.files import SUMS, fill_folder, flush_directory, read_folder, unwritable
+from pydtnn.utils.files import SHA256, fill_folder, flush_directory, read_folder, unwritable
 from pydtnn.utils.names import some
 
 MODEL = "model.json"
@@ -37,7 +37,7 @@ def check_replaceable(who: str, path: Path) -> None:
         )
     if path.is_dir():
         present = {other.name for other in path.iterdir()}
-        others = sorted(present - {WEIGHTS, MODEL, SUMS})
+        others = sorted(present - {WEIGHTS, MODEL, SHA256.file})
         if others or (present and MODEL not in present):
             raise ValueError(
                 f"{who}: folder {path} is not a saved model, as it contains {some(others, 3)}; "

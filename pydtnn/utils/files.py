@@ -1,7 +1,7 @@
 """Reading and writing of files and folders: reads never block, and writes are atomic.
 
-Checkpoints and saved models are folders of files with checksums, in the format of ``sha256sum
---check``, with a JSON object that has a format number.
+Checkpoints and saved models are folders of files with checksums, in the format of ``sha256sum`` and
+``xxhsum``, with a JSON object that has a format number.
 """
 
 from __future__ import annotations
@@ -13,12 +13,35 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
-SUMS = "SHA256SUMS"
-"""Name of the file with the checksums of a folder."""
+
+class Digest(Protocol):
+    """A checksum of bytes that are given in several parts, as in `hashlib`."""
+
+    def update(self, data: Any, /) -> None:
+        """Add bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the checksum of all bytes so far."""
+
+
+class Sums(NamedTuple):
+    """How the checksums of a folder are computed, and the name of the file with them."""
+
+    file: str
+    new: Callable[[], Digest]
+
+    def of(self, data: bytes) -> str:
+        """Return the checksum of bytes."""
+        digest = self.new()
+        digest.update(data)
+        return digest.hexdigest()
+
+
+SHA256 = Sums("SHA256SUMS", hashlib.sha256)
 
 _NUMBER = re.compile(r"[0-9a-f]{32}")  # of a file that is not complete yet
 
@@ -236,22 +259,23 @@ def _reason(error: OSError) -> str:
 def fill_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Create a folder with files and their checksums, and flush it to disk."""
     path.mkdir()
-    add_files(path, files, {})
+    add_files(path, files, SHA256, {})
 
 
-def add_files(path: Path, files: Mapping[str, bytes], sums: Mapping[str, str]) -> None:
+def add_files(path: Path, files: Mapping[str, bytes], kind: Sums, sums: Mapping[str, str]) -> None:
     """Write files into a folder, and the checksums of all, and flush it to disk.
 
     Parameters
     ----------
     path : Path
     files : mapping of str to bytes
+    kind : Sums
     sums : mapping of str to str
         Checksums of the files that the folder contains already.
     """
-    own = {name: _digest(data) for name, data in files.items()}
+    own = {name: kind.of(data) for name, data in files.items()}
     text = "".join(f"{digest}  {name}\n" for name, digest in {**sums, **own}.items())
-    for name, data in {**files, SUMS: text.encode()}.items():
+    for name, data in {**files, kind.file: text.encode()}.items():
         write_through(path / name, data)
     flush_directory(path)
 
@@ -264,14 +288,14 @@ def read_folder(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     ValueError
         If a file is missing, cannot be read or has changed.
     """
-    sums = read_sums(path)
+    sums = read_sums(path, SHA256)
     files = {name: _read(path, name) for name in names}
     for name, data in files.items():
-        check_digest(name, sums.get(name), _digest(data))
+        check_digest(name, sums.get(name), SHA256.of(data))
     return files
 
 
-def read_sums(path: Path) -> dict[str, str]:
+def read_sums(path: Path, kind: Sums) -> dict[str, str]:
     """Return the checksums of the files of a folder by name.
 
     Raises
@@ -279,10 +303,8 @@ def read_sums(path: Path) -> dict[str, str]:
     ValueError
         If their file cannot be read.
     """
-    text = _read(path, SUMS).decode(errors="replace")
-    return {
-        name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())
-    }
+    text = _read(path, kind.file).decode(errors="replace").removesuffix("\n")
+    return {name: digest for digest, _, name in (line.partition("  ") for line in text.split("\n"))}
 
 
 def check_digest(name: str, expected: str | None, found: str) -> None:
@@ -296,10 +318,6 @@ def _read(path: Path, name: str) -> bytes:
         return read_file("it", path / name)
     except OSError as error:
         raise ValueError(f"{name} cannot be read ({str(error).removeprefix('it: ')})") from error
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def parse_object(data: bytes, name: str, *versions: int) -> dict[str, Any]:

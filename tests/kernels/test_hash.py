@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pydtnn.kernels.cpu  # noqa: F401  # its OpenMP comes first
-from pydtnn.kernels.cpu._hash import hash_arrays
+from pydtnn.kernels.cpu._hash import Hash64, hash_arrays
 from pydtnn.kernels.reference.hash import hash64
 
 # From the tests of xxHash and of its bindings, with seed 0.
@@ -52,6 +52,21 @@ def test_every_bit_and_the_order_change_the_hash() -> None:
     y = np.arange(64.0)
     assert hashes(y) != hashes(y[::-1].copy())
     assert hashes(-y) != hashes(y)
+
+
+def test_the_hash_of_parts_is_that_of_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, 70_000, np.uint8)
+    for limit in (3, 40, 500, 70_000):
+        parts, total, first = [], Hash64(), 0
+        while first < min(len(data), 50 * limit):
+            parts.append(data[first : first + rng.integers(limit + 1)])
+            total.update(parts[-1])
+            first += len(parts[-1])
+            assert int(total.hexdigest(), 16) == hashes(data[:first])[0]
+    assert Hash64().hexdigest() == f"{PUBLISHED[b'']:016x}"
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        total.update(data[::2])
 
 
 def test_arrays_that_are_not_contiguous_and_outputs_that_do_not_fit_are_refused() -> None:

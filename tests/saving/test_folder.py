@@ -17,7 +17,7 @@ from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
 from pydtnn.saving.models import FORMAT
 from pydtnn.saving.weights import WEIGHTS, load_weights
-from pydtnn.utils.files import SUMS, fill_folder
+from pydtnn.utils.files import SHA256, fill_folder
 from tests.saving.networks import residual
 
 
@@ -34,7 +34,7 @@ def test_an_existing_model_is_replaced_and_nothing_else_remains(tmp_path: Path) 
     for seed in (0, 1):
         save_model(model(seed), path)
         assert weights(path) == model(seed).state()["linear.w"].tobytes()
-        assert sorted(p.name for p in path.iterdir()) == sorted([WEIGHTS, MODEL, SUMS])
+        assert sorted(p.name for p in path.iterdir()) == sorted([WEIGHTS, MODEL, SHA256.file])
         assert [p.name for p in path.parent.iterdir()] == ["m.pydtnn"]
 
 
@@ -200,14 +200,14 @@ def test_wrong_content_with_right_checksums_is_told_in_a_sentence(
         load(tmp_path / "m", backend="numpy")
 
 
-@pytest.mark.parametrize("file", [MODEL, WEIGHTS, SUMS])
+@pytest.mark.parametrize("file", [MODEL, WEIGHTS, SHA256.file])
 @pytest.mark.parametrize("cut", [0, 1, -1])
 def test_a_truncated_or_missing_file_is_told_in_a_sentence(
     file: str, cut: int, saved: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(saved, tmp_path / "m")
     data = (saved / file).read_bytes()
-    (tmp_path / "m" / file).write_bytes(data[:cut] if file != SUMS else data[: cut * 9])
+    (tmp_path / "m" / file).write_bytes(data[:cut] if file != SHA256.file else data[: cut * 9])
     with pytest.raises(ValueError, match=r"^load: .*/m: .* does not match its checksum"):
         load(tmp_path / "m")
     (tmp_path / "m" / file).unlink()

@@ -4,7 +4,11 @@ A checkpoint is a folder ``checkpoint-<step>`` with
 
 - ``arrays.safetensors``: every array; of a large network several files, see `layout`,
 - ``state.json``: every number, and the configuration,
-- ``SHA256SUMS``: their checksums, for ``sha256sum --check`` too.
+- ``XXH64SUMS``: their checksums, for ``xxhsum --check`` too.
+
+Checksums find every accidental change of files, but they are no protection against people who can
+write them: these can write other checksums, whatever their algorithm. So they need not be
+cryptographic. SHA-256 took as long as everything else together; older checkpoints have it.
 
 It is written under another name, flushed to the disk and renamed once, and it is renamed before it
 is removed, so a folder of this name is complete. After any termination of the process, a complete
@@ -22,10 +26,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydtnn.utils.files import add_files, flush_directory, unwritable
+from pydtnn.utils.files import (
+    SHA256,
+    Digest,
+    Sums,
+    add_files,
+    flush_directory,
+    read_sums,
+    unwritable,
+)
 
 STATE = "state.json"
 """Name of the file with everything but arrays."""
+
+
+def _xxh64() -> Digest:
+    from pydtnn.kernels.cpu._hash import Hash64
+
+    digest: Digest = Hash64()
+    return digest
+
+
+XXH64 = Sums("XXH64SUMS", _xxh64)
+
+KINDS = (XXH64, SHA256)
+"""Checksums that a checkpoint may have; new ones have the first kind."""
 
 _NAME = re.compile(r"checkpoint-\d{8,}")
 
@@ -103,7 +128,7 @@ def complete_checkpoint(
     directory = path.parent
     partial, aside = partial_path(path), directory / f".{path.name}.replaced"
     try:
-        add_files(partial, files, sums)
+        add_files(partial, files, XXH64, sums)
         if path.exists():
             path.rename(aside)  # a folder cannot be renamed onto one that is not empty
         partial.rename(path)
@@ -118,6 +143,22 @@ def complete_checkpoint(
     older = [other for other in present if step_of(other) <= step_of(path)]
     for other in (*retention.surplus(older), *later):
         _remove(other)
+
+
+def sums_of(path: Path) -> tuple[Sums, dict[str, str]]:
+    """Return the kind of a checkpoint's checksums, and those of its files by name.
+
+    Raises
+    ------
+    ValueError
+        If there are none that can be read, or of another kind only.
+    """
+    for kind in KINDS:
+        if (path / kind.file).exists():
+            return kind, read_sums(path, kind)
+    names = " or ".join(kind.file for kind in KINDS)
+    other = min((file.name for file in path.glob("*SUMS")), default="none")
+    raise ValueError(f"its checksums must be {names} for this version of pydtnn, got {other}")
 
 
 class Retention(NamedTuple):

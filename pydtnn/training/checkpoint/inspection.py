@@ -14,7 +14,7 @@ import numpy as np
 
 from pydtnn.comm import Serial
 from pydtnn.model.pieces import whole_piece
-from pydtnn.training.checkpoint.folder import find_checkpoints, partial_path, tidy
+from pydtnn.training.checkpoint.folder import STATE, find_checkpoints, partial_path, sums_of, tidy
 from pydtnn.training.checkpoint.layout import Described, dtype_of
 from pydtnn.training.checkpoint.reading import (
     Checkpoint,
@@ -22,7 +22,7 @@ from pydtnn.training.checkpoint.reading import (
     read_into,
     verify,
 )
-from pydtnn.utils.files import SUMS, open_file, path_inside, read_sums
+from pydtnn.utils.files import Sums, open_file, path_inside
 
 
 class Difference(NamedTuple):
@@ -137,15 +137,16 @@ def _copy_from_others(path: Path, others: list[Path]) -> list[str]:
     """Replace damaged files by intact ones of other checkpoints; return their names."""
     copied = []
     with contextlib.suppress(ValueError):
-        for name, digest in read_sums(path).items():
+        kind, sums = sums_of(path)
+        for name, digest in sums.items():
             target = path_inside("repair", path, name)
-            if name == SUMS or _digest(target) == digest:
+            if _digest(target, kind) == digest:
                 continue
             for other in others:
                 with contextlib.suppress(ValueError, OSError):
-                    same = [n for n, own in read_sums(other).items() if own == digest]
+                    same = [n for n, own in sums_of(other)[1].items() if own == digest]
                     source = path_inside("repair", other, same[0]) if same else None
-                    if source is not None and _digest(source) == digest:
+                    if source is not None and _digest(source, kind) == digest:
                         _replace(source, target)
                         copied.append(name)
                         break
@@ -160,11 +161,11 @@ def _replace(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
-def _digest(path: Path) -> str | None:
+def _digest(path: Path, kind: Sums) -> str | None:
     """Return the checksum of a regular file; None if it cannot be read."""
     try:
         with open_file("it", path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            return hashlib.file_digest(file, kind.new).hexdigest()  # type: ignore[arg-type]
     except OSError:
         return None
 
@@ -206,7 +207,7 @@ def newest(path: Path) -> Path:
     ValueError
         If there is none.
     """
-    if (path / SUMS).is_file():
+    if (path / STATE).is_file():
         return path
     found = find_checkpoints(path)
     if not found:

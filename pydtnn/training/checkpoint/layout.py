@@ -224,7 +224,7 @@ def data_files(names: Collection[str]) -> list[str]:
     count = int(found[0][-17:-12]) if found and found[0] != ARRAYS else 1
     for number in range(count):
         if file_name(number, count) not in found:
-            raise ValueError(f"SHA256SUMS does not contain {file_name(number, count)}")
+            raise ValueError(f"its checksums do not contain {file_name(number, count)}")
     return found
 
 

@@ -307,7 +307,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         If the checkpoint is damaged; the message contains its path.
     """
     try:
-        content, _ = read_state(path)
+        content, *_ = read_state(path)
     except ValueError as error:
         raise ValueError(f"{path} cannot be used: {error}") from error
     configuration = content.get("configuration")

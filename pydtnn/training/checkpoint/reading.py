@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.model.pieces import Piece, Region, whole_piece
 from pydtnn.training.checkpoint.assembly import cut
 from pydtnn.training.checkpoint.content import Parts, check_states, prefix_of, read_content
-from pydtnn.training.checkpoint.folder import STATE
+from pydtnn.training.checkpoint.folder import STATE, sums_of
 from pydtnn.training.checkpoint.layout import (
     DataFile,
     Described,
@@ -27,7 +26,7 @@ from pydtnn.training.checkpoint.layout import (
     dtype_of,
     read_layout,
 )
-from pydtnn.utils.files import check_digest, open_file, read_file, read_sums
+from pydtnn.utils.files import Sums, check_digest, open_file, read_file
 
 CACHED_BYTES = 1 << 18
 """Length of the pieces that are compared with checksums while they are in the cache, in B."""
@@ -50,13 +49,15 @@ class Checkpoint:
         That of `state.json`.
     layout : Layout
         Its arrays, and where they are.
+    kind : Sums
     sums : dict of str to str
-        Checksums of the files.
+        Checksums of the files, of this kind.
     """
 
     path: Path
     content: dict[str, Any]
     layout: Layout
+    kind: Sums
     sums: dict[str, str]
 
     def parts(self) -> Parts:
@@ -84,21 +85,21 @@ def stub(array: Described) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype_of(array.dtype)), array.shape)
 
 
-def read_state(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the content of `state.json` of a checkpoint, and the checksums of its files.
+def read_state(path: Path) -> tuple[dict[str, Any], Sums, dict[str, str]]:
+    """Return the content of `state.json` of a checkpoint, and `sums_of` it.
 
     Raises
     ------
     ValueError
         If they are missing, damaged or of another version.
     """
-    sums = read_sums(path)
+    kind, sums = sums_of(path)
     try:
         state = read_file("it", path / STATE, MAX_STATE_B)
     except OSError as error:
         raise _unreadable(STATE, error) from error
-    check_digest(STATE, sums.get(STATE), hashlib.sha256(state).hexdigest())
-    return read_content(state), sums
+    check_digest(STATE, sums.get(STATE), kind.of(state))
+    return read_content(state), kind, sums
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -110,7 +111,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         If a file is missing or invalid, was written by another version of pydtnn, or parts or
         arrays are missing or have another type.
     """
-    content, sums = read_state(path)
+    content, kind, sums = read_state(path)
     known = _names(content)
     names = data_files(sums)
     try:
@@ -123,7 +124,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for name in sorted(layout.arrays):
         if name not in known:
             raise ValueError(f"{_where(names)} contains an array that belongs to no part, {name}")
-    checkpoint = Checkpoint(path, content, layout, sums)
+    checkpoint = Checkpoint(path, content, layout, kind, sums)
     check_states(checkpoint.parts())
     return checkpoint
 
@@ -153,7 +154,8 @@ def verify(checkpoint: Checkpoint, files: Iterable[DataFile]) -> None:
 
 
 def _verify(checkpoint: Checkpoint, file: DataFile) -> None:
-    layout, total, bad = checkpoint.layout, hashlib.sha256(file.header), ""
+    layout, total, bad = checkpoint.layout, checkpoint.kind.new(), ""
+    total.update(file.header)
     try:
         with open_file("it", checkpoint.path / file.name) as stream:
             if stream.read(len(file.header)) != file.header:

@@ -8,7 +8,6 @@ rank 0 writes the numbers, and renames the folder.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -28,6 +27,7 @@ from pydtnn.training.checkpoint.assembly import TAG, Plan, assemble
 from pydtnn.training.checkpoint.content import to_json
 from pydtnn.training.checkpoint.folder import (
     STATE,
+    XXH64,
     Retention,
     begin_checkpoint,
     checkpoint_path,
@@ -41,7 +41,7 @@ from pydtnn.training.checkpoint.pieces import own_states
 from pydtnn.training.checkpoint.planning import Planner
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, describe
-from pydtnn.utils.files import unwritable
+from pydtnn.utils.files import Digest, unwritable
 from pydtnn.utils.request import Request
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
@@ -55,8 +55,8 @@ CACHED_BYTES = 1 << 18
 RECEIVED_BYTES = 4 << 20
 """Bytes of other ranks in memory, while as many are written."""
 
-MESSAGE_BYTES = 512
-"""Length of the error in the report of a rank, in B of UTF-8."""
+MESSAGE_BYTES, SUM_BYTES = 512, 8
+"""Length of the error in the report of a rank, in B of UTF-8, and of the checksum of a file."""
 
 
 def save_checkpoint(
@@ -355,7 +355,7 @@ class Saver:
             text = report[:MESSAGE_BYTES].tobytes().rstrip(b"\0").decode(errors="replace")
             if text:
                 errors.append(text)
-            digests = report[MESSAGE_BYTES:].reshape(-1, 32)
+            digests = report[MESSAGE_BYTES:].reshape(-1, SUM_BYTES)
             for file, digest in zip(pending.plan.files(rank), digests, strict=True):
                 sums[file.name] = digest.tobytes().hex()
         ordered = {} if errors else {f.name: sums[f.name] for f in pending.plan.layout.files}
@@ -425,7 +425,7 @@ class Writer:
         self.sums: dict[str, str] = {}
         self.error: str | None = None
         self._memory, self._filled = memory, dict.fromkeys((file.name for file in files), 0)
-        self._totals: dict[str, Any] = {}  # of files that are begun
+        self._totals: dict[str, Digest] = {}  # of files that are begun
         self._blocks: list[np.ndarray] = []  # of a file, until they are given to a thread
         self._received = 0  # their bytes that are no arrays of training
         self._before: Future[None] | None = None  # writes the last blocks that were received
@@ -479,7 +479,7 @@ class Writer:
             self._filled[file.name] + len(file.header) == file.size,
         )
         if is_first:
-            self._totals[file.name] = hashlib.sha256()
+            self._totals[file.name] = XXH64.new()
             blocks.insert(0, np.frombuffer(file.header, np.uint8))
         if self._before is not None and (received or not is_first):
             self._before.result()  # bounds the memory, and precedes these in the file
@@ -520,7 +520,7 @@ def _flush(stream: FileIO) -> None:
 
 
 def _report_bytes(plan: Plan, rank: int) -> int:
-    return MESSAGE_BYTES + 32 * len(plan.files(rank))
+    return MESSAGE_BYTES + SUM_BYTES * len(plan.files(rank))
 
 
 def _is_active(thread: threading.Thread | None) -> bool:

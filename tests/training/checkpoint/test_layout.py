@@ -99,10 +99,10 @@ def test_elements_of_other_types_are_refused() -> None:
 
 def test_missing_files_are_named() -> None:
     names = ["arrays-00001-of-00003.safetensors", "arrays-00003-of-00003.safetensors", "state.json"]
-    with pytest.raises(ValueError, match=r"does not contain arrays-00002-of-00003.safetensors"):
+    with pytest.raises(ValueError, match=r"do not contain arrays-00002-of-00003.safetensors"):
         data_files(names)
     assert data_files(["x.safetensors", "arrays.safetensors"]) == ["arrays.safetensors"]
-    with pytest.raises(ValueError, match=r"does not contain arrays.safetensors"):
+    with pytest.raises(ValueError, match=r"do not contain arrays.safetensors"):
         data_files(["state.json"])
 
 

@@ -18,12 +18,14 @@ from pydtnn.optimizers import Adam
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint.folder import XXH64
+from pydtnn.training.checkpoint.inspection import examine
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.files import fill_folder
+from pydtnn.utils.files import add_files, fill_folder
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
-FILES = ["SHA256SUMS", "arrays.safetensors", "state.json"]
+FILES = ["XXH64SUMS", "arrays.safetensors", "state.json"]
 
 
 def cut(name: str) -> Callable[[Path], object]:
@@ -46,7 +48,8 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     files = {name: (path / name).read_bytes() for name in FILES[1:]}
     files["state.json"] = change(files["state.json"])
     shutil.rmtree(path)
-    fill_folder(path, files)
+    path.mkdir()
+    add_files(path, files, XXH64, {})
 
 
 def put(*keys: str | int, value: Any) -> Callable[[Path], object]:
@@ -154,6 +157,34 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
     assert fingerprint(other) == fingerprint(trainer)
 
 
+def test_older_checkpoints_have_sums_of_another_kind(tmp_path: Path) -> None:
+    trained(tmp_path)
+    for path in find_checkpoints(tmp_path):
+        files = {name: (path / name).read_bytes() for name in FILES[1:]}
+        shutil.rmtree(path)
+        fill_folder(path, files)
+        assert (path / "SHA256SUMS").exists()
+    flip_a_bit(path)
+    assert examine(path)[1] == "arrays.safetensors does not match its checksum"
+    assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000004"
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """Each one of the index, and some of the other files."""
+    path = save_checkpoint(tmp_path, small_trainer())
+    assert examine(path)[1] == ""
+    for name in FILES:
+        data = (path / name).read_bytes()
+        bits = 8 * len(data)
+        for bit in range(0, bits, 1 if name == FILES[0] else bits // 50):
+            damaged = bytearray(data)
+            damaged[bit // 8] ^= 1 << bit % 8
+            (path / name).write_bytes(damaged)
+            assert examine(path)[1] != "", (name, bit)
+        (path / name).write_bytes(data)
+    assert examine(path)[1] == ""
+
+
 class Odd(EarlyStopping):
     """Fails on a saved state with an error that is no sentence, having taken half of it."""
 
@@ -178,14 +209,25 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "arrays cut": (cut("arrays.safetensors"), "arrays.safetensors: must have "),
     "a bit flipped": (flip_a_bit, "arrays.safetensors does not match its checksum"),
     "numbers cut": (cut("state.json"), "state.json does not match its checksum"),
-    "sums cut": (cut("SHA256SUMS"), "state.json does not match its checksum"),
+    "sums cut": (cut("XXH64SUMS"), "state.json does not match its checksum"),
     "sums are noise": (lambda p: (p / FILES[0]).write_bytes(b"\xff\0" * 9), "does not match its"),
     "arrays gone": (
         lambda p: (p / FILES[1]).unlink(),
         "arrays.safetensors cannot be read (file",
     ),
-    "sums gone": (lambda p: (p / FILES[0]).unlink(), "SHA256SUMS cannot be read (file"),
-    "empty": (empty, "SHA256SUMS cannot be read (file"),
+    "sums gone": (
+        lambda p: (p / FILES[0]).unlink(),
+        "its checksums must be XXH64SUMS or SHA256SUMS for this version of pydtnn, got none",
+    ),
+    "sums of the future": (
+        lambda p: (p / FILES[0]).rename(p / "XXH9SUMS"),
+        "its checksums must be XXH64SUMS or SHA256SUMS for this version of pydtnn, got XXH9SUMS",
+    ),
+    "sums that cannot be read": (
+        lambda p: ((p / FILES[0]).unlink(), (p / FILES[0]).mkdir()),
+        "XXH64SUMS cannot be read (cannot read",
+    ),
+    "empty": (empty, "got none"),
 }
 
 

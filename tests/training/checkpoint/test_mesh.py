@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from functools import partial
@@ -25,8 +24,8 @@ from pydtnn.training.checkpoint import (
     loading,
     save_checkpoint,
 )
+from pydtnn.training.checkpoint.folder import XXH64
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.files import SUMS
 from tests.small_mesh import Axes, assert_equal_states, mesh_fit, mesh_trainer, on_ranks
 
 MESHES: dict[str, Axes | None] = {
@@ -268,11 +267,9 @@ def test_damaged_facts_about_the_mesh_are_refused(
     if value is None:
         del content[name]
     data = json.dumps(content).encode()
-    sums = (path / SUMS).read_text().splitlines()
-    lines = [line for line in sums if not line.endswith("state.json")]
+    lines = (path / XXH64.file).read_text().splitlines()
+    lines = [line for line in lines if not line.endswith("state.json")]
     (path / "state.json").write_bytes(data)
-    (path / SUMS).write_text(
-        "\n".join([*lines, f"{hashlib.sha256(data).hexdigest()}  state.json"]) + "\n"
-    )
+    (path / XXH64.file).write_text("\n".join([*lines, f"{XXH64.of(data)}  state.json"]) + "\n")
     with pytest.raises(AgreedError, match=sentence):
         load_checkpoint(tmp_path, trainer)

@@ -22,7 +22,7 @@ from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer, trained
 
 ROOT = Path(__file__).parents[3]
-FILES = ["SHA256SUMS", "arrays.safetensors", "state.json"]
+FILES = ["XXH64SUMS", "arrays.safetensors", "state.json"]
 
 
 def names(directory: Path) -> list[str]:

@@ -49,22 +49,59 @@ static inline uint64_t merge(uint64_t value, uint64_t sum)
     return (value ^ add_word(0, sum)) * P1 + P4;
 }
 
-static uint64_t hash64(const void *data, size_t size)
+/* The hash of bytes that are given in several parts. */
+typedef struct {
+    uint64_t sums[4], size;
+    unsigned char rest[32]; /* the last size % 32 bytes, which are in no sum yet */
+} Hash;
+
+static void hash_begin(Hash *hash)
 {
-    const unsigned char *p = data, *end = p + size;
+    *hash = (Hash){.sums = {P1 + P2, P2, 0, 0 - P1}};
+}
+
+/* The number of blocks is counted: compilers then order the multiplications better than in a loop
+ * that compares pointers, and it runs at the limit of the multiplier. */
+static void hash_blocks(Hash *hash, const unsigned char *p, size_t blocks)
+{
+    uint64_t a = hash->sums[0], b = hash->sums[1], c = hash->sums[2], d = hash->sums[3];
+    for (size_t i = 0; i < blocks; i++, p += 32) {
+        a = add_word(a, word_at(p));
+        b = add_word(b, word_at(p + 8));
+        c = add_word(c, word_at(p + 16));
+        d = add_word(d, word_at(p + 24));
+    }
+    hash->sums[0] = a, hash->sums[1] = b, hash->sums[2] = c, hash->sums[3] = d;
+}
+
+static void hash_add(Hash *hash, const void *data, size_t size)
+{
+    const unsigned char *p = data;
+    size_t held = hash->size % 32, wanted = 32 - held;
+    hash->size += size;
+    if (held) {
+        size_t part = size < wanted ? size : wanted;
+        memcpy(hash->rest + held, p, part);
+        if (part < wanted)
+            return;
+        hash_blocks(hash, hash->rest, 1);
+        p += part, size -= part;
+    }
+    hash_blocks(hash, p, size / 32);
+    if (size % 32)
+        memcpy(hash->rest, p + size / 32 * 32, size % 32);
+}
+
+static uint64_t hash_end(const Hash *hash)
+{
+    const unsigned char *p = hash->rest, *end = p + hash->size % 32;
     uint64_t value = P5;
-    if (size >= 32) {
-        uint64_t a = P1 + P2, b = P2, c = 0, d = 0 - P1;
-        for (; end - p >= 32; p += 32) {
-            a = add_word(a, word_at(p));
-            b = add_word(b, word_at(p + 8));
-            c = add_word(c, word_at(p + 16));
-            d = add_word(d, word_at(p + 24));
-        }
+    if (hash->size >= 32) {
+        uint64_t a = hash->sums[0], b = hash->sums[1], c = hash->sums[2], d = hash->sums[3];
         value = rotate(a, 1) + rotate(b, 7) + rotate(c, 12) + rotate(d, 18);
         value = merge(merge(merge(merge(value, a), b), c), d);
     }
-    value += size;
+    value += hash->size;
     for (; end - p >= 8; p += 8)
         value = rotate(value ^ add_word(0, word_at(p)), 27) * P1 + P4;
     if (end - p >= 4) {

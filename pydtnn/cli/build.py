@@ -28,6 +28,7 @@ from pydtnn.callbacks import (
 )
 from pydtnn.callbacks.balance import check_scheme
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.joining import Joining
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMeter
 from pydtnn.cli.run_directory import RunFolder
@@ -389,7 +390,7 @@ def create_slow_ranks(config: TrainConfig, comm: Communicator) -> list[SlowRanks
 def create_callbacks(
     config: TrainConfig, directory: Path, monitor: str, meter: StepMeter
 ) -> list[Callback]:
-    """Create the callbacks; the one that saves the state of the others is last."""
+    """Create the callbacks; the one that saves the state of the others follows them."""
     averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
         return [*averages]
@@ -436,7 +437,7 @@ def create_callbacks(
                 config=config.course(),
             )
         )
-    return callbacks
+    return callbacks if config.virtual_ranks else [*callbacks, Joining(directory, config)]
 
 
 def create_tensorboard(config: TrainConfig, directory: Path) -> TensorBoard:

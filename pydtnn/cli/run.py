@@ -48,6 +48,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import (
     AgreedError,
     Interrupted,
+    MoreRanksError,
     NotSavedError,
     RankFailure,
     describe,
@@ -170,7 +171,7 @@ def _recorded(comm: Communicator) -> Iterator[None]:
     """
     try:
         yield
-    except (Interrupted, NotSavedError):
+    except (Interrupted, MoreRanksError, NotSavedError):
         raise
     except Exception as error:
         agreed = isinstance(error, AgreedError) and comm.rank == 0

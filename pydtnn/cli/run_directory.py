@@ -298,7 +298,7 @@ def read_run(folder: str) -> Run:
     """
     path = Path(folder)
     if not is_run(path):
-        raise ValueError(f"train: --resume: {_no_run(path)}")
+        raise ValueError(f"train: --resume: {no_run(path)}")
     checkpoints = find_checkpoints(path)
     content: dict[str, Any] = {}
     if (path / RUN_FILE).is_file():
@@ -366,7 +366,7 @@ def _show(value: Any) -> str:
     return "none" if value is None else plain_yaml.dump(value)
 
 
-def _no_run(path: Path) -> str:
+def no_run(path: Path) -> str:
     """Return why a folder contains no run, with the runs beside it, newest first."""
     if path.is_file():
         return f"expected the folder of a run, got the file {path}; --load reads a file of weights"

@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             new = measure(network, ranks, given)
             print(page.summary(new), flush=True)
             add(new)
-    if given.flips:
-        add([{"what": "flip", **row} for row in flips(given.flips)])
+    for row in flips(given.flips) if given.flips else ():
+        add([{"what": "flip", **row}])
     given.output.write_text(page.create(records, [*describe(), f"left out: {', '.join(left)}"]))
     print(f"wrote {given.output}")
 

@@ -38,9 +38,6 @@ from pydtnn.training.checkpoint.saving import Saver
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.machine import restart_peak
 
-CHECKPOINTS = 3
-"""Checkpoints of a turn."""
-
 MODES = ("none", "background", "at once")
 
 
@@ -51,13 +48,13 @@ def settle(saver: Saver, trainer: Trainer) -> None:
 
 
 def turn(
-    side: Side, saver: Saver, every: int, mode: str, blocked: list[float]
+    side: Side, saver: Saver, checkpoints: int, every: int, mode: str, blocked: list[float]
 ) -> tuple[float, float]:
     """Train beside checkpoints; return the time, and that of this rank's processors."""
     trainer = side.trainer
     trainer.comm.barrier()
     begin, used = time.perf_counter(), time.process_time()
-    for _ in range(CHECKPOINTS):
+    for _ in range(checkpoints):
         if mode != "none":
             start = time.perf_counter()
             settle(saver, trainer)
@@ -80,12 +77,13 @@ def measure_time(side: Side, folder: Path, given: argparse.Namespace) -> str:
     blocked: dict[str, list[float]] = {mode: [] for mode in MODES}
     for number in range(1 + given.turns):
         for mode in MODES:
-            if number == 0:  # chooses algorithms, allocates the copy
-                turn(side, saver, 1, mode, [])
+            if number == 0:  # chooses algorithms, plans
+                turn(side, saver, 1, 1, mode, [])
             else:
-                times[mode].append(turn(side, saver, given.every, mode, blocked[mode]))
+                own = turn(side, saver, given.checkpoints, given.every, mode, blocked[mode])
+                times[mode].append(own)
     none = np.array(times["none"])
-    row = f"{1e3 * np.median(none[:, 0]) / CHECKPOINTS / given.every:10.2f}"
+    row = f"{1e3 * np.median(none[:, 0]) / given.checkpoints / given.every:10.2f}"
     for mode in MODES[1:]:
         shares = 100 * (np.array(times[mode]) / none - 1)
         low, middle, high = np.percentile(shares[:, 0], [25, 50, 75])
@@ -131,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=["resnet44", "vgg16_bn"], choices=[*WORK])
     parser.add_argument("--axis", default="data", help="axis of the mesh")
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--checkpoints", type=int, default=3, help="of a turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")

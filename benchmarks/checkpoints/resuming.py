@@ -9,6 +9,7 @@ then; here the arrays in memory are changed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,8 @@ def flip(state: dict[str, Any], bit: int, rng: np.random.Generator) -> None:
     array.reshape(-1).view(np.uint32)[rng.integers(array.size)] ^= np.uint32(1 << bit)
 
 
-def flips(repetitions: int) -> list[dict[str, Any]]:
-    """Return, for each place of a bit, the accuracies after it is flipped, and after more steps.
+def flips(repetitions: int) -> Iterator[dict[str, Any]]:
+    """Yield, for each place of a bit, the accuracies after it is flipped, and after more steps.
 
     A run that ends because its loss is not finite has no second accuracy.
     """
@@ -72,7 +73,6 @@ def flips(repetitions: int) -> list[dict[str, Any]]:
 
     train(0, STEPS)
     saved = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
-    rows: list[dict[str, Any]] = []
     for place, bit in [("none", "none"), *((place, bit) for place in parts for bit in BITS)]:
         before, after = [], []
         for repetition in range(repetitions if place in parts else 1):
@@ -88,5 +88,4 @@ def flips(repetitions: int) -> list[dict[str, Any]]:
                     after.append(accuracy())
                 except NotFiniteError:
                     continue
-        rows.append({"place": place, "bit": bit, "before": before, "after": after})
-    return rows
+        yield {"place": place, "bit": bit, "before": before, "after": after}

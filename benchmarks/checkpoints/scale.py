@@ -16,8 +16,8 @@ RANKS, RANKS_PER_HOST = 1024, 4
 MTBF_HOST = 1000 * 86400.0
 """In s: 1,000 days."""
 
-SHARED, LOCAL, COPY = 10e9, 2e9, 10e9
-"""Rates of the shared file system, a host's disk and a host's memory, in B/s."""
+SHARED, LOCAL, COPY = 10e9, 2e9, 5e9
+"""Rates of the shared file system, a disk of a host, and the cache of its system, in B/s."""
 
 INTERVALS = {"1 min": 60.0, "5 min": 300.0, "1 h": 3600.0, "auto": None}
 

@@ -47,8 +47,7 @@ class Checkpointer(Callback):
     keep_every : int, optional
         Besides them, keep one of so many.
     background : bool
-        Whether training continues while checkpoints are written, which takes the memory of a copy
-        of what this rank writes.
+        Whether training continues while checkpoints are flushed to the disk.
     mtbf : str
         Mean time between two failures of the run, for "auto".
     check : callable, optional

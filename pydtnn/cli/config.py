@@ -631,8 +631,7 @@ class TrainConfig:
     checkpoint_background: bool = option(
         OUTPUT,
         True,
-        "write checkpoints while training continues, which takes the memory of a copy of what a "
-        "rank writes",
+        "flush checkpoints to the disk while training continues",
     )
     grace: float | None = option(
         OUTPUT,

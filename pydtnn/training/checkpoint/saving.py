@@ -1,9 +1,10 @@
 """Save a checkpoint: at once, or while training continues.
 
-Every rank that can write in the folder writes some of the files. In the background, a rank copies
-what it writes at the end of a step, and a thread writes the copy. The other ranks report the
-checksums of their files to rank 0 in messages, which it looks for after each step; then a thread of
-rank 0 writes the numbers, and renames the folder.
+Every rank that can write in the folder writes some of the files, at the end of a step, into the
+cache of the system; in the background, a thread flushes them to the disk. A copy in memory, which a
+thread would write, would take about as long as that, and then all the work of writing, beside the
+steps. The other ranks report the checksums of their files to rank 0 in messages, which it looks for
+after each step; then a thread of rank 0 writes the numbers, and renames the folder.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Pending:
     writer : Writer
         This rank's share.
     thread : Thread or None
-        Writes the copy.
+        Flushes it to the disk.
     reports : dict of int to (ndarray, Request)
         On rank 0, what the other writers report.
     message, sent : ndarray, Request or None
@@ -188,7 +189,6 @@ class Saver:
         self.pending: Pending | None = None
         self.blocked = self.written = 0.0
         self._planner = Planner()
-        self._memory: dict[str, np.ndarray] = {}
         self._begin = 0.0
 
     def check_whole(self, trainer: Training) -> None:
@@ -211,7 +211,7 @@ class Saver:
         trainer : Trainer
             Between two steps.
         background : bool
-            Whether training may continue while a copy is written. Otherwise no copy is made.
+            Whether training may continue while files are flushed to the disk.
 
         Returns
         -------
@@ -228,7 +228,7 @@ class Saver:
         with trainer.setup.phase("checkpoint"):
             trainer.compare_ranks()
             with trainer.averaged():
-                error = self._copy(trainer, background)
+                error = self._write(trainer, background)
         self.blocked = clock.now() - self._begin
         return error
 
@@ -237,8 +237,8 @@ class Saver:
             self.check()
         begin_checkpoint(path)
 
-    def _copy(self, trainer: Training, background: bool) -> str | None:
-        """Copy the pieces of all ranks into files, or into memory that a thread writes."""
+    def _write(self, trainer: Training, background: bool) -> str | None:
+        """Copy the pieces of all ranks into files."""
         comm = self.comm or trainer.comm
         step = trainer.optimizer.iterations
         path = checkpoint_path(self.directory, step)
@@ -252,18 +252,17 @@ class Saver:
         plan, about, pieces = self._planner.plan(trainer, comm, own, partial_path(path).is_dir())
         content = {"step": step, "seed": trainer.model.seed, "configuration": self.config} | about
         files = {STATE: to_json(content)} if comm.rank == 0 else {}
-        writer = Writer(path, plan.files(comm.rank), self._memory if background else None)
+        writer = Writer(path, plan.files(comm.rank), later=background)
         pending = self.pending = Pending(path, plan, files, writer)
         if comm.rank == 0:
             for rank in {*plan.writers} - {0}:
                 report = np.zeros(_report_bytes(plan, rank), np.uint8)
                 pending.reports[rank] = report, comm.irecv(report, rank, TAG + 1)
         assemble(comm, plan, pieces, writer)
+        writer.complete()
         if background:
-            pending.thread = threading.Thread(target=writer.finish, name="checkpoint", daemon=True)
+            pending.thread = threading.Thread(target=writer.flush, name="checkpoint", daemon=True)
             pending.thread.start()
-        else:
-            writer.finish()
         return None
 
     def poll(self, comm: Communicator) -> None:
@@ -398,17 +397,17 @@ def last_good(directory: Path) -> str:
 class Writer:
     """Writes the files of a rank, several of them at the same time.
 
-    A thread computes the checksum of a piece of a file and writes it while it is in the cache.
+    A thread computes the checksum of a piece of a file and writes it while it is in a cache of the
+    core. Arrays of training are not copied and must not change before `complete` returns.
 
     Parameters
     ----------
     path : Path
         The checkpoint.
     files : sequence of DataFile
-    memory : dict of str to ndarray, optional
-        Files are assembled here and written by `finish`, in any thread; contains the copies of the
-        checkpoint before, whose memory is used again. None: files are written as soon as they are
-        complete; arrays of training are not copied and must not change before `finish` returns.
+    later : bool
+        Whether files remain in the cache of the system until `flush` is called. They are open until
+        then, as NFS flushes a file that is closed.
 
     Attributes
     ----------
@@ -418,57 +417,53 @@ class Writer:
         Why the files cannot be written. All that follows is then ignored, as other ranks send it.
     """
 
-    def __init__(
-        self, path: Path, files: Sequence[DataFile], memory: dict[str, np.ndarray] | None = None
-    ) -> None:
-        self.path, self.files = path, files
+    def __init__(self, path: Path, files: Sequence[DataFile], *, later: bool = False) -> None:
+        self.path, self.files, self.later = path, files, later
         self.sums: dict[str, str] = {}
         self.error: str | None = None
-        self._memory, self._filled = memory, dict.fromkeys((file.name for file in files), 0)
+        self._filled = dict.fromkeys((file.name for file in files), 0)
         self._totals: dict[str, Digest] = {}  # of files that are begun
+        self._open: dict[str, FileIO] = {}
         self._blocks: list[np.ndarray] = []  # of a file, until they are given to a thread
         self._received = 0  # their bytes that are no arrays of training
         self._before: Future[None] | None = None  # writes the last blocks that were received
         self._writes: list[Future[None]] = []
-        self._threads = ThreadPoolExecutor(THREADS if memory is None else 1, "checkpoint")
-        if memory is not None:
-            sizes = {file.name: file.size - len(file.header) for file in files}
-            for name in [name for name in memory if sizes.get(name) != len(memory[name])]:
-                del memory[name]
-            for name in sizes.keys() - memory:
-                memory[name] = np.empty(sizes[name], np.uint8)
+        self._threads = ThreadPoolExecutor(THREADS, "checkpoint")
 
     def room(self, file: DataFile, nbytes: int) -> np.ndarray:
         """Return memory for the next block."""
-        if self._memory is None:
-            self._received += nbytes
-            return np.empty(nbytes, np.uint8)
-        first = self._filled[file.name]
-        return self._memory[file.name][first : first + nbytes]
+        self._received += nbytes
+        return np.empty(nbytes, np.uint8)
 
     def put(self, file: DataFile, data: np.ndarray) -> None:
-        """Write the next block, or keep it."""
-        if self._memory is not None:
-            copy = self.room(file, len(data))
-            if not np.may_share_memory(copy, data):
-                copy[...] = data
-        else:
-            self._blocks.append(data)
+        """Write the next block."""
+        self._blocks.append(data)
         self._filled[file.name] += len(data)
         is_complete = self._filled[file.name] == file.size - len(file.header)
-        if self._memory is None and (is_complete or self._received >= RECEIVED_BYTES):
+        if is_complete or self._received >= RECEIVED_BYTES:
             self._submit(file)
 
-    def finish(self) -> None:
-        """Write all that is not written."""
-        for file in self.files:
-            if self._memory is not None:
-                self._blocks = [self._memory[file.name]]
-            if file.name not in self._totals:
-                self._submit(file)
-        for written in self._writes:
-            written.result()
+    def complete(self) -> None:
+        """Wait until all files are written, to the disk if not `later`."""
+        try:
+            for file in self.files:
+                if file.name not in self._totals:  # without elements
+                    self._submit(file)
+            for written in self._writes:
+                written.result()
+        except BaseException:
+            for stream in self._open.values():
+                stream.close()
+            raise
         self._threads.shutdown()
+        if not self.later:
+            self.flush()  # what is open after an error
+
+    def flush(self) -> None:
+        """Flush files to the disk, in any thread."""
+        for stream in self._open.values():
+            with stream:
+                self._try(_flush, stream)
 
     def _submit(self, file: DataFile) -> None:
         """Have a thread write the blocks that follow in a file."""
@@ -483,7 +478,7 @@ class Writer:
             blocks.insert(0, np.frombuffer(file.header, np.uint8))
         if self._before is not None and (received or not is_first):
             self._before.result()  # bounds the memory, and precedes these in the file
-        written = self._threads.submit(self._write, file, blocks, is_first, is_last)
+        written = self._threads.submit(self._try, self._write, file, blocks, is_first, is_last)
         self._writes.append(written)
         if received:
             self._before = written
@@ -491,19 +486,27 @@ class Writer:
     def _write(
         self, file: DataFile, blocks: Sequence[np.ndarray], is_first: bool, is_last: bool
     ) -> None:
+        if is_first:
+            path = partial_path(self.path) / file.name
+            self._open[file.name] = open(path, "xb", buffering=0)  # noqa: SIM115
+        stream, total = self._open[file.name], self._totals[file.name]
+        for block in blocks:
+            for first in range(0, len(block), CACHED_BYTES):
+                piece = block[first : first + CACHED_BYTES]
+                total.update(piece)
+                _write_all(stream, piece)
+        if is_last:
+            self.sums[file.name] = total.hexdigest()
+            if not self.later:
+                with self._open.pop(file.name):
+                    _flush(stream)
+
+    def _try(self, work: Callable[..., object], *given: object) -> None:
+        """Do a part of the work, if all before it was possible."""
         if self.error is not None:
             return
         try:
-            path, total = partial_path(self.path) / file.name, self._totals[file.name]
-            with open(path, "xb" if is_first else "ab", buffering=0) as stream:
-                for block in blocks:
-                    for first in range(0, len(block), CACHED_BYTES):
-                        piece = block[first : first + CACHED_BYTES]
-                        total.update(piece)
-                        _write_all(stream, piece)
-                if is_last:
-                    _flush(stream)
-                    self.sums[file.name] = total.hexdigest()
+            work(*given)
         except Exception as error:  # in a thread, nothing else would report it
             if isinstance(error, OSError):
                 error = unwritable("checkpoint", self.path, error)

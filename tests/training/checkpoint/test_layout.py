@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from pydtnn.comm import Serial
 from pydtnn.model.pieces import whole_piece
 from pydtnn.training.checkpoint import layout as module
+from pydtnn.training.checkpoint import saving
 from pydtnn.training.checkpoint.assembly import assemble, create_plan
 from pydtnn.training.checkpoint.folder import begin_checkpoint, partial_path
 from pydtnn.training.checkpoint.layout import Described, Layout, arrange, data_files, read_layout
@@ -38,9 +39,32 @@ def write(path: Path, layout: Layout) -> Path:
     pieces = {piece.region: piece for piece in (whole_piece(n, a) for n, a in ARRAYS.items())}
     writer = Writer(path, layout.files)
     assemble(Serial(), create_plan(layout, {key: [0] for key in pieces}, [0], 1), pieces, writer)
-    writer.finish()
+    writer.complete()
     assert writer.error is None
     return partial_path(path)
+
+
+def test_files_are_complete_before_they_are_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that training can change the arrays, of which there is no copy."""
+    flushed: list[str] = []
+    monkeypatch.setattr(saving, "_flush", lambda stream: flushed.append(Path(stream.name).name))
+    monkeypatch.setattr(module, "FILE_BYTES", 100)
+    layout, array = arrange({"x": Described("float64", (40,))}), np.arange(40.0)
+    begin_checkpoint(tmp_path / "x")
+    writer = Writer(tmp_path / "x", layout.files, later=True)
+    piece = whole_piece("x", array)
+    plan = create_plan(layout, {piece.region: [0]}, [0], 1)
+    assemble(Serial(), plan, {piece.region: piece}, writer)
+    writer.complete()
+    array[...] = -1
+    parts = [load_file(partial_path(tmp_path / "x") / file.name) for file in layout.files]
+    values = [value for part in parts for value in part.values()]
+    np.testing.assert_array_equal(np.concatenate(values), np.arange(40.0))
+    assert (flushed, writer.error) == ([], None)
+    writer.flush()
+    assert (sorted(flushed), writer.error) == ([file.name for file in layout.files], None)
 
 
 @pytest.fixture(params=[100, 1 << 20], ids=["several files", "one file"])

@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from pydtnn.comm.schedules.picture import INK, LINE, PALETTE, QUIET, STYLE
+from pydtnn.comm.schedules.picture import INK, LINE, QUIET
+from pydtnn.utils.figures import PALETTE, STYLE
 
 COLORS = (PALETTE[0], PALETTE[4], PALETTE[7], PALETTE[2])
 

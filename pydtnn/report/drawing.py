@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pydtnn.report.section import Figure, Section
-from pydtnn.utils.files import write_file
-from pydtnn.utils.imports import import_optional
+from pydtnn.utils.figures import save_figure
 
 FORMATS = ("pdf", "png", "svg")
 
@@ -34,25 +33,18 @@ LINE_SCALE = 0.55
 """Width of a line in points, relative to its width on the page in pixels."""
 
 STYLE = {
-    "font.family": "sans-serif",
     "font.size": 8,
     "axes.labelsize": 8,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
     "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
     "grid.linewidth": 0.4,
     "grid.color": "#DDDDDD",
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
-    "pdf.fonttype": 42,  # fonts as vectors that editors and publishers accept
-    "svg.fonttype": "none",  # text as text
-    "svg.hashsalt": "pydtnn",  # equal figures are equal files
 }
-"""Properties of Matplotlib."""
+"""Properties of Matplotlib, besides those of all figures."""
 
 DASHES: dict[str, Any] = {
     "dash": (0, (4, 2)),
@@ -62,9 +54,6 @@ DASHES: dict[str, Any] = {
 }
 
 SYMBOLS = {"circle": "o", "square": "s", "diamond": "D", "cross": "X"}
-
-NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-"""Metadata that leave out the time."""
 
 
 def draw_figures(sections: Sequence[Section], folder: str | Path, format: str) -> list[Path]:
@@ -91,19 +80,14 @@ def draw_figures(sections: Sequence[Section], folder: str | Path, format: str) -
     OSError
         If a file cannot be written.
     """
-    matplotlib = import_optional("matplotlib", "matplotlib", "report: --figures")
-    figures = import_optional("matplotlib.figure", "matplotlib", "report: --figures")
     paths: list[Path] = []
     for section, figure in _shown(sections):
-        content = io.BytesIO()
-        with matplotlib.rc_context(STYLE):
-            drawn = _draw(figures.Figure, section, figure)
-            drawn.savefig(content, format=format, dpi=PNG_DPI, metadata=NO_DATE[format])
         name = _slug(f"{section.name} {figure.title.partition(',')[0]}")
         path = Path(folder) / f"{name}.{format}"
         while path in paths:
             path = path.with_stem(f"{path.stem}-{len(paths)}")
-        write_file("report: --figures", path, content.getvalue())
+        draw = partial(_draw, section, figure)
+        save_figure("report: --figures", path, draw, STYLE, dpi=PNG_DPI)
         paths.append(path)
     return paths
 
@@ -121,7 +105,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
-def _draw(make: Any, section: Section, figure: Figure) -> Any:
+def _draw(section: Section, figure: Figure, make: Any) -> Any:
     content = figure.properties()
     layout = content["layout"]
     handles = _legend(section, content["data"])

@@ -7,7 +7,6 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from pydtnn.training.checkpoint import Stateful
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.files import write_file
-from pydtnn.utils.imports import import_optional
+from pydtnn.utils.figures import save_figure
 from pydtnn.utils.validate import check_float, check_int
 
 SMOOTHING_PARTS = 10
@@ -67,7 +65,7 @@ class LearningRates:
         Parameters
         ----------
         path : str or Path
-            File of a kind that matplotlib supports, such as ".png" or ".pdf".
+            Its name ends in ".png", ".pdf" or ".svg".
 
         Raises
         ------
@@ -78,8 +76,10 @@ class LearningRates:
         ValueError
             If the kind of file is not supported.
         """
-        figures = import_optional("matplotlib.figure", "matplotlib", "LearningRates.plot")
-        figure = figures.Figure(figsize=(6, 4), layout="constrained")
+        save_figure("LearningRates.plot", path, self._draw, dpi=150)
+
+    def _draw(self, make: Any) -> Any:
+        figure = make(figsize=(6, 4), layout="constrained")
         axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="loss")
         axes.plot(self.rates, self.losses, color="0.75", label="loss")
         rates, losses = self.smoothed()
@@ -89,9 +89,7 @@ class LearningRates:
             axes.axvline(self.suggestion, color="C1", linestyle="--", label=label)
         axes.set_ylim(top=1.2 * losses[: losses.argmin() + 1].max())  # leaves out the divergence
         axes.legend()
-        content = BytesIO()
-        figure.savefig(content, format=Path(path).suffix[1:], dpi=150)
-        write_file("LearningRates.plot", path, content.getvalue())
+        return figure
 
     def __str__(self) -> str:
         made = f"{len(self.rates)} steps from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 from pydtnn.comm.schedules.check import carry_out, contributions, unite
 from pydtnn.comm.schedules.steps import Part
 from pydtnn.comm.schedules.timeline import Message, Timeline
-from pydtnn.utils.files import write_file
-from pydtnn.utils.imports import import_optional
+from pydtnn.utils.figures import PALETTE, save_figure
 
 MAX_RANK_COLUMNS = 16
 """Maximum number of ranks with a column each; with more, each round is summarised in a line."""
@@ -188,7 +186,6 @@ def _in_order(message: Message) -> tuple[int, int, int, Part, int]:
     return message.row, message.sender, message.sent, message.part, message.receiver
 
 
-FORMATS = (".png", ".pdf", ".svg")
 MOST_RANKS = 32
 
 COLUMN, ROW = 0.95, 0.66
@@ -198,14 +195,6 @@ BAR, THICKNESS, HEAD = 0.74, 0.2, 0.09
 """Width and height of the array of a rank, and height of an arrow's head."""
 
 INK, QUIET, BAND, LINE = "#222222", "#777777", "#f4f4f1", "#d8d8d2"
-PALETTE = ("#3470b5", "#6a5cc0", "#a94fae", "#cf4a75", "#d9693a", "#cf9a1f", "#7fa52f", "#2a9a7c")
-
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "pdf.fonttype": 42,  # embed text as text
-    "svg.fonttype": "none",
-}
 
 
 def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> None:
@@ -236,26 +225,18 @@ def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> No
     ValueError
         If the kind of file is not supported, or there are more ranks than fit on a page.
     """
-    if path.suffix not in FORMATS:
-        raise ValueError(f"draw: the file name must end in one of {', '.join(FORMATS)}, got {path}")
     if len(hosts) > MOST_RANKS:
         raise ValueError(
             f"draw: expected at most {MOST_RANKS} ranks in a picture, got {len(hosts)}; use fewer."
         )
-    mpl = import_optional("matplotlib", "matplotlib", "draw: a picture")
-    content = BytesIO()
-    with mpl.rc_context(STYLE):
-        _figure(name, done, hosts).savefig(content, format=path.suffix[1:], dpi=200)
-    write_file("draw", path, content.getvalue())
+    save_figure("draw", path, lambda make: _figure(make, name, done, hosts))
 
 
-def _figure(name: str, done: Timeline, hosts: Sequence[Hashable]) -> Any:
+def _figure(make: Any, name: str, done: Timeline, hosts: Sequence[Hashable]) -> Any:
     """Lay out the page; rank r is at x = r, and round k extends from y = k down to y = k + 1."""
-    from matplotlib.figure import Figure
-
     head = 2.2 if len(runs(hosts)) > 1 else 1.9
     width, height = max(len(hosts) + 1.9, 6.2), done.rows + head + 1.3
-    figure = Figure(figsize=(COLUMN * width, ROW * height))
+    figure = make(figsize=(COLUMN * width, ROW * height))
     axes = figure.add_axes((0, 0, 1, 1))
     middle = (len(hosts) - 1) / 2
     axes.set(xlim=(middle - width / 2, middle + width / 2), ylim=(done.rows + 1.3, -head))

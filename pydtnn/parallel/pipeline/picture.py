@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from pydtnn.comm.schedules.picture import FORMATS, INK, LINE, QUIET, STYLE
+from pydtnn.comm.schedules.picture import INK, LINE, QUIET
 from pydtnn.parallel.pipeline.check import Event, Timeline, source_of
-from pydtnn.utils.files import write_file
-from pydtnn.utils.imports import import_optional
+from pydtnn.utils.figures import save_figure
 
 
 def text(name: str, done: Timeline) -> str:
@@ -87,27 +85,19 @@ def draw(path: Path, name: str, done: Timeline) -> None:
     ValueError
         If the kind of file is not supported, or there are more actions than fit on a page.
     """
-    if path.suffix not in FORMATS:
-        raise ValueError(f"draw: the file name must end in one of {', '.join(FORMATS)}, got {path}")
     if len(done.events) > MAX_ACTIONS:
         raise ValueError(
             f"draw: expected at most {MAX_ACTIONS} actions in a picture, got {len(done.events)}; "
             "use fewer stages or micro-batches"
         )
-    mpl = import_optional("matplotlib", "matplotlib", "draw: a picture")
-    content = BytesIO()
-    with mpl.rc_context(STYLE):
-        _figure(name, done).savefig(content, format=path.suffix[1:], dpi=200)
-    write_file("draw", path, content.getvalue())
+    save_figure("draw", path, lambda make: _figure(make, name, done))
 
 
-def _figure(name: str, done: Timeline) -> Any:
+def _figure(make: Any, name: str, done: Timeline) -> Any:
     """Lay out the page; the row of stage s is at y = s, and time t at x = t."""
-    from matplotlib.figure import Figure
-
     left, head, foot = 3.0, 1.9, 0.9
     width, height = max(done.duration + left + 0.5, 20), done.stages + head + foot
-    figure = Figure(figsize=(UNIT * width, ROW * height))
+    figure = make(figsize=(UNIT * width, ROW * height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-left, width - left), ylim=(done.stages - 0.5 + foot, -0.5 - head))
     axes.axis("off")

@@ -14,7 +14,7 @@ from typing import Any
 from pydtnn.perfmodel.oracle.ask import main as ask
 from pydtnn.perfmodel.oracle.options import Case, axes_of, create_parser
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
-from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, Variants, best
+from pydtnn.perfmodel.oracle.ranking import Entry, Variants, best, first_of_kinds
 from pydtnn.perfmodel.oracle.table import (
     csv_of,
     duration,
@@ -67,7 +67,9 @@ def _run(options: argparse.Namespace) -> None:
 
         def found_for(number: int) -> list[Workload]:
             found = case.strategies(number, plain)
-            return found if options.sweep == "ranks" else _different(oracle, found)
+            if options.sweep != "ranks":
+                found = [one.work for one in first_of_kinds(oracle.rank(found)).values()]
+            return found
 
         _print_sweep(sweep(options.sweep, oracle.projector, found_for, ranks), options)
         return
@@ -137,15 +139,6 @@ def _print_explanation(entry: Entry) -> None:
     if entry.reason:
         print(f"not possible: {entry.reason}")
     print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
-
-
-def _different(oracle: Oracle, found: Sequence[Workload]) -> list[Workload]:
-    """Return the fastest strategy of each kind."""
-    chosen: dict[str, Workload] = {}
-    for entry in oracle.rank(found):
-        if entry.projection is not None:
-            chosen.setdefault(entry.work.kind, entry.work)
-    return [*chosen.values()]
 
 
 def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from pydtnn.perfmodel.oracle.ranking import Entry, best
+from pydtnn.perfmodel.oracle.ranking import Entry, best, first_of_kinds
 from pydtnn.perfmodel.oracle.what_if import Sweep
-from pydtnn.utils.files import write_file
-from pydtnn.utils.imports import import_optional
+from pydtnn.utils.figures import PALETTE, save_figure
 
-COLORS = (
-    *("#3470b5", "#d9693a", "#2a9a7c", "#a94fae", "#cf9a1f", "#7fa52f", "#cf4a75", "#6a5cc0"),
-    *("#222222", "#8c6d4f"),
-)
+COLORS = (*PALETTE, "#222222", "#8c6d4f")
 
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e0",
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-}
+STYLE = {"axes.grid": True, "grid.color": "#e4e4e0"}
+"""Properties of Matplotlib, besides those of all figures."""
 
 PARTS = {
     "compute": "#3470b5",
@@ -85,35 +71,25 @@ def plot_sweep(folder: Path, sweep: Sweep, name: str) -> Path:
 
 
 def _draw(path: Path, draw: Any, name: str) -> Path:
-    matplotlib = import_optional("matplotlib", "matplotlib", "oracle: --plots")
-    figures = import_optional("matplotlib.figure", "matplotlib", "oracle: --plots")
-    with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained")
+    def drawn(make: Any) -> Any:
+        figure = make(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
         draw(axes)
         axes.set_title(name, loc="left", fontsize=9)
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file("oracle", path, buffer.getvalue())
+        return figure
+
+    save_figure("oracle: --plots", path, drawn, STYLE, dpi=150)
     return path
 
 
-def fastest_of_kinds(found: Mapping[int, Sequence[Entry]]) -> dict[str, dict[int, Entry]]:
-    """Return the fastest possible entry of each kind of axes, for each number of ranks."""
-    kinds: dict[str, dict[int, Entry]] = {}
-    for ranks, entries in found.items():
-        for entry in entries:  # the fastest ones first
-            kind = entry.work.kind.partition(",")[0]
-            if entry.possible and kind != "serial":
-                kinds.setdefault(kind, {}).setdefault(ranks, entry)
-    return kinds
-
-
-def _lines(axes: Any, kinds: Mapping[str, Mapping[int, Entry]], measure: Any) -> None:
-    for color, (kind, entries) in zip(COLORS, sorted(kinds.items()), strict=False):
-        values = [*map(measure, entries.values())]
-        axes.plot([*entries], values, "o-", color=color, label=kind)
+def _lines(axes: Any, found: Mapping[int, Sequence[Entry]], measure: Any) -> None:
+    """Draw a line for each kind of strategies, of the fastest ones that are possible."""
+    possible = {n: [one for one in entries if one.possible] for n, entries in found.items()}
+    columns = {n: first_of_kinds(entries, variants=False) for n, entries in possible.items()}
+    kinds = sorted({kind for column in columns.values() for kind in column} - {"serial"})
+    for color, kind in zip(COLORS, kinds, strict=False):
+        points = {n: measure(column[kind]) for n, column in columns.items() if kind in column}
+        axes.plot([*points], [*points.values()], "o-", color=color, label=kind)
 
 
 def _over_ranks(axes: Any, ranks: Sequence[int], what: str) -> None:
@@ -127,8 +103,7 @@ def _over_ranks(axes: Any, ranks: Sequence[int], what: str) -> None:
 
 
 def _scaling(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
-    kinds = fastest_of_kinds(found)
-    _lines(axes, kinds, lambda entry: entry.projection.epoch)
+    _lines(axes, found, lambda entry: entry.projection.epoch)
     chosen = {n: one for n, entries in found.items() if (one := best(entries))}
     if chosen:
         ideal = [e.efficiency * e.projection.epoch for e in chosen.values() if e.projection]
@@ -137,7 +112,7 @@ def _scaling(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
 
 
 def _memory(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
-    _lines(axes, fastest_of_kinds(found), lambda entry: entry.projection.memory.total / 1e9)
+    _lines(axes, found, lambda entry: entry.projection.memory.total / 1e9)
     _over_ranks(axes, [*found], "memory of a rank (GB), fastest strategy of each kind")
 
 

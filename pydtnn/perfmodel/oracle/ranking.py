@@ -277,3 +277,13 @@ def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
 def best(entries: Sequence[Entry]) -> Entry | None:
     """Return the fastest entry that is possible."""
     return next((entry for entry in entries if entry.possible), None)
+
+
+def first_of_kinds(entries: Iterable[Entry], *, variants: bool = True) -> dict[str, Entry]:
+    """Return the first entry with a prediction of each kind; variants are one kind if not set."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.projection is not None:
+            kind = entry.work.kind
+            found.setdefault(kind if variants else kind.partition(",")[0], entry)
+    return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, first_of_kinds
 from pydtnn.perfmodel.platform import Link, Platform, RankClass
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
@@ -108,12 +108,7 @@ def _over_ranks(
 ) -> Sweep:
     """Return the fastest entry of each kind for each number of ranks."""
     oracle = Oracle(projector)
-    columns: list[dict[str, Entry]] = []
-    for number in ranks:
-        column: dict[str, Entry] = {}
-        for entry in oracle.rank(strategies(number)):
-            column.setdefault(entry.work.kind, entry)
-        columns.append(column)
+    columns = [first_of_kinds(oracle.rank(strategies(number))) for number in ranks]
     kinds = dict.fromkeys(kind for column in columns for kind in column if kind != "serial")
     points = tuple(Point(number, str(number)) for number in ranks)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.parallel.mesh import fewer
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
@@ -41,29 +40,6 @@ def check_survival(config: TrainConfig, comm: Communicator) -> None:
             "use mpirun --with-ft ulfm, or restart from checkpoints with "
             "python -m pydtnn.launch --restarts 3 -- mpirun ..."
         )
-
-
-def fewer(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return the axes of a mesh for fewer ranks, all of which are used.
-
-    The network remains cut into as many parts if that divides the ranks, and otherwise into more
-    parts of its last axis, so that no rank needs more memory, if there are enough ranks.
-
-    >>> fewer({"data": 2, "filter": 2}, 3), fewer({"data": 4, "filter": 2}, 6)
-    ({'data': 1, 'filter': 3}, {'data': 3, 'filter': 2})
-    >>> fewer({"pipeline": 4}, 3), fewer({"filter": 2}, 1)
-    ({'data': 1, 'pipeline': 3}, {'data': 1})
-    """
-    model = {axis: n for axis, n in axes.items() if axis != "data" and n > 1}
-    parts = prod(model.values())
-    if ranks % parts == 0:
-        return {"data": ranks // parts, **model}
-    *others, last = model
-    rest = prod(model[axis] for axis in others)
-    for data in range(max(ranks // parts, 1), 0, -1):
-        if ranks % (data * rest) == 0 and ranks // (data * rest) > 1:
-            return {"data": data, **model, last: ranks // (data * rest)}
-    return {"data": 1, last: ranks} if ranks > 1 else {"data": 1}
 
 
 def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:

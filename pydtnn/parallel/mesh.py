@@ -191,3 +191,26 @@ def parse_axes(who: str, text: str) -> dict[str, int]:
             raise ValueError(f"{who}: the axis {name} {problem}; use another name")
         axes[name] = int(ranks)
     return axes
+
+
+def fewer(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return the axes of a mesh for fewer ranks, all of which are used.
+
+    The network remains cut into as many parts if that divides the ranks, and otherwise into more
+    parts of its last axis, so that no rank needs more memory, if there are enough ranks.
+
+    >>> fewer({"data": 2, "filter": 2}, 3), fewer({"data": 4, "filter": 2}, 6)
+    ({'data': 1, 'filter': 3}, {'data': 3, 'filter': 2})
+    >>> fewer({"pipeline": 4}, 3), fewer({"filter": 2}, 1)
+    ({'data': 1, 'pipeline': 3}, {'data': 1})
+    """
+    model = {axis: n for axis, n in axes.items() if axis != "data" and n > 1}
+    parts = prod(model.values())
+    if ranks % parts == 0:
+        return {"data": ranks // parts, **model}
+    *others, last = model
+    rest = prod(model[axis] for axis in others)
+    for data in range(max(ranks // parts, 1), 0, -1):
+        if ranks % (data * rest) == 0 and ranks // (data * rest) > 1:
+            return {"data": data, **model, last: ranks // (data * rest)}
+    return {"data": 1, last: ranks} if ranks > 1 else {"data": 1}

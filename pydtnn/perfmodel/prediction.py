@@ -190,8 +190,8 @@ class Prediction:
         memory of that with the most.
     loader : float
         Time by which a step is longer because a rank waits for its batch, in s.
-    checkpoint : float
-        Time of a checkpoint after each epoch, in s; 0 if the platform has no rate.
+    state : float
+        Bytes of a checkpoint.
     deciles : tuple of float
         First and last decile of the times of steps, relative to `seconds`; 1 if their compute was
         not measured.
@@ -201,26 +201,19 @@ class Prediction:
     platform: Platform = field(repr=False)
     ranks: tuple[RankPrediction, ...]
     loader: float
-    checkpoint: float
+    state: float
     deciles: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def of(
         cls, work: Workload, platform: Platform, ranks: Iterable[RankPrediction], state: float
     ) -> Prediction:
-        """Return the prediction with the waits for loader and disk.
-
-        Parameters
-        ----------
-        work, platform, ranks
-        state : float
-            Bytes of a checkpoint.
-        """
-        ranks, storage = tuple(ranks), platform.storage
+        """Return the prediction with the waits for the loader; parameters are attributes."""
+        ranks = tuple(ranks)
         sample = ITEM * sum(map(prod, shapes_of(work.input_shape)))
         step = max(rank.step.seconds for rank in ranks)
-        loader = storage.delay(work.samples_per_rank, sample, work.loader_threads, step)
-        return cls(work, platform, ranks, loader, storage.checkpoint(state))
+        loader = platform.storage.delay(work.samples_per_rank, sample, work.loader_threads, step)
+        return cls(work, platform, ranks, loader, state)
 
     @cached_property
     def step(self) -> StepTime:
@@ -237,6 +230,11 @@ class Prediction:
     def seconds(self) -> float:
         """Time of a step, in s."""
         return self.step.seconds + self.loader
+
+    @property
+    def checkpoint(self) -> float:
+        """Time of a checkpoint after each epoch, in s; 0 if the platform has no rate."""
+        return self.platform.storage.checkpoint(self.state)
 
     @property
     def epoch(self) -> float:

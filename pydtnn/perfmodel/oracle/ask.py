@@ -21,15 +21,14 @@ from pydtnn.perfmodel.oracle.table import duration, percent
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.command import HelpFormatter, Parser, add_value, run_command
+from pydtnn.utils.failures import NoHostError
 from pydtnn.utils.units import align, parse_quantity
 
 EXAMPLES = """examples:
   python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-64 \\
       --global-batch-size 1024 --step "400 ms"
-  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 32 \\
-      --global-batch-size 1024 --epochs 90 --watts 350 --price 0.8 --mtbf "365 d" --read "2 GB/s"
-  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 1-32 \\
-      --global-batch-size 1024 --scaling
+  python -m pydtnn.oracle ask --model resnet50 --platform cpu-10gbit --ranks 32 --scaling \\
+      --epochs 90 --watts 350 --price 0.8 --mtbf "365 d" --survive "1 s" --read "2 GB/s"
 """
 
 
@@ -53,6 +52,8 @@ def create_parser() -> Parser:
     add_value(costs, "--price", "X", "of a host for an hour", type=float)
     add_value(costs, "--mtbf", "TIME", "between two failures of a host: '365 d'")
     add_value(costs, "--restart", "TIME", "after a failure", "1 min")
+    text = "or until the others continue without the host that failed, instead: '1 s'"
+    add_value(costs, "--survive", "TIME", text)
     add_value(costs, "--read", "RATE", "of a file system that all ranks share: '2 GB/s'")
     text = "of a sample in a file (default: 1 B a value)"
     add_value(costs, "--sample-bytes", "SIZE", text)
@@ -76,18 +77,20 @@ def _run(options: argparse.Namespace) -> None:
         )
     case = _Case(options)
     case.ranks.sort()
-    terms = _terms(options, case.work) if options.epochs is not None else None
+    terms = _terms(options, case.work) if options.epochs is not None else {}
     print(case.title)
     print(f"computed from: {case.source}")
     for name, target in asked.items():
         _print_inverse(case, name, target)
-    if terms is not None:
+    if terms:
         _print_campaign(case, terms)
     if options.scaling:
         _print_scaling(case)
 
 
-def _terms(options: argparse.Namespace, work: Workload) -> Terms:
+def _terms(options: argparse.Namespace, work: Workload) -> dict[str, Terms]:
+    """Return the terms by what is done after a failure."""
+
     def of(name: str, unit: str) -> float | None:
         text = getattr(options, name.replace("-", "_"))
         return parse_quantity(f"--{name}", text, unit) if text else None
@@ -96,8 +99,14 @@ def _terms(options: argparse.Namespace, work: Workload) -> Terms:
         if not 0 <= getattr(options, name) < float("inf"):
             raise ValueError(f"--{name}: expected at least 0, got {getattr(options, name)}")
     nbytes = of("sample-bytes", "B") or prod(work.input_shape)
+    costs = {"watts": options.watts, "price": options.price}
     more = of("read", "B/s"), of("mtbf", "s"), of("restart", "s") or 0.0
-    return Terms(options.epochs, nbytes, *more, options.watts, options.price)
+    found = {"restart": Terms(options.epochs, nbytes, *more, **costs)}
+    if survive := of("survive", "s"):
+        if not options.mtbf:
+            raise ValueError("ask: --survive: expected --mtbf, got none; add it")
+        found["continue"] = replace(found["restart"], restart=survive, survive=True)
+    return found
 
 
 class _Case(Case):
@@ -148,20 +157,28 @@ def _row(one: Answer, questions: Questions) -> list[str]:
     return [one.what, value, entry.work.strategy, duration(seconds), entry.bottleneck]
 
 
-def _print_campaign(case: _Case, terms: Terms) -> None:
+def _print_campaign(case: _Case, terms: dict[str, Terms]) -> None:
     entries = {ranks: case.fastest(ranks) for ranks in case.ranks}
-    found = {n: plan_campaign(entry, case.platform, terms) for n, entry in entries.items()}
-    rows = [["ranks", "strategy", "time", "host h", "kWh", "cost", "failures", "limited by"]]
-    for ranks, one in found.items():
-        limit = max(one.parts, key=lambda name: one.parts[name])
-        numbers = one.host_hours, one.energy / 3.6e6, one.cost, one.failures
-        rows.append([str(ranks), entries[ranks].work.strategy, duration(one.seconds)])
-        rows[-1] += [*(f"{number:.4g}" for number in numbers)]
-        rows[-1].append(entries[ranks].bottleneck if limit == "compute" else limit)
-    print(f"\n{terms.epochs} epochs")
-    print("\n".join(align(rows, 2)))
-    ranks = min(found, key=lambda n: found[n].seconds)
-    one = found[ranks]
+    projector, found = case.oracle.projector, {}
+    names = "ranks, after a failure, strategy, time, host h, kWh, cost, failures, limited by"
+    rows = [names.split(", ")]
+    for ranks, entry in entries.items():
+        for after, given in terms.items():
+            words = [str(ranks), after if given.mtbf else "-", entry.work.strategy]
+            try:
+                one = plan_campaign(entry, projector, given)
+            except NoHostError as error:
+                rows.append([*words, *["-"] * 5, str(error)])
+                continue
+            found[ranks, after] = one
+            limit = max(one.parts, key=lambda name: one.parts[name])
+            numbers = one.host_hours, one.energy / 3.6e6, one.cost, one.failures
+            rows.append([*words, duration(one.seconds), *(f"{number:.4g}" for number in numbers)])
+            rows[-1].append(entry.bottleneck if limit == "compute" else limit)
+    print(f"\n{case.options.epochs} epochs")
+    print("\n".join(align(rows, 3)))
+    ranks, after = min(found, key=lambda key: found[key].seconds)
+    one = found[ranks, after]
     rows = [[name, duration(s), percent(s, one.seconds)] for name, s in one.parts.items()]
     print(f"\nthe fastest, {entries[ranks].work.strategy}, on {one.hosts} hosts")
     print("\n".join(align([*rows, ["all", duration(one.seconds), "100 %"]], 1)))

@@ -7,32 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.perfmodel.oracle.ranking import Entry, best, first_of_kinds
-from pydtnn.perfmodel.oracle.what_if import Sweep
+from pydtnn.perfmodel.oracle.what_if import SWEEPS, Sweep
 from pydtnn.utils.figures import PALETTE, save_figure
 
 COLORS = (*PALETTE, "#222222", "#8c6d4f")
 
 STYLE = {"axes.grid": True, "grid.color": "#e4e4e0"}
 """Properties of Matplotlib, besides those of all figures."""
-
-PARTS = {
-    "compute": "#3470b5",
-    "exchanges of layers": "#d9693a",
-    "sums of gradients": "#cf9a1f",
-    "waits for stages": "#a94fae",
-    "update": "#7fa52f",
-    "Python": "#8fb3d9",
-    "loader": "#777777",
-}
-
-AXES = {
-    "batch": "global batch",
-    "flops": "peak rate of a rank (flop/s)",
-    "memory": "memory bandwidth of a rank (B/s)",
-    "bandwidth": "bandwidth between hosts (B/s)",
-    "latency": "latency between hosts (s)",
-    "ranks": "ranks",
-}
 
 
 def plot_all(folder: Path, found: Mapping[int, Sequence[Entry]], name: str) -> list[Path]:
@@ -122,7 +103,7 @@ def _breakdown(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     base = [0.0] * len(chosen)
     found_for = [entry.projection for entry in chosen if entry.projection]
     rows = [one.step.parts(one.loader) for one in found_for]
-    for part, color in PARTS.items():
+    for part, color in zip(rows[0] if rows else (), COLORS, strict=False):
         shares = [100 * row[part] / (sum(row.values()) or 1.0) for row in rows]
         if any(shares):
             axes.bar(places, shares, bottom=base, color=color, label=part, width=0.8)
@@ -147,6 +128,6 @@ def _sweep(axes: Any, sweep: Sweep) -> None:
     axes.set_xticks(values, [point.text for point in sweep.points], fontsize=7)
     axes.minorticks_off()
     axes.set_yscale("log")
-    axes.set_xlabel(AXES[sweep.axis])
+    axes.set_xlabel(SWEEPS[sweep.axis])
     axes.set_ylabel("time of an epoch (s)")
     axes.legend()

@@ -1,26 +1,23 @@
 """Questions to the oracle: what a time needs, what a campaign costs, and how training scales.
 
-Nothing here predicts a step: all answers are computed from entries of the `Oracle`.
-
-References
-----------
-Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; Daly, A
-higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation
-Computer Systems 22(3), 2006: the time of a run with failures, and the interval.
+Nothing here predicts a step: all answers are computed from entries of the `Oracle`, and runs with
+failures by `pydtnn.utils.failures`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, expm1, inf, sqrt
+from math import ceil, inf, sqrt
 
+from pydtnn.parallel.mesh import fewer
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
-from pydtnn.perfmodel.oracle.what_if import change
+from pydtnn.perfmodel.oracle.what_if import SWEEPS, change
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.interval import optimal_interval
+from pydtnn.utils.failures import continued, optimal_interval, restarted
 
 PROPERTIES = ("bandwidth", "latency", "flops", "memory")
 """Properties of a platform that an answer may change, as `--sweep` names them."""
@@ -159,7 +156,7 @@ class Questions:
             text = change(axis, factor**better, self.oracle.projector.platform)[1].text
             times = f"{factor:.3g} times better" if factor >= 1 else f"{1 / factor:.3g} times worse"
             value = f"{text} ({times})" if reached else ""
-            return Answer(_NAMES[axis], value, entry, at(factor), tuple(sums))
+            return Answer(SWEEPS[axis].partition(" (")[0], value, entry, at(factor), tuple(sums))
 
         entry, high = self.fastest(at(RANGE), works), RANGE
         if entry is None or self.seconds(entry) > target:
@@ -211,14 +208,6 @@ class Questions:
         return found[0], found[1]
 
 
-_NAMES = {
-    "bandwidth": "bandwidth between hosts",
-    "latency": "latency between hosts",
-    "flops": "rate of a rank",
-    "memory": "memory bandwidth of a rank",
-}
-
-
 def _bytes(entry: Entry) -> float:
     return inf if entry.projection is None else entry.projection.memory.total
 
@@ -238,6 +227,9 @@ class Terms:
         Mean time between two failures of a host, in s; None: none fails.
     restart : float
         Time from a failure until training continues, without the work that is repeated, in s.
+    survive : bool
+        Whether the others continue without a host that fails; otherwise the run ends, and is
+        started again on as many hosts.
     watts, price : float
         Of a host, in W, and for an hour.
     """
@@ -247,6 +239,7 @@ class Terms:
     read: float | None = None
     mtbf: float | None = None
     restart: float = 60.0
+    survive: bool = False
     watts: float = 0.0
     price: float = 0.0
 
@@ -260,6 +253,8 @@ class Campaign:
     parts : mapping of str to float
         Time in s of everything that takes any; their sum is `seconds`.
     hosts : int
+        At the beginning.
+    host_hours : float
     failures : float
         Number that is expected.
     energy, cost : float
@@ -270,6 +265,7 @@ class Campaign:
 
     parts: dict[str, float]
     hosts: int
+    host_hours: float
     failures: float
     energy: float
     cost: float
@@ -280,29 +276,24 @@ class Campaign:
         """From the start to the end."""
         return sum(self.parts.values())
 
-    @property
-    def host_hours(self) -> float:
-        """Hosts times hours."""
-        return self.hosts * self.seconds / 3600
 
-
-def plan_campaign(entry: Entry, platform: Platform, terms: Terms) -> Campaign:
+def plan_campaign(entry: Entry, projector: Projector, terms: Terms) -> Campaign:
     """Compute the time and the cost of a campaign.
 
     Raises
     ------
     ValueError
-        If the strategy is not possible, or hosts fail and the platform has no rate of checkpoints.
+        If the strategy is not possible, hosts fail and the platform has no rate of checkpoints, or
+        no host remains.
     """
     one, work = entry.projection, entry.work
     if one is None or not entry.possible:
         raise ValueError(f"ask: {work.strategy} is not possible: {entry.reason}")
-    hosts, steps = ceil(work.ranks / platform.cluster.ranks_per_host), terms.epochs * work.steps
+    hosts, steps = _hosts(one), terms.epochs * work.steps
     reading = work.batch * terms.sample_bytes / terms.read if terms.read else 0.0
     delay = max(reading - one.seconds, 0.0)
     parts = {name: steps * value for name, value in one.step.parts(one.loader).items()}
     parts["shared file system"] = steps * delay
-    useful, failures = sum(parts.values()), 0.0
     sums = [
         f"steps: {terms.epochs} epochs x {work.samples:,} / {work.batch} samples = {steps:,}",
         f"step: {one.seconds:.5g} s, with {work.strategy}",
@@ -312,39 +303,77 @@ def plan_campaign(entry: Entry, platform: Platform, terms: Terms) -> Campaign:
             f"reading: {work.batch} samples x {terms.sample_bytes:.4g} B / {terms.read:.4g} B/s = "
             f"{reading:.4g} s, beside the step, which becomes {delay:.4g} s longer"
         )
-    if terms.mtbf is None:
+    if terms.mtbf is None or terms.survive:
         parts["checkpoints"] = terms.epochs * one.checkpoint
         sums.append(f"checkpoints: {terms.epochs} x {one.checkpoint:.4g} s, one after each epoch")
-    else:
-        if not one.checkpoint:
-            raise ValueError(
-                f"ask: --mtbf: expected a rate of checkpoints, storage.write, of "
-                f"{platform.name}, got none; add it to the platform file"
-            )
-        mtbf = terms.mtbf / hosts
-        interval = optimal_interval(one.checkpoint, mtbf)
-        number = useful / interval
-        whole = mtbf * exp(terms.restart / mtbf) * expm1((interval + one.checkpoint) / mtbf)
-        whole *= number
-        parts["checkpoints"] = number * one.checkpoint
-        parts["failures"] = whole - useful - parts["checkpoints"]
-        failures = whole / mtbf
-        sums += [
-            f"time between failures: {terms.mtbf:.4g} s of a host / {hosts} hosts = {mtbf:.4g} s",
-            f"computation between checkpoints (Young, Daly): about sqrt(2 x {one.checkpoint:.4g} s "
-            f"x {mtbf:.4g} s), {interval:.4g} s",
-            f"whole time (Daly): {number:.4g} intervals x M exp(R / M) (exp((interval + "
-            f"{one.checkpoint:.4g} s) / M) - 1), M {mtbf:.4g} s, R {terms.restart:.4g} s = "
-            f"{whole:.6g} s",
-            f"failures: {whole:.6g} s / {mtbf:.4g} s = {failures:.3g}",
-        ]
+    failures = 0.0
+    if terms.mtbf is not None:
+        fail = _continue if terms.survive else _restart
+        failures, more = fail(parts, one, terms, terms.mtbf, projector)
+        sums += more
     seconds = sum(parts.values())
-    hours = hosts * seconds / 3600
+    # with failures, the mean number of hosts is that of failures times mtbf
+    hours = (failures * terms.mtbf if terms.mtbf else hosts * seconds) / 3600
     sums += [
-        f"host hours: {seconds:.6g} s x {hosts} hosts / 3600 = {hours:.5g} h",
+        f"host hours: {seconds:.6g} s x {3600 * hours / seconds:.4g} hosts / 3600 = {hours:.5g} h",
         f"energy: {hours:.5g} h x {terms.watts:g} W = {hours * terms.watts / 1e3:.5g} kWh",
         f"cost: {hours:.5g} h x {terms.price:g} = {hours * terms.price:.5g}",
     ]
-    parts = {name: value for name, value in parts.items() if value > 0}
-    energy = seconds * hosts * terms.watts
-    return Campaign(parts, hosts, failures, energy, hours * terms.price, tuple(sums))
+    parts = {name: value for name, value in parts.items() if value}
+    energy, cost = 3600 * hours * terms.watts, hours * terms.price
+    return Campaign(parts, hosts, hours, failures, energy, cost, tuple(sums))
+
+
+Parts = dict[str, float]
+Failed = tuple[float, list[str]]
+
+
+def _restart(parts: Parts, one: Prediction, terms: Terms, mtbf: float, on: Projector) -> Failed:
+    """Add checkpoints and failures to the parts of a run; return the failures, and the sums."""
+    if not one.checkpoint:
+        raise ValueError(
+            "ask: --mtbf: expected a rate of checkpoints, storage.write, of "
+            f"{on.platform.name}, got none; add it to the platform file"
+        )
+    hosts, useful = _hosts(one), sum(parts.values())
+    interval = optimal_interval(one.checkpoint, mtbf / hosts)
+    whole = restarted(useful, interval, one.checkpoint, terms.restart, mtbf / hosts)
+    parts["checkpoints"] = useful / interval * one.checkpoint
+    parts["failures"] = whole.seconds - useful - parts["checkpoints"]
+    return whole.failures, [
+        f"time between failures: {mtbf:.4g} s of a host / {hosts} hosts = M = {mtbf / hosts:.4g} s",
+        f"checkpoints (Young, Daly): C = {one.checkpoint:.4g} s, after T = {interval:.4g} s each",
+        f"whole time (Daly): {useful / interval:.4g} x M exp(R / M) (exp((T + C) / M) - 1), "
+        f"R = {terms.restart:.4g} s: {whole.seconds:.6g} s",
+        f"failures: {whole.seconds:.6g} s / M = {whole.failures:.3g}",
+    ]
+
+
+def _continue(parts: Parts, one: Prediction, terms: Terms, mtbf: float, on: Projector) -> Failed:
+    """Add snapshots, failures and the time of fewer hosts; see `_restart`."""
+    work, hosts, per_host = one.work, _hosts(one), one.platform.cluster.ranks_per_host
+    repeated, sums = one.seconds / 2, []
+    if work.cut or work.compress or work.scheme != "allreduce":
+        copy = 2 * one.state / one.platform.between(work.ranks).bandwidth
+        interval = optimal_interval(copy, mtbf / hosts)
+        parts["snapshots"], repeated = sum(parts.values()) / interval * copy, interval / 2
+        sums = [f"snapshots: 2 x {one.state:.4g} B, {copy:.4g} s, every {interval:.4g} s"]
+
+    def speed(left: int) -> float:
+        axes = fewer(work.axes, min(left * per_host, work.ranks))
+        return one.seconds / on.project(replace(work, axes=axes)).seconds
+
+    useful, lost = sum(parts.values()), terms.restart + repeated
+    whole = continued(useful, hosts, mtbf, lost, speed)
+    parts["failures"] = whole.failures * lost
+    parts["fewer hosts"] = whole.seconds - useful - parts["failures"]
+    failures = f"{hosts} hosts x (1 - exp(-{whole.seconds:.6g} s / {mtbf:.4g} s))"
+    return whole.failures, [
+        *sums,
+        f"a failure: {lost:.4g} s, {terms.restart:.4g} s of them until the others continue",
+        f"failures: {failures} = {whole.failures:.3g}",
+    ]
+
+
+def _hosts(one: Prediction) -> int:
+    return ceil(one.work.ranks / one.platform.cluster.ranks_per_host)

@@ -20,8 +20,15 @@ from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
 from pydtnn.utils.units import format_quantity
 
-SWEEPS = ("batch", "flops", "memory", "bandwidth", "latency", "ranks")
-"""Properties that `--sweep` varies."""
+SWEEPS = {
+    "batch": "global batch",
+    "flops": "rate of a rank (flop/s)",
+    "memory": "memory bandwidth of a rank (B/s)",
+    "bandwidth": "bandwidth between hosts (B/s)",
+    "latency": "latency between hosts (s)",
+    "ranks": "ranks",
+}
+"""Properties that `--sweep` varies, in words."""
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Multiples of the platform's figure, and of the batch, that are tried."""

@@ -23,7 +23,7 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.interval import optimal_interval
+from pydtnn.utils.failures import optimal_interval
 from pydtnn.utils.units import parse_quantity
 from tests.perfmodel.costs import PerFlop
 
@@ -143,9 +143,9 @@ def test_the_interval_of_checkpoints_loses_least() -> None:
 
 
 def test_a_campaign_is_the_sum_of_its_parts(oracle: Oracle) -> None:
-    entry, platform = oracle.entry(replace(WORK, axes={"data": 4})), oracle.projector.platform
+    entry = oracle.entry(replace(WORK, axes={"data": 4}))
     assert entry.projection is not None
-    plain = plan_campaign(entry, platform, Terms(10, watts=300, price=2))
+    plain = plan_campaign(entry, oracle.projector, Terms(10, watts=300, price=2))
     assert plain.seconds == pytest.approx(10 * entry.projection.epoch)
     assert plain.hosts == 4
     assert plain.energy == pytest.approx(4 * 300 * plain.seconds)
@@ -154,29 +154,61 @@ def test_a_campaign_is_the_sum_of_its_parts(oracle: Oracle) -> None:
 
 
 def test_reading_from_a_shared_file_system_limits_all_ranks_together(oracle: Oracle) -> None:
-    entry, platform = oracle.entry(replace(WORK, axes={"data": 4})), oracle.projector.platform
-    found = plan_campaign(entry, platform, Terms(1, sample_bytes=1e5, read=1e7))
+    entry = oracle.entry(replace(WORK, axes={"data": 4}))
+    found = plan_campaign(entry, oracle.projector, Terms(1, sample_bytes=1e5, read=1e7))
     read = WORK.samples * 1e5 / 1e7
     assert found.seconds - found.parts["checkpoints"] == pytest.approx(read)
-    fast = plan_campaign(entry, platform, Terms(1, sample_bytes=1e5, read=1e12))
+    fast = plan_campaign(entry, oracle.projector, Terms(1, sample_bytes=1e5, read=1e12))
     assert "shared file system" not in fast.parts
 
 
 def test_failures_cost_what_daly_says(oracle: Oracle) -> None:
-    entry, platform = oracle.entry(replace(WORK, axes={"data": 4})), oracle.projector.platform
+    entry = oracle.entry(replace(WORK, axes={"data": 4}))
     one = entry.projection
     assert one is not None
-    found = plan_campaign(entry, platform, Terms(100, mtbf=400.0, restart=5.0))
+    found = plan_campaign(entry, oracle.projector, Terms(100, mtbf=400.0, restart=5.0))
     mtbf, useful = 100.0, 100 * WORK.steps * one.seconds
     step = optimal_interval(one.checkpoint, mtbf)
     whole = mtbf * exp(5 / mtbf) * (exp((step + one.checkpoint) / mtbf) - 1) * useful / step
     assert found.seconds == pytest.approx(whole)
     assert found.failures == pytest.approx(whole / mtbf)
     assert found.parts["failures"] > 0
+    platform = one.platform
     slow = replace(platform, storage=replace(platform.storage, write=None))
-    none = replace(entry, projection=replace(one, checkpoint=0.0))
+    none = replace(entry, projection=replace(one, platform=slow))
     with pytest.raises(ValueError, match=r"storage\.write"):
-        plan_campaign(none, slow, Terms(1, mtbf=400.0))
+        plan_campaign(none, oracle.projector.on(slow), Terms(1, mtbf=400.0))
+
+
+def test_a_run_that_continues_loses_the_hosts_that_fail(oracle: Oracle) -> None:
+    entry = oracle.entry(replace(WORK, axes={"data": 4}))
+    one, fewer = entry.projection, oracle.entry(replace(WORK, axes={"data": 3})).projection
+    assert one is not None
+    assert fewer is not None
+    plain = plan_campaign(entry, oracle.projector, Terms(1)).seconds
+    found = plan_campaign(entry, oracle.projector, Terms(1, mtbf=1e7, restart=5.0, survive=True))
+    assert found.failures == pytest.approx(4 * plain / 1e7, rel=0.01)
+    assert found.parts["failures"] == pytest.approx(found.failures * (5 + one.seconds / 2))
+    # hosts fail at any time: for half of the run, of those that fail, there is one host fewer
+    slower = found.failures / 2 * plain * (1 - one.seconds / fewer.seconds)
+    assert found.parts["fewer hosts"] == pytest.approx(slower, rel=0.05)
+    assert found.host_hours == pytest.approx(found.failures * 1e7 / 3600)
+    assert found.host_hours < 4 * found.seconds / 3600
+
+
+def test_snapshots_of_state_that_not_all_ranks_have_take_time(oracle: Oracle) -> None:
+    terms = Terms(1, mtbf=1e7, restart=5.0, survive=True)
+    alike, parts = (
+        plan_campaign(oracle.entry(replace(WORK, axes=axes)), oracle.projector, terms)
+        for axes in ({"data": 4}, {"data": 2, "filter": 2})
+    )
+    assert "snapshots" not in alike.parts
+    state = oracle.projector.project(replace(WORK, axes={"data": 2, "filter": 2})).state
+    copy = 2 * state / oracle.projector.platform.messages.between.bandwidth
+    useful = parts.seconds - parts.parts["failures"] - parts.parts["fewer hosts"]
+    interval = (useful - parts.parts["snapshots"]) * copy / parts.parts["snapshots"]
+    assert interval == pytest.approx(optimal_interval(copy, 1e7 / 4))
+    assert parts.parts["failures"] == pytest.approx(parts.failures * (5 + interval / 2))
 
 
 QUICK = [
@@ -188,11 +220,13 @@ QUICK = [
 def test_the_command_answers_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--step", "5 ms", "--epoch", "1 min", "--epochs", "90", "--scaling", "--explain"]
     costs = ["--watts", "300", "--price", "2", "--mtbf", "365 d", "--read", "1 GB/s"]
+    costs += ["--survive", "1 s"]
     assert main([*QUICK, *asked, *costs]) == 0
     out = capsys.readouterr().out
     for words in (
         "computed from: peaks of computation", "a step of 5 ms", "an epoch of 60 s",
-        "memory of a rank", "latency between hosts", "90 epochs x 64,000 / 64 samples = 90,000",
+        "memory of a rank", "latency between hosts", "after a failure", "restart", "continue",
+        "fewer than two of 1 hosts", "90 epochs x 64,000 / 64 samples = 90,000",
         "time between failures: 3.154e+07 s of a host / ", "strong scaling: 64 samples per step",
         "weak scaling: 16 samples per rank", "limited by", "intervals: all rates",
     ):  # fmt: skip
@@ -206,6 +240,7 @@ def test_the_command_answers_and_explains(capsys: pytest.CaptureFixture[str]) ->
         (["--step", "5"], "--step: expected a number with a unit"),
         (["--epochs", "0"], "--epochs: expected at least 1"),
         (["--epochs", "1", "--watts", "-1"], "--watts: expected at least 0"),
+        (["--epochs", "1", "--survive", "1 s"], "--survive: expected --mtbf"),
         (["--epochs", "1", "--read", "1 s"], "--read: expected a number with a unit"),
         (["--scaling", "--platform", "abcd"], "unknown platform"),
         (["--epochs", "1", "--ranks", "128"], "128 ranks"),

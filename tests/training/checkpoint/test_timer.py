@@ -7,7 +7,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial
 from pydtnn.training.checkpoint import timer as module
 from pydtnn.training.checkpoint.timer import Timer
-from pydtnn.utils.interval import optimal_interval
+from pydtnn.utils.failures import optimal_interval
 
 HOUR = 3600.0
 

@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             add(new)
     for row in flips(given.flips) if given.flips else ():
         add([{"what": "flip", **row}])
-    given.output.write_text(page.create(records, [*describe(), f"left out: {', '.join(left)}"]))
+    given.output.write_text(
+        page.create(records, [*describe(), f"left out: {', '.join(left) or 'nothing'}"])
+    )
     print(f"wrote {given.output}")
 
 

@@ -17,7 +17,7 @@ HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Checkpoint
 <meta name="viewport" content="width=device-width">
 <style>body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
 div{overflow-x:auto}table{border-collapse:collapse}svg{max-width:100%;height:auto}
-td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}
+td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}
 pre{background:#f4f4f2;padding:1em;white-space:pre-wrap}</style>
 """
@@ -107,7 +107,7 @@ def create(records: Records, about: Sequence[str]) -> str:
         rows = []
         for r in flips:
             ended = len(r["before"]) - len(r["after"])
-            after = (show(r["after"], 1), min(r["after"])) if r["after"] else ("", "")
+            after = (show(r["after"], 1), f"{min(r['after']):.4g}") if r["after"] else ("", "")
             rows.append([r["place"], r["bit"], show(r["before"], 1), *after, ended])
         head = ("where", "bit", "accuracy at once", "after more steps", "lowest", "loss not finite")
         parts.append(table(head, rows))

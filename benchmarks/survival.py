@@ -57,6 +57,9 @@ PARTS = ("detection", "agreement", "rebuilding", "next_step")
 RECOVERY_S = 0.3
 """Longest time between two failures, of which the second is to hit the recovery from the first."""
 
+NOT_STARTED = ("before MPI had started", "not all ranks have started", "MPI_Init")
+"""In the output of a run that has lost ranks before MPI had started, which none survives."""
+
 HANGS_S = 300.0
 """Seconds after which a run of a few seconds hangs."""
 
@@ -194,6 +197,7 @@ class Launch:
         else:
             command = self._cluster.command([*options, *train])
             place = command.index(str(mpirun()))
+            again[-1:] = ["--probe=", "--"] if survives else []  # no ssh reaches emulated hosts
             command[place:place] = again
             environment = self._cluster.environment()
         with (folder / "output.txt").open("wb") as output:
@@ -246,7 +250,7 @@ def disturb(
     """Yield the outcomes of runs of a mode whose ranks fail."""
     arguments = [*training(options), *MODES[mode], "--checkpoint-every=4 steps"]
     arguments += ["--buddy-interval=5 steps"]
-    arguments += [f"--timeout={options.timeout}"] if kind == "stop" else []
+    arguments += [f"--timeout={options.timeout}"] if kind in ("host", "stop") else []
     undisturbed = place / f"{mode}-{kind}"
     status, latest, _ = launch.run(undisturbed, arguments, None)
     if status:
@@ -259,7 +263,7 @@ def disturb(
         text = (folder / "output.txt").read_text(errors="replace")
         before, restart, _ = text.partition("pydtnn.launch: restart")
         outcome.restarted = bool(restart)
-        outcome.survived = not restart or "before MPI had started" in before or "MPI_Init" in before
+        outcome.survived = not restart or any(text in before for text in NOT_STARTED)
         outcome.trained = (folder / "run" / "run.json").exists()
         if outcome.status == 0 and outcome.trained:
             outcome.failures = json.loads((folder / "run" / "run.json").read_text())["failures"]
@@ -334,7 +338,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10, help="of an epoch")
     parser.add_argument("--batch", type=int, default=64, help="of all ranks")
-    parser.add_argument("--timeout", type=int, default=10, help="of `stop`, in s")
+    parser.add_argument("--timeout", type=int, default=10, help="of `host` and `stop`, in s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the output of runs that are not good")
     parser.add_argument("--cost", action="store_true", help="of runs without failures")

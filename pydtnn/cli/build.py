@@ -307,6 +307,7 @@ def create_job(
     )
     if before is not None:
         job.predicted, job.sent_before = before.predicted, before.sent_before
+        job.about = before.about
         trainer.seconds = before.trainer.seconds
     return job
 

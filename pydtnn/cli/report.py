@@ -128,7 +128,7 @@ def write_run_files(job: Job) -> None:
         "weight_decay": optimizer.weight_decay,
         "predicted": None if job.predicted is None else asdict(job.predicted),
         "failures": [] if job.survival is None else job.survival.about(),
-        "environment": collect(),
+        "environment": job.about.get("environment") or collect(),  # of an earlier attempt
     }
     job.about = content
     _write_about(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
@@ -22,7 +23,8 @@ from pydtnn.utils.errors import describe
 from pydtnn.utils.names import unknown
 
 
-def library() -> dict[str, type]:
+@functools.cache  # it is needed for every layer of a network
+def library() -> Mapping[str, type]:
     """Return the library's layers and blocks by name, without their names in other libraries."""
     return {
         name: kind

@@ -20,7 +20,6 @@ from pydtnn.comm.remaining import on_remaining
 from pydtnn.search.dimension import WHO
 from pydtnn.search.groups import AUTO
 from pydtnn.search.lines import best_of, result_of
-from pydtnn.search.page import render
 from pydtnn.search.search import print_line, search
 from pydtnn.search.space import Space, read_space
 from pydtnn.search.training import command_of, configuration
@@ -143,6 +142,8 @@ def _read(options: argparse.Namespace) -> Space:
 
 def _finish(space: Space, study: Any, folder: Path, options: argparse.Namespace) -> None:
     """Write the file of `--export` and the page, and print the best trials."""
+    from pydtnn.search.page import render  # one rank needs it
+
     best = best_of(space, study.get_trials(deepcopy=False))
     if best and options.export:  # before lines, for which the terminal may have been closed
         text = configuration(space, best[0])

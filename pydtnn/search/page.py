@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -188,7 +189,13 @@ def _options(space: Space, study: Any, trials: Sequence[Any]) -> list[Section]:
 
 
 def _importance(space: Space, study: Any) -> Section:
-    from optuna import importance
+    # Optuna imports scikit-learn, if it can, for other evaluators: 1 s, most of the time of a page.
+    without = sys.modules.setdefault("sklearn", cast("Any", None)) is None
+    try:
+        from optuna import importance
+    finally:
+        if without:
+            del sys.modules["sklearn"]
 
     title, figures, why = "Importance of the options", [], ""
     for place, name in enumerate(space.objective):

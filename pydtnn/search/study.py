@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pydtnn.search.dimension import RANKS, WHO
+from pydtnn.search.journal import FileLock, Journal
 from pydtnn.search.population import NAME, exploit, explore
 from pydtnn.search.space import Space
 from pydtnn.utils.imports import import_optional
@@ -97,52 +97,6 @@ def lock_of(folder: Path, number: int) -> Path:
     return folder / LOCKS / f"{number:05d}"
 
 
-class FileLock:
-    """A lock of processes, which the system releases when one ends; for journals of Optuna.
-
-    Optuna's own lock is a link that remains when its process is killed: others wait for 30 s.
-    Without effect on file systems that do not support it.
-
-    Parameters
-    ----------
-    path : Path
-        The file that is locked, which is created.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: int | None = None
-
-    def acquire(self) -> bool:
-        """Wait for the lock; return True."""
-        self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o666)
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-def _cut_unfinished(journal: Path) -> None:
-    """Cut the line that a host which has failed did not finish: Optuna could not read on."""
-    if not journal.exists():
-        return
-    with open(journal, "r+b") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
-
-
 @dataclass(frozen=True)
 class Taken:
     """A trial that a group of ranks trains.
@@ -202,7 +156,6 @@ class SharedStudy:
     def __init__(self, folder: Path, space: Space) -> None:
         import_optional("optuna", "optuna", "search")
         import optuna
-        from optuna.storages.journal import JournalFileBackend
         from optuna.study import StudyDirection
 
         self.folder, self.space = folder, space
@@ -213,15 +166,11 @@ class SharedStudy:
         _make("sampler", samplers(), space.sampler)
         pruner = _make("pruner", pruners(), space.pruner)
         (folder / LOCKS).mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCKS / JOURNAL)
-        with lock:
-            _cut_unfinished(folder / JOURNAL)
-        journal = optuna.storages.JournalStorage(
-            JournalFileBackend(str(folder / JOURNAL), lock_obj=cast("Any", lock))
-        )
+        self._journal = Journal(folder / JOURNAL, FileLock(folder / LOCKS / JOURNAL))
+        storage = optuna.storages.JournalStorage(cast("Any", self._journal))
         with FileLock(self.folder / LOCKS / CHOICE):
             self.study = optuna.create_study(
-                storage=journal,
+                storage=storage,
                 study_name=WHO,
                 directions=[StudyDirection[one.upper()] for one in space.objective.values()],
                 pruner=pruner,
@@ -274,7 +223,7 @@ class SharedStudy:
 
         study, state = self.study, optuna.trial.TrialState
         size = len(group["ranks"])
-        with FileLock(self.folder / LOCKS / CHOICE):
+        with self._journal.stored(), FileLock(self.folder / LOCKS / CHOICE):
             for one in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
                 if not self._suits(one, size) or not self._claim(one.number):
                     continue
@@ -412,9 +361,10 @@ class SharedStudy:
     def report(self, number: int, value: float, epoch: int) -> bool:
         """Store the value of an epoch, counted from 1; return whether the trial is to be pruned."""
         trial = self._trials[number]
-        if epoch not in self.study.get_trials(deepcopy=False)[number].intermediate_values:
-            trial.report(value, epoch)
-        return bool(trial.should_prune())
+        with self._journal.stored():
+            if epoch not in self.study.get_trials(deepcopy=False)[number].intermediate_values:
+                trial.report(value, epoch)
+            return bool(trial.should_prune())
 
     def tell(self, number: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         """Store the results of a trial that is complete."""
@@ -435,7 +385,8 @@ class SharedStudy:
         trial = self._trials.pop(number)
         spans = trial.user_attrs[GROUP]
         spans[-1]["end"] = time.time()
-        self._store(trial, {**facts, GROUP: spans}, state, values)
+        with self._journal.stored():
+            self._store(trial, {**facts, GROUP: spans}, state, values)
         self._release(number)
 
     def _store(

@@ -220,3 +220,15 @@ def test_spans_of_a_trial_have_the_group_and_the_time(tmp_path: Path) -> None:
     assert spans[0]["end"] is None
     assert spans[1]["end"] >= spans[1]["begin"]
     assert own.study.trials[0].user_attrs["epochs"] == 3
+
+
+def test_each_step_of_a_trial_waits_once_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, waits = shared(tmp_path), []
+    monkeypatch.setattr("os.fsync", waits.append)
+    own.take(GROUP)
+    own.report(0, 0.5, 1)
+    own.tell(0, {"y": 0.5}, {})
+    assert len(waits) == 3
+    assert shared(tmp_path).study.trials[0].values == [0.5]

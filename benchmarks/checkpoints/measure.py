@@ -135,7 +135,7 @@ def read_damaged(form: Format, folder: Path) -> tuple[str, str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # that of PyTorch's DCP is no Exception
-        return "error", f"{type(error).__name__}: {error}".partition("\n")[0][:80]
+        return "error", f"{type(error).__name__}: {error}".partition("\n")[0][:64]
     finally:
         now = {name: values.copy() for name, values in form.arrays.items()}
         for name, values in form.arrays.items():

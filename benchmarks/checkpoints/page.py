@@ -53,15 +53,22 @@ def groups(records: Records, *keys: str) -> dict[tuple[Any, ...], list[dict[str,
     return found
 
 
+def cells(own: Records) -> list[str]:
+    """Return times, MB, MB of memory to write and to read, and the number of some records."""
+    times = [show(record[what] for record in own) for what in ("write", "read", "blocked")]
+    memory = [f"{np.median([r[what] for r in own]):.1f}" for what in ("memory", "reading")]
+    return [*times, f"{own[0]['bytes'] / 1e6:.2f}", *memory, str(len(own))]
+
+
 def summary(records: Records) -> str:
     """Return times in ms, with their intervals, as text."""
     lines = []
     times = [record for record in records if record["what"] == "time"]
     for key, own in groups(times, "network", "ranks", "place", "format").items():
-        write, read, waits = (show(r[what] for r in own) for what in ("write", "read", "blocked"))
+        write, read, waits, size, _, _, turns = cells(own)
         lines.append(
-            f"{key[0]:9} {key[1]} {key[2]:6} {key[3]:16} {own[0]['bytes'] / 1e6:7.1f} MB  "
-            f"write {write:28} read {read:28} waits {waits:28} n={len(own)}"
+            f"{key[0]:9} {key[1]} {key[2]:6} {key[3]:16} {size:>7} MB  "
+            f"write {write:28} read {read:28} waits {waits:28} n={turns}"
         )
     return "\n".join(lines)
 
@@ -75,16 +82,8 @@ def create(records: Records, about: Sequence[str]) -> str:
     for (network, place), own in groups(times, "network", "place").items():
         parts.append(f"<h2>{network}, {place}</h2>")
         parts.append(bars(own))
-        rows = []
-        for (ranks, name), some in groups(own, "ranks", "format").items():
-            rows.append(
-                [
-                    name, ranks, show(r["write"] for r in some), show(r["read"] for r in some),
-                    show(r["blocked"] for r in some), f"{some[0]['bytes'] / 1e6:.2f}",
-                    f"{np.median([r['memory'] for r in some]):.1f}",
-                    f"{np.median([r['reading'] for r in some]):.1f}", len(some),
-                ]
-            )  # fmt: skip
+        some = groups(own, "ranks", "format").items()
+        rows = [[name, ranks, *cells(found)] for (ranks, name), found in some]
         head = (
             "format", "ranks", "write, ms", "read, ms", "a step waits, ms", "MB", "write: MB",
             "read: MB", "turns",

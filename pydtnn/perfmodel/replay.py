@@ -39,7 +39,7 @@ SHORT = 1024
 """Bytes up to which an array of a sum is taken to be of float64."""
 
 
-class _Recorded(ComputeCosts):
+class Recorded(ComputeCosts):
     """No costs of segments: the computation is that of the trace."""
 
     def seconds(self, label: Any, layer: Any, batch: int) -> float:
@@ -117,7 +117,7 @@ class Replay:
             return own.run(ranks[comm.rank], stops[:, comm.rank].tolist())
 
         try:
-            run = run_virtual(program, network=network, costs=_Recorded(), processor=processor)
+            run = run_virtual(program, network=network, costs=Recorded(), processor=processor)
         except RuntimeError as error:
             raise ValueError(
                 f"replay: the recorded calls of the ranks do not match: {error}; record whole steps"
@@ -159,7 +159,7 @@ class _Repeated:
 
     def _make(self, call: Call) -> None:
         comm, members = self._groups.get(call.group, (self._comm, []))
-        key, length = (call.group, call.name), self._length(call, comm.size)
+        key, length = (call.group, call.name), call.length(comm.size)
         if call.waits:
             self._wait(call)
         elif call.name == "test":
@@ -187,11 +187,8 @@ class _Repeated:
     def _wait(self, call: Call) -> None:
         """Wait for the request whose last message was complete in a recorded wait, or before it."""
         requests = self._pending.get((call.group, call.name), [])
-        ends = [max((one.stop for one in post.messages), default=0) for post, _ in requests]
-        within = [place for place, end in enumerate(ends) if call.time <= end <= call.stop]
-        earlier = [place for place, end in enumerate(ends) if end < call.time]
         if requests:
-            requests.pop((within or earlier or [0])[0])[1].wait()
+            requests.pop(call.awaited([post for post, _ in requests]))[1].wait()
 
     def _complete(self, time: int) -> None:
         """Wait for messages that were complete at the recorded end of a step.
@@ -211,13 +208,6 @@ class _Repeated:
             post = comm.isend if one.sends else comm.irecv
             posted.append(post(array, peer, one.tag))
         return Together(posted) if posted else Completed()
-
-    def _length(self, call: Call, size: int) -> int:
-        """Return the length of the whole array of a collective call, in B."""
-        if size == 1 or call.name in POSTS:
-            return 0
-        passes = 2 if call.name in ("allreduce", "iallreduce") else 1
-        return round(call.nbytes * size / (passes * (size - 1)))
 
     def _array(self, nbytes: int) -> np.ndarray:
         """Return an array of zeros, which all calls share: their values do not matter.

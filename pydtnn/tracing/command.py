@@ -47,10 +47,12 @@ def create_parser(*more: Callable[[Any], None]) -> Parser:
         required=True,
         choices=FORMATS,
         help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; kineto: files of "
-        "PyTorch's profiler, for Holistic Trace Analysis; csv: a row per record",
+        "PyTorch's profiler, for Holistic Trace Analysis; chakra: a step for simulators such as "
+        "ASTRA-sim; csv: a row per record",
     )
     export.add_argument(
-        "--output", help="file or, for otf2 and kineto, new folder; default: in the folder"
+        "--output",
+        help="file or, for otf2, kineto and chakra, new folder; default: in the folder",
     )
     export.set_defaults(command=_export)
     summary = commands.add_parser("summary", help="print where time went")

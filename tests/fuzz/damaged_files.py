@@ -68,7 +68,11 @@ from pydtnn.perfmodel.compute.profile import (
 from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
 from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
-from pydtnn.tracing import RankTrace, build_timeline, read_traces
+from pydtnn.tracing import RankTrace, build_timeline, load_timeline, read_traces
+from pydtnn.tracing.chakra import Node, read_nodes
+from pydtnn.tracing.chakra import encode as encode_nodes
+from pydtnn.tracing.execution import groups_of
+from pydtnn.tracing.exports.chakra import to_nodes
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import STATE
@@ -738,6 +742,27 @@ class Traces(Kind):
             assert (trace.names, trace.about) == (right.names, right.about)
 
 
+class ExecutionTraces(Kind):
+    """Files of Chakra of two ranks; they have no checksum."""
+
+    def prepare(self) -> None:
+        write_run(self.folder / "run", ranks=2, steps=1)
+        ranks, _ = to_nodes(load_timeline(self.folder / "run"))
+        shutil.rmtree(self.folder / "run")
+        for rank, nodes in enumerate(ranks):
+            (self.folder / f"step.{rank}.et").write_bytes(encode_nodes(nodes))
+
+    def read(self) -> list[list[Node]]:
+        ranks = read_nodes(sorted(self.folder.glob("*.et")))
+        groups_of(ranks)
+        return ranks
+
+    def check(self, found: list[list[Node]], name: str, data: bytes) -> None:
+        for nodes in found:  # other numbers make nodes, too
+            known = {node.id for node in nodes}
+            assert all({*node.data} <= known - {node.id} for node in nodes)
+
+
 class Profiles(Kind):
     """Measured times of compute; they have no checksum."""
 
@@ -795,6 +820,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "choices": Choices,
     "own code": OwnCode,
     "traces": Traces,
+    "execution traces": ExecutionTraces,
     "shards": Shards,
     "images": Images,
     "text": Text,

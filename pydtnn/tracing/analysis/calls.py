@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,6 +64,23 @@ class Call:
     waits: bool = False
     counts: list[int] = field(default_factory=list)
     messages: list[Side] = field(default_factory=list)
+
+    def length(self, size: int) -> int:
+        """Return the length of the whole array of a collective call of some ranks, in B."""
+        if size == 1 or self.name in POSTS:
+            return 0
+        passes = 2 if self.name in ("allreduce", "iallreduce") else 1
+        return round(self.nbytes * size / (passes * (size - 1)))
+
+    def awaited(self, posts: Sequence[Call]) -> int:
+        """Return which of the calls that posted messages a wait has waited for.
+
+        It is the one whose last message was complete in the wait, or before it.
+        """
+        ends = [max((one.stop for one in post.messages), default=0) for post in posts]
+        within = [place for place, end in enumerate(ends) if self.time <= end <= self.stop]
+        earlier = [place for place, end in enumerate(ends) if end < self.time]
+        return (within or earlier or [0])[0]
 
 
 @dataclass

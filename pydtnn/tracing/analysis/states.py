@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -44,6 +45,15 @@ class States:
     def seconds(self) -> np.ndarray:
         """Time in each `State`, in s."""
         return np.bincount(self.state, np.diff(self.times), len(State)) / 1e9
+
+    def runs(self, chosen: Collection[State]) -> Iterator[tuple[int, int, int, int]]:
+        """Yield state, activity, start and stop of each time in which they do not change."""
+        before = np.append(True, np.diff(self.state) | np.diff(self.activity)).astype(bool)
+        borders = np.flatnonzero(before[: len(self.state)])
+        stops = self.times[np.append(borders[1:], len(self.state)).astype(int)]
+        columns = self.state[borders], self.activity[borders], self.times[borders], stops
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return (row for row in rows if row[0] in chosen)
 
 
 def find_states(timeline: Timeline, blocks: Blocks | None = None) -> list[States]:

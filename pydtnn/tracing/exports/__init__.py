@@ -1,4 +1,4 @@
-"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, PyTorch's profiler, tables."""
+"""Traces in the formats of other tools: Perfetto, Paraver, OTF2, Kineto, Chakra, tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pydtnn.tracing.exports.chakra import write_chakra
 from pydtnn.tracing.exports.chrome import write_chrome
 from pydtnn.tracing.exports.kineto import write_kineto
 from pydtnn.tracing.exports.otf2 import write_otf2
@@ -34,6 +35,7 @@ FORMATS = {
     "paraver": Format(write_paraver, "trace.prv"),
     "otf2": Format(write_otf2, "otf2"),
     "kineto": Format(write_kineto, "kineto"),
+    "chakra": Format(write_chakra, "chakra"),
     "csv": Format(write_table, "trace.csv"),
 }
 """The formats by name."""
@@ -41,6 +43,7 @@ FORMATS = {
 __all__ = [
     "FORMATS",
     "Format",
+    "write_chakra",
     "write_chrome",
     "write_kineto",
     "write_otf2",

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pydtnn.tracing.analysis.states import State, States, find_states
 from pydtnn.tracing.exports.chrome import Event
 from pydtnn.tracing.timeline import Timeline
@@ -79,7 +77,7 @@ def _events(timeline: Timeline, rank: int, states: States) -> Iterator[Event]:
         yield _event(name, category, rank, row.lane + 1, row.start, row.stop)
     correlation = FIRST_LAUNCH
     for stream, chosen in STREAMS.items():
-        for state, activity, start, stop in _runs(states, chosen):
+        for state, activity, start, stop in states.runs(chosen):
             if round(start / 1000) == round(stop / 1000):
                 continue
             launch = _event("cudaLaunchKernel", "cuda_runtime", rank, 1, start, start)
@@ -88,15 +86,6 @@ def _events(timeline: Timeline, rank: int, states: States) -> Iterator[Event]:
             args = {"stream": stream, "device": 0, "correlation": correlation}
             yield _event(name, "kernel", 0, stream, start, stop) | {"args": args}
             correlation += 1
-
-
-def _runs(states: States, chosen: tuple[State, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield state, activity, start and stop of what is in some states, joined where it is equal."""
-    before = np.append(True, np.diff(states.state) | np.diff(states.activity)).astype(bool)
-    borders = np.flatnonzero(before)
-    for first, last in zip(borders, [*borders[1:], len(states.state)], strict=True):
-        if (state := states.state[first]) in chosen:
-            yield state, states.activity[first], states.times[first], states.times[last]
 
 
 def _kernel(timeline: Timeline, stream: int, state: int, activity: int) -> str:

@@ -20,6 +20,7 @@ from pydtnn.callbacks import (
     HistoryWriter,
     MeasurementWriter,
     MLflow,
+    MLPerfLog,
     ReduceOnPlateau,
     SlowRanks,
     StopAtMetric,
@@ -53,6 +54,7 @@ from pydtnn.training.objective import check_metrics, metrics_of
 from pydtnn.training.recovery import why_not_recovered
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
+from pydtnn.utils.machine import cpu_name
 from pydtnn.utils.names import unknown
 
 BALANCED = "balanced"
@@ -271,6 +273,8 @@ def create_job(
         recorder = Recorder(config.traced_steps(), clock.virtual()) if traced else None
         own = [survival] if survival is not None else []
         others = create_callbacks(config, directory, monitor, meter)
+        if config.mlperf_log and not config.evaluate_only:
+            others.append(create_mlperf_log(config, len(train), len(validation)))
         callbacks = [*own, meter, *slow, *balance, *others]
     trainer = Trainer(
         model,
@@ -459,6 +463,22 @@ def create_trackers(config: TrainConfig, directory: Path) -> list[Callback]:
         for kind, name in chosen
         if name is not None
     ]
+
+
+def create_mlperf_log(config: TrainConfig, train: int, validation: int) -> MLPerfLog:
+    """Create the callback of `--mlperf-log`; networks of one kind are one benchmark."""
+    facts = {
+        "submission_benchmark": config.model.rstrip("0123456789"),
+        "submission_org": "unknown",
+        "submission_division": "open",
+        "submission_status": "research",
+        "submission_platform": cpu_name(),
+        "train_samples": train,
+        "eval_samples": validation,
+        "seed": config.seed,
+        "gradient_accumulation_steps": config.accumulation or 1,
+    }
+    return MLPerfLog(str(config.mlperf_log), facts)
 
 
 def hyper_parameters(config: TrainConfig) -> dict[str, Any]:

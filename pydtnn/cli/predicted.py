@@ -184,7 +184,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("checkpoint_every", "checkpoint_background", "mtbf", "keep_every", "grace"),
         *("checkpoint_local", "checkpoint_local_every"),
         *("progress", "verbose", "quiet", "check_equal", "tensorboard", "tensorboard_histograms"),
-        *("mlflow", "wandb"),
+        *("mlflow", "wandb", "mlperf_log"),
         *("timeout", "straggler_factor", "balance", "restore_best"),
         *("survive", "min_ranks", "buddy_interval"),
     ),

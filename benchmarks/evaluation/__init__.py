@@ -1,0 +1,1 @@
+"""Frameworks compared on one protocol: `python -m benchmarks.evaluation`."""

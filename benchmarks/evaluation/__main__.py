@@ -1,0 +1,113 @@
+"""Frameworks compared on one protocol.
+
+    python -m benchmarks.evaluation run plan.yaml --output results
+    python -m benchmarks.evaluation report results
+
+`run` installs each framework into an environment of its own, checks that the losses of the first
+steps agree, and runs the plan: each run in processes of its own, in random order within each
+repetition. Interrupted, the same command continues. `report` writes tables and figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common.report import describe
+from benchmarks.evaluation import observations
+from benchmarks.evaluation.plan import FROZEN, Cell, Plan
+from benchmarks.evaluation.report import create
+from benchmarks.evaluation.running import (
+    MAX_REPEATED,
+    RunError,
+    disturbance,
+    machine,
+    run_cell,
+)
+from pydtnn.utils.command import run_command
+
+PLANS = Path(__file__).parent / "plans"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    run = commands.add_parser("run", help="run a plan, or the rest of it")
+    run.add_argument("plan", type=Path, nargs="?", default=PLANS / "default.yaml")
+    run.add_argument("--output", type=Path, required=True, help="folder of the results")
+    run.add_argument(
+        "--environments",
+        type=Path,
+        default=Path("build/evaluation"),
+        help="folder of the frameworks' environments (default: build/evaluation)",
+    )
+    run.set_defaults(call=_run)
+    report = commands.add_parser("report", help="write tables and figures of results")
+    report.add_argument("output", type=Path, metavar="RESULTS")
+    report.set_defaults(call=_report)
+    given = parser.parse_args(arguments)
+    return run_command("evaluation", lambda: given.call(given))
+
+
+def _run(given: argparse.Namespace) -> None:
+    plan, folder = Plan.load(given.plan), given.output
+    plan.freeze(folder)
+    about = folder / "machine.txt"
+    if not about.exists():
+        about.write_text("\n".join(describe()) + "\n")
+    done = set()
+    if (folder / observations.RUNS).exists():
+        done = {tuple(one[name] for name in Cell._fields) for one in observations.read(folder)}
+    cells = [*plan.cells()]
+    for number, cell in enumerate(cells, start=1):
+        if cell not in done:
+            found = _undisturbed(cell, plan, given)
+            observations.append(folder, cell, found)
+            text = found.get("error") or f"{1e3 * found['step']:.4g} ms"
+            print(f"{number:4} of {len(cells)}  {cell.name:32} {text}", flush=True)
+    _report(given)
+
+
+def _undisturbed(cell: Cell, plan: Plan, given: argparse.Namespace) -> dict[str, object]:
+    """Run a cell, and again while other programs disturb it."""
+    for repeated in range(MAX_REPEATED + 1):  # noqa: B007
+        before, used = machine(), _used()
+        try:
+            found = run_cell(cell, plan, given.output, given.environments.absolute())
+        except RunError as error:
+            return {"error": str(error)}
+        after = machine()
+        other = disturbance(before, after, _used() - used)
+        if not (disturbed := any(other[name] > most for name, most in plan.disturbed.items())):
+            break
+    times = sorted(found["times"][plan.warm_up :])
+    found |= {"step": times[len(times) // 2], "repeated": repeated, "disturbed": disturbed}
+    return found | {"before": before, "after": after, **other}
+
+
+def _used() -> float:
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime
+
+
+def _report(given: argparse.Namespace) -> None:
+    folder = given.output
+    path = folder / FROZEN
+    if not path.exists():
+        raise ValueError(f"{folder}: expected {FROZEN}, got none; run a plan first")
+    plan = Plan(**json.loads(path.read_text())["plan"])
+    runs = observations.read(folder)
+    table = observations.write(folder, runs, plan.warm_up, plan.batch)
+    about = (folder / "machine.txt").read_text().splitlines()
+    for path in (table, *create(folder, plan, runs, about)):
+        print(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""JAX: one process a rank, gradients averaged by psum (gloo), optax.sgd."""
+
+import os
+
+from protocol import Job
+
+job = Job()
+os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen={str(job.threads > 1).lower()}"
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as Spec  # noqa: E402
+
+jax.config.update("jax_platforms", "cpu")
+if job.ranks > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{job.port}", job.ranks, job.rank)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+
+def apply(layers, weights, x):
+    """Return the values of a list of layers; `weights` is an iterator."""
+    for kind, *numbers in layers:
+        if kind == "conv":
+            _, kernel, stride = numbers
+            pad = [(kernel // 2, kernel // 2)] * 2
+            order = ("NHWC", "HWIO", "NHWC")
+            w = next(weights)
+            x = jax.lax.conv_general_dilated(x, w, (stride, stride), pad, dimension_numbers=order)
+        elif kind == "bn":
+            mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
+            x = (x - mean) * jax.lax.rsqrt(var + 1e-5) * next(weights) + next(weights)
+        elif kind == "dense":
+            x = x @ next(weights) + next(weights)
+        elif kind == "maxpool":
+            size = (1, numbers[0], numbers[0], 1)
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, size, "VALID")
+        elif kind == "gap":
+            x = x.mean((1, 2))
+        elif kind == "flatten":
+            x = x.reshape(len(x), -1)
+        elif kind == "residual":
+            body = apply(numbers[0], weights, x)
+            x = body + (apply(numbers[1], weights, x) if numbers[1] else x)
+        else:
+            x = jax.nn.relu(x)
+    return x
+
+
+def loss_of(weights, x, y):
+    logits = apply(job.layers, iter(weights), x)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+optimizer = optax.sgd(job.rate, job.momentum)
+
+
+def update(weights, state, x, y):
+    loss, gradients = jax.value_and_grad(loss_of)(weights, x, y)
+    gradients = jax.lax.pmean(gradients, "data")
+    changes, state = optimizer.update(gradients, state)
+    return optax.apply_updates(weights, changes), state, loss[None]
+
+
+replicated, divided = Spec(), Spec("data")
+train = jax.jit(
+    jax.shard_map(
+        update,
+        mesh=mesh,
+        in_specs=(replicated, replicated, divided, divided),
+        out_specs=(replicated, replicated, divided),
+        check_vma=False,
+    ),
+    donate_argnums=(0, 1),
+)
+
+
+def put(array, spec):
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, spec), array)
+
+
+weights = [put(one, replicated) for one in job.weights]
+state = jax.jit(optimizer.init)(weights)
+
+
+def step(x, y):
+    global weights, state
+    x, y = put(x, divided), put(y.astype("int32"), divided)
+    weights, state, loss = train(weights, state, x, y)
+    jax.block_until_ready(weights)
+    return loss.addressable_shards[0].data[0]
+
+
+job.measure(step, version=jax.__version__)

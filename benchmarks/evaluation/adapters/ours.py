@@ -1,0 +1,75 @@
+"""pydtnn: data parallelism with the default exchange, started by mpirun."""
+
+from protocol import Job  # first: it sets the cores of this process
+
+job = Job()
+
+import numpy as np  # noqa: E402
+
+import pydtnn  # noqa: E402
+from pydtnn import layers  # noqa: E402
+from pydtnn.comm import create_communicator  # noqa: E402
+from pydtnn.data import Batch  # noqa: E402
+from pydtnn.kernels import create_backend  # noqa: E402
+from pydtnn.model import Model  # noqa: E402
+from pydtnn.optimizers import SGD  # noqa: E402
+from pydtnn.parallel.exchange import AllReduce  # noqa: E402
+from pydtnn.training.trainer import Trainer  # noqa: E402
+
+names = iter(f"w{i}" for i in range(10000))
+
+
+def build(given):
+    made = []
+    for kind, *numbers in given:
+        if kind == "conv":
+            filters, kernel, stride = numbers
+            options = {"stride": stride, "padding": kernel // 2, "bias": False}
+            made.append(layers.Conv2d(filters, kernel, name=next(names), **options))
+        elif kind == "bn":
+            made.append(layers.BatchNorm(name=next(names)))
+        elif kind == "dense":
+            made.append(layers.Linear(numbers[0], name=next(names)))
+        elif kind == "maxpool":
+            made.append(layers.MaxPool2d(numbers[0]))
+        elif kind == "residual":
+            body = build(numbers[0])
+            made.append(layers.Residual(body, build(numbers[1]) if numbers[1] else None))
+        else:
+            kinds = {"relu": layers.ReLU, "gap": layers.GlobalAvgPool2d, "flatten": layers.Flatten}
+            made.append(kinds[kind]())
+    return layers.Sequential(*made)
+
+
+comm = create_communicator()
+backend = create_backend("cpu", threads=job.threads)
+model = Model(build(job.layers), job.x.shape[1:], backend=backend)
+order = {"w": 0, "b": 1, "gamma": 0, "beta": 1}
+
+
+def place(name):
+    layer, parameter = name.split(".")[-2:]
+    return int(layer[1:]), order[parameter]
+
+
+for name, weight in zip(sorted(model.parameters, key=place), job.weights, strict=True):
+    own = model.parameters[name].master
+    own[...] = np.moveaxis(weight, -1, 0)  # ours have the outputs first
+
+trainer = Trainer(
+    model,
+    SGD(lr=job.rate, momentum=job.momentum),
+    metrics=(),
+    exchange=AllReduce(comm),
+    progress=False,
+)
+trainer.exchange.start(model.buckets)
+total = job.ranks * job.batch
+
+
+def step(x, y):
+    at = np.arange(len(x))
+    return trainer.train_step(Batch(x, y, at, 0, total), 0).means()["loss"]
+
+
+job.measure(step, lambda: comm.traffic.bytes, pydtnn.__version__)

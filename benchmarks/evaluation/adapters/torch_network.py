@@ -1,0 +1,61 @@
+"""The network of a job in PyTorch, with its weights."""
+
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    def __init__(self, body, shortcut):
+        super().__init__()
+        self.body, self.shortcut = body, shortcut
+
+    def forward(self, x):
+        return self.body(x) + self.shortcut(x)
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+def build(job):
+    """Return the network with the weights of the job."""
+    channels = job.x.shape[-1]
+    weights = iter(map(torch.from_numpy, job.weights))
+
+    def filled(layer, *values):
+        for own, value in zip(layer.parameters(), values, strict=True):
+            own.data.copy_(value)
+        return layer
+
+    def visit(given, shape):
+        made = []
+        for kind, *numbers in given:
+            if kind == "conv":
+                filters, kernel, stride = numbers
+                layer = nn.Conv2d(shape[2], filters, kernel, stride, kernel // 2, bias=False)
+                made.append(filled(layer, next(weights).permute(3, 2, 0, 1)))
+                shape = (-(-shape[0] // stride), -(-shape[1] // stride), filters)
+            elif kind == "bn":
+                made.append(filled(nn.BatchNorm2d(shape[2]), next(weights), next(weights)))
+            elif kind == "dense":
+                made.append(filled(nn.Linear(shape[0], numbers[0]), next(weights).T, next(weights)))
+                shape = (numbers[0],)
+            elif kind == "maxpool":
+                made.append(nn.MaxPool2d(numbers[0]))
+                shape = (shape[0] // numbers[0], shape[1] // numbers[0], shape[2])
+            elif kind == "gap":
+                made.append(Mean())
+                shape = shape[2:]
+            elif kind == "flatten":
+                made.append(nn.Flatten())
+                shape = (shape[0] * shape[1] * shape[2],)
+            elif kind == "residual":
+                body, after = visit(numbers[0], shape)
+                made.append(Residual(body, visit(numbers[1], shape)[0]))
+                shape = after
+            else:
+                made.append(nn.ReLU(inplace=True))
+        return nn.Sequential(*made), shape
+
+    return visit(job.layers, (*job.x.shape[1:3], channels))[0]

@@ -1,0 +1,71 @@
+"""The results of an evaluation as a tidy table: one observation a row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evaluation.plan import Cell
+
+RUNS = "runs.jsonl"
+"""A line for each run that has ended, in the order in which they ran."""
+
+TABLE = "observations.csv"
+
+COLUMNS = ("repetition", "framework", "network", "ranks", "response", "step", "value", "unit")
+
+
+def append(folder: Path, cell: Cell, found: dict[str, Any]) -> None:
+    """Add a run to the results."""
+    path = folder / RUNS
+    cut = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a") as file:
+        file.write("\n" * cut + json.dumps(cell._asdict() | found) + "\n")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Return all runs; a line that was cut off is left out.
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    """
+    path = folder / RUNS
+    if not path.exists():
+        raise ValueError(f"{folder}: expected {RUNS}, got none; run the plan first")
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def rows(runs: list[dict[str, Any]], warm_up: int, batch: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the observations of all runs that did not fail."""
+    for run in runs:
+        if "error" in run:
+            continue
+        own = tuple(run[name] for name in Cell._fields)
+        for step, (loss, seconds) in enumerate(zip(run["losses"], run["times"], strict=True)):
+            yield *own, "loss", step, loss, ""
+            if step >= warm_up:
+                yield *own, "time of a step", step, seconds, "s"
+                yield *own, "throughput", step, run["ranks"] * batch / seconds, "samples/s"
+        for name, unit in (("start_up", "s"), ("memory", "B"), ("bytes", "B")):
+            yield *own, name, "", run[name], unit
+
+
+def write(folder: Path, runs: list[dict[str, Any]], warm_up: int, batch: int) -> Path:
+    """Write the table."""
+    path = folder / TABLE
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows(runs, warm_up, batch))
+    return path

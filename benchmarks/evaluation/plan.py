@@ -1,0 +1,141 @@
+"""The plan of an evaluation: what is run, frozen before the first run.
+
+A plan is a YAML file. All combinations of its factors are run `repetitions` times.
+
+```yaml
+frameworks: [pydtnn, torch_ddp, torch_fsdp, jax]
+networks: [mlp, resnet20, vgg11]
+ranks: [1, 2]
+threads: 1            # of a rank
+batch: 32             # samples of a rank
+steps: 20             # that are timed, after warm_up
+warm_up: 5
+repetitions: 5
+disturbed: {load: 0.5, steal: 0.02}   # a run beside more of this is repeated, at most twice
+```
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from benchmarks.evaluation.frameworks import FRAMEWORKS
+from benchmarks.evaluation.networks import NETWORKS
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.files import write_file
+from pydtnn.utils.names import unknown
+
+FROZEN = "plan.json"
+"""The plan in the folder of results."""
+
+
+class Cell(NamedTuple):
+    """One run: a combination of factors, and its repetition."""
+
+    repetition: int
+    framework: str
+    network: str
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.repetition}-{self.network}-{self.ranks}-{self.framework}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run; see the module."""
+
+    frameworks: tuple[str, ...]
+    networks: tuple[str, ...]
+    ranks: tuple[int, ...]
+    threads: int = 1
+    batch: int = 32
+    steps: int = 20
+    warm_up: int = 5
+    repetitions: int = 5
+    momentum: float = 0.9
+    seed: int = 0
+    disturbed: dict[str, float] = field(default_factory=lambda: {"load": 0.5, "steal": 0.02})
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read a YAML file.
+
+        Raises
+        ------
+        ValueError
+            If a name or a number is not possible.
+        """
+        given: Any = plain_yaml.load(path.read_text())
+        if not isinstance(given, dict):
+            raise ValueError(f"{path}: expected entries such as `ranks: [1, 2]`, got {given!r}")
+        known = cls.__dataclass_fields__
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{path}: {unknown('entry', name, known)}")
+        for name in ("frameworks", "networks", "ranks"):
+            if not isinstance(given.get(name), list) or not given[name]:
+                raise ValueError(f"{path}: {name}: expected a list, got {given.get(name)!r}")
+            given[name] = tuple(given[name])
+        plan = cls(**given)
+        for what, names, table in (
+            ("framework", plan.frameworks, FRAMEWORKS),
+            ("network", plan.networks, NETWORKS),
+        ):
+            for name in names:
+                if name not in table:
+                    raise ValueError(f"{path}: {unknown(what, name, table)}")
+        numbers = {"repetitions": plan.repetitions, "steps": plan.steps, "batch": plan.batch}
+        numbers |= {"threads": plan.threads} | {"ranks": min(plan.ranks)}
+        for name, number in numbers.items():
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{path}: {name}: expected a whole number from 1, got {number!r}")
+        return plan
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that is planned, and of the programs that are run."""
+        programs = sorted((Path(__file__).parent / "adapters").glob("*.py"))
+        content = [json.dumps(asdict(self), sort_keys=True).encode()]
+        content += [program.read_bytes() for program in programs]
+        return hashlib.sha256(b"".join(content)).hexdigest()
+
+    def freeze(self, folder: Path) -> None:
+        """Write the plan, or check that the results in a folder are of this plan.
+
+        Raises
+        ------
+        ValueError
+            If they are of another one.
+        """
+        path = folder / FROZEN
+        if path.exists():
+            found = json.loads(path.read_text())["digest"]
+            if found != self.digest:
+                raise ValueError(
+                    f"{folder}: the results are of another plan, or of other adapters; use another "
+                    "folder"
+                )
+            return
+        content = {"digest": self.digest, "plan": asdict(self)}
+        write_file("evaluation", path, json.dumps(content, indent=1).encode())
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield all runs by repetition, each in an order of its own that `seed` determines."""
+        for repetition in range(self.repetitions):
+            block = [
+                Cell(repetition, *one)
+                for one in product(self.frameworks, self.networks, self.ranks)
+                if one[2] in FRAMEWORKS[one[0]].ranks_of(self.ranks)
+            ]
+            Random(f"{self.seed} {repetition}").shuffle(block)
+            yield from block

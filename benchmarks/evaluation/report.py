@@ -1,0 +1,256 @@
+"""The report of an evaluation: tables in Markdown and HTML, and figures."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evaluation import statistics
+from benchmarks.evaluation.frameworks import FRAMEWORKS
+from benchmarks.evaluation.networks import NETWORKS, parameters
+from benchmarks.evaluation.plan import Plan
+from pydtnn.utils.figures import PALETTE, save_figure
+from pydtnn.utils.files import write_file
+
+CHECKED = 10
+"""First steps whose losses are compared."""
+
+Runs = Sequence[Mapping[str, Any]]
+
+Table = tuple[str, Sequence[str], list[Sequence[str]]]
+"""A title, the head of the columns, and rows."""
+
+
+def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[Path]:
+    """Write report.md, report.html and the figures; return the paths."""
+    good = [run for run in runs if "error" not in run]
+    tables = [
+        *_times(plan, good),
+        _losses(plan, good),
+        _scaling(plan, good),
+        _variation(plan, good),
+        _adapters(plan, good),
+    ]
+    if failed := [run for run in runs if "error" in run]:
+        names = ("framework", "network", "ranks", "repetition", "error")
+        rows = [[str(run[name]) for name in names] for run in failed]
+        tables.append(("Runs that failed", names, rows))
+    notes = [*about, *_disturbed(good)]
+    figures = [_figure(folder, plan, good, network) for network in plan.networks]
+    text = ["# Frameworks compared", "", *(f"- {note}" for note in notes)]
+    page = [HEAD, "<h1>Frameworks compared</h1>", "<ul>"]
+    page += [f"<li>{html.escape(note)}</li>" for note in notes] + ["</ul>"]
+    for title, head, rows in tables:
+        text += ["", f"## {title}", "", *_markdown(head, rows)]
+        page += [f"<h2>{html.escape(title)}</h2>", _html(head, rows)]
+    for path in figures:
+        text += ["", f"![times of steps]({path.name})"]
+        page.append(path.read_text())
+    paths = [folder / "report.md", folder / "report.html"]
+    write_file("evaluation", paths[0], ("\n".join(text) + "\n").encode())
+    write_file("evaluation", paths[1], ("\n".join(page) + "\n").encode())
+    return [*paths, *figures]
+
+
+HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Frameworks compared</title>
+<meta name="viewport" content="width=device-width">
+<style>body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
+div{overflow-x:auto}table{border-collapse:collapse}svg{max-width:100%;height:auto}
+td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}
+td:first-child,th:first-child{text-align:left}</style>
+"""
+
+
+def step_of(run: Mapping[str, Any], plan: Plan) -> float:
+    """Return the median time of a run's steps, in s."""
+    return float(np.median(run["times"][plan.warm_up :]))
+
+
+def select(runs: Runs, **which: Any) -> list[Mapping[str, Any]]:
+    """Return runs with these values."""
+    return [run for run in runs if all(run[name] == value for name, value in which.items())]
+
+
+def paired(
+    runs: Runs, plan: Plan, first: str, second: str, **which: Any
+) -> tuple[list[float], list[float]]:
+    """Return the times of steps of two frameworks in the repetitions that both have."""
+    sides = [
+        {(run["repetition"], run["network"], run["ranks"]): step_of(run, plan) for run in own}
+        for own in (select(runs, framework=name, **which) for name in (first, second))
+    ]
+    keys = [key for key in sides[0] if key in sides[1]]
+    return [sides[0][key] for key in keys], [sides[1][key] for key in keys]
+
+
+def _times(plan: Plan, runs: Runs) -> list[Table]:
+    reference = plan.frameworks[0]
+    head = (
+        *("framework", "ms per step", "samples/s", f"time / {reference}'s"),
+        *("p", "start-up s", "MB per rank", "KB sent"),
+    )
+    found: list[Table] = []
+    for network in plan.networks:
+        for ranks in plan.ranks:
+            rows = []
+            for name in plan.frameworks:
+                own = select(runs, framework=name, network=network, ranks=ranks)
+                if not own:
+                    continue
+                step = statistics.median(step_of(run, plan) for run in own)
+                pair = paired(runs, plan, name, reference, network=network, ranks=ranks)
+                ratio, p = "", ""
+                if name != reference and pair[0]:
+                    compared = statistics.compare(*pair)
+                    ratio = compared.ratio.text() + (" *" if compared.significant else "")
+                    p = f"{compared.p:.2g}"
+                more = (
+                    np.median([run[what] for run in own])
+                    for what in ("start_up", "memory", "bytes")
+                )
+                start, memory, sent = more
+                rate = ranks * plan.batch / step.value
+                rows.append(
+                    [FRAMEWORKS[name].title, step.text(1e3), f"{rate:.4g}", ratio, p]
+                    + [f"{start:.1f}", f"{memory / 1e6:.0f}", f"{sent / 1e3:.0f}"]
+                )
+            size = parameters(NETWORKS[network]) / 1e6
+            title = f"{network} ({size:.2f} M parameters), {ranks} rank{'s' * (ranks > 1)}"
+            found.append((title, head, rows))
+    return found
+
+
+def loss_differences(plan: Plan, runs: Runs) -> list[tuple[str, int, str, float]]:
+    """Return for each network, ranks and framework the largest difference of its first losses.
+
+    It is that to the median of the frameworks, relative to it.
+    """
+    found = []
+    for network in plan.networks:
+        for ranks in plan.ranks:
+            losses = {
+                name: np.array(own[0]["losses"][:CHECKED])
+                for name in plan.frameworks
+                if (own := select(runs, framework=name, network=network, ranks=ranks))
+            }
+            if losses:
+                middle = np.median([*losses.values()], axis=0)
+                for name, own in losses.items():
+                    found.append((network, ranks, name, float(np.max(abs(own / middle - 1)))))
+    return found
+
+
+def _losses(plan: Plan, runs: Runs) -> Table:
+    rows = [
+        [network, str(ranks), FRAMEWORKS[name].title, f"{value:.1e}"]
+        for network, ranks, name, value in loss_differences(plan, runs)
+    ]
+    title = f"Losses of the first {CHECKED} steps: largest relative difference to the median"
+    return title, ("network", "ranks", "framework", "difference"), rows
+
+
+def _scaling(plan: Plan, runs: Runs) -> Table:
+    least, rows = min(plan.ranks), []
+    for network in plan.networks:
+        for name in plan.frameworks:
+            cells = []
+            for ranks in plan.ranks:
+                few = select(runs, framework=name, network=network, ranks=least)
+                many = select(runs, framework=name, network=network, ranks=ranks)
+                pairs = [
+                    step_of(a, plan) / step_of(b, plan)
+                    for a in few
+                    for b in many
+                    if a["repetition"] == b["repetition"]
+                ]
+                cells.append(statistics.median(pairs).text(100) if pairs else "-")
+            rows.append([network, FRAMEWORKS[name].title, *cells])
+    title = f"Weak scaling: efficiency in % of {least} rank{'s' * (least > 1)}"
+    return title, ("network", "framework", *map(str, plan.ranks)), rows
+
+
+def _variation(plan: Plan, runs: Runs) -> Table:
+    """All frameworks that run with all numbers of ranks, logarithms of the times of steps."""
+    least = min(
+        (len(select(runs, framework=f, network=n, ranks=r)) for f in plan.frameworks
+         for n in plan.networks for r in FRAMEWORKS[f].ranks_of(plan.ranks)),
+        default=0,
+    )  # fmt: skip
+    cells = {
+        (name, network, str(ranks)): [np.log(step_of(run, plan)) for run in own[:least]]
+        for name in plan.frameworks
+        if FRAMEWORKS[name].ranks_of(plan.ranks) == [*plan.ranks]
+        for network in plan.networks
+        for ranks in plan.ranks
+        if (own := select(runs, framework=name, network=network, ranks=ranks))
+    }
+    try:
+        shares = statistics.variation(cells, ("framework", "network", "ranks")) if cells else {}
+    except ValueError:
+        shares = {}
+    rows = [[name, f"{100 * share:.2f}"] for name, share in shares.items()]
+    return "Variation of the times of steps (logarithms) by factor", ("factor", "%"), rows
+
+
+def _adapters(plan: Plan, runs: Runs) -> Table:
+    rows = []
+    for name in plan.frameworks:
+        own = select(runs, framework=name)
+        version = own[0]["version"] if own else "-"
+        source = own[0]["bytes_from"] if own else "-"
+        rows.append([FRAMEWORKS[name].title, version, str(FRAMEWORKS[name].lines()), source])
+    return "Adapters", ("framework", "version", "lines of code", "bytes counted by"), rows
+
+
+def _disturbed(runs: Runs) -> list[str]:
+    repeated = sum(run["repeated"] for run in runs)
+    still = sum(run["disturbed"] for run in runs)
+    return [
+        f"{repeated} runs were repeated because of other programs; {still} of the last tries too"
+    ]
+
+
+def _figure(folder: Path, plan: Plan, runs: Runs, network: str) -> Path:
+    """Draw the times of all steps of a network: a point for each, and the median."""
+
+    def draw(make: Any) -> Any:
+        figure = make(figsize=(7.2, 0.5 + 0.32 * len(plan.frameworks) * len(plan.ranks)))
+        axes = figure.add_axes((0.3, 0.2, 0.66, 0.68))
+        labels, rng = [], np.random.default_rng(0)
+        for ranks in plan.ranks:
+            for color, name in zip(PALETTE, plan.frameworks, strict=False):
+                own = select(runs, framework=name, network=network, ranks=ranks)
+                if not own:
+                    continue
+                times = 1e3 * np.concatenate([run["times"][plan.warm_up :] for run in own])
+                place = len(labels)
+                spread = place + rng.uniform(-0.25, 0.25, len(times))
+                axes.plot(times, spread, ".", ms=2, color=color, alpha=0.5)
+                axes.plot([np.median(times)] * 2, [place - 0.35, place + 0.35], color="#222222")
+                labels.append(f"{FRAMEWORKS[name].title}, {ranks}")
+        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlabel(f"time of a step (ms), {network}; bars: medians")
+        return figure
+
+    path = folder / f"steps-{network}.svg"
+    save_figure("evaluation", path, draw)
+    return path
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = []
+    for tag, row in (("th", head), *(("td", row) for row in rows)):
+        cells = "".join(f"<{tag}>{html.escape(one)}</{tag}>" for one in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join(["<div><table>", *lines, "</table></div>"])

@@ -1,0 +1,187 @@
+"""Runs the cells of a plan: each in processes of its own, and on the same cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.comm.ranks import default_launcher
+from benchmarks.common.processes import end
+from benchmarks.evaluation.frameworks import FRAMEWORKS, Framework, python_of
+from benchmarks.evaluation.networks import NETWORKS, samples, weights
+from benchmarks.evaluation.plan import Cell, Plan
+from pydtnn.utils.files import write_file
+from pydtnn.utils.machine import cpu_name
+
+LIMIT_S = 600.0
+"""Longest time of a run."""
+
+MAX_REPEATED = 2
+"""How often a disturbed run is repeated; the last one counts, and says that it was disturbed."""
+
+BATCHES = 4
+"""Steps after which samples are repeated."""
+
+
+class RunError(RuntimeError):
+    """A run has failed; the text is what it printed last."""
+
+
+def arrays_of(plan: Plan, network: str, folder: Path) -> Path:
+    """Write the samples and the initial weights of a network, once."""
+    path = folder / "arrays" / f"{network}.npz"
+    if not path.exists():
+        one = NETWORKS[network]
+        x, y = samples(one, BATCHES * plan.batch * max(plan.ranks), plan.seed)
+        named = {f"w{i}": array for i, array in enumerate(weights(one, plan.seed))}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, x=x, y=y, **named)
+    return path
+
+
+def cores_of(ranks: int, threads: int) -> list[list[int]]:
+    """Return the cores of each rank: in turn, as many as it has threads."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return [
+        [allowed[(rank * threads + i) % len(allowed)] for i in range(threads)]
+        for rank in range(ranks)
+    ]
+
+
+def run_cell(cell: Cell, plan: Plan, folder: Path, environments: Path) -> dict[str, Any]:
+    """Run a cell; return what its ranks measured.
+
+    Raises
+    ------
+    RunError
+        If a rank ends with an error, or after `LIMIT_S`.
+    """
+    framework, own = FRAMEWORKS[cell.framework], folder / "runs" / cell.name
+    own.mkdir(parents=True, exist_ok=True)
+    for old in own.glob("result-*.json"):
+        old.unlink()
+    job = {
+        "ranks": cell.ranks,
+        "threads": plan.threads,
+        "batch": plan.batch,
+        "steps": plan.steps,
+        "warm_up": plan.warm_up,
+        "rate": NETWORKS[cell.network].rate,
+        "momentum": plan.momentum,
+        "layers": NETWORKS[cell.network].layers,
+        "cores": cores_of(cell.ranks, plan.threads),
+        "arrays": str(arrays_of(plan, cell.network, folder).absolute()),
+        "started": time.time(),
+    }
+    path = (own / "job.json").absolute()
+    write_file("evaluation", path, json.dumps(job).encode())
+    _start(framework, python_of(framework, environments), path, cell.ranks, plan.threads, own)
+    found = [json.loads((own / f"result-{rank}.json").read_text()) for rank in range(cell.ranks)]
+    return _merge(found)
+
+
+def _start(
+    framework: Framework, python: str, job: Path, ranks: int, threads: int, own: Path
+) -> None:
+    command = [python, str(framework.program), str(job)]
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    environment = kept | {
+        "OMP_NUM_THREADS": str(threads),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+    }
+    if framework.mpi:
+        launcher = [word.format(ranks=ranks) for word in shlex.split(default_launcher())]
+        commands = [([*launcher, *command], environment)]
+    else:
+        commands = [(command, environment | {"RANK": str(rank)}) for rank in range(ranks)]
+    with ExitStack() as stack:
+        log = stack.enter_context((own / "output.txt").open("w+"))
+        processes = []
+        for words, variables in commands:
+            process = subprocess.Popen(words, env=variables, stdout=log, stderr=log)
+            stack.callback(end, process)
+            processes.append(process)
+        deadline = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in processes):
+            failed = any(process.poll() for process in processes)
+            if failed or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        if any(process.poll() != 0 for process in processes):
+            log.flush()
+            last = [line for line in (own / "output.txt").read_text().splitlines() if line.strip()]
+            raise RunError(last[-1] if last else f"no end after {LIMIT_S:.0f} s")
+
+
+def _merge(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the responses of a run: of a step, the slowest rank's; of memory, the largest."""
+    times = np.max([one["times"] for one in found], axis=0)
+    sent = [one["bytes"] for one in found]
+    return {
+        "version": found[0]["version"],
+        "losses": np.mean([one["losses"] for one in found], axis=0).tolist(),
+        "times": times.tolist(),
+        "start_up": max(one["start_up"] for one in found),
+        "memory": max(one["memory"] for one in found),
+        "bytes": max(one["socket_bytes"] for one in found) / len(found)
+        if None in sent
+        else max(sent),
+        "bytes_from": "sockets" if None in sent else "framework",
+    }
+
+
+# -- the machine ----------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    """Return the state of the machine: load, time stolen from it, frequency, temperature."""
+    fields = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+    text = Path("/proc/cpuinfo").read_text()
+    clocks = [float(line.split(":")[1]) for line in text.splitlines() if "cpu MHz" in line]
+    zones = sorted(Path("/sys/class/thermal").glob("thermal_zone*/temp"))
+    energy = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+    return {
+        "at": time.time(),
+        "cpu": cpu_name(),
+        "load": os.getloadavg()[0],
+        "busy": sum(fields[:3]) + sum(fields[5:8]),
+        "steal": fields[7] if len(fields) > 7 else 0,
+        "all": sum(fields),
+        "mhz": float(np.mean(clocks)) if clocks else None,
+        "celsius": int(zones[0].read_text()) / 1000 if zones else None,
+        "joules": int(energy.read_text()) / 1e6 if os.access(energy, os.R_OK) else None,
+    }
+
+
+def disturbance(
+    before: Mapping[str, Any], after: Mapping[str, Any], own: float
+) -> dict[str, float]:
+    """Return the cores that other programs used during a run, and the share of time stolen.
+
+    Parameters
+    ----------
+    before, after : mapping
+        Of `machine`.
+    own : float
+        Time of the processor that the run used, in s.
+    """
+    ticks, cores = os.sysconf("SC_CLK_TCK"), os.cpu_count() or 1
+    seconds = max(after["at"] - before["at"], 1e-9)
+    steal = (after["steal"] - before["steal"]) / max(after["all"] - before["all"], 1)
+    busy = (after["busy"] - before["busy"]) / ticks - (after["steal"] - before["steal"]) / ticks
+    return {"load": min(max((busy - own) / seconds, 0.0), cores), "steal": steal}

@@ -1,0 +1,132 @@
+"""Intervals, paired comparisons, and the variation that each factor explains.
+
+References
+----------
+Jain, "The Art of Computer Systems Performance Analysis", 1991, chapters 13 and 16 to 23; Hoefler
+and Belli, "Scientific benchmarking of parallel computing systems", SC 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+"""Of intervals."""
+
+SIGNIFICANT = 0.001
+"""Probability of a difference at least as large between equal programs, below which it counts: of
+1,000 comparisons of equal programs, one is expected to be called different."""
+
+RESAMPLINGS = 2000
+
+
+class Interval(NamedTuple):
+    """A value with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, scale: float = 1.0) -> str:
+        """Return it with four digits, as "12.3 (12.1 to 12.6)"."""
+        value, low, high = (scale * one for one in self)
+        return f"{value:.4g} ({low:.4g} to {high:.4g})"
+
+
+def median(values: Iterable[float]) -> Interval:
+    """Return the median, with an interval by the bootstrap (percentiles of resampled medians)."""
+    own = np.array([*values])
+    drawn = np.random.default_rng(0).choice(own, (RESAMPLINGS, len(own)))
+    rest = 50 * (1 - LEVEL)
+    low, high = np.percentile(np.median(drawn, axis=1), [rest, 100 - rest])
+    return Interval(float(np.median(own)), float(low), float(high))
+
+
+def mean(values: Iterable[float]) -> Interval:
+    """Return the mean with an interval by Student's t."""
+    own = np.array([*values])
+    middle = float(own.mean())
+    if len(own) < 2:
+        return Interval(middle, middle, middle)
+    half = stats.t.ppf((1 + LEVEL) / 2, len(own) - 1) * own.std(ddof=1) / np.sqrt(len(own))
+    return Interval(middle, middle - half, middle + half)
+
+
+class Comparison(NamedTuple):
+    """How many times as long the first program takes as the second, and how sure that is.
+
+    Attributes
+    ----------
+    ratio : Interval
+        Geometric mean of the pairs' ratios.
+    p : float
+        Probability of such a mean, or a larger one, between equal programs: the paired t test.
+    pairs : int
+    """
+
+    ratio: Interval
+    p: float
+    pairs: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference counts."""
+        return self.p < SIGNIFICANT
+
+
+def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
+    """Compare times of two programs that were measured in pairs, such as those of a repetition."""
+    logs = np.log(first) - np.log(second)
+    if not logs.any():
+        return Comparison(Interval(1.0, 1.0, 1.0), 1.0, len(logs))
+    p = float(stats.ttest_1samp(logs, 0.0).pvalue) if len(logs) > 1 else 1.0
+    return Comparison(Interval(*np.exp(mean(logs))), p, len(logs))
+
+
+def variation(
+    cells: Mapping[tuple[str, ...], Sequence[float]], names: Sequence[str]
+) -> dict[str, float]:
+    """Return the share of the variation that each factor, interaction, and the error explain.
+
+    Parameters
+    ----------
+    cells : mapping
+        The observations of each combination of levels, as many of each: a full factorial design.
+    names : sequence of str
+        Of the factors.
+
+    Raises
+    ------
+    ValueError
+        If combinations are missing, or have different numbers of observations.
+    """
+    levels = [sorted({cell[i] for cell in cells}) for i in range(len(names))]
+    shape = tuple(map(len, levels))
+    counts = {len(values) for values in cells.values()}
+    if len(cells) != np.prod(shape) or len(counts) != 1:
+        raise ValueError("variation: expected as many observations of every combination of levels")
+    (count,) = counts
+    y = np.empty((*shape, count))
+    for cell, values in cells.items():
+        y[tuple(own.index(level) for own, level in zip(levels, cell, strict=True))] = values
+    total = float(((y - y.mean()) ** 2).sum())
+    axes = range(len(names))
+    effects: dict[tuple[int, ...], np.ndarray] = {(): np.asarray(y.mean())}
+    shares = {}
+    for number in range(1, len(names) + 1):
+        for kept in combinations(axes, number):
+            others = tuple(i for i in range(y.ndim) if i not in kept)
+            effect = y.mean(axis=others, keepdims=True)
+            for inner, value in effects.items():
+                if set(inner) < set(kept):
+                    effect = effect - value
+            effects[kept] = effect
+            squares = float((effect**2).sum()) * y.size / effect.size
+            shares[" x ".join(names[i] for i in kept)] = squares / total if total else 0.0
+    shares["error"] = max(1 - sum(shares.values()), 0.0)
+    return shares

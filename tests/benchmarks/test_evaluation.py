@@ -1,0 +1,170 @@
+"""`benchmarks.evaluation`: plans, statistics, and a run of our own adapter."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.evaluation import statistics
+from benchmarks.evaluation.__main__ import PLANS, main
+from benchmarks.evaluation.frameworks import FRAMEWORKS
+from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
+from benchmarks.evaluation.plan import Plan
+
+SMALL = """frameworks: [pydtnn]
+networks: [mlp]
+ranks: [1]
+batch: 4
+steps: 3
+warm_up: 1
+repetitions: 2
+"""
+
+
+def write(path: Path, text: str = SMALL) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_plan_has_what_the_protocol_asks_for() -> None:
+    plan = Plan.load(PLANS / "default.yaml")
+    assert len(plan.networks) >= 3
+    assert plan.ranks == (1, 2)
+    assert len(plan.frameworks) >= 4
+    assert plan.repetitions >= 5
+    cells = [*plan.cells()]
+    assert len(set(cells)) == len(cells)
+    blocks = [[c for c in cells if c.repetition == r] for r in range(plan.repetitions)]
+    assert len({tuple(c[1:] for c in block) for block in blocks}) == plan.repetitions  # orders
+    assert len({frozenset(c[1:] for c in block) for block in blocks}) == 1
+    assert [*plan.cells()] == cells
+
+
+def test_adapters_are_short() -> None:
+    for framework in FRAMEWORKS.values():
+        assert 0 < framework.lines() <= 120
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("[pydtnn]", "[pydtn]"), "unknown framework 'pydtn'; did you mean 'pydtnn'"),
+        (("[mlp]", "[]"), "networks: expected a list"),
+        (("ranks: [1]", "ranks: [0]"), "ranks: expected a whole number from 1, got 0"),
+        (("steps: 3", "stpes: 3"), "did you mean 'steps'"),
+        (("steps: 3", "steps: many"), "steps: expected a whole number from 1, got 'many'"),
+        ((SMALL, "1"), "expected entries"),
+    ],
+)
+def test_a_bad_plan_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str
+) -> None:
+    path = write(tmp_path / "plan.yaml", SMALL.replace(*change))
+    assert main(["run", str(path), "--output", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_those_of_the_networks() -> None:
+    assert parameters(NETWORKS["resnet20"]) == 272474  # He et al., 2016: 0.27 M
+    assert parameters(NETWORKS["resnet44"]) == 661338  # 0.66 M
+    for network in NETWORKS.values():
+        kinds = [layer[0] for layer in walk(network.layers)]
+        number = kinds.count("conv") + 2 * (kinds.count("bn") + kinds.count("dense"))
+        assert len(weights(network)) == number
+
+
+# -- statistics -----------------------------------------------------------------------------------
+
+
+def times(rng: np.random.Generator, factor: float = 1.0) -> tuple[list[float], list[float]]:
+    """Return times of two programs in 5 repetitions of 6 cells, with noise."""
+    cells = np.exp(rng.normal(0, 1, 6))
+    repetitions = np.exp(rng.normal(0, 0.02, 5))  # the machine is slower or faster for both
+    both = np.multiply.outer(repetitions, cells).ravel()
+    first, second = (both * np.exp(rng.normal(0, 0.01, 30)) for _ in range(2))
+    return [*(factor * first)], [*second]
+
+
+def test_a_program_that_is_3_percent_slower_is_found_and_equal_ones_are_not() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        slower = statistics.compare(*times(rng, 1.03))
+        assert slower.significant
+        assert slower.ratio.low < 1.03 < slower.ratio.high or abs(slower.ratio.value - 1.03) < 0.01
+        assert not statistics.compare(*times(rng)).significant
+
+
+def test_a_comparison_with_itself_finds_nothing() -> None:
+    found = statistics.compare([1.0, 2.0], [1.0, 2.0])
+    assert found.ratio == (1.0, 1.0, 1.0)
+    assert not found.significant
+
+
+def test_intervals_cover_the_value_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(1)
+    found = [statistics.mean(rng.normal(size=6)) for _ in range(1000)]
+    inside = sum(one.low <= 0 <= one.high for one in found)
+    assert 930 <= inside <= 970
+    assert statistics.median([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_variation_is_that_of_jains_example() -> None:
+    """Jain, example 18.1: memory and cache at two levels each, 3 replications."""
+    observed = {("-", "-"): (15, 18, 12), ("+", "-"): (45, 48, 51), ("-", "+"): (25, 28, 19)}
+    observed[("+", "+")] = (75, 75, 81)
+    shares = statistics.variation(observed, ("memory", "cache"))
+    effects = {"memory": 21.5, "cache": 9.5, "memory x cache": 5.0}  # q_A, q_B, q_AB
+    total = 12 * sum(effect**2 for effect in effects.values()) + 102  # SSE
+    for name, effect in effects.items():
+        assert shares[name] == pytest.approx(12 * effect**2 / total)
+    assert shares["error"] == pytest.approx(102 / total)
+
+
+def test_variation_of_three_factors_adds_up() -> None:
+    rng = np.random.default_rng(2)
+    cells = {cell: rng.normal(size=4) for cell in product("ab", "cde", "fg")}
+    shares = statistics.variation(cells, ("x", "y", "z"))
+    assert len(shares) == 8
+    assert sum(shares.values()) == pytest.approx(1)
+    within = sum(((values - values.mean()) ** 2).sum() for values in cells.values())
+    every = np.concatenate([*cells.values()])
+    assert shares["error"] == pytest.approx(within / ((every - every.mean()) ** 2).sum())
+    del cells["a", "c", "f"]
+    with pytest.raises(ValueError, match="every combination"):
+        statistics.variation(cells, ("x", "y", "z"))
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def test_a_plan_runs_continues_and_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, out = write(tmp_path / "plan.yaml"), tmp_path / "out"
+    arguments = ["run", str(plan), "--output", str(out)]
+    assert main(arguments) == 0
+    lines = (out / "runs.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    runs = [json.loads(line) for line in lines]
+    assert runs[0]["losses"] == runs[1]["losses"]
+    assert len(runs[0]["times"]) == 4
+    assert all(time > 0 for time in runs[0]["times"])
+    (out / "runs.jsonl").write_text(lines[0] + "\n" + lines[1][:40])  # interrupted
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("   2 of 2")
+    report = (out / "report.md").read_text()
+    for words in ("mlp (1.86 M parameters), 1 rank", "| pydtnn |", "Losses of the first", "%"):
+        assert words in report
+    assert "<svg" in (out / "report.html").read_text()
+    rows = (out / "observations.csv").read_text().splitlines()
+    assert rows[0] == "repetition,framework,network,ranks,response,step,value,unit"
+    assert sum(",time of a step," in row for row in rows) == 6
+    write(plan, SMALL.replace("steps: 3", "steps: 4"))
+    assert main(arguments) == 1
+    assert "of another plan" in capsys.readouterr().err

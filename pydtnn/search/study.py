@@ -227,6 +227,9 @@ class SharedStudy:
             for one in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
                 if not self._suits(one, size) or not self._claim(one.number):
                     continue
+                if study.get_trials(deepcopy=False)[one.number].state.is_finished():
+                    self._release(one.number)  # its process has ended it since
+                    continue
                 self._seed(one.number)
                 trial = optuna.Trial(study, one._trial_id)
                 if reason := self._reason(one):

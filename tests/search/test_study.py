@@ -232,3 +232,22 @@ def test_each_step_of_a_trial_waits_once_for_the_disk(
     own.tell(0, {"y": 0.5}, {})
     assert len(waits) == 3
     assert shared(tmp_path).study.trials[0].values == [0.5]
+
+
+def test_a_trial_that_ends_while_another_is_chosen_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = shared(tmp_path), shared(tmp_path)
+    first.take(GROUP)
+    claim = second._claim
+
+    def ended_before(number: int) -> bool:
+        if number == 0:
+            first.tell(0, {"y": 0.5}, {})
+        return claim(number)
+
+    monkeypatch.setattr(second, "_claim", ended_before)
+    taken = second.take(GROUP)
+    assert taken is not None
+    assert (taken.number, taken.resumed) == (1, False)
+    assert second.study.trials[0].values == [0.5]

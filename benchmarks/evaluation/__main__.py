@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.common.report import describe
 from benchmarks.evaluation import observations
+from benchmarks.evaluation.frameworks import python_of
 from benchmarks.evaluation.plan import FROZEN, Cell, Plan
 from benchmarks.evaluation.report import create
 from benchmarks.evaluation.running import (
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> None:
     plan, folder = Plan.load(given.plan), given.output
+    root = given.environments.absolute()
+    pythons = {name: python_of(name, root) for name in plan.frameworks}
     plan.freeze(folder)
     about = folder / "machine.txt"
     if not about.exists():
@@ -67,19 +70,19 @@ def _run(given: argparse.Namespace) -> None:
     cells = [*plan.cells()]
     for number, cell in enumerate(cells, start=1):
         if cell not in done:
-            found = _undisturbed(cell, plan, given)
+            found = _undisturbed(cell, plan, folder, pythons[cell.framework])
             observations.append(folder, cell, found)
             text = found.get("error") or f"{1e3 * found['step']:.4g} ms"
             print(f"{number:4} of {len(cells)}  {cell.name:32} {text}", flush=True)
     _report(given)
 
 
-def _undisturbed(cell: Cell, plan: Plan, given: argparse.Namespace) -> dict[str, object]:
+def _undisturbed(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, object]:
     """Run a cell, and again while other programs disturb it."""
     for repeated in range(MAX_REPEATED + 1):  # noqa: B007
         before, used = machine(), _used()
         try:
-            found = run_cell(cell, plan, given.output, given.environments.absolute())
+            found = run_cell(cell, plan, folder, python)
         except RunError as error:
             return {"error": str(error)}
         after = machine()

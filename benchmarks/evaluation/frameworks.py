@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,26 +20,26 @@ class Framework:
     ----------
     title : str
     adapter : str
-        Name of the program in `adapters`; empty if it cannot run here.
+        Name of the program in `adapters`.
     packages : tuple of str
         What its environment contains; empty: the environment of this program.
     environment : str
         Name of the environment, which several adapters can share.
     mpi : bool
         Whether mpirun starts its ranks.
+    python : str
+        The Python of its environment; empty: that of this program.
     one_rank : bool
         Whether it runs on one rank.
-    reason : str
-        Why it cannot run here, with the versions that were tried.
     """
 
     title: str
-    adapter: str = ""
+    adapter: str
     packages: tuple[str, ...] = ()
     environment: str = ""
     mpi: bool = False
+    python: str = ""
     one_rank: bool = True
-    reason: str = ""
 
     def ranks_of(self, ranks: Sequence[int]) -> list[int]:
         """Return the numbers of ranks on which it runs."""
@@ -55,12 +56,17 @@ class Framework:
         return sum(bool(line.split("#")[0].strip()) for line in lines)
 
 
-TORCH = ("torch==2.13.0", "numpy")
+TORCH = ("torch==2.13.0", "deepspeed==0.19.8", "numpy")
 
 FRAMEWORKS = {
     "pydtnn": Framework("pydtnn", "ours", mpi=True),
     "torch_ddp": Framework("PyTorch DDP, gloo", "torch_ddp", TORCH, "torch"),
     "torch_fsdp": Framework("PyTorch FSDP2, gloo", "torch_fsdp", TORCH, "torch", one_rank=False),
+    "pydtnn_uji": Framework(
+        "PyDTNN (UJI)", "pydtnn_uji", ("pydtnn[mpi-mpi4py]==3.11.0", "mpich"), "pydtnn_uji",
+        mpi=True, python="python3.13",
+    ),
+    "deepspeed": Framework("DeepSpeed ZeRO 1, gloo", "torch_deepspeed", TORCH, "torch"),
     "jax": Framework("JAX, gloo", "jax_sharded", ("jax==0.10.2", "optax", "numpy"), "jax"),
     "keras": Framework(
         "Keras MultiWorkerMirrored", "keras_mirrored", ("tensorflow-cpu==2.21.0", "numpy"),
@@ -70,16 +76,31 @@ FRAMEWORKS = {
 """Frameworks by name."""
 
 
-def python_of(framework: Framework, root: Path) -> str:
-    """Return the Python of a framework's environment, which is created if necessary."""
+def python_of(name: str, root: Path) -> str:
+    """Return the Python of a framework's environment, which is created if necessary.
+
+    Raises
+    ------
+    ValueError
+        If its Python is missing, or its packages cannot be installed.
+    """
+    framework = FRAMEWORKS[name]
     if not framework.packages:
         return sys.executable
     folder = root / framework.environment
     ready, python = folder / "ready", folder / "bin" / "python"
     if not ready.exists():
+        base = shutil.which(framework.python or sys.executable)
+        if base is None:
+            raise ValueError(
+                f"{name}: expected {framework.python}, got none; install it, or leave {name} out"
+            )
         print(f"evaluation: installing {', '.join(framework.packages)}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         install = [python, "-m", "pip", "install", "--quiet", *framework.packages]
-        subprocess.run(install, check=True)
+        for command in ([base, "-m", "venv", folder], install):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                last = done.stderr.strip().splitlines() or ["no message"]
+                raise ValueError(f"{name}: its packages cannot be installed: {last[-1]}")
         ready.touch()
     return str(python)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.comm.ranks import default_launcher
+from benchmarks.comm.ranks import default_launcher as launcher
 from benchmarks.common.processes import end
-from benchmarks.evaluation.frameworks import FRAMEWORKS, Framework, python_of
+from benchmarks.evaluation.frameworks import FRAMEWORKS, Framework
 from benchmarks.evaluation.networks import NETWORKS, samples, weights
 from benchmarks.evaluation.plan import Cell, Plan
 from pydtnn.utils.files import write_file
@@ -58,8 +58,8 @@ def cores_of(ranks: int, threads: int) -> list[list[int]]:
     ]
 
 
-def run_cell(cell: Cell, plan: Plan, folder: Path, environments: Path) -> dict[str, Any]:
-    """Run a cell; return what its ranks measured.
+def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any]:
+    """Run a cell with the Python of its framework; return what its ranks measured.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, environments: Path) -> dict[s
     }
     path = (own / "job.json").absolute()
     write_file("evaluation", path, json.dumps(job).encode())
-    _start(framework, python_of(framework, environments), path, cell.ranks, plan.threads, own)
+    _start(framework, python, path, cell.ranks, plan.threads, own)
     found = [json.loads((own / f"result-{rank}.json").read_text()) for rank in range(cell.ranks)]
     return _merge(found)
 
@@ -105,8 +105,10 @@ def _start(
         "WORLD_SIZE": str(ranks),
     }
     if framework.mpi:
-        launcher = [word.format(ranks=ranks) for word in shlex.split(default_launcher())]
-        commands = [([*launcher, *command], environment)]
+        beside = Path(python).with_name("mpirun")
+        words = [str(beside), "-np", "{ranks}"] if beside.exists() else shlex.split(launcher())
+        before = [word.format(ranks=ranks) for word in words]
+        commands = [([*before, *command], environment)]
     else:
         commands = [(command, environment | {"RANK": str(rank)}) for rank in range(ranks)]
     with ExitStack() as stack:

@@ -69,6 +69,18 @@ def test_a_bad_plan_is_refused_in_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_framework_without_its_python_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    plan = write(tmp_path / "plan.yaml", SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_uji]"))
+    out = tmp_path / "out"
+    arguments = ["run", str(plan), "--output", str(out), "--environments", str(tmp_path / "env")]
+    assert main(arguments) == 1
+    assert "pydtnn_uji: expected python3.13, got none" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_weights_are_those_of_the_networks() -> None:
     assert parameters(NETWORKS["resnet20"]) == 272474  # He et al., 2016: 0.27 M
     assert parameters(NETWORKS["resnet44"]) == 661338  # 0.66 M

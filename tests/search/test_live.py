@@ -187,7 +187,7 @@ def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(
     tables = re.split("\r\x1b\\[\\d+A\x1b\\[J", terminal.shown)
     row = re.compile(r"^ +\d +[01] +\d/4 .* \d\.\d s\r$", re.MULTILINE)
     assert len(row.findall(tables[0])) == ranks
-    assert all(len(line) < 40 for line in tables[0].split("\r\n")[-4:])
+    assert all(len(line) < width for line in tables[0].split("\r\n")[-4:])
     kept = "\n".join(screen(terminal.shown, 1000))
     assert re.findall(r"^(\d)/6  trial \d  x", kept, re.MULTILINE) == [*"123456"]
     assert "ranks used" not in kept

@@ -10,39 +10,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checkpoints import scale
+from benchmarks.common.pages import beginning, median, table
 
 Records = Sequence[dict[str, Any]]
-
-HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Checkpoints</title>
-<meta name="viewport" content="width=device-width">
-<style>body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
-div{overflow-x:auto}table{border-collapse:collapse}svg{max-width:100%;height:auto}
-td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
-td:first-child,th:first-child{text-align:left}
-pre{background:#f4f4f2;padding:1em;white-space:pre-wrap}</style>
-"""
-
-
-def median(values: Iterable[float]) -> tuple[float, float, float]:
-    """Return a median with its 95 % confidence interval, by 2,000 resamplings."""
-    own = np.array([*values])
-    drawn = np.random.default_rng(0).choice(own, (2000, len(own)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return float(np.median(own)), float(low), float(high)
 
 
 def show(values: Iterable[float], scale: float = 1e3) -> str:
     """Return a median and its interval, in ms by default."""
-    return "{:.4g} ({:.4g} to {:.4g})".format(*(scale * value for value in median(values)))
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table."""
-    lines = []
-    for tag, row in (("th", head), *(("td", row) for row in rows)):
-        cells = "".join(f"<{tag}>{html.escape(str(one))}</{tag}>" for one in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return "\n".join(["<div><table>", *lines, "</table></div>"])
+    return median(values).text(scale)
 
 
 def groups(records: Records, *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -78,7 +53,12 @@ def create(records: Records, about: Sequence[str]) -> str:
     times = [record for record in records if record["what"] == "time"]
     content = [record for record in records if record["what"] == "bytes"]
     flips = [record for record in records if record["what"] == "flip"]
-    parts = [HEAD, "<h1>Checkpoints: a study</h1><pre>", html.escape("\n".join(about)), "</pre>"]
+    parts = [
+        beginning("Checkpoints"),
+        "<h1>Checkpoints: a study</h1><pre>",
+        html.escape("\n".join(about)),
+        "</pre>",
+    ]
     for (network, place), own in groups(times, "network", "place").items():
         parts.append(f"<h2>{network}, {place}</h2>")
         parts.append(bars(own))

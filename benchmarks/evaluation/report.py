@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.pages import beginning, median, table
 from benchmarks.evaluation import statistics
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters
@@ -42,11 +43,11 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
     notes = [*about, *_disturbed(good)]
     figures = [_figure(folder, plan, good, network) for network in plan.networks]
     text = ["# Frameworks compared", "", *(f"- {note}" for note in notes)]
-    page = [HEAD, "<h1>Frameworks compared</h1>", "<ul>"]
+    page = [beginning("Frameworks compared"), "<h1>Frameworks compared</h1>", "<ul>"]
     page += [f"<li>{html.escape(note)}</li>" for note in notes] + ["</ul>"]
-    for title, head, rows in tables:
-        text += ["", f"## {title}", "", *_markdown(head, rows)]
-        page += [f"<h2>{html.escape(title)}</h2>", _html(head, rows)]
+    for title, columns, rows in tables:
+        text += ["", f"## {title}", "", *_markdown(columns, rows)]
+        page += [f"<h2>{html.escape(title)}</h2>", table(columns, rows)]
     for path in figures:
         text += ["", f"![times of steps]({path.name})"]
         page.append(path.read_text())
@@ -54,15 +55,6 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
     write_file("evaluation", paths[0], ("\n".join(text) + "\n").encode())
     write_file("evaluation", paths[1], ("\n".join(page) + "\n").encode())
     return [*paths, *figures]
-
-
-HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Frameworks compared</title>
-<meta name="viewport" content="width=device-width">
-<style>body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
-div{overflow-x:auto}table{border-collapse:collapse}svg{max-width:100%;height:auto}
-td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}</style>
-"""
 
 
 def step_of(run: Mapping[str, Any], plan: Plan) -> float:
@@ -89,7 +81,7 @@ def paired(
 
 def _times(plan: Plan, runs: Runs) -> list[Table]:
     reference = plan.frameworks[0]
-    head = (
+    columns = (
         *("framework", "ms per step", "samples/s", f"time / {reference}'s"),
         *("p", "start-up s", "MB per rank", "KB sent"),
     )
@@ -101,7 +93,7 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                 own = select(runs, framework=name, network=network, ranks=ranks)
                 if not own:
                     continue
-                step = statistics.median(step_of(run, plan) for run in own)
+                step = median(step_of(run, plan) for run in own)
                 pair = paired(runs, plan, name, reference, network=network, ranks=ranks)
                 ratio, p = "", ""
                 if name != reference and pair[0]:
@@ -120,7 +112,7 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                 )
             size = parameters(NETWORKS[network]) / 1e6
             title = f"{network} ({size:.2f} M parameters), {ranks} rank{'s' * (ranks > 1)}"
-            found.append((title, head, rows))
+            found.append((title, columns, rows))
     return found
 
 
@@ -167,7 +159,7 @@ def _scaling(plan: Plan, runs: Runs) -> Table:
                     for b in many
                     if a["repetition"] == b["repetition"]
                 ]
-                cells.append(statistics.median(pairs).text(100) if pairs else "-")
+                cells.append(median(pairs).text(100) if pairs else "-")
             rows.append([network, FRAMEWORKS[name].title, *cells])
     title = f"Weak scaling: efficiency in % of {least} rank{'s' * (least > 1)}"
     return title, ("network", "framework", *map(str, plan.ranks)), rows
@@ -243,14 +235,6 @@ def _figure(folder: Path, plan: Plan, runs: Runs, network: str) -> Path:
     return path
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-
-
-def _html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = []
-    for tag, row in (("th", head), *(("td", row) for row in rows)):
-        cells = "".join(f"<{tag}>{html.escape(one)}</{tag}>" for one in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return "\n".join(["<div><table>", *lines, "</table></div>"])

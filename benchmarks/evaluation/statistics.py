@@ -15,36 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.95
-"""Of intervals."""
+from benchmarks.common.pages import LEVEL, Interval
 
 SIGNIFICANT = 0.001
 """Probability of a difference at least as large between equal programs, below which it counts: of
 1,000 comparisons of equal programs, one is expected to be called different."""
-
-RESAMPLINGS = 2000
-
-
-class Interval(NamedTuple):
-    """A value with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def text(self, scale: float = 1.0) -> str:
-        """Return it with four digits, as "12.3 (12.1 to 12.6)"."""
-        value, low, high = (scale * one for one in self)
-        return f"{value:.4g} ({low:.4g} to {high:.4g})"
-
-
-def median(values: Iterable[float]) -> Interval:
-    """Return the median, with an interval by the bootstrap (percentiles of resampled medians)."""
-    own = np.array([*values])
-    drawn = np.random.default_rng(0).choice(own, (RESAMPLINGS, len(own)))
-    rest = 50 * (1 - LEVEL)
-    low, high = np.percentile(np.median(drawn, axis=1), [rest, 100 - rest])
-    return Interval(float(np.median(own)), float(low), float(high))
 
 
 def mean(values: Iterable[float]) -> Interval:

@@ -58,7 +58,8 @@ def rows(runs: list[dict[str, Any]], warm_up: int, batch: int) -> Iterator[tuple
                 yield *own, "time of a step", step, seconds, "s"
                 yield *own, "throughput", step, run["ranks"] * batch / seconds, "samples/s"
         for name, unit in (("start_up", "s"), ("memory", "B"), ("bytes", "B")):
-            yield *own, name, "", run[name], unit
+            if run[name] is not None:
+                yield *own, name, "", run[name], unit
 
 
 def write(folder: Path, runs: list[dict[str, Any]], warm_up: int, batch: int) -> Path:

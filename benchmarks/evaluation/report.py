@@ -100,15 +100,15 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                     compared = statistics.compare(*pair)
                     ratio = compared.ratio.text() + (" *" if compared.significant else "")
                     p = f"{compared.p:.2g}"
-                more = (
-                    np.median([run[what] for run in own])
-                    for what in ("start_up", "memory", "bytes")
+                start, memory = (
+                    np.median([run[what] for run in own]) for what in ("start_up", "memory")
                 )
-                start, memory, sent = more
+                known = [run["bytes"] for run in own if run["bytes"] is not None]
+                sent = f"{np.median(known) / 1e3:.0f}" if known else "-"
                 rate = ranks * plan.batch / step.value
                 rows.append(
                     [FRAMEWORKS[name].title, step.text(1e3), f"{rate:.4g}", ratio, p]
-                    + [f"{start:.1f}", f"{memory / 1e6:.0f}", f"{sent / 1e3:.0f}"]
+                    + [f"{start:.1f}", f"{memory / 1e6:.0f}", sent]
                 )
             size = parameters(NETWORKS[network]) / 1e6
             title = f"{network} ({size:.2f} M parameters), {ranks} rank{'s' * (ranks > 1)}"

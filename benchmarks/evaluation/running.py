@@ -87,7 +87,7 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
     write_file("evaluation", path, json.dumps(job).encode())
     _start(framework, python, path, cell.ranks, plan.threads, own)
     found = [json.loads((own / f"result-{rank}.json").read_text()) for rank in range(cell.ranks)]
-    return _merge(found)
+    return _merge(found, framework.mpi)
 
 
 def _start(
@@ -130,20 +130,21 @@ def _start(
             raise RunError(last[-1] if last else f"no end after {LIMIT_S:.0f} s")
 
 
-def _merge(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge(found: list[dict[str, Any]], mpi: bool) -> dict[str, Any]:
     """Return the responses of a run: of a step, the slowest rank's; of memory, the largest."""
     times = np.max([one["times"] for one in found], axis=0)
-    sent = [one["bytes"] for one in found]
+    sent = [one["bytes"] for one in found if one["bytes"] is not None]
+    own = len(sent) == len(found)
+    # MPI's messages inside a host use no sockets
+    sockets = None if mpi else max(one["socket_bytes"] for one in found) / len(found)
     return {
         "version": found[0]["version"],
         "losses": np.mean([one["losses"] for one in found], axis=0).tolist(),
         "times": times.tolist(),
         "start_up": max(one["start_up"] for one in found),
         "memory": max(one["memory"] for one in found),
-        "bytes": max(one["socket_bytes"] for one in found) / len(found)
-        if None in sent
-        else max(sent),
-        "bytes_from": "sockets" if None in sent else "framework",
+        "bytes": max(sent, default=None) if own else sockets,
+        "bytes_from": "framework" if own else "sockets" if sockets is not None else "nothing",
     }
 
 

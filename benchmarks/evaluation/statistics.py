@@ -83,7 +83,7 @@ def variation(
     levels = [sorted({cell[i] for cell in cells}) for i in range(len(names))]
     shape = tuple(map(len, levels))
     counts = {len(values) for values in cells.values()}
-    if len(cells) != np.prod(shape) or len(counts) != 1:
+    if len(cells) != np.prod(shape) or len(counts) != 1 or 0 in counts:
         raise ValueError("variation: expected as many observations of every combination of levels")
     (count,) = counts
     y = np.empty((*shape, count))

@@ -113,7 +113,7 @@ def mesh_on(ranks: int, given: str | None) -> str | None:
 
 
 def _why_alone(folder: Path, about: Mapping[str, Any]) -> str:
-    """Return why nobody starts the run in a folder again."""
+    """Return why no launcher would start the run in a folder again."""
     if not about.get("ended"):
         with contextlib.ExitStack() as held:
             try:

@@ -1,6 +1,7 @@
 """`benchmarks.evaluation`: plans, statistics, and a run of our own adapter."""
 
 import json
+import os
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from benchmarks.evaluation.__main__ import PLANS, main
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
 from benchmarks.evaluation.plan import Plan
+from benchmarks.evaluation.running import disturbance
 
 SMALL = """frameworks: [pydtnn]
 networks: [mlp]
@@ -147,12 +149,23 @@ def test_variation_of_three_factors_adds_up() -> None:
     within = sum(((values - values.mean()) ** 2).sum() for values in cells.values())
     every = np.concatenate([*cells.values()])
     assert shares["error"] == pytest.approx(within / ((every - every.mean()) ** 2).sum())
+    with pytest.raises(ValueError, match="every combination"):
+        statistics.variation(dict.fromkeys(cells, ()), ("x", "y", "z"))
     del cells["a", "c", "f"]
     with pytest.raises(ValueError, match="every combination"):
         statistics.variation(cells, ("x", "y", "z"))
 
 
 # -- runs -----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_disturbed_by_what_it_has_not_used_itself() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    before = {"at": 0.0, "busy": 0, "steal": 0, "all": 0}
+    after = {"at": 10.0, "busy": 16 * ticks, "steal": ticks, "all": 20 * ticks}
+    found = disturbance(before, after, own=10.0)
+    assert found == {"load": pytest.approx(0.5), "steal": pytest.approx(0.05)}
+    assert disturbance(before, after, own=20.0)["load"] == 0
 
 
 def test_a_plan_runs_continues_and_is_reported(

@@ -59,3 +59,18 @@ def build(job):
         return nn.Sequential(*made), shape
 
     return visit(job.layers, (*job.x.shape[1:3], channels))[0]
+
+
+def step_of(job, model):
+    """Return a function that trains a step with SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate, momentum=job.momentum)
+
+    def step(x, y):
+        images, labels = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step

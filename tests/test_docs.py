@@ -240,6 +240,18 @@ def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> 
     }
 
 
+def test_every_folder_of_the_repository_is_part_of_the_source_distribution() -> None:
+    """A folder that a program has left behind and somebody has added is found here."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    folders = {name.partition("/")[0] for name in listed.split("\n") if "/" in name}
+    packed = re.findall(r"^graft (\w+)$", (ROOT / "MANIFEST.in").read_text(), re.M)
+    assert {name for name in folders if not name.startswith(".")} == {*packed}
+
+
 def test_the_paper_has_the_form_of_its_journal_and_cites_its_bibliography() -> None:
     text = (ROOT / "paper/paper.md").read_text()
     bibliography = (ROOT / "paper/paper.bib").read_text()

@@ -186,7 +186,7 @@ def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(
     assert terminal.wait() == 0
     tables = re.split("\r\x1b\\[\\d+A\x1b\\[J", terminal.shown)
     row = re.compile(r"^ +\d +[01] +\d/4 .* \d\.\d s\r$", re.MULTILINE)
-    assert len(row.findall(tables[0])) == ranks
+    assert max(len(row.findall(table)) for table in tables) == ranks
     assert all(len(line) < width for line in tables[0].split("\r\n")[-4:])
     kept = "\n".join(screen(terminal.shown, 1000))
     assert re.findall(r"^(\d)/6  trial \d  x", kept, re.MULTILINE) == [*"123456"]

@@ -118,9 +118,17 @@ class Hosts:
         self._remove()
 
     def enter(self, host: int) -> list[str]:
-        """What to put before a command to run it on a host: with its own name and shared memory."""
+        """What to put before a command to run it on a host: with its own name and shared memory.
+
+        The hosts know each other's names, as programs look up the address of their own one.
+        """
         name = self.names[host]
-        settle = f'mount -t tmpfs tmpfs /dev/shm && hostname {name} && exec "$@"'
+        known = "\\n".join(f"{a} {n}" for a, n in zip(self.addresses, self.names, strict=True))
+        settle = (
+            f"mount -t tmpfs tmpfs /dev/shm && hostname {name} && "
+            rf"printf '127.0.0.1 localhost\n{known}\n' > /dev/shm/hosts && "
+            'mount --bind /dev/shm/hosts /etc/hosts && exec "$@"'
+        )
         return [*_inside(name), "unshare", "--uts", "--ipc", "sh", "-c", settle, "sh"]
 
     def _make(self) -> None:

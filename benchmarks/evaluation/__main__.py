@@ -16,6 +16,8 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.comm.cluster import end_as_after_errors
+from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.report import describe
 from benchmarks.evaluation import observations
 from benchmarks.evaluation.frameworks import python_of
@@ -58,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> None:
     plan, folder = Plan.load(given.plan), given.output
+    if plan.link:
+        if reason := why_not():
+            raise ValueError(f"{given.plan}: link: no emulated hosts here: {reason}")
+        end_as_after_errors()
     root = given.environments.absolute()
     pythons = {name: python_of(name, root) for name in plan.frameworks}
     plan.freeze(folder)

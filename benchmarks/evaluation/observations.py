@@ -15,6 +15,12 @@ RUNS = "runs.jsonl"
 
 TABLE = "observations.csv"
 
+RESPONSES = (
+    *(("start_up", "s"), ("memory", "B")),
+    *(("bytes", "B"), ("messages", ""), ("link_bytes", "B")),  # of a rank, or a host, in a step
+)
+"""What is measured once a run, and units."""
+
 COLUMNS = ("repetition", "framework", "network", "ranks", "response", "step", "value", "unit")
 
 
@@ -57,7 +63,7 @@ def rows(runs: list[dict[str, Any]], warm_up: int, batch: int) -> Iterator[tuple
             if step >= warm_up:
                 yield *own, "time of a step", step, seconds, "s"
                 yield *own, "throughput", step, run["ranks"] * batch / seconds, "samples/s"
-        for name, unit in (("start_up", "s"), ("memory", "B"), ("bytes", "B")):
+        for name, unit in RESPONSES:
             if run[name] is not None:
                 yield *own, name, "", run[name], unit
 

@@ -13,6 +13,9 @@ warm_up: 5
 repetitions: 5
 disturbed: {load: 0.5, steal: 0.02}   # a run beside more of this is repeated, at most twice
 ```
+
+With `hosts: 2` and `link: 1gbit`, ranks run on emulated hosts, as many on each
+(`benchmarks.comm.cluster_hosts`), which needs root and Open MPI.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from benchmarks.comm.cluster_hosts import bits_per_second
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS
 from pydtnn.utils import plain_yaml
@@ -64,6 +68,8 @@ class Plan:
     repetitions: int = 5
     momentum: float = 0.9
     seed: int = 0
+    hosts: int = 1
+    link: str = ""
     disturbed: dict[str, float] = field(default_factory=lambda: {"load": 0.5, "steal": 0.02})
 
     @classmethod
@@ -95,11 +101,23 @@ class Plan:
                 if name not in table:
                     raise ValueError(f"{path}: {unknown(what, name, table)}")
         numbers = {"repetitions": plan.repetitions, "steps": plan.steps, "batch": plan.batch}
-        numbers |= {"threads": plan.threads} | {"ranks": min(plan.ranks)}
+        numbers |= {"threads": plan.threads, "ranks": min(plan.ranks), "hosts": plan.hosts}
         for name, number in numbers.items():
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{path}: {name}: expected a whole number from 1, got {number!r}")
+        if plan.hosts > 1 or plan.link:
+            bits_per_second(plan.link)
+            uneven = [ranks for ranks in plan.ranks if ranks % plan.hosts_of(ranks)]
+            if uneven:
+                raise ValueError(
+                    f"{path}: ranks: expected as many on each of {plan.hosts} hosts, "
+                    f"got {uneven[0]}"
+                )
         return plan
+
+    def hosts_of(self, ranks: int) -> int:
+        """Return on how many hosts these ranks are."""
+        return min(self.hosts, ranks)
 
     @property
     def digest(self) -> str:

@@ -32,7 +32,7 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
     tables = [
         *_times(plan, good),
         _losses(plan, good),
-        _scaling(plan, good),
+        scaling(plan, good),
         _variation(plan, good),
         _adapters(plan, good),
     ]
@@ -83,7 +83,8 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
     reference = plan.frameworks[0]
     columns = (
         *("framework", "ms per step", "samples/s", f"time / {reference}'s"),
-        *("p", "start-up s", "MB per rank", "KB sent"),
+        *("p", "start-up s", "MB per rank", "KB sent", "messages"),
+        *(("KB by a host's link",) if plan.link else ()),
     )
     found: list[Table] = []
     for network in plan.networks:
@@ -103,17 +104,29 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                 start, memory = (
                     np.median([run[what] for run in own]) for what in ("start_up", "memory")
                 )
-                known = [run["bytes"] for run in own if run["bytes"] is not None]
-                sent = f"{np.median(known) / 1e3:.0f}" if known else "-"
+                sent = [_middle(own, "bytes", 1e3), _middle(own, "messages")]
+                sent += [_middle(own, "link_bytes", 1e3)] if plan.link else []
                 rate = ranks * plan.batch / step.value
                 rows.append(
                     [FRAMEWORKS[name].title, step.text(1e3), f"{rate:.4g}", ratio, p]
-                    + [f"{start:.1f}", f"{memory / 1e6:.0f}", sent]
+                    + [f"{start:.1f}", f"{memory / 1e6:.0f}", *sent]
                 )
             size = parameters(NETWORKS[network]) / 1e6
-            title = f"{network} ({size:.2f} M parameters), {ranks} rank{'s' * (ranks > 1)}"
+            title = f"{network} ({size:.2f} M parameters), {_ranks(plan, ranks)}"
             found.append((title, columns, rows))
     return found
+
+
+def _ranks(plan: Plan, ranks: int) -> str:
+    """Describe a number of ranks, and on how many hosts they are."""
+    text = f"{ranks} rank{'s' * (ranks > 1)}"
+    hosts = plan.hosts_of(ranks)
+    return text + (f" on {hosts} host{'s' * (hosts > 1)}, {plan.link}" if plan.link else "")
+
+
+def _middle(runs: Runs, name: str, unit: float = 1.0) -> str:
+    known = [run[name] for run in runs if run[name] is not None]
+    return f"{np.median(known) / unit:.0f}" if known else "-"
 
 
 def loss_differences(plan: Plan, runs: Runs) -> list[tuple[str, int, str, float]]:
@@ -145,7 +158,8 @@ def _losses(plan: Plan, runs: Runs) -> Table:
     return title, ("network", "ranks", "framework", "difference"), rows
 
 
-def _scaling(plan: Plan, runs: Runs) -> Table:
+def scaling(plan: Plan, runs: Runs) -> Table:
+    """Return the efficiency on more ranks; those that share a core can have its share only."""
     least, rows = min(plan.ranks), []
     for network in plan.networks:
         for name in plan.frameworks:
@@ -154,7 +168,7 @@ def _scaling(plan: Plan, runs: Runs) -> Table:
                 few = select(runs, framework=name, network=network, ranks=least)
                 many = select(runs, framework=name, network=network, ranks=ranks)
                 pairs = [
-                    step_of(a, plan) / step_of(b, plan)
+                    step_of(a, plan) / step_of(b, plan) * max(b["sharing"] / a["sharing"], 1)
                     for a in few
                     for b in many
                     if a["repetition"] == b["repetition"]
@@ -162,6 +176,8 @@ def _scaling(plan: Plan, runs: Runs) -> Table:
                 cells.append(median(pairs).text(100) if pairs else "-")
             rows.append([network, FRAMEWORKS[name].title, *cells])
     title = f"Weak scaling: efficiency in % of {least} rank{'s' * (least > 1)}"
+    if most := max((run["sharing"] for run in runs if run["sharing"] > 1), default=None):
+        title += f"; where up to {most:g} ranks share a core, in % of their share of it"
     return title, ("network", "framework", *map(str, plan.ranks)), rows
 
 
@@ -193,9 +209,9 @@ def _adapters(plan: Plan, runs: Runs) -> Table:
     for name in plan.frameworks:
         own = select(runs, framework=name)
         version = own[0]["version"] if own else "-"
-        source = own[0]["bytes_from"] if own else "-"
+        source = own[0]["counted_by"] if own else "-"
         rows.append([FRAMEWORKS[name].title, version, str(FRAMEWORKS[name].lines()), source])
-    return "Adapters", ("framework", "version", "lines of code", "bytes counted by"), rows
+    return "Adapters", ("framework", "version", "lines of code", "messages counted by"), rows
 
 
 def _disturbed(runs: Runs) -> list[str]:

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.comm.cluster_launch import Cluster, mpirun
 from benchmarks.comm.ranks import default_launcher as launcher
 from benchmarks.common.processes import end
 from benchmarks.evaluation.frameworks import FRAMEWORKS, Framework
@@ -49,6 +50,17 @@ def arrays_of(plan: Plan, network: str, folder: Path) -> Path:
     return path
 
 
+def counter_of(folder: Path) -> str:
+    """Return the library that counts messages (`messages.c`), built once; empty if it cannot be."""
+    path = (folder / "messages.so").absolute()
+    if not path.exists():
+        source = Path(__file__).with_name("messages.c")
+        options = ["-O2", "-shared", "-fPIC", "-o", str(path), str(source), "-ldl"]
+        with suppress(OSError):
+            subprocess.run([*os.environ.get("CC", "cc").split(), *options], capture_output=True)
+    return str(path) if path.exists() else ""
+
+
 def cores_of(ranks: int, threads: int) -> list[list[int]]:
     """Return the cores of each rank: in turn, as many as it has threads."""
     allowed = sorted(os.sched_getaffinity(0))
@@ -67,6 +79,8 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
         If a rank ends with an error, or after `LIMIT_S`.
     """
     framework, own = FRAMEWORKS[cell.framework], folder / "runs" / cell.name
+    hosts = plan.hosts_of(cell.ranks)
+    each = cell.ranks // hosts
     own.mkdir(parents=True, exist_ok=True)
     for old in own.glob("result-*.json"):
         old.unlink()
@@ -81,36 +95,62 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
         "layers": NETWORKS[cell.network].layers,
         "cores": cores_of(cell.ranks, plan.threads),
         "arrays": str(arrays_of(plan, cell.network, folder).absolute()),
+        "counter": counter_of(folder),
         "started": time.time(),
     }
     path = (own / "job.json").absolute()
-    write_file("evaluation", path, json.dumps(job).encode())
-    _start(framework, python, path, cell.ranks, plan.threads, own)
+    with ExitStack() as stack:
+        cluster = None
+        if plan.link:
+            # Ranks that wait leave their core to others: ours sleep, those of other programs yield.
+            ours = cell.framework == "pydtnn"
+            cluster = stack.enter_context(Cluster(hosts, each, plan.link, asleep=ours))
+        addresses = cluster.hosts.addresses if cluster else ["127.0.0.1"]
+        job["addresses"] = [addresses[rank // each] for rank in range(cell.ranks)]
+        write_file("evaluation", path, json.dumps(job).encode())
+        _start(_commands(framework, [python, str(framework.program), str(path)], job, cluster), own)
     found = [json.loads((own / f"result-{rank}.json").read_text()) for rank in range(cell.ranks)]
-    return _merge(found, framework.mpi)
+    # MPI's messages inside a host do not pass TCP.
+    merged = _merge(found, bool(plan.link) or not framework.mpi)
+    used = [core for cores in job["cores"] for core in cores]
+    return merged | {"sharing": max(used.count(core) for core in used)}
 
 
-def _start(
-    framework: Framework, python: str, job: Path, ranks: int, threads: int, own: Path
-) -> None:
-    command = [python, str(framework.program), str(job)]
-    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+def _commands(
+    framework: Framework, command: list[str], job: Mapping[str, Any], cluster: Cluster | None
+) -> list[tuple[list[str], dict[str, str]]]:
+    """Return what starts the ranks: mpirun, or a command of each; and the variables of each."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    environment = kept | {
-        "OMP_NUM_THREADS": str(threads),
-        "MASTER_ADDR": "127.0.0.1",
+    own = {
+        "OMP_NUM_THREADS": str(job["threads"]),
+        "MASTER_ADDR": job["addresses"][0],
         "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(job["ranks"]),
+        "LD_PRELOAD": job["counter"],
     }
+    if framework.mpi and cluster:
+        library = mpirun().parents[1] / "lib" / "libmpi.so"
+        own |= {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(library)}
+        return [(cluster.command(command), cluster.environment(own))]
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
     if framework.mpi:
-        beside = Path(python).with_name("mpirun")
+        beside = Path(command[0]).with_name("mpirun")
         words = [str(beside), "-np", "{ranks}"] if beside.exists() else shlex.split(launcher())
-        before = [word.format(ranks=ranks) for word in words]
-        commands = [([*before, *command], environment)]
-    else:
-        commands = [(command, environment | {"RANK": str(rank)}) for rank in range(ranks)]
+        before = [word.format(ranks=job["ranks"]) for word in words]
+        return [([*before, *command], kept | own)]
+    return [
+        (
+            [*(cluster.hosts.enter(rank // cluster.ranks) if cluster else ()), *command],
+            kept | own | {"RANK": str(rank)},
+        )
+        for rank in range(job["ranks"])
+    ]
+
+
+def _start(commands: list[tuple[list[str], dict[str, str]]], own: Path) -> None:
+    """Run commands to their end; `own` is the folder of the run."""
     with ExitStack() as stack:
         log = stack.enter_context((own / "output.txt").open("w+"))
         processes = []
@@ -130,21 +170,20 @@ def _start(
             raise RunError(last[-1] if last else f"no end after {LIMIT_S:.0f} s")
 
 
-def _merge(found: list[dict[str, Any]], mpi: bool) -> dict[str, Any]:
-    """Return the responses of a run: of a step, the slowest rank's; of memory, the largest."""
+def _merge(found: list[dict[str, Any]], through_tcp: bool) -> dict[str, Any]:
+    """Return the responses of a run: of a step, the slowest rank's; of others, the largest."""
     times = np.max([one["times"] for one in found], axis=0)
-    sent = [one["bytes"] for one in found if one["bytes"] is not None]
-    own = len(sent) == len(found)
-    # MPI's messages inside a host use no sockets
-    sockets = None if mpi else max(one["socket_bytes"] for one in found) / len(found)
+    counted = {name: max(one[name] for one in found) for name in ("bytes", "messages")}
+    by = found[0]["counted_by"]
+    if np.isnan(counted["bytes"]) or (by == "TCP" and not through_tcp):
+        counted, by = dict.fromkeys(counted), "nothing"
     return {
         "version": found[0]["version"],
         "losses": np.mean([one["losses"] for one in found], axis=0).tolist(),
         "times": times.tolist(),
-        "start_up": max(one["start_up"] for one in found),
-        "memory": max(one["memory"] for one in found),
-        "bytes": max(sent, default=None) if own else sockets,
-        "bytes_from": "framework" if own else "sockets" if sockets is not None else "nothing",
+        **{name: max(one[name] for one in found) for name in ("start_up", "memory", "link_bytes")},
+        **counted,
+        "counted_by": by,
     }
 
 

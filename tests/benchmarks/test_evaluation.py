@@ -2,19 +2,23 @@
 
 import json
 import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
 from benchmarks.evaluation import statistics
 from benchmarks.evaluation.__main__ import PLANS, main
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
 from benchmarks.evaluation.plan import Plan
-from benchmarks.evaluation.running import disturbance
+from benchmarks.evaluation.report import scaling
+from benchmarks.evaluation.running import counter_of, disturbance
 
 SMALL = """frameworks: [pydtnn]
 networks: [mlp]
@@ -59,6 +63,8 @@ def test_adapters_are_short() -> None:
         (("steps: 3", "stpes: 3"), "did you mean 'steps'"),
         (("steps: 3", "steps: many"), "steps: expected a whole number from 1, got 'many'"),
         ((SMALL, "1"), "expected entries"),
+        (("batch: 4", "hosts: 2"), "expected a rate such as 1gbit"),
+        (("ranks: [1]", "ranks: [3]\nhosts: 2\nlink: 1gbit"), "as many on each of 2 hosts, got 3"),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_sentence(
@@ -156,6 +162,19 @@ def test_variation_of_three_factors_adds_up() -> None:
         statistics.variation(cells, ("x", "y", "z"))
 
 
+def test_efficiency_is_that_of_the_share_of_a_core(tmp_path: Path) -> None:
+    text = SMALL.replace("[1]", "[1, 4]").replace("repetitions: 2", "repetitions: 1")
+    plan = Plan.load(write(tmp_path / "plan.yaml", text))
+    runs = [
+        {"framework": "pydtnn", "network": "mlp", "repetition": 0, "ranks": ranks}
+        | {"sharing": sharing, "times": [9.0, *[step] * 3]}
+        for ranks, sharing, step in ((1, 1, 1.0), (4, 2, 2.5))
+    ]
+    title, _, rows = scaling(plan, runs)
+    assert "up to 2 ranks share a core" in title
+    assert rows == [["mlp", "pydtnn", "100 (100 to 100)", "80 (80 to 80)"]]
+
+
 # -- runs -----------------------------------------------------------------------------------------
 
 
@@ -194,3 +213,42 @@ def test_a_plan_runs_continues_and_is_reported(
     write(plan, SMALL.replace("steps: 3", "steps: 4"))
     assert main(arguments) == 1
     assert "of another plan" in capsys.readouterr().err
+
+
+SENDER = """import ctypes, os, socket
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+client.sendall(bytes(1000))
+client.sendmsg([b"ab", b"c"])
+os.write(client.fileno(), b"hello")
+os.writev(client.fileno(), [b"1", b"2"])
+inside, end = socket.socketpair()
+inside.send(b"not through TCP")
+print("a line")
+own = ctypes.CDLL(None)
+print(own.sent_messages(), own.sent_bytes())
+"""
+
+
+def test_messages_through_tcp_are_counted_and_nothing_else(tmp_path: Path) -> None:
+    counter = counter_of(tmp_path)
+    if not counter:
+        pytest.skip("no C compiler")
+    done = subprocess.run(
+        [sys.executable, "-c", SENDER], env=os.environ | {"LD_PRELOAD": counter},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "4 1010"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be emulated")
+def test_ranks_on_emulated_hosts_exchange_gradients_over_their_links(tmp_path: Path) -> None:
+    text = SMALL.replace("ranks: [1]", "ranks: [2]\nhosts: 2\nlink: 1gbit")
+    plan = write(tmp_path / "plan.yaml", text.replace("repetitions: 2", "repetitions: 1"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "benchmarks.evaluation", "run", plan, "--output", out]
+    subprocess.run(command, check=True)
+    (line,) = (out / "runs.jsonl").read_text().splitlines()
+    gradients = 4 * parameters(NETWORKS["mlp"])
+    assert gradients < json.loads(line)["link_bytes"] < 1.1 * gradients
+    assert "2 ranks on 2 hosts, 1gbit" in (out / "report.md").read_text()

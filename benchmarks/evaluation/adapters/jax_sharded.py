@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as Spec  # noqa: E402
 jax.config.update("jax_platforms", "cpu")
 if job.ranks > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{job.port}", job.ranks, job.rank)
+    jax.distributed.initialize(f"{job.addresses[0]}:{job.port}", job.ranks, job.rank)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 

@@ -7,7 +7,7 @@ from protocol import Job
 
 job = Job()
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-hosts = [f"127.0.0.1:{job.port + rank}" for rank in range(job.ranks)]
+hosts = [f"{address}:{job.port + rank}" for rank, address in enumerate(job.addresses)]
 if job.ranks > 1:
     task = {"type": "worker", "index": job.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": task})

@@ -72,4 +72,4 @@ def step(x, y):
     return trainer.train_step(Batch(x, y, at, 0, total), 0).means()["loss"]
 
 
-job.measure(step, lambda: comm.traffic.bytes, pydtnn.__version__)
+job.measure(step, lambda: (comm.traffic.bytes, comm.traffic.messages), pydtnn.__version__)

@@ -4,6 +4,7 @@ An adapter is started on every rank as ``python adapter.py JOB`` with the enviro
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or by mpirun. It needs NumPy and its framework only.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -21,7 +22,7 @@ class Job:
     """What a run is: the content of the file JOB, and the arrays beside it.
 
     Attributes: ranks, threads, batch (samples of a rank), steps, warm_up, rate, momentum, layers,
-    and `weights`, a list of arrays, see `networks.py`.
+    addresses (of the hosts of the ranks), and `weights`, a list of arrays, see `networks.py`.
     """
 
     def __init__(self) -> None:
@@ -40,12 +41,16 @@ class Job:
         at = np.arange(first, first + self.batch) % len(self.x)
         return self.x[at], self.y[at]
 
-    def measure(self, step, bytes_sent=lambda: None, version="") -> None:
-        """Time `step(x, y)`, which returns this rank's loss when the step is done."""
+    def measure(self, step, sent=None, version="") -> None:
+        """Time `step(x, y)`, which returns this rank's loss when the step is done.
+
+        `sent()` returns the bytes and the messages sent so far; by default, those through TCP.
+        """
+        count = sent or _through_tcp
         losses, times = [], []
         for index in range(self.warm_up + self.steps):
             if index == self.warm_up:
-                before, socket = bytes_sent(), _socket_bytes()
+                before, link = np.array(count()), _link_bytes()
             x, y = self.batch_of(index)
             begin = time.perf_counter()
             loss = float(step(x, y))
@@ -53,20 +58,32 @@ class Job:
             losses.append(loss)
             if index == 0:
                 ready = time.time() - self.started
-        after, sockets = bytes_sent(), _socket_bytes()
+        nbytes, messages = ((np.array(count()) - before) / self.steps).tolist()
         found = {
             "version": version,
             "losses": losses,
             "times": times,
             "start_up": ready,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "bytes": None if before is None else (after - before) / self.steps,
-            "socket_bytes": (sockets - socket) / self.steps,
+            "bytes": nbytes,
+            "messages": messages,
+            "counted_by": "framework" if sent else "TCP",
+            "link_bytes": (_link_bytes() - link) / self.steps,
         }
         (self.folder / f"result-{self.rank}.json").write_text(json.dumps(found))
 
 
-def _socket_bytes() -> int:
-    """Return the bytes that this host's loopback and network cards have sent."""
+def _through_tcp() -> tuple[float, float]:
+    """Return the bytes and the messages that this process has sent through TCP (`messages.c`)."""
+    here = ctypes.CDLL(None)
+    if not hasattr(here, "sent_bytes"):
+        return np.nan, np.nan
+    here.sent_bytes.restype = ctypes.c_long
+    return here.sent_bytes(), here.sent_messages()
+
+
+def _link_bytes() -> int:
+    """Return the bytes that the network cards of this host have sent."""
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
-    return sum(int(line.partition(":")[2].split()[8]) for line in lines)
+    cards = dict(line.split(":") for line in lines)
+    return sum(int(own.split()[8]) for card, own in cards.items() if card.strip() != "lo")

@@ -123,7 +123,8 @@ class Plan:
     def digest(self) -> str:
         """A hash of all that is planned, and of the programs that are run."""
         programs = sorted((Path(__file__).parent / "adapters").glob("*.py"))
-        content = [json.dumps(asdict(self), sort_keys=True).encode()]
+        networks = {name: NETWORKS[name] for name in self.networks}
+        content = [json.dumps([asdict(self), networks], sort_keys=True).encode()]
         content += [program.read_bytes() for program in programs]
         return hashlib.sha256(b"".join(content)).hexdigest()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +40,9 @@ class Framework:
     python: str = ""
     one_rank: bool = True
 
-    def ranks_of(self, ranks: Sequence[int]) -> list[int]:
-        """Return the numbers of ranks on which it runs."""
-        return [number for number in ranks if number > 1 or self.one_rank]
+    def runs_on(self, ranks: int) -> bool:
+        """Return whether it runs on a number of ranks."""
+        return ranks > 1 or self.one_rank
 
     @property
     def program(self) -> Path:

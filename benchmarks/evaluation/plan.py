@@ -149,12 +149,15 @@ class Plan:
         write_file("evaluation", path, json.dumps(content, indent=1).encode())
 
     def cells(self) -> Iterator[Cell]:
-        """Yield all runs by repetition, each in an order of its own that `seed` determines."""
+        """Yield all runs by repetition, each in an order of its own that `seed` determines.
+
+        Frameworks that are compared, those of a network and a number of ranks, follow each other.
+        """
         for repetition in range(self.repetitions):
-            block = [
-                Cell(repetition, *one)
-                for one in product(self.frameworks, self.networks, self.ranks)
-                if one[2] in FRAMEWORKS[one[0]].ranks_of(self.ranks)
-            ]
-            Random(f"{self.seed} {repetition}").shuffle(block)
-            yield from block
+            random = Random(f"{self.seed} {repetition}")
+            blocks = [*product(self.networks, self.ranks)]
+            random.shuffle(blocks)
+            for network, ranks in blocks:
+                names = [name for name in self.frameworks if FRAMEWORKS[name].runs_on(ranks)]
+                random.shuffle(names)
+                yield from (Cell(repetition, name, network, ranks) for name in names)

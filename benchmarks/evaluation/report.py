@@ -185,13 +185,13 @@ def _variation(plan: Plan, runs: Runs) -> Table:
     """All frameworks that run with all numbers of ranks, logarithms of the times of steps."""
     least = min(
         (len(select(runs, framework=f, network=n, ranks=r)) for f in plan.frameworks
-         for n in plan.networks for r in FRAMEWORKS[f].ranks_of(plan.ranks)),
+         for n in plan.networks for r in plan.ranks if FRAMEWORKS[f].runs_on(r)),
         default=0,
     )  # fmt: skip
     cells = {
         (name, network, str(ranks)): [np.log(step_of(run, plan)) for run in own[:least]]
         for name in plan.frameworks
-        if FRAMEWORKS[name].ranks_of(plan.ranks) == [*plan.ranks]
+        if all(map(FRAMEWORKS[name].runs_on, plan.ranks))
         for network in plan.networks
         for ranks in plan.ranks
         if (own := select(runs, framework=name, network=network, ranks=ranks))

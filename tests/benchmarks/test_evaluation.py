@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,8 @@ def test_the_shipped_plan_has_what_the_protocol_asks_for() -> None:
     assert len({tuple(c[1:] for c in block) for block in blocks}) == plan.repetitions  # orders
     assert len({frozenset(c[1:] for c in block) for block in blocks}) == 1
     assert [*plan.cells()] == cells
+    changes = sum(one[2:] != other[2:] for one, other in pairwise(blocks[0]))
+    assert changes == len(plan.networks) * len(plan.ranks) - 1  # compared runs follow each other
 
 
 def test_adapters_are_short() -> None:

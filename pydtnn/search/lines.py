@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydtnn.search.space import Space
-from pydtnn.search.study import GROUP, REASON
+from pydtnn.search.study import GROUP, REASON, is_paused
 from pydtnn.utils.units import duration
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
@@ -50,7 +50,7 @@ def spans_of(trials: Sequence[Any], now: float | None = None) -> list[tuple[Any,
     for one in trials:
         spans = one.user_attrs.get(GROUP, [])
         found += [(one, span) for span in spans if span["end"]]
-        if now is not None and spans and one.state.name == "RUNNING":
+        if now is not None and spans and one.state.name == "RUNNING" and not is_paused(one):
             found.append((one, {**spans[-1], "end": now}))
     return found
 
@@ -87,10 +87,13 @@ def use_of(
 def seconds_left(space: Space, trials: Sequence[Any], now: float) -> float | None:
     """Return the time until a study ends in s, if trials take as long as those that have ended.
 
-    None while no trial has ended.
+    Trials that are paused count as if they had ended. None while there are none.
     """
-    ended = [seconds_of(one) for one in trials if one.state.is_finished()]
-    running = [seconds_of(one, now) for one in trials if one.state.name == "RUNNING"]
+    paused = {one.number for one in trials if is_paused(one)}
+    ended = [seconds_of(t) for t in trials if t.state.is_finished() or t.number in paused]
+    running = [
+        seconds_of(t, now) for t in trials if t.state.name == "RUNNING" and t.number not in paused
+    ]
     if not ended:
         return None
     mean = sum(ended) / len(ended)
@@ -123,19 +126,19 @@ def result_of(space: Space, one: Any) -> str:
     if one.state.name == "COMPLETE":
         pairs = zip(space.objective, one.values, strict=True)
         return "  ".join(f"{name} {value:.4g}" for name, value in pairs)
-    if one.state.name == "PRUNED":
+    if one.state.name == "PRUNED" or is_paused(one):
         epoch = max(one.intermediate_values)
         value = one.intermediate_values[epoch]
-        return f"pruned after epoch {epoch}, {next(iter(space.objective))} {value:.4g}"
+        how = "paused" if is_paused(one) else "pruned"
+        return f"{how} after epoch {epoch}, {next(iter(space.objective))} {value:.4g}"
     return f"failed: {one.user_attrs.get(REASON, 'unknown')}"
 
 
 def describe_trial(space: Space, trials: Sequence[Any], number: int) -> str:
-    """Return the line of a trial that has ended, with how many had ended then."""
+    """Return the line of a trial that has ended or is paused, with how many had ended then."""
     one = trials[number]
-    ended = [
-        t for t in trials if t.datetime_complete and t.datetime_complete <= one.datetime_complete
-    ]
+    when = one.datetime_complete
+    ended = [t for t in trials if t.datetime_complete and not (when and t.datetime_complete > when)]
     parts = [f"{len(ended)}/{space.trials}", f"trial {number}", options_of(one)]
     parts += [result_of(space, one), *(["best"] if one in best_of(space, ended) else [])]
     return "  ".join([*parts, duration(seconds_of(one))])

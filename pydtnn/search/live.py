@@ -23,7 +23,7 @@ from pydtnn.search.lines import (
     use_of,
 )
 from pydtnn.search.space import Space
-from pydtnn.search.study import GROUP, SharedStudy
+from pydtnn.search.study import GROUP, SharedStudy, is_paused
 from pydtnn.utils.terminal import height_of, terminal_of, width_of
 from pydtnn.utils.units import align, duration
 
@@ -130,6 +130,9 @@ def rows_of(space: Space, trials: Sequence[Any], job: int, now: float) -> list[s
     """
     states = Counter(one.state.name for one in trials if one.state.is_finished())
     counts = ", ".join(f"{states[name]} {STATES[name]}" for name in ("COMPLETE", "PRUNED", "FAIL"))
+    begun = [one for one in trials if one.state.name == "RUNNING"]
+    if paused := sum(map(is_paused, begun)):
+        counts += f", {paused} paused"
     share, _ = use_of(trials, now, job)
     rows = [f"{states.total()}/{space.trials}  {counts}", f"ranks used {share:.1%}"]
     left = seconds_left(space, trials, now)
@@ -139,7 +142,7 @@ def rows_of(space: Space, trials: Sequence[Any], job: int, now: float) -> list[s
         f"best  trial {one.number}  {result_of(space, one)}  {options_of(one)}"
         for one in best_of(space, trials)[:1]
     ]
-    running = [one for one in trials if one.state.name == "RUNNING" and _is_of(one, job)]
+    running = [one for one in begun if not is_paused(one) and _is_of(one, job)]
     if running:
         rows += align([COLUMNS, *(_row(space, one, now) for one in running)], 0)
     return rows

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydtnn.search.asha import Halving
 from pydtnn.search.dimension import MAX_GRID, RANKS, WHO, Dimension, Value, stored
 from pydtnn.search.population import Population
 from pydtnn.utils import plain_yaml
@@ -46,7 +47,7 @@ class Space:
     objective : dict of str to str
         Names of values, such as "val_accuracy", and "minimize" or "maximize".
     sampler, pruner : dict
-        "name", and options of the class of Optuna.
+        "name", and options of the class of Optuna, of `Population` or `Halving`.
     trials : int
     stop : dict of str to float
         Values of the objective with which the search ends.
@@ -109,6 +110,11 @@ class Space:
     def population(self) -> Population | None:
         """How members of a population continue from each other; None for other samplers."""
         return Population.of(self.sampler)
+
+    @property
+    def halving(self) -> Halving | None:
+        """How trials are paused and continue; None for other pruners."""
+        return Halving.of(self.pruner)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -220,9 +226,10 @@ def make_space(
         seed=_whole("seed", seed, 0),
         function=function,
     )
-    if made.pruner["name"] != "none" and len(goal) > 1:
+    pruned = made.halving is not None or made.pruner["name"] != "none"
+    if pruned and len(goal) > 1:
         raise ValueError(f"{WHO}: trials with several objectives cannot be pruned; remove pruner")
-    if made.population and (len(goal) > 1 or made.pruner["name"] != "none"):
+    if made.population and (len(goal) > 1 or pruned):
         raise ValueError(f"{WHO}: a population requires one objective and no pruner")
     count = made.population.trials if made.population else 20
     if made.sampler["name"] == "grid":

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pydtnn.search.asha import NAME as ASHA
+from pydtnn.search.asha import Halving
 from pydtnn.search.dimension import RANKS, WHO
 from pydtnn.search.journal import FileLock, Journal
-from pydtnn.search.population import NAME, exploit, explore
+from pydtnn.search.population import NAME as PBT
+from pydtnn.search.population import exploit, explore
 from pydtnn.search.space import Space
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.names import unknown
@@ -39,6 +43,9 @@ SPACE, STARTS, REACHED, REASON = "space", "starts", "reached", "reason"
 GROUP, EPOCHS, POINT, PARENT = "group", "epochs", "point", "parent"
 """Attributes of a study, and of its trials."""
 
+UNTIL = "until"
+"""Entry of a span: epoch after which the trial is paused; None for a trial that fills a gap."""
+
 
 def samplers() -> dict[str, Any]:
     """Return the classes of samplers by name."""
@@ -51,7 +58,7 @@ def samplers() -> dict[str, Any]:
         "tpe": own.TPESampler,
         "cma-es": own.CmaEsSampler,
         "nsga2": own.NSGAIISampler,
-        NAME: own.RandomSampler,  # asked for the first generation
+        PBT: own.RandomSampler,  # asked for the first generation
     }
 
 
@@ -62,14 +69,13 @@ def pruners() -> dict[str, Any]:
     return {
         "none": own.NopPruner,
         "median": own.MedianPruner,
-        "asha": own.SuccessiveHalvingPruner,
+        ASHA: own.NopPruner,  # never asked: trials are paused
         "hyperband": own.HyperbandPruner,
     }
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "tpe": {"constant_liar": True, "multivariate": False},
-    "asha": {"min_resource": 1, "reduction_factor": 3},
     "quasi-random": {"warn_asynchronous_seeding": False, "warn_independent_sampling": False},
     "cma-es": {"warn_independent_sampling": False},
 }
@@ -79,7 +85,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **more: Any) -> Any:
     options = dict(given)
     name = options.pop("name")
-    if name == NAME:
+    if name in (PBT, ASHA):
         options = {}
     if name not in classes:
         raise ValueError(f"{WHO}: {unknown(what, name, classes)}")
@@ -90,6 +96,39 @@ def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **mor
     except (TypeError, ValueError) as error:
         text = str(error).rpartition("__init__() ")[2]
         raise ValueError(f"{WHO}: {what} {name}: {text}; see the class of Optuna") from error
+
+
+def is_paused(trial: optuna.trial.FrozenTrial) -> bool:
+    """Return whether a trial has neither ended, nor is in progress, nor was interrupted."""
+    spans = trial.user_attrs.get(GROUP, [])
+    return trial.state.name == "RUNNING" and bool(spans) and spans[-1]["end"] is not None
+
+
+def _is_awaited(trial: optuna.trial.FrozenTrial) -> bool:
+    """Return whether others may be promoted when a trial pauses or ends: it does not fill a gap."""
+    spans = trial.user_attrs.get(GROUP, [])
+    running = trial.state.name == "RUNNING" and not is_paused(trial)
+    return running and bool(spans) and spans[-1].get(UNTIL) is not None
+
+
+def seen_by_sampler(study: optuna.Study) -> optuna.Study:
+    """Return a study in which trials that are paused are pruned."""
+    import optuna
+
+    class Seen(optuna.Study):
+        def _get_trials(
+            self, deepcopy: bool = True, states: Any = None, use_cache: bool = False
+        ) -> list[optuna.trial.FrozenTrial]:
+            found = []
+            for one in super()._get_trials(deepcopy):
+                if is_paused(one):
+                    one = copy.copy(one)
+                    one.state = optuna.trial.TrialState.PRUNED
+                if states is None or one.state in states:
+                    found.append(one)
+            return found
+
+    return Seen(study.study_name, study._storage, study.sampler, study.pruner)
 
 
 def lock_of(folder: Path, number: int) -> Path:
@@ -108,7 +147,7 @@ class Taken:
     values : dict
         Values of the dimensions by name.
     resumed : bool
-        Whether it has been interrupted before.
+        Whether it has been interrupted or paused before.
     parent : int or None
         The trial of a population from whose checkpoint it continues.
     part : float
@@ -123,7 +162,7 @@ class Taken:
 
 
 class Later(Exception):
-    """The next trial depends on results of trials that are in progress."""
+    """There may be a trial when those that are in progress have further results."""
 
 
 class SharedStudy:
@@ -143,7 +182,7 @@ class SharedStudy:
     ----------
     study : optuna.Study
     given_up : list of int
-        Interrupted trials that `take` has not continued.
+        Trials that `take` has ended, and not continued.
 
     Raises
     ------
@@ -185,6 +224,7 @@ class SharedStudy:
             if not self.study.get_trials(deepcopy=False):
                 self.study.set_user_attr(SPACE, before)
         self._end = time.monotonic() + space.after
+        self._sign = -1 if "maximize" in space.objective.values() else 1
 
     def _claim(self, number: int) -> bool:
         """Lock a trial; return False if another process has it."""
@@ -202,12 +242,19 @@ class SharedStudy:
         for number in [*self._held]:
             self._release(number)
 
+    def _is_held(self, number: int) -> bool:
+        """Return whether a trial is in progress."""
+        if not self._claim(number):
+            return True
+        self._release(number)
+        return False
+
     def _release(self, number: int) -> None:
         if number in self._held:
             os.close(self._held.pop(number))
 
     def take(self, group: Mapping[str, Any]) -> Taken | None:
-        """Return a trial that was interrupted or a new one; None if there is none left.
+        """Return a trial that was interrupted or paused, or a new one; None if none is left.
 
         Parameters
         ----------
@@ -219,39 +266,118 @@ class SharedStudy:
         Later
             If the next trial depends on trials that are in progress.
         """
-        import optuna
-
-        study, state = self.study, optuna.trial.TrialState
         size = len(group["ranks"])
         with self._journal.stored(), FileLock(self.folder / LOCKS / CHOICE):
-            for one in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
-                if not self._suits(one, size) or not self._claim(one.number):
-                    continue
-                if study.get_trials(deepcopy=False)[one.number].state.is_finished():
-                    self._release(one.number)  # its process has ended it since
-                    continue
-                self._seed(one.number)
-                trial = optuna.Trial(study, one._trial_id)
-                if reason := self._reason(one):
-                    self._store(trial, {REASON: reason}, "FAIL")
-                    self.given_up.append(one.number)
-                elif not self.ended():
-                    return self._begin(trial, group)
-                self._release(one.number)
-            trials = study.get_trials(deepcopy=False)
-            enqueued = [one for one in trials if one.state == state.WAITING]  # by tools of Optuna
-            number = len(trials) - len(enqueued)
-            if number >= self.space.trials or self.ended():
-                return None
-            self._seed(number)
-            if enqueued:
-                trial = study.ask()
-            elif (given := self._next(trials, size)) is not None:
-                trial = self._create(*given)
-            else:
-                return None
-            self._claim(trial.number)
-            return self._begin(trial, group)
+            trial = self._interrupted(size)
+            if trial is None and not self.ended():
+                trial = self._promoted(size) or self._new(size)
+            if trial is not None:
+                return self._begin(trial, group)
+            return self._left(group) if self.space.halving else None
+
+    def _all(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def _interrupted(self, size: int) -> optuna.Trial | None:
+        """Return a trial whose process has ended; give up those that are not to be continued."""
+        import optuna
+
+        for one in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            if is_paused(one) or not self._suits(one, size) or not self._claim(one.number):
+                continue
+            now = self._all()[one.number]
+            if now.state.is_finished() or is_paused(now):
+                self._release(one.number)  # its process has ended it since
+                continue
+            self._seed(one.number)
+            trial = optuna.Trial(self._seen(), one._trial_id)
+            if reason := self._reason(one):
+                self._store(trial, {REASON: reason}, "FAIL")
+                self.given_up.append(one.number)
+            elif not self.ended():
+                return trial
+            self._release(one.number)
+        return None
+
+    def _promoted(self, size: int) -> optuna.Trial | None:
+        """Return the first of the paused trials that are good enough for more epochs."""
+        return self._paused(one for one, good in self._ranked(size) if good)
+
+    def _paused(self, ranked: Iterable[optuna.trial.FrozenTrial]) -> optuna.Trial | None:
+        """Return the first of these trials, or the next one if its process has yet to leave it."""
+        import optuna
+
+        for one in ranked:
+            if self._claim(one.number):
+                return optuna.Trial(self.study, one._trial_id)
+        return None
+
+    def _ranked(
+        self, size: int | None = None, own: int | None = None
+    ) -> list[tuple[optuna.trial.FrozenTrial, bool]]:
+        """Return paused trials as `Halving.ranked` does; of one size, and with one in progress."""
+        if self.space.halving is None:
+            return []
+        trials = self._all()
+        costs = {
+            one.number: {e: self._sign * v for e, v in one.intermediate_values.items()}
+            for one in trials
+            if one.state.name != "FAIL"
+        }
+        return [
+            (trials[number], good)
+            for number, good in self.space.halving.ranked(costs)
+            if number == own or is_paused(trials[number])
+            if size is None or self._suits(trials[number], size)
+        ]
+
+    def _new(self, size: int) -> optuna.Trial | None:
+        """Return a new trial; None if there is none for so many ranks."""
+        from optuna.trial import TrialState
+
+        trials = self._all()
+        enqueued = [one for one in trials if one.state == TrialState.WAITING]  # by tools of Optuna
+        number = len(trials) - len(enqueued)
+        if number >= self.space.trials:
+            return None
+        self._seed(number)
+        if enqueued:
+            trial = self.study.ask()
+        elif (given := self._next(trials, size)) is not None:
+            trial = self._create(*given)
+        else:
+            return None
+        self._claim(trial.number)
+        return trial
+
+    def _left(self, group: Mapping[str, Any]) -> Taken | None:
+        """Return a paused trial that is not good enough, if all others have been begun.
+
+        While trials in progress may have results with which others are promoted, the best one
+        fills the gap. Then one is continued if none is complete, and the others are pruned.
+        """
+        from optuna.trial import TrialState
+
+        trials, size = self._all(), len(group["ranks"])
+        running = [one for one in trials if one.state.name == "RUNNING" and not is_paused(one)]
+        busy = [one for one in running if self._is_held(one.number)]
+        awaited = not self.ended() and any(map(_is_awaited, busy))
+        if busy and not awaited:
+            return None  # the last of these groups ends the search
+        none_complete = not any(one.state.name == "COMPLETE" for one in trials)
+        if awaited or none_complete:
+            trial = self._paused(one for one, _ in self._ranked(size))
+            if trial is not None:
+                return self._begin(trial, group, gap=awaited)
+            if awaited:
+                raise Later
+        ranked = self._ranked()
+        if ranked and (none_complete or (not self.ended() and any(good for _, good in ranked))):
+            return None  # another group continues them
+        for one, _ in ranked:
+            self.study.tell(one.number, state=TrialState.PRUNED)
+            self.given_up.append(one.number)
+        return None
 
     def _suits(self, trial: optuna.trial.FrozenTrial, size: int) -> bool:
         """Return whether a trial that was begun is one for so many ranks."""
@@ -289,8 +415,7 @@ class SharedStudy:
         if not all(one.state.is_finished() for one in members):
             raise Later
         generator = np.random.default_rng([space.seed, number])
-        sign = -1 if "maximize" in space.objective.values() else 1
-        costs = [None if one.values is None else sign * one.values[0] for one in members]
+        costs = [None if one.values is None else self._sign * one.values[0] for one in members]
         own = number % population.population
         parent = exploit(costs, own, population.quantile, generator)
         if parent is None:
@@ -310,21 +435,31 @@ class SharedStudy:
             system_attrs={FIXED: dict(values)},
             user_attrs=dict(attributes),
         )
-        return optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
+        number = study._storage.create_new_trial(study._study_id, template)
+        return optuna.Trial(self._seen(), number)
+
+    def _seen(self) -> optuna.Study:
+        """Return the study as its sampler sees it."""
+        return seen_by_sampler(self.study) if self.space.halving else self.study
 
     def _seed(self, number: int) -> None:
         """Let the values of a trial depend on its number only, and on the trials before it."""
         seed = int(np.random.SeedSequence([self.space.seed, number]).generate_state(1)[0])
         self.study.sampler = _make("sampler", samplers(), self.space.sampler, seed=seed)
 
-    def _begin(self, trial: optuna.Trial, group: Mapping[str, Any]) -> Taken:
-        before = self.study.get_trials(deepcopy=False)[trial.number]
+    def _begin(self, trial: optuna.Trial, group: Mapping[str, Any], *, gap: bool = False) -> Taken:
+        before, halving = self._all()[trial.number], self.space.halving
         values, attributes = self.space.suggest(trial), before.user_attrs
         reached = len(before.intermediate_values)
         starts = attributes.get(STARTS, 0) if attributes.get(REACHED) == reached else 0
         trial.set_user_attr(STARTS, starts + 1)
         trial.set_user_attr(REACHED, reached)
         spans = [*attributes.get(GROUP, []), {**group, "begin": time.time(), "end": None}]
+        if halving:
+            interrupted = len(spans) > 1 and not is_paused(before)
+            until = spans[-2].get(UNTIL) if interrupted else None
+            until = until or halving.after(max(before.intermediate_values, default=0))
+            spans[-1][UNTIL] = None if gap else until
         trial.set_user_attr(GROUP, spans)
         self._trials[trial.number] = trial
         population = self.space.population
@@ -362,27 +497,52 @@ class SharedStudy:
         )
 
     def report(self, number: int, value: float, epoch: int) -> bool:
-        """Store the value of an epoch, counted from 1; return whether the trial is to be pruned."""
+        """Store the value of an epoch, counted from 1; return whether the trial ends or pauses."""
         trial = self._trials[number]
         with self._journal.stored():
-            if epoch not in self.study.get_trials(deepcopy=False)[number].intermediate_values:
+            if epoch not in self._all()[number].intermediate_values:
                 trial.report(value, epoch)
-            return bool(trial.should_prune())
+            if self.space.halving is None:
+                return bool(trial.should_prune())
+            return self._pauses(trial, epoch, self.space.halving)
+
+    def _pauses(self, trial: optuna.Trial, epoch: int, halving: Halving) -> bool:
+        spans = trial.user_attrs[GROUP]
+        until, size = spans[-1][UNTIL], len(spans[-1]["ranks"])
+        if until is not None and epoch < until:
+            return False
+        good = [one.number for one, good in self._ranked(size, trial.number) if good]
+        if until is None:  # it fills a gap, as long as there is one
+            others = [one for one in self._all() if one.number != trial.number]
+            return (
+                self.ended()
+                or any(n != trial.number for n in good)
+                or not any(map(_is_awaited, others))
+            )
+        if self.ended() or good[:1] != [trial.number]:
+            return True
+        spans[-1][UNTIL] = halving.after(epoch)  # it would be the next one
+        trial.set_user_attr(GROUP, spans)
+        return False
 
     def tell(self, number: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         """Store the results of a trial that is complete."""
         self._end_trial(number, facts, "COMPLETE", [values[name] for name in self.space.objective])
 
     def prune(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Store that a trial was ended early."""
-        self._end_trial(number, facts, "PRUNED")
+        """Store that a trial was ended early, or is paused."""
+        self._end_trial(number, facts, None if self.space.halving else "PRUNED")
 
     def fail(self, number: int, reason: str) -> None:
         """Store why a trial has failed."""
         self._end_trial(number, {REASON: reason}, "FAIL")
 
     def _end_trial(
-        self, number: int, facts: Mapping[str, Any], state: str, values: list[float] | None = None
+        self,
+        number: int,
+        facts: Mapping[str, Any],
+        state: str | None,
+        values: list[float] | None = None,
     ) -> None:
         """Store the end of a trial; it is locked until then, or another process would take it."""
         trial = self._trials.pop(number)
@@ -393,10 +553,16 @@ class SharedStudy:
         self._release(number)
 
     def _store(
-        self, trial: Any, facts: Mapping[str, Any], state: str, values: list[float] | None = None
+        self,
+        trial: Any,
+        facts: Mapping[str, Any],
+        state: str | None,
+        values: list[float] | None = None,
     ) -> None:
+        """Store facts and the state of a trial; None if it is paused."""
         from optuna.trial import TrialState
 
         for name, value in facts.items():
             trial.set_user_attr(name, value)
-        self.study.tell(trial, values, state=TrialState[state])
+        if state is not None:
+            self.study.tell(trial, values, state=TrialState[state])

@@ -46,7 +46,7 @@ class Trial:
     folder : Path
         A folder of its own, which may not exist yet.
     resumed : bool
-        Whether it has been interrupted before.
+        Whether it has been interrupted or paused before: it continues from its folder.
     parent : Path or None
         Folder of the trial of a population from whose state it continues.
     part : float
@@ -68,7 +68,7 @@ class Trial:
         self._shared = shared
 
     def report(self, value: float, epoch: int, *, last: bool = False) -> bool:
-        """Report the value of an epoch; return whether training should end, as it is not promising.
+        """Report the value of an epoch; return whether training should end, or pause, with it.
 
         Collective: all ranks of the group call it.
 

@@ -48,8 +48,14 @@ def results(study: Any) -> list[Any]:
     return [(one.number, one.params, one.values, one.state.name) for one in study.trials]
 
 
-def stored(folder: Path) -> list[Any]:
-    return results(SharedStudy(folder, make_space(**SPACE)).study)
+HALVED = SPACE | {
+    "pruner": {"name": "asha", "min_resource": 1, "reduction_factor": 2},
+    "fixed": FIXED | {"epochs": 6},
+}
+
+
+def stored(folder: Path, space: dict[str, Any] = SPACE) -> list[Any]:
+    return results(SharedStudy(folder, make_space(**space)).study)
 
 
 @pytest.fixture
@@ -324,7 +330,11 @@ def interrupted(
 
 
 @pytest.mark.long
-def test_an_interrupted_search_ends_with_the_same_trials(written: Path) -> None:
+@pytest.mark.parametrize("space", [SPACE, HALVED], ids=["whole trials", "parts"])
+def test_an_interrupted_search_ends_with_the_same_trials(
+    space: dict[str, Any], written: Path
+) -> None:
+    (written / "space.yaml").write_text(json.dumps(space))
     assert main(["space.yaml", "--study=whole"]) == 0
     ends = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     command = [sys.executable, *COMMAND, "--study=parts"]
@@ -335,18 +345,22 @@ def test_an_interrupted_search_ends_with_the_same_trials(written: Path) -> None:
         lambda process: process.send_signal(ends[process.pid % 3]),
     )
     assert status == 0
-    assert stored(written / "parts") == stored(written / "whole")
+    assert stored(written / "parts", space) == stored(written / "whole", space)
 
 
 @pytest.mark.long
-def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) -> None:
+@pytest.mark.parametrize("pruner", ["none", "asha"])
+def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(
+    pruner: str, written: Path
+) -> None:
     lr = {"low": 1e-3, "high": 0.1, "log": True}  # none of them diverges
-    space = {"space": {"lr": lr}, "fixed": FIXED | {"epochs": 20}, "trials": 12}
+    space: dict[str, Any] = {"space": {"lr": lr}, "fixed": FIXED | {"epochs": 20}, "trials": 12}
+    space["pruner"] = pruner
     (written / "space.yaml").write_text(json.dumps(space))
     generator = random.Random(3)
     for _ in range(5):
         with started(written, 4, "--ranks-per-trial=2") as program:
-            wait_for(lambda: "/12  trial" in program.finished().stdout, 60)
+            wait_for(lambda: "  trial " in program.finished().stdout, 60)
             os.kill(rank_processes(program)[generator.randrange(4)], signal.SIGKILL)
             assert program.wait(60)
     with started(written, 4, "--ranks-per-trial=2") as program:
@@ -355,7 +369,10 @@ def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(written: Path) 
     study = SharedStudy(written / "runs/space", make_space(**space)).study
     assert [one.number for one in study.trials] == [*range(12)]
     assert [one.user_attrs[REASON] for one in study.trials if REASON in one.user_attrs] == []
-    assert {one.state.name for one in study.trials} == {"COMPLETE"}
+    states = [one.state.name for one in study.trials]
+    assert {*states} == ({"COMPLETE", "PRUNED"} if pruner == "asha" else {"COMPLETE"})
+    for one in study.trials:
+        assert [*one.intermediate_values] == [*range(1, len(one.intermediate_values) + 1)]
 
 
 @pytest.mark.long

@@ -1,0 +1,360 @@
+"""Trials that are paused at rungs, and of which the best continue."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.search import Trial, make_space, run
+from pydtnn.search.asha import Halving
+from pydtnn.search.lines import seconds_left
+from pydtnn.search.live import rows_of
+from pydtnn.search.study import GROUP, Later, SharedStudy, Taken, is_paused
+from pydtnn.train import main
+from tests.search.test_search import FIXED, SPACE
+
+pytest.importorskip("optuna")
+
+RANGE = {"x": {"low": 0.0, "high": 1.0}}
+EPOCHS = 18
+
+
+def shared(folder: Path, trials: int = 12, **options: Any) -> SharedStudy:
+    common: dict[str, Any] = {"objective": {"minimize": "y"}, "pruner": "asha"}
+    return SharedStudy(folder, make_space(RANGE, trials=trials, **(common | options)))
+
+
+def group(rank: int = 0) -> dict[str, Any]:
+    return {"host": "here", "job": 1, "ranks": [rank]}
+
+
+def value(taken: Taken, epoch: int) -> float:
+    """Return the value of an epoch, of which the order of trials depends on the epoch, too."""
+    x = taken.values["x"]
+    return float((x - 0.3) ** 2 + 0.1 * np.sin(50 * x) / epoch)
+
+
+def train(own: SharedStudy, taken: Taken, first: int = 1, last: int = EPOCHS) -> int | None:
+    """Train to the end or a pause, and store it; return the last epoch, None after `last`."""
+    for epoch in range(first, last + 1):
+        pauses = own.report(taken.number, value(taken, epoch), epoch)
+        if epoch == EPOCHS:
+            own.tell(taken.number, {"y": value(taken, epoch)}, {})
+        elif pauses:
+            own.prune(taken.number, {})
+        if epoch == EPOCHS or pauses:
+            return epoch
+    return None
+
+
+def epochs_of(own: SharedStudy) -> list[int]:
+    return [max(one.intermediate_values, default=0) for one in own.study.trials]
+
+
+def search(own: SharedStudy) -> list[tuple[int, int | None]]:
+    """Train all trials; return them in the order in which they began or continued."""
+    order = []
+    while (taken := own.take(group())) is not None:
+        order.append((taken.number, train(own, taken)))
+    return order
+
+
+def states(own: SharedStudy) -> Counter[str]:
+    return Counter(one.state.name for one in own.study.trials)
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_one_of_three_trials_of_each_rung_continues(direction: str, tmp_path: Path) -> None:
+    own = shared(tmp_path, 27, objective={direction: "y"}, sampler="random")
+    search(own)
+    reached = Counter(epochs_of(own))
+    assert {*reached} == {3, 9, 18}
+    assert 3 <= reached[18] <= 6  # more than 3 are among the best of those before
+    assert 9 <= reached[9] + reached[18] <= 14
+    assert states(own) == {"COMPLETE": reached[18], "PRUNED": 27 - reached[18]}
+    sign = -1 if direction == "maximize" else 1
+    for rung, next_one in ((3, 9), (9, 18)):
+        there = [one for one in own.study.trials if rung in one.intermediate_values]
+        there.sort(key=lambda one: sign * one.intermediate_values[rung])
+        assert all(max(one.intermediate_values) >= next_one for one in there[: len(there) // 3])
+
+
+def test_trials_continue_as_soon_as_they_are_among_the_best(tmp_path: Path) -> None:
+    own, order = shared(tmp_path, 5), []
+    while (taken := own.take(group())) is not None:
+        y = (0.2, 0.1, 0.3, 0.4, 0.05)[taken.number]
+        epoch = max(own.study.trials[taken.number].intermediate_values, default=0) + 1
+        while epoch < EPOCHS and not own.report(taken.number, y, epoch):
+            epoch += 1
+        order.append((taken.number, epoch))
+        if epoch == EPOCHS:
+            own.tell(taken.number, {"y": y}, {})
+        else:
+            own.prune(taken.number, {})
+    # The last one is the best when it reaches the first rung, and at the end nothing is complete.
+    assert order == [(0, 3), (1, 3), (2, 3), (1, 9), (3, 3), (4, 9), (4, 18)]
+
+
+def test_a_trial_that_would_be_the_next_is_not_paused(tmp_path: Path) -> None:
+    own = shared(tmp_path, 4)
+    values = [0.3, 0.2, 0.1]
+    for number, y in enumerate(values):
+        taken = own.take(group())
+        assert taken is not None
+        assert [own.report(number, y, epoch) for epoch in (1, 2, 3)][:2] == [False, False]
+        if number < 2:
+            own.prune(number, {})
+    assert not own.report(2, 0.1, 4)
+    assert len(own.study.trials[2].user_attrs[GROUP]) == 1
+    assert [own.report(2, 0.1, epoch) for epoch in range(5, 10)] == [False] * 4 + [True]
+
+
+def test_the_best_trial_of_few_is_trained_to_the_end(tmp_path: Path) -> None:
+    for trials in (1, 2, 5):
+        own = shared(tmp_path / str(trials), trials)
+        search(own)
+        assert states(own)["COMPLETE"] >= 1
+        assert states(own).total() == trials
+        assert states(own)["RUNNING"] == 0
+
+
+def test_a_search_without_further_time_has_a_trial_that_is_complete(tmp_path: Path) -> None:
+    own = shared(tmp_path)
+    for _ in range(4):
+        taken = own.take(group())
+        assert taken is not None
+        train(own, taken)
+    own.close()
+    late = shared(tmp_path, stop={"after": "1 ns"})
+    search(late)
+    assert states(late)["COMPLETE"] == 1
+    assert states(late)["RUNNING"] == 0
+    assert len(late.study.trials) == 4
+
+
+def test_the_sampler_learns_from_paused_trials(tmp_path: Path) -> None:
+    """Trials that are paused and those that are pruned lead to the same next trials."""
+    never = {"name": "asha", "reduction_factor": 100}
+    seen = []
+    for pruner in (never, {"name": "median", "n_startup_trials": 100}):
+        own = shared(tmp_path / str(pruner["name"]), 20, pruner=pruner)
+        for number in range(20):
+            taken = own.take(group())
+            assert taken is not None
+            own.report(number, (taken.values["x"] - 0.3) ** 2, 3)
+            own.prune(number, {})
+        assert sum(map(is_paused, own.study.trials)) == (20 if pruner is never else 0)
+        seen.append([one.params["x"] for one in own.study.trials])
+    assert seen[0] == seen[1]
+    assert np.mean(np.abs(np.subtract(seen[0][10:], 0.3))) < 0.5 * np.mean(
+        np.abs(np.subtract(seen[0][:10], 0.3))
+    )
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "quasi-random", "cma-es"])
+def test_an_interrupted_search_has_the_same_trials(sampler: str, tmp_path: Path) -> None:
+    generator = random.Random(3)
+    whole = shared(tmp_path / "whole", sampler=sampler)
+    search(whole)
+    turns = 0
+    while True:
+        own = shared(tmp_path / "parts", sampler=sampler)
+        taken = own.take(group())
+        if taken is None:
+            break
+        turns += 1
+        known = max(own.study.trials[taken.number].intermediate_values, default=0)
+        again = generator.choice((1, max(1, known)))  # without and with a checkpoint
+        train(own, taken, again, min(generator.randrange(known, known + 4), EPOCHS))
+        own.close()
+    assert turns > 20
+    assert [(o.params, o.values, o.state, o.intermediate_values) for o in own.study.trials] == [
+        (o.params, o.values, o.state, o.intermediate_values) for o in whole.study.trials
+    ]
+
+
+class Turns:
+    """Groups of ranks that take turns of an epoch each, and may be killed."""
+
+    def __init__(self, folder: Path, groups: int, trials: int, seed: int) -> None:
+        self.generator = random.Random(seed)
+        self.folder, self.trials = folder, trials
+        self.studies: dict[int, SharedStudy] = {n: shared(folder, trials) for n in range(groups)}
+        self.at: dict[int, tuple[Taken, int]] = {}
+        self.waits = self.epochs = self.repeated = 0
+        self.trained: Counter[tuple[int, int]] = Counter()
+
+    def turn(self, one: int) -> None:
+        own = self.studies[one]
+        if one not in self.at:
+            try:
+                taken = own.take(group(one))
+            except Later:
+                self.waits += 1
+                return
+            if taken is None:
+                self.studies.pop(one).close()
+                return
+            known = own.study.trials[taken.number].intermediate_values
+            self.at[one] = taken, max(known, default=0)
+        taken, epoch = self.at[one]
+        self.trained[taken.number, epoch + 1] += 1
+        if train(own, taken, epoch + 1, epoch + 1) is None:
+            self.at[one] = taken, epoch + 1
+        else:
+            del self.at[one]
+
+    def kill(self, one: int) -> None:
+        self.studies[one].close()
+        self.at.pop(one, None)
+        self.studies[one] = shared(self.folder, self.trials)
+
+    def run(self, kills: int = 0) -> SharedStudy:
+        """Train until all groups have left, with kills of random ones."""
+        while self.studies:
+            one = self.generator.choice([*self.studies])
+            if kills and self.generator.random() < 0.05:
+                self.kill(one)
+                kills -= 1
+            else:
+                self.turn(one)
+        return shared(self.folder, self.trials)
+
+
+@pytest.mark.parametrize("groups", [2, 4, 7])
+def test_groups_without_a_promoted_trial_continue_others_until_the_end(
+    groups: int, tmp_path: Path
+) -> None:
+    turns = Turns(tmp_path, groups, 20, groups)
+    own = turns.run()
+    assert states(own)["RUNNING"] == 0
+    assert len(own.study.trials) == 20
+    assert set(turns.trained.values()) == {1}  # no epoch twice
+    assert turns.waits == 0
+    gaps = [
+        span for one in own.study.trials for span in one.user_attrs[GROUP] if span["until"] is None
+    ]
+    assert gaps
+    for rung in (3, 9):
+        there = [one for one in own.study.trials if rung in one.intermediate_values]
+        there.sort(key=lambda one: (one.intermediate_values[rung], one.number))
+        assert all(max(o.intermediate_values) > rung for o in there[: len(there) // 3])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_trial_is_lost_or_counted_twice_when_groups_are_killed(
+    seed: int, tmp_path: Path
+) -> None:
+    own = Turns(tmp_path, 4, 20, seed).run(kills=12)
+    assert states(own)["FAIL"] == states(own)["RUNNING"] == 0
+    assert [one.number for one in own.study.trials] == [*range(20)]
+    assert states(own)["COMPLETE"] >= 2
+    for one in own.study.trials:
+        assert sorted(one.intermediate_values) == [*range(1, len(one.intermediate_values) + 1)]
+
+
+def test_a_group_waits_if_no_trial_is_paused(tmp_path: Path) -> None:
+    one, two = shared(tmp_path, 1), shared(tmp_path, 1)
+    taken = one.take(group())
+    with pytest.raises(Later):
+        two.take(group(1))
+    assert taken is not None
+    train(one, taken)
+    assert two.take(group(1)).number == 0  # type: ignore[union-attr]
+
+
+def test_the_table_counts_trials_that_are_paused(tmp_path: Path) -> None:
+    own = shared(tmp_path, 4)
+    for _ in range(2):
+        taken = own.take(group())
+        assert taken is not None
+        train(own, taken)
+    own.take(group())
+    trials, now = own.study.trials, time.time()
+    rows = rows_of(own.space, trials, 1, now)
+    assert rows[0] == "0/4  0 complete, 0 pruned, 0 failed, 2 paused"
+    assert [row.split()[:2] for row in rows[3:]] == [["2", "0"]]
+    left = seconds_left(own.space, trials, now + 100)
+    assert left is not None
+    assert left < 50
+
+
+def test_a_trial_that_fails_makes_room_for_another(tmp_path: Path) -> None:
+    own = shared(tmp_path, 4)
+    for number in range(3):
+        own.take(group())
+        own.report(number, 0.1 * (number + 1), 3)
+        own.prune(number, {})
+    assert own.take(group()).number == 0  # type: ignore[union-attr]
+    own.fail(0, "out of luck")
+    assert own.take(group()).number == 3  # type: ignore[union-attr]
+    own.report(3, 0.4, 3)
+    own.prune(3, {})
+    assert own.take(group()).number == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_resource": 0}, "search: pruner asha: min_resource must be at least 1, got 0"),
+        ({"reduction_factor": 1}, "pruner asha: reduction_factor must be at least 2, got 1"),
+        ({"bootstrap_count": 1}, "pruner asha: .*'bootstrap_count'; write {name: asha, "),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_space(RANGE, pruner={"name": "asha", **options})
+
+
+def test_values_that_are_no_numbers_are_the_worst() -> None:
+    costs = {0: {1: float("nan")}, 1: {1: 2.0}, 2: {2: 1.0}}
+    assert Halving(1, 3).ranked(costs) == [(2, True), (1, False), (0, False)]
+
+
+def test_a_paused_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    """Its results are those of a run without a pause."""
+    pruner = {"name": "asha", "min_resource": 1, "reduction_factor": 2}
+    space = make_space(**SPACE | {"fixed": FIXED | {"epochs": 4}, "trials": 3}, pruner=pruner)
+    study = run(None, space, tmp_path / "study", show=None)
+    assert {one.state.name for one in study.trials} == {"COMPLETE", "PRUNED"}
+    paused = [one for one in study.trials if len(one.user_attrs[GROUP]) > 1]
+    for one in paused:
+        folder = tmp_path / str(one.number)
+        own = [f"--output-dir={folder}", "--threads=1", "--quiet"]
+        assert main([*one.user_attrs["arguments"], *own]) == 0
+        history = json.loads((folder / "history.json").read_text())
+        values = [logs["val_accuracy"] for logs in history]
+        assert [*one.intermediate_values.values()] == values[: len(one.intermediate_values)]
+    assert any(one.state.name == "COMPLETE" for one in paused)
+
+
+def test_a_function_is_called_again_for_each_part(tmp_path: Path) -> None:
+    calls: Counter[int] = Counter()
+
+    def objective(trial: Trial) -> float:
+        calls[trial.number] += 1
+        assert trial.resumed is (calls[trial.number] > 1)
+        for epoch in range(1, EPOCHS + 1):
+            if trial.report(trial.values["x"] / epoch, epoch, last=epoch == EPOCHS):
+                break
+        return float(trial.values["x"] / epoch)
+
+    options: dict[str, Any] = {"objective": {"minimize": "y"}, "pruner": "asha", "trials": 9}
+    lines: list[str] = []
+    study = run(objective, RANGE, tmp_path, show=lines.append, **options)
+    for one in study.trials:
+        spans = one.user_attrs[GROUP]
+        assert calls[one.number] == len(spans)
+    assert max(calls.values()) > 1
+    complete = [one for one in study.trials if one.state.name == "COMPLETE"]
+    assert [one.value for one in complete] == [one.params["x"] / EPOCHS for one in complete]
+    assert any("  paused after epoch 3, y " in line for line in lines)
+    ended = [line for line in lines if "paused" not in line][1:]
+    assert len(ended) == 9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
@@ -192,7 +193,7 @@ def _importance(space: Space, study: Any) -> Section:
     # Optuna imports scikit-learn, if it can, for other evaluators: 1 s, most of the time of a page.
     without = sys.modules.setdefault("sklearn", cast("Any", None)) is None
     try:
-        from optuna import importance
+        importance = import_module("optuna.importance")  # `from optuna` would import it later
     finally:
         if without:
             del sys.modules["sklearn"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.page import render
+from tests.launch import ROOT
 from tests.report import browser
 from tests.report.test_page import COUNT, CUT, ILLEGIBLE
 
@@ -46,6 +49,23 @@ def test_a_page_without_trials_says_what_is_missing(tmp_path: Path) -> None:
     page = render(SPACE, study)
     assert "no trial has a value" in page
     assert "no trial has ended" in page
+
+
+DRAW = """
+import sys
+from pydtnn.search import run
+from pydtnn.search.page import render
+from tests.search.test_page import SPACE, learn
+text = render(SPACE, run(learn, SPACE, sys.argv[1], show=None))
+assert "Share of each option" in text
+print([name for name in ("sklearn", "scipy.stats", "pandas") if name in sys.modules])
+"""
+
+
+def test_a_page_imports_no_libraries_that_it_does_not_use(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRAW, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.comm.cluster import end_as_after_errors
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.report import describe
-from benchmarks.evaluation import observations
+from benchmarks.evaluation import observations, traces
 from benchmarks.evaluation.frameworks import python_of
 from benchmarks.evaluation.plan import FROZEN, Cell, Plan
 from benchmarks.evaluation.report import create
@@ -114,7 +114,7 @@ def _report(given: argparse.Namespace) -> None:
     runs = observations.read(folder)
     table = observations.write(folder, runs, plan.warm_up, plan.batch)
     about = (folder / "machine.txt").read_text().splitlines()
-    for path in (table, *create(folder, plan, runs, about)):
+    for path in (table, *create(folder, plan, runs, about), *traces.create(folder, plan, runs)):
         print(path)
 
 

@@ -14,6 +14,7 @@ repetitions: 5
 disturbed: {load: 0.5, steal: 0.02}   # a run beside more of this is repeated, at most twice
 ```
 
+With `traced: 3`, three further steps of each run of the first repetition are recorded (`traces`).
 With `hosts: 2` and `link: 1gbit`, ranks run on emulated hosts, as many on each
 (`benchmarks.comm.cluster_hosts`), which needs root and Open MPI.
 """
@@ -68,6 +69,7 @@ class Plan:
     repetitions: int = 5
     momentum: float = 0.9
     seed: int = 0
+    traced: int = 0
     hosts: int = 1
     link: str = ""
     disturbed: dict[str, float] = field(default_factory=lambda: {"load": 0.5, "steal": 0.02})

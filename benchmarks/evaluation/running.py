@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -81,15 +82,15 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
     framework, own = FRAMEWORKS[cell.framework], folder / "runs" / cell.name
     hosts = plan.hosts_of(cell.ranks)
     each = cell.ranks // hosts
-    own.mkdir(parents=True, exist_ok=True)
-    for old in own.glob("result-*.json"):
-        old.unlink()
+    shutil.rmtree(own, ignore_errors=True)  # of a run that was interrupted, or disturbed
+    own.mkdir(parents=True)
     job = {
         "ranks": cell.ranks,
         "threads": plan.threads,
         "batch": plan.batch,
         "steps": plan.steps,
         "warm_up": plan.warm_up,
+        "traced": 0 if cell.repetition else plan.traced,
         "rate": NETWORKS[cell.network].rate,
         "momentum": plan.momentum,
         "layers": NETWORKS[cell.network].layers,
@@ -184,6 +185,7 @@ def _merge(found: list[dict[str, Any]], through_tcp: bool) -> dict[str, Any]:
         **{name: max(one[name] for one in found) for name in ("start_up", "memory", "link_bytes")},
         **counted,
         "counted_by": by,
+        "traced": [one["traced"] for one in found] if found[0]["traced"] else [],
     }
 
 

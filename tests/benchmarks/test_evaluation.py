@@ -19,6 +19,8 @@ from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
 from benchmarks.evaluation.plan import Plan
 from benchmarks.evaluation.report import scaling
 from benchmarks.evaluation.running import counter_of, disturbance
+from benchmarks.evaluation.traces import RULES, Profile, Traced, read_profile, states_of
+from pydtnn.tracing.analysis.states import State
 
 SMALL = """frameworks: [pydtnn]
 networks: [mlp]
@@ -26,6 +28,7 @@ ranks: [1]
 batch: 4
 steps: 3
 warm_up: 1
+traced: 2
 repetitions: 2
 """
 
@@ -177,6 +180,47 @@ def test_efficiency_is_that_of_the_share_of_a_core(tmp_path: Path) -> None:
     assert rows == [["mlp", "pydtnn", "100 (100 to 100)", "80 (80 to 80)"]]
 
 
+# -- traces ---------------------------------------------------------------------------------------
+
+
+def profile(path: Path, begin: float, *events: tuple[str, int, float, float]) -> Path:
+    """Write a profile; times in us from the origin of the profiler."""
+    marks = [("step", 1, begin, 100.0), *events]
+    keys = ("name", "tid", "ts", "dur")
+    found = [{"ph": "X", **dict(zip(keys, event, strict=True))} for event in marks]
+    found.append({"ph": "M", "name": "thread_name", "tid": 1, "args": {"name": "python"}})
+    path.write_text(json.dumps({"traceEvents": found}))
+    return path
+
+
+def test_a_profile_of_pytorch_becomes_the_states_of_its_ranks(tmp_path: Path) -> None:
+    events = [
+        [("backward", 1, 0, 50), ("aten::mm", 1, 0, 40), ("gloo:all_reduce", 2, 30, 40)],
+        [("aten::mm", 1, 1010, 40), ("gloo:all_reduce", 2, 1050, 20)],  # a clock of its own
+    ]
+    profiles = [
+        read_profile(profile(tmp_path / f"{rank}.json", begin, *own), RULES["torch_ddp"], [10**15])
+        for rank, begin, own in ((0, 0.0, events[0]), (1, 1000.0, events[1]))
+    ]
+    states = states_of(profiles)
+    # Rank 0 computes until 40, from 30 on with a sum in progress, which the other one begins at 50.
+    names = (State.COMPUTE, State.OVERLAP, State.WAITING, State.COMMUNICATION)
+    found = [[1e6 * one.seconds[name] for name in names] for one in states]
+    assert found == [pytest.approx([30 + 30, 10, 10, 20]), pytest.approx([50 + 30, 0, 0, 20])]
+    steps = np.stack([one.steps for one in profiles], axis=-1)
+    bars = Traced(steps, states).picture(200e3)
+    assert bars[1].count("<rect") == 3
+    assert '<rect x="0" width="150" height="1" fill="#3b6fb6"/>' in bars[1]  # 50 of 200 us
+
+
+def test_sums_that_not_all_ranks_have_are_not_matched() -> None:
+    nothing = np.zeros((0, 2), "i8")
+    steps = np.array([[0, 100]])
+    ranks = [Profile(steps, nothing, np.array([[0, 80]])), Profile(steps, nothing, nothing)]
+    assert states_of(ranks)[0].seconds[State.WAITING] == 0
+    assert states_of(ranks)[0].seconds[State.COMMUNICATION] == pytest.approx(80e-9)
+
+
 # -- runs -----------------------------------------------------------------------------------------
 
 
@@ -212,6 +256,9 @@ def test_a_plan_runs_continues_and_is_reported(
     rows = (out / "observations.csv").read_text().splitlines()
     assert rows[0] == "repetition,framework,network,ranks,response,step,value,unit"
     assert sum(",time of a step," in row for row in rows) == 6
+    page = (out / "traces.html").read_text()
+    assert "mlp, 1 rank:" in page
+    assert page.count('<span>rank 0</span><svg viewBox="0 0 600 1"') == 1
     write(plan, SMALL.replace("steps: 3", "steps: 4"))
     assert main(arguments) == 1
     assert "of another plan" in capsys.readouterr().err

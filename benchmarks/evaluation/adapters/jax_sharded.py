@@ -1,6 +1,8 @@
 """JAX: one process a rank, gradients averaged by psum (gloo), optax.sgd."""
 
+import gzip
 import os
+from contextlib import contextmanager
 
 from protocol import Job
 
@@ -97,4 +99,14 @@ def step(x, y):
     return loss.addressable_shards[0].data[0]
 
 
-job.measure(step, version=jax.__version__)
+@contextmanager
+def trace(path):
+    folder = path.with_suffix("")
+    jax.profiler.start_trace(folder)
+    yield lambda index: jax.profiler.TraceAnnotation("step")
+    jax.profiler.stop_trace()
+    (written,) = folder.rglob("*.trace.json.gz")
+    path.write_bytes(gzip.decompress(written.read_bytes()))
+
+
+job.measure(step, version=jax.__version__, trace=trace)

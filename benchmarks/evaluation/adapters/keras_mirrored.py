@@ -2,8 +2,9 @@
 
 import json
 import os
+from contextlib import contextmanager
 
-from protocol import Job
+from protocol import Job, write_events
 
 job = Job()
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -13,6 +14,7 @@ if job.ranks > 1:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": task})
 
 import tensorflow as tf  # noqa: E402
+from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: E402
 
 tf.config.threading.set_intra_op_parallelism_threads(job.threads)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -80,5 +82,23 @@ def step(x, y):
     return strategy.experimental_local_results(train(tf.constant(x), tf.constant(y)))[0]
 
 
-job.measure(step, version=tf.__version__)
+@contextmanager
+def trace(path):
+    folder = path.with_suffix("")
+    tf.profiler.experimental.start(str(folder))
+    yield lambda index: tf.profiler.experimental.Trace("step")
+    tf.profiler.experimental.stop()
+    (written,) = folder.rglob("*.xplane.pb")
+    events = []
+    for plane in xplane_pb2.XSpace.FromString(written.read_bytes()).planes:
+        names = plane.event_metadata
+        for line in plane.lines:
+            for one in line.events:
+                start = line.timestamp_ns / 1e3 + one.offset_ps / 1e6
+                thread = f"{line.name} {line.id}"
+                events.append((names[one.metadata_id].name, thread, start, one.duration_ps / 1e6))
+    write_events(path, events)
+
+
+job.measure(step, version=tf.__version__, trace=trace)
 os._exit(0)  # workers wait for each other at the end

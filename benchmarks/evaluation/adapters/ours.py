@@ -4,6 +4,8 @@ from protocol import Job  # first: it sets the cores of this process
 
 job = Job()
 
+from contextlib import contextmanager, nullcontext  # noqa: E402
+
 import numpy as np  # noqa: E402
 
 import pydtnn  # noqa: E402
@@ -14,6 +16,8 @@ from pydtnn.kernels import create_backend  # noqa: E402
 from pydtnn.model import Model  # noqa: E402
 from pydtnn.optimizers import SGD  # noqa: E402
 from pydtnn.parallel.exchange import AllReduce  # noqa: E402
+from pydtnn.tracing.recorder import Recorder  # noqa: E402
+from pydtnn.tracing.writing import Trace  # noqa: E402
 from pydtnn.training.trainer import Trainer  # noqa: E402
 
 names = iter(f"w{i}" for i in range(10000))
@@ -56,15 +60,23 @@ for name, weight in zip(sorted(model.parameters, key=place), job.weights, strict
     own = model.parameters[name].master
     own[...] = np.moveaxis(weight, -1, 0)  # ours have the outputs first
 
-trainer = Trainer(
-    model,
-    SGD(lr=job.rate, momentum=job.momentum),
-    metrics=(),
-    exchange=AllReduce(comm),
-    progress=False,
-)
-trainer.exchange.start(model.buckets)
 total = job.ranks * job.batch
+
+
+def create_trainer(**options):
+    made = Trainer(
+        model,
+        SGD(lr=job.rate, momentum=job.momentum),
+        metrics=(),
+        exchange=AllReduce(comm),
+        progress=False,
+        **options,
+    )
+    made.exchange.start(model.buckets)
+    return made
+
+
+trainer = create_trainer()
 
 
 def step(x, y):
@@ -72,4 +84,17 @@ def step(x, y):
     return trainer.train_step(Batch(x, y, at, 0, total), 0).means()["loss"]
 
 
-job.measure(step, lambda: (comm.traffic.bytes, comm.traffic.messages), pydtnn.__version__)
+@contextmanager
+def trace(path):
+    global trainer
+    recorder = Recorder()
+    trainer = create_trainer(observers=[recorder])
+    with Trace(path.with_name("trace"), recorder, comm):
+        yield lambda index: nullcontext(recorder.step(0, index))
+
+
+def sent():
+    return comm.traffic.bytes, comm.traffic.messages
+
+
+job.measure(step, sent, pydtnn.__version__, trace)

@@ -41,10 +41,11 @@ class Job:
         at = np.arange(first, first + self.batch) % len(self.x)
         return self.x[at], self.y[at]
 
-    def measure(self, step, sent=None, version="") -> None:
+    def measure(self, step, sent=None, version="", trace=None) -> None:
         """Time `step(x, y)`, which returns this rank's loss when the step is done.
 
-        `sent()` returns the bytes and the messages sent so far; by default, those through TCP.
+        `sent()` returns the bytes and the messages sent so far; by default, those through TCP. The
+        context `trace(path)` records a profile, its result is called around each further step.
         """
         count = sent or _through_tcp
         losses, times = [], []
@@ -69,8 +70,29 @@ class Job:
             "messages": messages,
             "counted_by": "framework" if sent else "TCP",
             "link_bytes": (_link_bytes() - link) / self.steps,
+            "traced": self._profile(step, trace) if trace and self.traced else [],
         }
         (self.folder / f"result-{self.rank}.json").write_text(json.dumps(found))
+
+    def _profile(self, step, trace) -> list[int]:
+        """Record further steps; return when they began, in ns of the machine's clock."""
+        begun = []
+        with trace(self.folder / f"trace-{self.rank}.json") as annotate:
+            for index in range(self.traced):
+                x, y = self.batch_of(self.warm_up + self.steps + index)
+                with annotate(index):
+                    begun.append(time.time_ns())
+                    float(step(x, y))
+        return begun
+
+
+def write_events(path: Path, events) -> None:
+    """Write events (name, thread, start in us, duration in us) as those of Chrome's format."""
+    keys = ("name", "tid", "ts", "dur")
+    threads = {event[1] for event in events}
+    written = [{"ph": "X", **dict(zip(keys, event, strict=True))} for event in events]
+    written += [{"name": "thread_name", "tid": one, "args": {"name": one}} for one in threads]
+    path.write_text(json.dumps({"traceEvents": written}))
 
 
 def _through_tcp() -> tuple[float, float]:

@@ -1,7 +1,10 @@
 """The network of a job in PyTorch, with its weights."""
 
+from contextlib import contextmanager
+
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class Residual(nn.Module):
@@ -74,3 +77,11 @@ def step_of(job, model):
         return loss.item()
 
     return step
+
+
+@contextmanager
+def trace(path):
+    """Record steps with PyTorch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        yield lambda index: record_function("step")
+    recorded.export_chrome_trace(str(path))

@@ -88,10 +88,27 @@ CONVOLUTIONS = {  # name: (batch, geometry)
     "dilation 2": (64, conv(16, 32, 32, 3, 1, 2, dilation=2)),
     "3 groups": (32, conv(16, 48, 96, 3, padding=1, groups=3)),
 }
-PRODUCTS = {  # name: (batch, inputs, outputs)
+PRODUCTS = {  # name: (samples or positions, inputs, outputs)
+    "vit_tiny qkv": (3152, 192, 576),
+    "vit_tiny projection": (3152, 192, 192),
+    "vit_tiny fc1": (3152, 192, 768),
+    "vit_tiny fc2": (3152, 768, 192),
+    "vit_tiny head": (16, 192, 1000),
+    "gpt qkv": (2048, 384, 1152),
+    "gpt projection": (2048, 384, 384),
+    "gpt fc1": (2048, 384, 1536),
+    "gpt fc2": (2048, 1536, 384),
+    "gpt head": (2048, 384, 256),
+    "gpt 8192 tokens": (512, 384, 8192),
+    "vit_b16 qkv": (394, 768, 2304),
+    "vit_b16 fc1": (394, 768, 3072),
+    "vit_b16 fc2": (394, 3072, 768),
     "mlp 784-512": (64, 784, 512),
     "mlp 512-512": (64, 512, 512),
+    "mlp 1024-1024": (64, 1024, 1024),
     "mlp 512-10": (64, 512, 10),
+    "vgg16 512-4096": (32, 512, 4096),
+    "vgg16 4096-4096": (32, 4096, 4096),
 }
 
 

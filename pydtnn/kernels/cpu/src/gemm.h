@@ -69,6 +69,11 @@ void NAME(gemm_outer_turned)(ptrdiff_t rows, const struct gemm_outer *task);
 void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk,
                      ptrdiff_t sj, real *dst);
 
+/* The same of panels of `panel` columns, which begin `distance` apart in dst, for rows of src that
+ * are `stride` apart. Rows of src are read as a whole, so that memory is read in its order. */
+void NAME(gemm_pack_panels)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t panel, const real *src,
+                            ptrdiff_t stride, ptrdiff_t distance, real *dst);
+
 /* dst[j, i] = src[i, j] for a matrix (rows, columns); rows of src are `stride` apart, those of dst
  * `width`. */
 void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride,

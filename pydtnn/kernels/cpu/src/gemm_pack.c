@@ -61,21 +61,34 @@ void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, pt
     }
 }
 
+/* Rows are too short for a call of memcpy. */
+INLINE void pack_row(ptrdiff_t columns, const real *row, real *dst) {
+    ptrdiff_t j = 0;
+    for (; j + LANES <= columns; j += LANES) vstore(dst + j, vload(row + j));
+    if (j < columns) vstore(dst + j, vload_part(row + j, columns - j));
+}
+
 void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk,
                      ptrdiff_t sj, real *dst) {
     ptrdiff_t width = vectors_of(columns) * LANES;
     if (sj == 1) {
-        for (ptrdiff_t k = 0; k < depth; k++) { /* rows are too short for a call of memcpy */
-            const real *row = src + k * sk;
-            ptrdiff_t j = 0;
-            for (; j + LANES <= columns; j += LANES) vstore(dst + k * width + j, vload(row + j));
-            if (j < columns) vstore(dst + k * width + j, vload_part(row + j, columns - j));
-        }
+        for (ptrdiff_t k = 0; k < depth; k++) pack_row(columns, src + k * sk, dst + k * width);
     } else { /* sk == 1 */
         NAME(gemm_transpose)(columns, depth, src, sj, dst, width);
     }
     for (ptrdiff_t k = 0; sj != 1 && columns < width && k < depth; k++) {
         for (ptrdiff_t j = columns; j < width; j++) dst[k * width + j] = 0;
+    }
+}
+
+void NAME(gemm_pack_panels)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t panel, const real *src,
+                            ptrdiff_t stride, ptrdiff_t distance, real *dst) {
+    const ptrdiff_t full = columns / panel, rest = columns % panel, width = vectors_of(rest) * LANES;
+    for (ptrdiff_t k = 0; k < depth; k++) {
+        const real *row = src + k * stride;
+        for (ptrdiff_t p = 0; p < full; p++)
+            pack_row(panel, row + p * panel, dst + p * distance + k * panel);
+        pack_row(rest, row + full * panel, dst + full * distance + k * width);
     }
 }
 

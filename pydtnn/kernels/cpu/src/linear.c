@@ -1,8 +1,8 @@
 /* Fully connected layers: three matrix products.
  *
  *   forward           y = x w' + b    rows of w, x' packed, y' turned; or rows of x, w' packed
- *   backward_data     dx = dy w       rows of dy, w where it lies
- *   backward_filter   dw = dy' x      gemm_outer, operands where they lie
+ *   backward_data     dx = dy w       rows of dy, blocks of w packed
+ *   backward_filter   dw = dy' x      gemm_outer, blocks of both packed
  *
  * C is cut into chunks of at most ROWS x COLUMNS, computed in parallel; inside one the summed index
  * is cut into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1,
@@ -10,11 +10,10 @@
  * depend on the chunks: their number and size can be chosen for an even distribution over threads.
  *
  * In forward both operands lie with the summed index inside, so one must be turned while packing:
- * the smaller one, which for a batch of 64 is x; then lanes are samples. The other operands are
- * read in place, except blocks with a row stride that maps them to few sets of the cache: those are
- * packed on the way, into scratch memory of the thread. Expected: 0.8 of the peak from a batch of
- * 64 up; below a vector of samples it is bound by reading w, and linear_few.c handles a few
- * samples.
+ * the smaller one, which for a batch of 64 is x; then lanes are samples. Operands are read in place
+ * along their rows; blocks of those that are summed across rows, each on another page, are packed on
+ * the way, row by row, into scratch memory of the thread. Expected: 0.8 of the peak from a batch of
+ * 64 up; below a vector of samples it is bound by reading w, and linear_few.c handles a few samples.
  *
  * linear_pairs.c compiles this file again for pairs of bfloat16.
  */
@@ -25,22 +24,19 @@
 #include "products.h"
 
 enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512 };
-/* With 32 rows of x and dy in L1, of a tile: 0.95 of the time with 256 for vectors of 32 bytes. */
-enum { FILTER_DEPTH = VECTOR_BYTES == 64 ? 256 : 128 };
-/* Columns of dw for which rows of dy are packed at a time; with as many of x they fit in L2. */
-enum { WIDE = 1152 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
+/* Samples, and columns of dw, for which x is packed at a time; with as many of dy they fit in L2. */
+enum { FILTER_DEPTH = 256 };
+enum { WIDE = 1536 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
 enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + WIDE) };
 
 /* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
- * with rows of ldb, with blocks that are packed if `pack` is set or a panel is
- * narrower than ROWS_COLUMNS. */
+ * with rows of ldb, of which each chunk packs its columns. */
 struct product {
     ptrdiff_t rows, columns, depth;
     const real *a;
     ptrdiff_t lda;
     const real *b;
     ptrdiff_t ldb; /* 0: packed panels */
-    int pack;
     real *c;
     ptrdiff_t ldc;
     const real *start; /* in whole vectors, or NULL */
@@ -60,24 +56,7 @@ static ptrdiff_t cut_at(ptrdiff_t elements, ptrdiff_t unit, ptrdiff_t n, ptrdiff
     return smaller(ceil_div(elements, unit) * i / n * unit, elements);
 }
 
-/* Whether rows so far apart crowd into few sets of the cache. */
-static int crowds(ptrdiff_t stride) { return stride * (ptrdiff_t)sizeof(real) % 1024 == 0; }
-
-/* Block of B that starts at row k and column j: points to it and sets the distance of its rows. */
-static const real *block_of(const struct product *p, ptrdiff_t k, ptrdiff_t depth, ptrdiff_t j,
-                            ptrdiff_t columns, real *scratch, ptrdiff_t *ldb) {
-    *ldb = vectors_of(columns) * LANES;
-    if (p->ldb == 0) return p->b + j * p->depth + k * *ldb;
-    const real *b = p->b + k * p->ldb + j;
-    if (p->pack || columns < ROWS_COLUMNS) {
-        NAME(gemm_pack)(depth, columns, b, p->ldb, 1, scratch);
-        return scratch;
-    }
-    *ldb = p->ldb;
-    return b;
-}
-
-/* Compute columns [begin, end) of rows [first, first + rows); scratch: DEPTH * ROWS_COLUMNS. */
+/* Compute columns [begin, end) of rows [first, first + rows); scratch: DEPTH * COLUMNS. */
 static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin,
                           ptrdiff_t end, real *scratch) {
     ptrdiff_t a_offset[ROWS], c_offset[ROWS], none = 0;
@@ -86,17 +65,22 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
         c_offset[i] = (first + i) * p->ldc;
     }
     for (ptrdiff_t k = 0; k < larger(p->depth, 1); k += DEPTH) {
+        const ptrdiff_t depth = smaller(p->depth - k, DEPTH);
+        if (p->ldb != 0) {
+            NAME(gemm_pack_panels)(depth, end - begin, ROWS_COLUMNS, p->b + k * p->ldb + begin,
+                                   p->ldb, depth * ROWS_COLUMNS, scratch);
+        }
         for (ptrdiff_t j = begin; j < end; j += ROWS_COLUMNS) {
-            ptrdiff_t depth = smaller(p->depth - k, DEPTH),
-                      columns = smaller(p->columns - j, ROWS_COLUMNS), ldb;
-            const real *b = block_of(p, k, depth, j, columns, scratch, &ldb);
+            const ptrdiff_t columns = smaller(end - j, ROWS_COLUMNS),
+                            ldb = vectors_of(columns) * LANES;
+            const real *packed = scratch + (j - begin) * depth;
             struct gemm_rows task = {.a = p->a + k,
                                      .a_offset = a_offset,
                                      .segment = &none,
                                      .b_row = &none,
                                      .segments = 1,
                                      .length = depth,
-                                     .b = b,
+                                     .b = p->ldb ? packed : p->b + j * p->depth + k * ldb,
                                      .ldb = ldb,
                                      .c = p->c + j,
                                      .c_offset = c_offset,
@@ -117,7 +101,7 @@ static int compute(const struct product *p, int threads) {
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        real *scratch = NAME(scratch_new)(DEPTH * ROWS_COLUMNS);
+        real *scratch = NAME(scratch_new)(DEPTH * COLUMNS);
         if (!scratch) {
 #pragma omp atomic write
             status = -1;
@@ -135,16 +119,29 @@ static int compute(const struct product *p, int threads) {
     return status;
 }
 
-/* Pack all of B, whose element (k, j) is at src[k sk + j sj], into panels. */
-static void pack_panels(struct product *p, const real *src, ptrdiff_t sk, ptrdiff_t sj,
-                        real *packed, int threads) {
+/* Pack all of B, whose element (k, j) is at src[k + j stride], into panels. */
+static void pack_turned(struct product *p, const real *src, ptrdiff_t stride, real *packed,
+                        int threads) {
     p->b = packed;
     p->ldb = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t j = 0; j < p->columns; j += ROWS_COLUMNS) {
-        NAME(gemm_pack)(p->depth, smaller(p->columns - j, ROWS_COLUMNS), src + j * sj, sk, sj,
-                        packed + j * p->depth);
+        NAME(gemm_pack)(p->depth, smaller(p->columns - j, ROWS_COLUMNS), src + j * stride, 1,
+                        stride, packed + j * p->depth);
     }
+}
+
+/* Pack all of B, whose rows are `ldb` apart, into panels. */
+static void pack_panels(struct product *p, real *packed, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int t = 0; t < threads; t++) {
+        const ptrdiff_t j = cut_at(p->columns, ROWS_COLUMNS, threads, t),
+                        end = cut_at(p->columns, ROWS_COLUMNS, threads, t + 1);
+        NAME(gemm_pack_panels)(p->depth, end - j, ROWS_COLUMNS, p->b + j, p->ldb,
+                               p->depth * ROWS_COLUMNS, packed + j * p->depth);
+    }
+    p->b = packed;
+    p->ldb = 0;
 }
 
 /* y = c' + b, for c (outputs, batch) with rows of `width`. */
@@ -174,7 +171,7 @@ static int forward_transposed(const struct linear_shape *s, const real *x, const
                         .lda = s->inputs,
                         .c = c,
                         .ldc = width};
-    pack_panels(&p, x, 1, s->inputs, packed, threads);
+    pack_turned(&p, x, s->inputs, packed, threads);
     const int status = compute(&p, threads);
     turn(s, c, width, b, y, threads);
     free(packed);
@@ -196,7 +193,7 @@ static int forward_direct(const struct linear_shape *s, const real *x, const rea
                         .c = y,
                         .ldc = s->outputs,
                         .start = start};
-    pack_panels(&p, w, 1, s->inputs, packed, threads);
+    pack_turned(&p, w, s->inputs, packed, threads);
     const int status = compute(&p, threads);
     free(packed);
     return status;
@@ -227,14 +224,13 @@ int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy,
                         .lda = s->outputs,
                         .b = w,
                         .ldb = s->inputs,
-                        .pack = crowds(s->inputs),
                         .c = dx,
                         .ldc = s->inputs};
     if (s->batch <= 2 * ROWS) return compute(&p, threads);
-    /* so many rows would read w across pages, or pack it, again and again */
+    /* so many rows would pack w again and again */
     real *packed = NAME(scratch_new)(s->outputs * vectors_of(s->inputs) * LANES);
     if (!packed) return -1;
-    pack_panels(&p, w, s->inputs, 1, packed, threads);
+    pack_panels(&p, packed, threads);
     const int status = compute(&p, threads);
     free(packed);
     return status;
@@ -244,42 +240,30 @@ int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy,
 static void filter_chunk(const struct linear_shape *s, const real *x, const real *dy, real *dw,
                          ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end,
                          int accumulate, real *scratch) {
-    real *a_scratch = scratch, *b_scratch = scratch + FILTER_DEPTH * ROWS;
+    real *const dy_packed = scratch, *const x_packed = scratch + FILTER_DEPTH * ROWS;
     const ptrdiff_t none = 0, pieces = ceil_div(rows, ROWS);
     for (ptrdiff_t k = 0; k < larger(s->batch, 1); k += FILTER_DEPTH) {
         const ptrdiff_t depth = smaller(s->batch - k, FILTER_DEPTH);
-        for (ptrdiff_t j = begin; j < end; j += OUTER_COLUMNS) {
-            const ptrdiff_t columns = smaller(end - j, OUTER_COLUMNS);
-            if (crowds(s->inputs) || columns % LANES != 0) {
-                NAME(gemm_pack)(depth, columns, x + k * s->inputs + j, s->inputs, 1,
-                                b_scratch + (j - begin) * FILTER_DEPTH);
-            }
-        }
+        NAME(gemm_pack_panels)(depth, end - begin, OUTER_COLUMNS, x + k * s->inputs + begin,
+                               s->inputs, FILTER_DEPTH * OUTER_COLUMNS, x_packed);
         for (ptrdiff_t piece = 0; piece < pieces; piece++) {
             const ptrdiff_t top = first + rows * piece / pieces,
                             count = first + rows * (piece + 1) / pieces - top;
-            struct gemm_outer task = {.a = dy + k * s->outputs + top,
-                                      .a_offset = &none,
-                                      .lda = s->outputs,
-                                      .b_offset = &none,
-                                      .segments = 1,
-                                      .length = depth,
-                                      .ldc = s->inputs,
-                                      .accumulate = accumulate || k > 0};
-            if (crowds(s->outputs)) {
-                NAME(gemm_pack)(depth, count, task.a, s->outputs, 1, a_scratch);
-                task.a = a_scratch;
-                task.lda = vectors_of(count) * LANES;
-            }
+            NAME(gemm_pack)(depth, count, dy + k * s->outputs + top, s->outputs, 1, dy_packed);
             for (ptrdiff_t j = begin; j < end; j += OUTER_COLUMNS) {
-                task.columns = smaller(end - j, OUTER_COLUMNS);
-                task.b = x + k * s->inputs + j;
-                task.ldb = s->inputs;
-                task.c = dw + top * s->inputs + j;
-                if (crowds(s->inputs) || task.columns % LANES != 0) {
-                    task.b = b_scratch + (j - begin) * FILTER_DEPTH;
-                    task.ldb = vectors_of(task.columns) * LANES;
-                }
+                const ptrdiff_t columns = smaller(end - j, OUTER_COLUMNS);
+                const struct gemm_outer task = {.a = dy_packed,
+                                                .a_offset = &none,
+                                                .lda = vectors_of(count) * LANES,
+                                                .b = x_packed + (j - begin) * FILTER_DEPTH,
+                                                .b_offset = &none,
+                                                .ldb = vectors_of(columns) * LANES,
+                                                .segments = 1,
+                                                .length = depth,
+                                                .c = dw + top * s->inputs + j,
+                                                .ldc = s->inputs,
+                                                .columns = columns,
+                                                .accumulate = accumulate || k > 0};
                 PRODUCTS(gemm_outer)(count, &task);
             }
         }

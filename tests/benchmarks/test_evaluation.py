@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
-from benchmarks.evaluation import statistics
+from benchmarks.evaluation import mahon, statistics
 from benchmarks.evaluation.__main__ import PLANS, main
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
@@ -178,6 +178,34 @@ def test_efficiency_is_that_of_the_share_of_a_core(tmp_path: Path) -> None:
     title, _, rows = scaling(plan, runs)
     assert "up to 2 ranks share a core" in title
     assert rows == [["mlp", "pydtnn", "100 (100 to 100)", "80 (80 to 80)"]]
+
+
+# -- predictions ----------------------------------------------------------------------------------
+
+
+def test_predictions_for_12_devices_are_printed_beside_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mahon.main()
+    lines = capsys.readouterr().out.splitlines()
+    found = [*mahon.predictions()]
+    assert len(lines) == 2 + len(found)
+    assert "10.11" in lines[0]
+    for one in found:
+        assert 1 < one.times < mahon.DEVICES
+        shared = one.all + one.missing
+        assert one.work * one.one / shared == pytest.approx(mahon.MEASURED)
+    for fast, slow in zip(found, found[2:], strict=False):
+        if fast.overlap and not slow.overlap:
+            assert fast.one == slow.one
+            assert fast.all < slow.all
+
+
+def test_all_plans_that_are_shipped_can_be_loaded() -> None:
+    for path in PLANS.glob("*.yaml"):
+        plan = Plan.load(path)
+        assert [*plan.cells()], path
+        assert bool(plan.link) == ("cluster" in path.name)
 
 
 # -- traces ---------------------------------------------------------------------------------------

@@ -185,6 +185,7 @@ def _merge(found: list[dict[str, Any]], through_tcp: bool) -> dict[str, Any]:
         **{name: max(one[name] for one in found) for name in ("start_up", "memory", "link_bytes")},
         **counted,
         "counted_by": by,
+        "cpu": sum(one["cpu"] for one in found),
         "traced": [one["traced"] for one in found] if found[0]["traced"] else [],
     }
 

@@ -180,8 +180,10 @@ def load(folder: Path, run: Mapping[str, Any]) -> Traced | None:
     own = folder / "runs" / Cell(*(run[name] for name in Cell._fields)).name
     if run["framework"] == "pydtnn" and (own / "trace").exists():
         timeline = load_timeline(own / "trace")
-        steps = timeline.steps
-        return Traced(np.stack([steps.start, steps.stop], axis=1), find_states(timeline))
+        steps, states = timeline.steps, find_states(timeline)
+        if timeline.size == 1:  # nothing is in flight
+            states[0].state[states[0].state == State.OVERLAP] = State.COMPUTE
+        return Traced(np.stack([steps.start, steps.stop], axis=1), states)
     if run["framework"] not in RULES or not run.get("traced"):
         return None
     rule = RULES[run["framework"]]

@@ -70,6 +70,7 @@ class Job:
             "messages": messages,
             "counted_by": "framework" if sent else "TCP",
             "link_bytes": (_link_bytes() - link) / self.steps,
+            "cpu": time.process_time(),
             "traced": self._profile(step, trace) if trace and self.traced else [],
         }
         (self.folder / f"result-{self.rank}.json").write_text(json.dumps(found))

@@ -55,7 +55,7 @@ SPACE = {
     "weight_decay": {"low": 1e-6, "high": 1e-1, "log": True},
 }
 GRID = {"lr": [0.003, 0.01, 0.03, 0.1], "momentum": [0.0, 0.9]}
-EPOCHS, GRID_EPOCHS, RUNG = 18, 4, 3
+EPOCHS, GRID_EPOCHS, RUNG = 18, 4, 6
 RECORD = 1 + 3 * 32 * 32
 """Bytes of an image and its label in the binary files of CIFAR-10."""
 

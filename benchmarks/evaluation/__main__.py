@@ -113,7 +113,7 @@ def _report(given: argparse.Namespace) -> None:
         raise ValueError(f"{folder}: expected {FROZEN}, got none; run a plan first")
     plan = Plan(**json.loads(path.read_text())["plan"])
     runs = observations.read(folder)
-    table = observations.write(folder, runs, plan.warm_up, plan.batch)
+    table = observations.write(folder, runs, plan)
     about = (folder / "machine.txt").read_text().splitlines()
     for path in (table, *create(folder, plan, runs, about), *traces.create(folder, plan, runs)):
         print(path)

@@ -30,6 +30,8 @@ class Framework:
         The Python of its environment; empty: that of this program.
     one_rank : bool
         Whether it runs on one rank.
+    slower : float
+        Time that is added to each step, as a share of it: a slow-down that must be found.
     """
 
     title: str
@@ -39,6 +41,7 @@ class Framework:
     mpi: bool = False
     python: str = ""
     one_rank: bool = True
+    slower: float = 0.0
 
     def runs_on(self, ranks: int) -> bool:
         """Return whether it runs on a number of ranks."""
@@ -59,6 +62,8 @@ TORCH = ("torch==2.13.0", "deepspeed==0.19.8", "numpy")
 
 FRAMEWORKS = {
     "pydtnn": Framework("pydtnn", "ours", mpi=True),
+    "pydtnn_twin": Framework("pydtnn, twin", "ours", mpi=True),
+    "pydtnn_slower": Framework("pydtnn, 3 % slower", "ours", mpi=True, slower=0.03),
     "torch_ddp": Framework("PyTorch DDP, gloo", "torch_ddp", TORCH, "torch"),
     "torch_fsdp": Framework("PyTorch FSDP2, gloo", "torch_fsdp", TORCH, "torch", one_rank=False),
     "pydtnn_uji": Framework(
@@ -73,6 +78,18 @@ FRAMEWORKS = {
     ),
 }  # fmt: skip
 """Frameworks by name."""
+
+
+NOT_INSTALLED = (
+    (
+        "Horovod", "0.28.1",
+        "only sources on PyPI; compiled as C++14, and PyTorch 2.13 requires C++17 (its gloo needs "
+        "CMAKE_POLICY_VERSION_MINIMUM=3.5 with CMake 4)",
+    ),
+    ("Tarantella", "-", "not on PyPI; it is compiled with GPI-2 and TensorFlow"),
+    ("LBANN", "-", "not on PyPI; it is compiled with Spack, Hydrogen and Aluminum"),
+)  # fmt: skip
+"""Frameworks that cannot be installed by pip, the versions that were tried, and why."""
 
 
 def python_of(name: str, root: Path) -> str:

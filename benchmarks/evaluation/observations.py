@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evaluation.plan import Cell
+from benchmarks.evaluation.plan import Cell, Plan
 
 RUNS = "runs.jsonl"
 """A line for each run that has ended, in the order in which they ran."""
@@ -52,7 +52,15 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def rows(runs: list[dict[str, Any]], warm_up: int, batch: int) -> Iterator[tuple[Any, ...]]:
+def time_to(run: Mapping[str, Any], target: float) -> float | None:
+    """Return the time in s of the steps until the accuracy after an epoch is at least `target`."""
+    for epoch, accuracy in enumerate(run["accuracy"], start=1):
+        if accuracy >= target:
+            return sum(run["times"][: epoch * run["epoch"]])
+    return None
+
+
+def rows(runs: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[Any, ...]]:
     """Yield the observations of all runs that did not fail."""
     for run in runs:
         if "error" in run:
@@ -60,19 +68,32 @@ def rows(runs: list[dict[str, Any]], warm_up: int, batch: int) -> Iterator[tuple
         own = tuple(run[name] for name in Cell._fields)
         for step, (loss, seconds) in enumerate(zip(run["losses"], run["times"], strict=True)):
             yield *own, "loss", step, loss, ""
-            if step >= warm_up:
+            if step >= plan.warm_up:
                 yield *own, "time of a step", step, seconds, "s"
-                yield *own, "throughput", step, run["ranks"] * batch / seconds, "samples/s"
+                rate = run["ranks"] * plan.batch_of(run["ranks"]) / seconds
+                yield *own, "throughput", step, rate, "samples/s"
+        for epoch, accuracy in enumerate(run["accuracy"], start=1):
+            yield *own, "accuracy", epoch, accuracy, ""
+        if (seconds := time_to(run, plan.target)) is not None:
+            yield *own, "time to accuracy", "", seconds, "s"
+        if (joules := energy(run)) is not None:
+            yield *own, "energy", "", joules, "J"
         for name, unit in RESPONSES:
             if run[name] is not None:
                 yield *own, name, "", run[name], unit
 
 
-def write(folder: Path, runs: list[dict[str, Any]], warm_up: int, batch: int) -> Path:
+def energy(run: Mapping[str, Any]) -> float | None:
+    """Return the energy in J of the processor during a run, or None if it cannot be read."""
+    before, after = run["before"]["joules"], run["after"]["joules"]
+    return None if before is None or after is None or after < before else after - before
+
+
+def write(folder: Path, runs: list[dict[str, Any]], plan: Plan) -> Path:
     """Write the table."""
     path = folder / TABLE
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(rows(runs, warm_up, batch))
+        writer.writerows(rows(runs, plan))
     return path

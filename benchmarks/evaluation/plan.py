@@ -7,7 +7,7 @@ frameworks: [pydtnn, torch_ddp, torch_fsdp, jax]
 networks: [mlp, resnet20, vgg11]
 ranks: [1, 2]
 threads: 1            # of a rank
-batch: 32             # samples of a rank
+batch: 32             # samples of a rank, or of all ranks together with `strong: true`
 steps: 20             # that are timed, after warm_up
 warm_up: 5
 repetitions: 5
@@ -15,6 +15,10 @@ disturbed: {load: 0.5, steal: 0.02}   # a run beside more of this is repeated, a
 ```
 
 With `traced: 3`, three further steps of each run of the first repetition are recorded (`traces`).
+With `epochs: 20`, `data: digits` (or another data set of pydtnn, such as cifar10) and `target:
+0.95`, each run trains so many epochs, as many steps as they have, from weights and in an order that
+its repetition determines, and the accuracy on the test set after each epoch is a response.
+
 With `hosts: 2` and `link: 1gbit`, ranks run on emulated hosts, as many on each
 (`benchmarks.comm.cluster_hosts`), which needs root and Open MPI.
 """
@@ -32,7 +36,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.comm.cluster_hosts import bits_per_second
 from benchmarks.evaluation.frameworks import FRAMEWORKS
-from benchmarks.evaluation.networks import NETWORKS
+from benchmarks.evaluation.networks import NETWORKS, walk
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
@@ -64,6 +68,10 @@ class Plan:
     ranks: tuple[int, ...]
     threads: int = 1
     batch: int = 32
+    strong: bool = False
+    data: str = ""
+    epochs: int = 0
+    target: float = 0.95
     steps: int = 20
     warm_up: int = 5
     repetitions: int = 5
@@ -107,6 +115,18 @@ class Plan:
         for name, number in numbers.items():
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{path}: {name}: expected a whole number from 1, got {number!r}")
+        if uneven := [ranks for ranks in plan.ranks if plan.strong and plan.batch % ranks]:
+            raise ValueError(
+                f"{path}: batch: expected a multiple of {uneven[0]} ranks, got {plan.batch}"
+            )
+        if bool(plan.data) != bool(plan.epochs):
+            raise ValueError(f"{path}: expected both `data` and `epochs`, got one of them")
+        normed = [n for n in plan.networks if any(x[0] == "bn" for x in walk(NETWORKS[n].layers))]
+        if plan.epochs and normed:
+            raise ValueError(
+                f"{path}: {normed[0]}: expected networks without batch norm, whose running "
+                "statistics differ between frameworks; train digits"
+            )
         if plan.hosts > 1 or plan.link:
             bits_per_second(plan.link)
             uneven = [ranks for ranks in plan.ranks if ranks % plan.hosts_of(ranks)]
@@ -116,6 +136,10 @@ class Plan:
                     f"got {uneven[0]}"
                 )
         return plan
+
+    def batch_of(self, ranks: int) -> int:
+        """Return the samples of a rank in a step."""
+        return self.batch // ranks if self.strong else self.batch
 
     def hosts_of(self, ranks: int) -> int:
         """Return on how many hosts these ranks are."""

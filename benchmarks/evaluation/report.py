@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.pages import beginning, median, table
-from benchmarks.evaluation import statistics
-from benchmarks.evaluation.frameworks import FRAMEWORKS
+from benchmarks.evaluation import observations, statistics
+from benchmarks.evaluation.frameworks import FRAMEWORKS, NOT_INSTALLED
 from benchmarks.evaluation.networks import NETWORKS, parameters
 from benchmarks.evaluation.plan import Plan
 from pydtnn.utils.figures import PALETTE, save_figure
@@ -19,6 +20,9 @@ from pydtnn.utils.files import write_file
 
 CHECKED = 10
 """First steps whose losses are compared."""
+
+PAIRS = (5, 9, 15, 30)
+"""Numbers of pairs of which a long plan's comparisons are counted."""
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -31,16 +35,22 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
     good = [run for run in runs if "error" not in run]
     tables = [
         *_times(plan, good),
+        _together(plan, good),
         _losses(plan, good),
         scaling(plan, good),
         _variation(plan, good),
         _adapters(plan, good),
+        ("Not compared", ("framework", "version", "reason"), [*NOT_INSTALLED]),
     ]
+    if plan.epochs:
+        tables.insert(0, _accuracy(plan, good))
+    if plan.repetitions >= 2 * max(PAIRS):
+        tables.append(_power(plan, good))
     if failed := [run for run in runs if "error" in run]:
         names = ("framework", "network", "ranks", "repetition", "error")
         rows = [[str(run[name]) for name in names] for run in failed]
         tables.append(("Runs that failed", names, rows))
-    notes = [*about, *_disturbed(good)]
+    notes = [*about, *_disturbed(good), _energy(good)]
     figures = [_figure(folder, plan, good, network) for network in plan.networks]
     text = ["# Frameworks compared", "", *(f"- {note}" for note in notes)]
     page = [beginning("Frameworks compared"), "<h1>Frameworks compared</h1>", "<ul>"]
@@ -98,15 +108,13 @@ def _times(plan: Plan, runs: Runs) -> list[Table]:
                 pair = paired(runs, plan, name, reference, network=network, ranks=ranks)
                 ratio, p = "", ""
                 if name != reference and pair[0]:
-                    compared = statistics.compare(*pair)
-                    ratio = compared.ratio.text() + (" *" if compared.significant else "")
-                    p = f"{compared.p:.2g}"
+                    ratio, p = _compared(statistics.compare(*pair))
                 start, memory = (
                     np.median([run[what] for run in own]) for what in ("start_up", "memory")
                 )
                 sent = [_middle(own, "bytes", 1e3), _middle(own, "messages")]
                 sent += [_middle(own, "link_bytes", 1e3)] if plan.link else []
-                rate = ranks * plan.batch / step.value
+                rate = ranks * plan.batch_of(ranks) / step.value
                 rows.append(
                     [FRAMEWORKS[name].title, step.text(1e3), f"{rate:.4g}", ratio, p]
                     + [f"{start:.1f}", f"{memory / 1e6:.0f}", *sent]
@@ -127,6 +135,38 @@ def _ranks(plan: Plan, ranks: int) -> str:
 def _middle(runs: Runs, name: str, unit: float = 1.0) -> str:
     known = [run[name] for run in runs if run[name] is not None]
     return f"{np.median(known) / unit:.0f}" if known else "-"
+
+
+def _together(plan: Plan, runs: Runs) -> Table:
+    reference, rows = plan.frameworks[0], []
+    for name in plan.frameworks[1:]:
+        pair = paired(runs, plan, name, reference)
+        if pair[0]:
+            found = statistics.compare(*pair)
+            rows.append([FRAMEWORKS[name].title, *_compared(found), str(found.pairs)])
+    title = "All networks and ranks together"
+    return title, ("framework", f"time / {reference}'s", "p", "pairs"), rows
+
+
+def _compared(found: statistics.Comparison) -> list[str]:
+    return [found.ratio.text() + (" *" if found.significant else ""), f"{found.p:.2g}"]
+
+
+def _power(plan: Plan, runs: Runs) -> Table:
+    """Compare in groups of repetitions, as often as the plan has them."""
+    reference, rows = plan.frameworks[0], []
+    for network, ranks, name in product(plan.networks, plan.ranks, plan.frameworks[1:]):
+        times = paired(runs, plan, name, reference, network=network, ranks=ranks)
+        for size in PAIRS:
+            starts = range(0, len(times[0]) - size + 1, size)
+            found = [statistics.compare(*(own[i : i + size] for own in times)) for i in starts]
+            if found:
+                count = sum(one.significant for one in found)
+                half = statistics.threshold(*times, size)
+                own = [network, str(ranks), FRAMEWORKS[name].title, str(size)]
+                rows.append([*own, f"{count} of {len(found)}", f"{100 * half:.1f}"])
+    columns = ("network", "ranks", "framework", "pairs", "significant", "% found every second time")
+    return f"Comparisons with {reference} of so many repetitions", columns, rows
 
 
 def loss_differences(plan: Plan, runs: Runs) -> list[tuple[str, int, str, float]]:
@@ -165,17 +205,22 @@ def scaling(plan: Plan, runs: Runs) -> Table:
         for name in plan.frameworks:
             cells = []
             for ranks in plan.ranks:
+                share = least / ranks if plan.strong else 1.0
                 few = select(runs, framework=name, network=network, ranks=least)
                 many = select(runs, framework=name, network=network, ranks=ranks)
                 pairs = [
-                    step_of(a, plan) / step_of(b, plan) * max(b["sharing"] / a["sharing"], 1)
+                    step_of(a, plan)
+                    / step_of(b, plan)
+                    * max(b["sharing"] / a["sharing"], 1)
+                    * share
                     for a in few
                     for b in many
                     if a["repetition"] == b["repetition"]
                 ]
                 cells.append(median(pairs).text(100) if pairs else "-")
             rows.append([network, FRAMEWORKS[name].title, *cells])
-    title = f"Weak scaling: efficiency in % of {least} rank{'s' * (least > 1)}"
+    kind = "Strong" if plan.strong else "Weak"
+    title = f"{kind} scaling: efficiency in % of {least} rank{'s' * (least > 1)}"
     if most := max((run["sharing"] for run in runs if run["sharing"] > 1), default=None):
         title += f"; where up to {most:g} ranks share a core, in % of their share of it"
     return title, ("network", "framework", *map(str, plan.ranks)), rows
@@ -220,6 +265,34 @@ def _disturbed(runs: Runs) -> list[str]:
     return [
         f"{repeated} runs were repeated because of other programs; {still} of the last tries too"
     ]
+
+
+def _energy(runs: Runs) -> str:
+    known = [joules for run in runs if (joules := observations.energy(run)) is not None]
+    if not known:
+        return "the energy of the processor (RAPL) cannot be read on this machine"
+    return (
+        f"energy of the processor in a run: {median(known).text()} J; each in {observations.TABLE}"
+    )
+
+
+def _accuracy(plan: Plan, runs: Runs) -> Table:
+    """Return what is reached after all epochs over seeds, and the time of steps to the target."""
+    rows = []
+    for network, ranks, name in product(plan.networks, plan.ranks, plan.frameworks):
+        own = select(runs, framework=name, network=network, ranks=ranks)
+        own = [run for run in own if run["accuracy"]]
+        if own:
+            times = [observations.time_to(run, plan.target) for run in own]
+            reached = [seconds for seconds in times if seconds is not None]
+            rows.append(
+                [network, str(ranks), FRAMEWORKS[name].title]
+                + [statistics.mean(run["accuracy"][-1] for run in own).text(100)]
+                + [f"{len(reached)} of {len(own)}", median(reached).text() if reached else "-"]
+            )
+    seeds = f"seeds that reach {100 * plan.target:g} %"
+    columns = ("network", "ranks", "framework", "%", seeds, "s of training until then")
+    return f"Accuracy on the test set of {plan.data} after {plan.epochs} epochs", columns, rows
 
 
 def _figure(folder: Path, plan: Plan, runs: Runs, network: str) -> Path:

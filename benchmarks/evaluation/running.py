@@ -22,6 +22,7 @@ from benchmarks.common.processes import end
 from benchmarks.evaluation.frameworks import FRAMEWORKS, Framework
 from benchmarks.evaluation.networks import NETWORKS, samples, weights
 from benchmarks.evaluation.plan import Cell, Plan
+from pydtnn.data import load_dataset
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import cpu_name
 
@@ -39,16 +40,29 @@ class RunError(RuntimeError):
     """A run has failed; the text is what it printed last."""
 
 
-def arrays_of(plan: Plan, network: str, folder: Path) -> Path:
-    """Write the samples and the initial weights of a network, once."""
-    path = folder / "arrays" / f"{network}.npz"
+def arrays_of(plan: Plan, network: str, folder: Path, seed: int = 0) -> Path:
+    """Write the samples and the initial weights of a network and a seed, once."""
+    path = folder / "arrays" / f"{network}-{seed}.npz"
     if not path.exists():
         one = NETWORKS[network]
-        x, y = samples(one, BATCHES * plan.batch * max(plan.ranks), plan.seed)
-        named = {f"w{i}": array for i, array in enumerate(weights(one, plan.seed))}
+        if plan.data:
+            train, test = load_dataset(plan.data)
+            named = _normalised(train, train) | {
+                f"test_{name}": array for name, array in _normalised(test, train).items()
+            }
+        else:
+            x, y = samples(one, BATCHES * plan.batch * max(plan.ranks), seed)
+            named = {"x": x, "y": y}
+        named |= {f"w{i}": array for i, array in enumerate(weights(one, seed))}
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, x=x, y=y, **named)
+        np.savez(path, **named)
     return path
+
+
+def _normalised(dataset: Any, train: Any) -> dict[str, np.ndarray]:
+    """Return all samples, with the mean and the deviation of those that are trained."""
+    x, y = dataset.read(np.arange(len(dataset)))
+    return {"x": train.normalize(x), "y": y.astype(np.int64)}
 
 
 def counter_of(folder: Path) -> str:
@@ -82,20 +96,29 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
     framework, own = FRAMEWORKS[cell.framework], folder / "runs" / cell.name
     hosts = plan.hosts_of(cell.ranks)
     each = cell.ranks // hosts
+    seed = plan.seed + (cell.repetition if plan.epochs else 0)
+    arrays = arrays_of(plan, cell.network, folder, seed).absolute()
+    batch, steps, epoch = plan.batch_of(cell.ranks), plan.steps, 0
+    if plan.epochs:
+        epoch = len(np.load(arrays)["y"]) // (batch * cell.ranks)
+        steps = plan.epochs * epoch - plan.warm_up
     shutil.rmtree(own, ignore_errors=True)  # of a run that was interrupted, or disturbed
     own.mkdir(parents=True)
     job = {
         "ranks": cell.ranks,
         "threads": plan.threads,
-        "batch": plan.batch,
-        "steps": plan.steps,
+        "batch": batch,
+        "steps": steps,
+        "epoch": epoch,
+        "seed": seed,
         "warm_up": plan.warm_up,
         "traced": 0 if cell.repetition else plan.traced,
+        "slower": framework.slower,
         "rate": NETWORKS[cell.network].rate,
         "momentum": plan.momentum,
         "layers": NETWORKS[cell.network].layers,
         "cores": cores_of(cell.ranks, plan.threads),
-        "arrays": str(arrays_of(plan, cell.network, folder).absolute()),
+        "arrays": str(arrays),
         "counter": counter_of(folder),
         "started": time.time(),
     }
@@ -114,7 +137,7 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
     # MPI's messages inside a host do not pass TCP.
     merged = _merge(found, bool(plan.link) or not framework.mpi)
     used = [core for cores in job["cores"] for core in cores]
-    return merged | {"sharing": max(used.count(core) for core in used)}
+    return merged | {"epoch": epoch, "sharing": max(used.count(core) for core in used)}
 
 
 def _commands(
@@ -186,6 +209,7 @@ def _merge(found: list[dict[str, Any]], through_tcp: bool) -> dict[str, Any]:
         **counted,
         "counted_by": by,
         "cpu": sum(one["cpu"] for one in found),
+        "accuracy": found[0]["accuracy"],
         "traced": [one["traced"] for one in found] if found[0]["traced"] else [],
     }
 

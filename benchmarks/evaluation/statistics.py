@@ -63,6 +63,19 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
     return Comparison(Interval(*np.exp(mean(logs))), p, len(logs))
 
 
+def threshold(first: Sequence[float], second: Sequence[float], pairs: int) -> float:
+    """Return the relative difference that so many pairs find significant every second time.
+
+    Parameters
+    ----------
+    first, second : sequence of float
+        Times of two programs in pairs, from whose ratios the variation is estimated.
+    pairs : int
+    """
+    spread = np.std(np.log(first) - np.log(second), ddof=1)
+    return float(stats.t.ppf(1 - SIGNIFICANT / 2, pairs - 1) * spread / np.sqrt(pairs))
+
+
 def variation(
     cells: Mapping[tuple[str, ...], Sequence[float]], names: Sequence[str]
 ) -> dict[str, float]:

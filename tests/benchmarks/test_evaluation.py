@@ -16,6 +16,7 @@ from benchmarks.evaluation import mahon, statistics
 from benchmarks.evaluation.__main__ import PLANS, main
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
+from benchmarks.evaluation.observations import time_to
 from benchmarks.evaluation.plan import Plan
 from benchmarks.evaluation.report import scaling
 from benchmarks.evaluation.running import counter_of, disturbance
@@ -68,6 +69,12 @@ def test_adapters_are_short() -> None:
         (("steps: 3", "stpes: 3"), "did you mean 'steps'"),
         (("steps: 3", "steps: many"), "steps: expected a whole number from 1, got 'many'"),
         ((SMALL, "1"), "expected entries"),
+        (("batch: 4", "batch: 4\nepochs: 2"), "expected both `data` and `epochs`"),
+        (
+            ("ranks: [1]", "ranks: [3]\nstrong: true"),
+            "batch: expected a multiple of 3 ranks, got 4",
+        ),
+        (("[mlp]", "[resnet20]\ndata: digits\nepochs: 1"), "expected networks without batch norm"),
         (("batch: 4", "hosts: 2"), "expected a rate such as 1gbit"),
         (("ranks: [1]", "ranks: [3]\nhosts: 2\nlink: 1gbit"), "as many on each of 2 hosts, got 3"),
     ],
@@ -249,6 +256,15 @@ def test_sums_that_not_all_ranks_have_are_not_matched() -> None:
     assert states_of(ranks)[0].seconds[State.COMMUNICATION] == pytest.approx(80e-9)
 
 
+def test_the_threshold_is_found_every_second_time() -> None:
+    rng = np.random.default_rng(3)
+    long = np.exp(rng.normal(0, 0.02, (2, 1000)))
+    least = statistics.threshold(*long, 10)
+    trials = [np.exp(rng.normal(0, 0.02, (2, 10))) for _ in range(400)]
+    found = [statistics.compare(np.exp(least) * a, b).significant for a, b in trials]
+    assert 0.4 < np.mean(found) < 0.6
+
+
 # -- runs -----------------------------------------------------------------------------------------
 
 
@@ -329,3 +345,40 @@ def test_ranks_on_emulated_hosts_exchange_gradients_over_their_links(tmp_path: P
     gradients = 4 * parameters(NETWORKS["mlp"])
     assert gradients < json.loads(line)["link_bytes"] < 1.1 * gradients
     assert "2 ranks on 2 hosts, 1gbit" in (out / "report.md").read_text()
+
+
+def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path: Path) -> None:
+    text = SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_slower]").replace("[mlp]", "[digits]")
+    text = text.replace("batch: 4", "batch: 32\ndata: digits\nepochs: 3\ntarget: 0.5")
+    out = tmp_path / "out"
+    assert main(["run", str(write(tmp_path / "plan.yaml", text)), "--output", str(out)]) == 0
+    runs = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    for run in runs:
+        assert len(run["losses"]) == 3 * run["epoch"] == 3 * (1437 // 32)
+        assert len(run["accuracy"]) == 3
+        assert run["accuracy"][-1] > 0.5
+        epochs = next(n for n, one in enumerate(run["accuracy"], start=1) if one >= 0.5)
+        assert time_to(run, 0.5) == sum(run["times"][: epochs * run["epoch"]])
+        assert time_to(run, 1.1) is None
+    by_seed = {(run["repetition"], tuple(run["losses"])) for run in runs}
+    assert len(by_seed) == 2  # a seed's losses are the same, those of others are not
+    report = (out / "report.md").read_text()
+    assert "Accuracy on the test set of digits after 3 epochs" in report
+    assert "All networks and ranks together" in report
+    assert "| Horovod | 0.28.1 | only sources on PyPI" in report
+    rows = (out / "observations.csv").read_text().splitlines()
+    assert sum(",accuracy," in row for row in rows) == 12
+    assert sum(",time to accuracy," in row for row in rows) == 4
+
+
+def test_strong_scaling_divides_the_batch() -> None:
+    plan = Plan(("pydtnn",), ("mlp",), (1, 2), batch=32, strong=True)
+    assert [plan.batch_of(ranks) for ranks in plan.ranks] == [32, 16]
+    runs = [
+        {"framework": "pydtnn", "network": "mlp", "ranks": ranks, "repetition": 0, "sharing": 1}
+        | {"times": [seconds] * 6}
+        for ranks, seconds in ((1, 1.0), (2, 0.625))
+    ]
+    title, _, rows = scaling(plan, runs)
+    assert title == "Strong scaling: efficiency in % of 1 rank"
+    assert rows[0][3].startswith("80")

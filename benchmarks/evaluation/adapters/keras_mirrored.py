@@ -100,5 +100,9 @@ def trace(path):
     write_events(path, events)
 
 
-job.measure(step, version=tf.__version__, trace=trace)
+def predict(x):
+    return model(tf.constant(x), training=False)
+
+
+job.measure(step, None, tf.__version__, trace, predict)
 os._exit(0)  # workers wait for each other at the end

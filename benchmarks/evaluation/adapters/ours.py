@@ -97,4 +97,8 @@ def sent():
     return comm.traffic.bytes, comm.traffic.messages
 
 
-job.measure(step, sent, pydtnn.__version__, trace)
+def predict(x):
+    return model.predict(x, check_range=False)
+
+
+job.measure(step, sent, pydtnn.__version__, trace, predict)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 RANKS = [os.environ[n] for n in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if n in os.environ]
+TESTED = 1000  # samples of the test set at once
 RANK = int(RANKS[0]) if RANKS else 0
 
 
@@ -22,7 +23,9 @@ class Job:
     """What a run is: the content of the file JOB, and the arrays beside it.
 
     Attributes: ranks, threads, batch (samples of a rank), steps, warm_up, rate, momentum, layers,
-    addresses (of the hosts of the ranks), and `weights`, a list of arrays, see `networks.py`.
+    slower (a share of each step that is added to it), epoch (steps of an epoch, or 0 for samples in
+    the order of the file), seed (of the order), addresses (of the hosts of the ranks), and
+    `weights`, a list of arrays, see `networks.py`.
     """
 
     def __init__(self) -> None:
@@ -32,31 +35,42 @@ class Job:
         os.sched_setaffinity(0, self.cores[RANK])
         arrays = np.load(self.arrays)
         self.x, self.y = arrays["x"], arrays["y"]
-        self.weights = [arrays[f"w{i}"] for i in range(len(arrays.files) - 2)]
+        names = {"x", "y", "test_x", "test_y"}
+        self.weights = [arrays[f"w{i}"] for i in range(len({*arrays.files} - names))]
+        self.test = [arrays[name] for name in ("test_x", "test_y")] if self.epoch else []
         self.port = int(os.environ.get("MASTER_PORT", 0))
 
     def batch_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return this rank's samples of a step, NHWC, and their labels."""
+        epoch, step = divmod(step, self.epoch) if self.epoch else (0, step)
         first = (step * self.ranks + self.rank) * self.batch
         at = np.arange(first, first + self.batch) % len(self.x)
+        if self.epoch:
+            at = np.random.default_rng([self.seed, epoch]).permutation(len(self.x))[at]
         return self.x[at], self.y[at]
 
-    def measure(self, step, sent=None, version="", trace=None) -> None:
+    def measure(self, step, sent=None, version="", trace=None, predict=None) -> None:
         """Time `step(x, y)`, which returns this rank's loss when the step is done.
 
         `sent()` returns the bytes and the messages sent so far; by default, those through TCP. The
         context `trace(path)` records a profile, its result is called around each further step.
+        `predict(x)` returns the outputs for samples of the test set, after each epoch.
         """
         count = sent or _through_tcp
-        losses, times = [], []
+        losses, times, accuracy = [], [], []
         for index in range(self.warm_up + self.steps):
             if index == self.warm_up:
                 before, link = np.array(count()), _link_bytes()
             x, y = self.batch_of(index)
             begin = time.perf_counter()
             loss = float(step(x, y))
+            end = begin + (time.perf_counter() - begin) * (1 + self.slower)
+            while time.perf_counter() < end:
+                pass
             times.append(time.perf_counter() - begin)
             losses.append(loss)
+            if predict and self.epoch and (index + 1) % self.epoch == 0:
+                accuracy.append(self._accuracy(predict))
             if index == 0:
                 ready = time.time() - self.started
         nbytes, messages = ((np.array(count()) - before) / self.steps).tolist()
@@ -64,6 +78,7 @@ class Job:
             "version": version,
             "losses": losses,
             "times": times,
+            "accuracy": accuracy,
             "start_up": ready,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "bytes": nbytes,
@@ -74,6 +89,11 @@ class Job:
             "traced": self._profile(step, trace) if trace and self.traced else [],
         }
         (self.folder / f"result-{self.rank}.json").write_text(json.dumps(found))
+
+    def _accuracy(self, predict) -> float:
+        x, y = self.test
+        parts = [np.asarray(predict(x[i : i + TESTED])) for i in range(0, len(x), TESTED)]
+        return float(np.mean(np.concatenate(parts).argmax(1) == y))
 
     def _profile(self, step, trace) -> list[int]:
         """Record further steps; return when they began, in ns of the machine's clock."""

@@ -21,6 +21,11 @@ class Mean(nn.Module):
         return x.mean((2, 3))
 
 
+class Flatten(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1).flatten(1)  # channels last, as in the other frameworks
+
+
 def build(job):
     """Return the network with the weights of the job."""
     channels = job.x.shape[-1]
@@ -51,7 +56,7 @@ def build(job):
                 made.append(Mean())
                 shape = shape[2:]
             elif kind == "flatten":
-                made.append(nn.Flatten())
+                made.append(Flatten())
                 shape = (shape[0] * shape[1] * shape[2],)
             elif kind == "residual":
                 body, after = visit(numbers[0], shape)
@@ -77,6 +82,16 @@ def step_of(job, model):
         return loss.item()
 
     return step
+
+
+def predict_of(net):
+    """Return a function that returns the outputs for samples."""
+
+    def predict(x):
+        with torch.no_grad():
+            return net(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
+
+    return predict
 
 
 @contextmanager

@@ -299,8 +299,10 @@ def _figure(folder: Path, plan: Plan, runs: Runs, network: str) -> Path:
     """Draw the times of all steps of a network: a point for each, and the median."""
 
     def draw(make: Any) -> Any:
-        figure = make(figsize=(7.2, 0.5 + 0.32 * len(plan.frameworks) * len(plan.ranks)))
-        axes = figure.add_axes((0.3, 0.2, 0.66, 0.68))
+        inches = 0.32 * len(plan.frameworks) * len(plan.ranks)
+        height = inches + 0.7
+        figure = make(figsize=(7.2, height))
+        axes = figure.add_axes((0.3, 0.55 / height, 0.66, inches / height))
         labels, rng = [], np.random.default_rng(0)
         for ranks in plan.ranks:
             for color, name in zip(PALETTE, plan.frameworks, strict=False):

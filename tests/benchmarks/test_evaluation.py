@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -347,6 +348,16 @@ def test_ranks_on_emulated_hosts_exchange_gradients_over_their_links(tmp_path: P
     assert "2 ranks on 2 hosts, 1gbit" in (out / "report.md").read_text()
 
 
+def draw(results: Path) -> None:
+    """Run the notebook, where pandas is installed."""
+    if not (find_spec("pandas") and find_spec("matplotlib")):
+        return
+    notebook = json.loads((PLANS.parent / "figures.ipynb").read_text())
+    parts = ["".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code"]
+    variables = os.environ | {"RESULTS": str(results), "MPLBACKEND": "Agg"}
+    subprocess.run([sys.executable, "-c", "\n".join(parts)], env=variables, check=True)
+
+
 def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path: Path) -> None:
     text = SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_slower]").replace("[mlp]", "[digits]")
     text = text.replace("batch: 4", "batch: 32\ndata: digits\nepochs: 3\ntarget: 0.5")
@@ -366,6 +377,7 @@ def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path: Path
     assert "Accuracy on the test set of digits after 3 epochs" in report
     assert "All networks and ranks together" in report
     assert "| Horovod | 0.28.1 | only sources on PyPI" in report
+    draw(out)
     rows = (out / "observations.csv").read_text().splitlines()
     assert sum(",accuracy," in row for row in rows) == 12
     assert sum(",time to accuracy," in row for row in rows) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.groups import Groups
 from tests.mpi_harness import Harness
 from tests.mpi_world import join_world
 from tests.random_cases import Cases, Fuzz, add_options
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's command in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["PYDTNN_TUNING"] = "fixed"  # results must not depend on what was faster today
 

@@ -97,7 +97,14 @@ class Program:
         directory: str | Path = ROOT,
         options: Sequence[str] = (),
     ) -> None:
-        variables = {**(OPENMPI if is_openmpi() else MPICH), **os.environ, **(environment or {})}
+        # pytest may remove a variable meanwhile, if this thread is not that of the tests
+        own = {name: os.environ.get(name) for name in [*os.environ]}
+        variables = OPENMPI if is_openmpi() else MPICH
+        variables = {
+            **variables,
+            **{k: v for k, v in own.items() if v is not None},
+            **(environment or {}),
+        }
         variables.pop("PYTHONUNBUFFERED", None)  # `print` would write a line in parts that mix
         # Files, not pipes: a rank that outlives mpiexec would keep a pipe open.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__

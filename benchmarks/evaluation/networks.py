@@ -58,6 +58,14 @@ def _vgg11() -> Layers:
     return [*layers, ["gap"], ["dense", 10]]
 
 
+def _plain(filters: Sequence[int], units: int) -> Layers:
+    """Return convolutions without batch norm, after which maps are halved, and two products."""
+    layers: list[Sequence[Any]] = []
+    for number in filters:
+        layers += [["conv", number, 3, 1], ["relu"], ["maxpool", 2]]
+    return [*layers, ["flatten"], ["dense", units], ["relu"], ["dense", 10]]
+
+
 RATE = 0.0002
 """Of deep networks; with 0.002, differences of rounding grow threefold a step."""
 
@@ -81,6 +89,7 @@ NETWORKS = {
         (8, 8, 1),
         0.02,
     ),
+    "cnn": Network(_plain((32, 64, 64), 128), (32, 32, 3), 0.01),
     "resnet8": Network(_resnet(1), (32, 32, 3), RATE),
     "resnet20": Network(_resnet(3), (32, 32, 3), RATE),
     "resnet44": Network(_resnet(7), (32, 32, 3), RATE),

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 from benchmarks.comm.cluster_hosts import bits_per_second
 from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, walk
+from pydtnn.data import load_dataset
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
@@ -127,6 +128,14 @@ class Plan:
                 f"{path}: {normed[0]}: expected networks without batch norm, whose running "
                 "statistics differ between frameworks; train digits"
             )
+        if plan.data:
+            shape = load_dataset(plan.data)[0].input_shape
+            for name in plan.networks:
+                if NETWORKS[name].shape != tuple(shape):
+                    raise ValueError(
+                        f"{path}: {name}: expected a network for samples of {plan.data}, "
+                        f"{tuple(shape)}, got one for {NETWORKS[name].shape}"
+                    )
         if plan.hosts > 1 or plan.link:
             bits_per_second(plan.link)
             uneven = [ranks for ranks in plan.ranks if ranks % plan.hosts_of(ranks)]

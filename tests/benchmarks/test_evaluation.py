@@ -75,6 +75,7 @@ def test_adapters_are_short() -> None:
             ("ranks: [1]", "ranks: [3]\nstrong: true"),
             "batch: expected a multiple of 3 ranks, got 4",
         ),
+        (("[mlp]", "[mlp]\ndata: digits\nepochs: 1"), "expected a network for samples of digits"),
         (("[mlp]", "[resnet20]\ndata: digits\nepochs: 1"), "expected networks without batch norm"),
         (("batch: 4", "hosts: 2"), "expected a rate such as 1gbit"),
         (("ranks: [1]", "ranks: [3]\nhosts: 2\nlink: 1gbit"), "as many on each of 2 hosts, got 3"),

@@ -38,7 +38,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     Raises
     ------
     ValueError
-        If there are none.
+        If there are none, or if some were written by an earlier version.
     """
     path = folder / RUNS
     if not path.exists():
@@ -49,6 +49,13 @@ def read(folder: Path) -> list[dict[str, Any]]:
             found.append(json.loads(line))
         except json.JSONDecodeError:
             continue
+    names = {"accuracy", "before", "after", *(name for name, _ in RESPONSES)}
+    for run in found:
+        if "error" not in run and (missing := sorted(names - run.keys())):
+            raise ValueError(
+                f"{path}: a run has no {missing[0]!r}: an earlier version wrote it; run the plan "
+                "again in another folder"
+            )
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydtnn.search.dimension import WHO
+from pydtnn.search.dimension import WHO, made_of
 from pydtnn.utils.validate import check_int
 
 NAME = "asha"
@@ -52,17 +52,9 @@ class Halving:
         ValueError
             If an option is unknown or wrong.
         """
-        options = dict(pruner)
-        if options.pop("name") != NAME:
+        if pruner["name"] != NAME:
             return None
-        try:
-            return cls(**options)
-        except TypeError as error:
-            text = str(error).rpartition("__init__() ")[2]
-            raise ValueError(
-                f"{WHO}: pruner {NAME}: {text}; write {{name: {NAME}, min_resource: 3, "
-                "reduction_factor: 3}"
-            ) from error
+        return made_of(cls, "pruner", pruner, "{name: asha, min_resource: 3, reduction_factor: 3}")
 
     def after(self, epoch: int) -> int:
         """Return the first rung after an epoch.

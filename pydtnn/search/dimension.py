@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,24 @@ RANKS = "ranks_per_trial"
 """Dimension with the number of ranks that train a trial together."""
 
 Value = bool | int | float | str | None
+Kind = TypeVar("Kind")
+
+
+def made_of(kind: type[Kind], what: str, given: Mapping[str, Any], example: str) -> Kind:
+    """Return a dataclass of the options of a sampler or pruner, which is an entry "name" and them.
+
+    Raises
+    ------
+    ValueError
+        If an option is unknown, missing or wrong; `example` is what may be written.
+    """
+    options = dict(given)
+    name = options.pop("name")
+    try:
+        return kind(**options)
+    except TypeError as error:
+        text = str(error).rpartition("__init__() ")[2]
+        raise ValueError(f"{WHO}: {what} {name}: {text}; write {example}") from error
 
 
 @dataclass(frozen=True)

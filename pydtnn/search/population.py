@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.search.dimension import WHO, Dimension, Value, named
+from pydtnn.search.dimension import WHO, Dimension, Value, made_of, named
 from pydtnn.utils.validate import check_float, check_int
 
 NAME = "pbt"
@@ -68,17 +68,9 @@ class Population:
         ValueError
             If an option is unknown, missing or wrong.
         """
-        options = dict(sampler)
-        if options.pop("name") != NAME:
+        if sampler["name"] != NAME:
             return None
-        try:
-            return cls(**options)
-        except TypeError as error:
-            text = str(error).rpartition("__init__() ")[2]
-            raise ValueError(
-                f"{WHO}: sampler {NAME}: {text}; write {{name: {NAME}, population: 8, "
-                "generations: 5}"
-            ) from error
+        return made_of(cls, "sampler", sampler, "{name: pbt, population: 8, generations: 5}")
 
     @property
     def trials(self) -> int:

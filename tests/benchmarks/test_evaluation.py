@@ -308,6 +308,10 @@ def test_a_plan_runs_continues_and_is_reported(
     write(plan, SMALL.replace("steps: 3", "steps: 4"))
     assert main(arguments) == 1
     assert "of another plan" in capsys.readouterr().err
+    older = {name: value for name, value in runs[0].items() if name != "accuracy"}
+    (out / "runs.jsonl").write_text(json.dumps(older) + "\n")
+    assert main(["report", str(out)]) == 1
+    assert "a run has no 'accuracy': an earlier version wrote it" in capsys.readouterr().err
 
 
 SENDER = """import ctypes, os, socket

@@ -24,7 +24,7 @@
 #include "products.h"
 
 enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512 };
-/* Samples, and columns of dw, for which x is packed at a time; with as many of dy they fit in L2. */
+/* Samples and columns of x that are packed at a time; with ROWS columns of dy they fit in L2. */
 enum { FILTER_DEPTH = 256 };
 enum { WIDE = 1536 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
 enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + WIDE) };

@@ -8,7 +8,7 @@ networks: [mlp, resnet20, vgg11]
 ranks: [1, 2]
 threads: 1            # of a rank
 batch: 32             # samples of a rank, or of all ranks together with `strong: true`
-steps: 20             # that are timed, after warm_up
+steps: {mlp: 200, resnet20: 40, vgg11: 20}   # that are timed, after warm_up; or one number for all
 warm_up: 5
 repetitions: 5
 disturbed: {load: 0.5, steal: 0.02}   # a run beside more of this is repeated, at most twice
@@ -73,7 +73,7 @@ class Plan:
     data: str = ""
     epochs: int = 0
     target: float = 0.95
-    steps: int = 20
+    steps: int | dict[str, int] = 20
     warm_up: int = 5
     repetitions: int = 5
     momentum: float = 0.9
@@ -111,7 +111,13 @@ class Plan:
             for name in names:
                 if name not in table:
                     raise ValueError(f"{path}: {unknown(what, name, table)}")
-        numbers = {"repetitions": plan.repetitions, "steps": plan.steps, "batch": plan.batch}
+        if isinstance(plan.steps, dict) and {*plan.steps} != {*plan.networks}:
+            raise ValueError(
+                f"{path}: steps: expected a number, or one for each network, got {plan.steps}"
+            )
+        steps = plan.steps if isinstance(plan.steps, dict) else {"": plan.steps}
+        numbers: dict[str, Any] = {f"steps {name}".strip(): steps[name] for name in steps}
+        numbers |= {"repetitions": plan.repetitions, "batch": plan.batch}
         numbers |= {"threads": plan.threads, "ranks": min(plan.ranks), "hosts": plan.hosts}
         for name, number in numbers.items():
             if not isinstance(number, int) or number < 1:
@@ -145,6 +151,10 @@ class Plan:
                     f"got {uneven[0]}"
                 )
         return plan
+
+    def steps_of(self, network: str) -> int:
+        """Return the number of steps that are timed."""
+        return self.steps[network] if isinstance(self.steps, dict) else self.steps
 
     def batch_of(self, ranks: int) -> int:
         """Return the samples of a rank in a step."""

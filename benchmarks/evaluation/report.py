@@ -69,7 +69,12 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
 
 def step_of(run: Mapping[str, Any], plan: Plan) -> float:
     """Return the median time of a run's steps, in s."""
-    return float(np.median(run["times"][plan.warm_up :]))
+    return quantile_of(run, plan, 0.5)
+
+
+def quantile_of(run: Mapping[str, Any], plan: Plan, part: float) -> float:
+    """Return a quantile of the times of a run's steps, in s."""
+    return float(np.quantile(run["times"][plan.warm_up :], part))
 
 
 def select(runs: Runs, **which: Any) -> list[Mapping[str, Any]]:
@@ -80,10 +85,17 @@ def select(runs: Runs, **which: Any) -> list[Mapping[str, Any]]:
 def paired(
     runs: Runs, plan: Plan, first: str, second: str, **which: Any
 ) -> tuple[list[float], list[float]]:
-    """Return the times of steps of two frameworks in the repetitions that both have."""
+    """Return the times of steps of two frameworks in the repetitions that both have.
+
+    They are lower quartiles of runs: what else happens on a machine only adds to the time of some
+    steps, and to the median when it lasts.
+    """
     sides = [
-        {(run["repetition"], run["network"], run["ranks"]): step_of(run, plan) for run in own}
-        for own in (select(runs, framework=name, **which) for name in (first, second))
+        {
+            (run["repetition"], run["network"], run["ranks"]): quantile_of(run, plan, 0.25)
+            for run in select(runs, framework=name, **which)
+        }
+        for name in (first, second)
     ]
     keys = [key for key in sides[0] if key in sides[1]]
     return [sides[0][key] for key in keys], [sides[1][key] for key in keys]
@@ -140,9 +152,12 @@ def _middle(runs: Runs, name: str, unit: float = 1.0) -> str:
 def _together(plan: Plan, runs: Runs) -> Table:
     reference, rows = plan.frameworks[0], []
     for name in plan.frameworks[1:]:
-        pair = paired(runs, plan, name, reference)
-        if pair[0]:
-            found = statistics.compare(*pair)
+        cells = [
+            paired(runs, plan, name, reference, network=network, ranks=ranks)
+            for network, ranks in product(plan.networks, plan.ranks)
+        ]
+        if cells := [pair for pair in cells if pair[0]]:
+            found = statistics.compare_cells(cells)
             rows.append([FRAMEWORKS[name].title, *_compared(found), str(found.pairs)])
     title = "All networks and ranks together"
     return title, ("framework", f"time / {reference}'s", "p", "pairs"), rows

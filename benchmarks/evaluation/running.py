@@ -98,7 +98,7 @@ def run_cell(cell: Cell, plan: Plan, folder: Path, python: str) -> dict[str, Any
     each = cell.ranks // hosts
     seed = plan.seed + (cell.repetition if plan.epochs else 0)
     arrays = arrays_of(plan, cell.network, folder, seed).absolute()
-    batch, steps, epoch = plan.batch_of(cell.ranks), plan.steps, 0
+    batch, steps, epoch = plan.batch_of(cell.ranks), plan.steps_of(cell.network), 0
     if plan.epochs:
         epoch = len(np.load(arrays)["y"]) // (batch * cell.ranks)
         steps = plan.epochs * epoch - plan.warm_up

@@ -21,6 +21,9 @@ SIGNIFICANT = 0.001
 """Probability of a difference at least as large between equal programs, below which it counts: of
 1,000 comparisons of equal programs, one is expected to be called different."""
 
+PERMUTATIONS = 100_000
+TINY = 1e-9
+
 
 def mean(values: Iterable[float]) -> Interval:
     """Return the mean with an interval by Student's t."""
@@ -40,7 +43,8 @@ class Comparison(NamedTuple):
     ratio : Interval
         Geometric mean of the pairs' ratios.
     p : float
-        Probability of such a mean, or a larger one, between equal programs: the paired t test.
+        Probability of such a mean, or a larger one, between equal programs: the paired t test, or
+        in several experiments a permutation test.
     pairs : int
     """
 
@@ -61,6 +65,36 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
         return Comparison(Interval(1.0, 1.0, 1.0), 1.0, len(logs))
     p = float(stats.ttest_1samp(logs, 0.0).pvalue) if len(logs) > 1 else 1.0
     return Comparison(Interval(*np.exp(mean(logs))), p, len(logs))
+
+
+def compare_cells(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Comparison:
+    """Compare two programs in several experiments, such as networks and numbers of ranks.
+
+    Times of short steps vary more than those of long ones. Each experiment therefore has the weight
+    of its variation, and the probability is that of a permutation test: between equal programs,
+    each pair could have been measured the other way round, which changes a sign and no weight.
+
+    Parameters
+    ----------
+    cells : sequence of pairs of sequences
+        Of each experiment the times of both programs, in pairs.
+
+    References
+    ----------
+    Good: Permutation, parametric, and bootstrap tests of hypotheses. Springer 2005, chapter 3.
+    """
+    logs = [np.log(first) - np.log(second) for first, second in cells]
+    every = np.concatenate(logs)
+    ratio = Interval(*np.exp(mean(every)))
+    if not every.any():
+        return Comparison(ratio, 1.0, len(every))
+    weighted = np.concatenate([own / max(np.mean(own**2), TINY) for own in logs])
+    generator = np.random.default_rng(0)
+    least = abs(weighted.sum()) * (1 - TINY)
+    signs = generator.integers(0, 2, (PERMUTATIONS, len(every)), dtype="i1").astype("f8")
+    sums = signs @ (2 * weighted) - weighted.sum()
+    found = int(np.count_nonzero(np.abs(sums) >= least))
+    return Comparison(ratio, (found + 1) / (PERMUTATIONS + 1), len(every))
 
 
 def threshold(first: Sequence[float], second: Sequence[float], pairs: int) -> float:

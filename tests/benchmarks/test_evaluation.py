@@ -69,6 +69,8 @@ def test_adapters_are_short() -> None:
         (("ranks: [1]", "ranks: [0]"), "ranks: expected a whole number from 1, got 0"),
         (("steps: 3", "stpes: 3"), "did you mean 'steps'"),
         (("steps: 3", "steps: many"), "steps: expected a whole number from 1, got 'many'"),
+        (("steps: 3", "steps: {mlp: 0}"), "steps mlp: expected a whole number from 1, got 0"),
+        (("steps: 3", "steps: {vgg11: 3}"), "steps: expected a number, or one for each network"),
         ((SMALL, "1"), "expected entries"),
         (("batch: 4", "batch: 4\nepochs: 2"), "expected both `data` and `epochs`"),
         (
@@ -132,6 +134,30 @@ def test_a_program_that_is_3_percent_slower_is_found_and_equal_ones_are_not() ->
         assert slower.significant
         assert slower.ratio.low < 1.03 < slower.ratio.high or abs(slower.ratio.value - 1.03) < 0.01
         assert not statistics.compare(*times(rng)).significant
+
+
+def cells(rng: np.random.Generator, factor: float) -> list[tuple[list[float], list[float]]]:
+    """Return times in 5 repetitions of 6 cells, of which two vary much."""
+    noise = (0.1, 0.06, 0.014, 0.03, 0.03, 0.03)
+    both = [np.exp(rng.normal(0, one / 2**0.5, (2, 5))) for one in noise]
+    return [([*(factor * first)], [*second]) for first, second in both]
+
+
+def test_cells_that_vary_much_do_not_hide_what_others_show() -> None:
+    rng = np.random.default_rng(4)
+    drawn = [cells(rng, 1.03) for _ in range(20)]
+    found = sum(statistics.compare_cells(one).significant for one in drawn)
+    alike = [[np.concatenate([c[i] for c in one]) for i in (0, 1)] for one in drawn]
+    assert found > 12
+    assert found >= 2 * sum(statistics.compare(*one).significant for one in alike)
+
+
+def test_equal_programs_are_called_different_as_often_as_p_says() -> None:
+    rng = np.random.default_rng(5)
+    p = np.array([statistics.compare_cells(cells(rng, 1.0)).p for _ in range(100)])
+    assert 0.03 < np.mean(p < 0.1) < 0.19
+    assert np.mean(p < 0.01) <= 0.03
+    assert statistics.compare_cells([([1.0, 2.0], [1.0, 2.0])]).p == 1
 
 
 def test_a_comparison_with_itself_finds_nothing() -> None:

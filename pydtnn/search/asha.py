@@ -3,16 +3,19 @@
 A trial is paused at its first rung, after `min_resource` epochs, and then after `reduction_factor`
 times as many each. Whenever a group of ranks is free, a paused trial that is among the best
 1/`reduction_factor` of its rung continues to the next one; if there is none, a new trial begins.
+Until all trials have begun, no more than this part of a rung continues. Otherwise a sampler that
+improves would have most of its trials continued, because each is among the best of those before it.
 
 References
 ----------
-Li et al.: A system for massively parallel hyperparameter tuning. MLSys 2020, algorithm 2.
+L. Li et al.: A system for massively parallel hyperparameter tuning. MLSys 2020, algorithm 2.
+Y. Li et al.: Hyper-Tune: towards efficient hyper-parameter tuning at scale. VLDB 2022, D-ASHA.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +70,10 @@ class Halving:
             rung *= self.reduction_factor
         return rung
 
-    def ranked(self, costs: Mapping[int, Mapping[int, float]]) -> list[tuple[int, bool]]:
-        """Return trials in the order in which they continue, and whether they are good enough.
+    def ranked(
+        self, costs: Mapping[int, Mapping[int, float]], chosen: Collection[int] | None = ()
+    ) -> list[tuple[int, bool]]:
+        """Return trials in the order in which they continue, and whether they are to continue.
 
         Those of the highest rung are first, and of a rung the best. Trials that have not reached
         the first rung are left out.
@@ -78,11 +83,14 @@ class Halving:
         costs : mapping of int to mapping of int to float
             Of each trial those of its epochs, the lowest is best. A trial is in all rungs that it
             has reached, and continues from the highest.
+        chosen : collection of int, optional
+            Trials that continue already from their highest rung, or are complete. None: without
+            regard to how many have continued.
 
         Examples
         --------
         >>> Halving(1, 2).ranked({0: {1: 0.3, 2: 0.2}, 1: {1: 0.2}, 2: {1: 0.4}, 3: {1: 0.1}})
-        [(0, False), (3, True), (1, True), (2, False)]
+        [(0, False), (3, True), (1, False), (2, False)]
         """
         found: dict[int, bool] = {}
         rungs, rung = [], self.min_resource
@@ -91,8 +99,13 @@ class Halving:
             rung *= self.reduction_factor
         for there in reversed(rungs):
             order = sorted(there, key=lambda one: (there[one], one))
+            free = most = len(order) // self.reduction_factor
+            if chosen is not None:
+                free -= sum(one in found or one in chosen for one in order)
             for place, one in enumerate(order):
-                found.setdefault(one, place < len(order) // self.reduction_factor)
+                if one not in found:
+                    found[one] = place < most and free > 0 and one not in (chosen or ())
+                    free -= found[one]
         return [*found.items()]
 
 

@@ -98,6 +98,14 @@ def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **mor
         raise ValueError(f"{WHO}: {what} {name}: {text}; see the class of Optuna") from error
 
 
+def _continues(trial: optuna.trial.FrozenTrial) -> bool:
+    """Return whether a trial is complete, or in progress and does not only fill a gap."""
+    if trial.state.name != "RUNNING":
+        return trial.state.name == "COMPLETE"
+    spans = trial.user_attrs.get(GROUP, [])
+    return bool(spans) and not is_paused(trial) and spans[-1][UNTIL] is not None
+
+
 def is_paused(trial: optuna.trial.FrozenTrial) -> bool:
     """Return whether a trial has neither ended, nor is in progress, nor was interrupted."""
     spans = trial.user_attrs.get(GROUP, [])
@@ -324,9 +332,12 @@ class SharedStudy:
             for one in trials
             if one.state.name != "FAIL"
         }
+        chosen = None  # when all trials have begun, all good ones continue
+        if len(trials) < self.space.trials:
+            chosen = {n for n in costs if n != own and _continues(trials[n])}
         return [
             (trials[number], good)
-            for number, good in self.space.halving.ranked(costs)
+            for number, good in self.space.halving.ranked(costs, chosen)
             if number == own or is_paused(trials[number])
             if size is None or self._suits(trials[number], size)
         ]

@@ -21,9 +21,6 @@ SIGNIFICANT = 0.001
 """Probability of a difference at least as large between equal programs, below which it counts: of
 1,000 comparisons of equal programs, one is expected to be called different."""
 
-PERMUTATIONS = 100_000
-TINY = 1e-9
-
 
 def mean(values: Iterable[float]) -> Interval:
     """Return the mean with an interval by Student's t."""
@@ -43,8 +40,7 @@ class Comparison(NamedTuple):
     ratio : Interval
         Geometric mean of the pairs' ratios.
     p : float
-        Probability of such a mean, or a larger one, between equal programs: the paired t test, or
-        in several experiments a permutation test.
+        Probability of such a mean, or a larger one, between equal programs: the paired t test.
     pairs : int
     """
 
@@ -60,19 +56,16 @@ class Comparison(NamedTuple):
 
 def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
     """Compare times of two programs that were measured in pairs, such as those of a repetition."""
-    logs = np.log(first) - np.log(second)
-    if not logs.any():
-        return Comparison(Interval(1.0, 1.0, 1.0), 1.0, len(logs))
-    p = float(stats.ttest_1samp(logs, 0.0).pvalue) if len(logs) > 1 else 1.0
-    return Comparison(Interval(*np.exp(mean(logs))), p, len(logs))
+    return _compared(np.log(first) - np.log(second))
 
 
 def compare_cells(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Comparison:
     """Compare two programs in several experiments, such as networks and numbers of ranks.
 
-    Times of short steps vary more than those of long ones. Each experiment therefore has the weight
-    of its variation, and the probability is that of a permutation test: between equal programs,
-    each pair could have been measured the other way round, which changes a sign and no weight.
+    Times of short steps vary more than those of long ones. For the t test, the logarithms of each
+    experiment's ratios are therefore divided by their root mean square, which does not depend on
+    which of two equal programs was first. In 400,000 simulated comparisons of equal programs by
+    six experiments of five pairs, 0.0012 had a p below 0.001.
 
     Parameters
     ----------
@@ -81,20 +74,19 @@ def compare_cells(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> C
 
     References
     ----------
-    Good: Permutation, parametric, and bootstrap tests of hypotheses. Springer 2005, chapter 3.
+    Efron: Student's t-test under symmetry conditions. J. Am. Stat. Assoc. 64, 1969.
     """
     logs = [np.log(first) - np.log(second) for first, second in cells]
-    every = np.concatenate(logs)
-    ratio = Interval(*np.exp(mean(every)))
-    if not every.any():
-        return Comparison(ratio, 1.0, len(every))
-    weighted = np.concatenate([own / max(np.mean(own**2), TINY) for own in logs])
-    generator = np.random.default_rng(0)
-    least = abs(weighted.sum()) * (1 - TINY)
-    signs = generator.integers(0, 2, (PERMUTATIONS, len(every)), dtype="i1").astype("f8")
-    sums = signs @ (2 * weighted) - weighted.sum()
-    found = int(np.count_nonzero(np.abs(sums) >= least))
-    return Comparison(ratio, (found + 1) / (PERMUTATIONS + 1), len(every))
+    scaled = [own / (np.sqrt(np.mean(own**2)) or 1.0) for own in logs]
+    ratio, _, pairs = _compared(np.concatenate(logs))
+    return Comparison(ratio, _compared(np.concatenate(scaled)).p, pairs)
+
+
+def _compared(logs: np.ndarray) -> Comparison:
+    if not logs.any():
+        return Comparison(Interval(1.0, 1.0, 1.0), 1.0, len(logs))
+    p = float(stats.ttest_1samp(logs, 0.0).pvalue) if len(logs) > 1 else 1.0
+    return Comparison(Interval(*np.exp(mean(logs))), p, len(logs))
 
 
 def threshold(first: Sequence[float], second: Sequence[float], pairs: int) -> float:

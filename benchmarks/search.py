@@ -45,7 +45,8 @@ FIXED = {
     "dataset": "cifar10",
     "dataset_options": {"any_size": True},
     "batch_size": 64,
-    "schedule": "cosine",
+    "schedule": "cosine_restarts",
+    "schedule_options": {"epochs": 3, "factor": 2},
     "threads": 1,
     "tuning": "fixed",
 }
@@ -55,7 +56,9 @@ SPACE = {
     "weight_decay": {"low": 1e-6, "high": 1e-1, "log": True},
 }
 GRID = {"lr": [0.003, 0.01, 0.03, 0.1], "momentum": [0.0, 0.9]}
-EPOCHS, GRID_EPOCHS, RUNG = 18, 4, 6
+EPOCHS, GRID_EPOCHS, RUNG = 21, 4, 3
+"""Of a trial, of one of the grid, and of the first rung. Periods of the schedule end after 3, 9 and
+21 epochs: at rungs, where networks with high and low rates can be compared, and at the end."""
 RECORD = 1 + 3 * 32 * 32
 """Bytes of an image and its label in the binary files of CIFAR-10."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import exp, inf, log, nan
+from math import exp, inf, log, nan, prod
 from sys import float_info
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from pydtnn.kernels.reference import doubled
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.losses.cut import CutScores
 from pydtnn.losses.targets import (
     check_dense,
     check_distribution,
@@ -46,11 +47,15 @@ class Metric(SuggestsNames, StoresArguments, ABC):
     size : int
         Number of sums: `compute` returns an array of so many, and `finish` receives their means.
         `prepare` sets it if it depends on the predictions.
+    takes_parts : bool
+        Whether there is a method `compute_cut` for scores of which ranks have different classes:
+        see `Accuracy`.
     """
 
     name: str
     better: str = "max"
     size: int = 1
+    takes_parts: bool = False
 
     def prepare(self, shape: tuple[int, ...]) -> None:
         """Set what depends on the shape ``(N, ...)`` of the predictions, such as `size`."""
@@ -134,6 +139,11 @@ class _ClassMetric(Metric):
         """Number of sums: with `ignore_index` the positions are counted, too."""
         return 1 if self.ignore_index is None else 2
 
+    @property
+    def takes_parts(self) -> bool:  # type: ignore[override]
+        """Whether a metric with `compute_cut` has no classes to ignore."""
+        return hasattr(self, "compute_cut") and self.ignore_index is None
+
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are neither classes from 0 to K - 1 nor probabilities."""
         check_distribution(type(self).__name__, shape, target, self.ignore_index)
@@ -199,6 +209,11 @@ class Accuracy(_ClassMetric):
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
         return (y.argmax(axis=1) == most_likely(target)).sum()
+
+    def compute_cut(self, scores: CutScores, target: Array) -> Number:
+        """Compute the same as `compute` with numbers of scores that ranks have in part."""
+        right = (scores.predicted == target.reshape(-1)).sum()
+        return right / prod(target.shape[1:])
 
 
 class BinaryAccuracy(_DenseMetric):
@@ -398,6 +413,10 @@ class Perplexity(_ClassMetric):
         y = y.astype("float64") - y.max(axis=1, keepdims=True)
         own = y[xp.arange(len(y)), most_likely(target)]
         return (xp.log(xp.exp(y).sum(axis=1)) - own).sum()
+
+    def compute_cut(self, scores: CutScores, target: Array) -> Number:
+        """Compute the same as `compute` with numbers of scores that ranks have in part."""
+        return (scores.log_sum - scores.own).sum() / prod(target.shape[1:])
 
     def finish(self, mean: Any) -> float:
         """Return the exponential, infinite if it is too large."""

@@ -150,8 +150,8 @@ MUTANTS = {
     ),
     "an embedding used twice that keeps the gradient of one use": Mutant(
         "pydtnn/layers/embedding.py",
-        "linear.add_rows(dy, saved, out=w.grad, accumulate=w.accumulate)",
-        "linear.add_rows(dy, saved, out=w.grad)",
+        "linear.add_rows(dy, rows, out=w.grad, accumulate=w.accumulate)",
+        "linear.add_rows(dy, rows, out=w.grad)",
         "tests/layers/test_embedding.py::test_a_tied_layer_adds_the_gradients_of_both_uses",
     ),
     "a convolution before a frozen batch norm whose bias has a gradient of 0": Mutant(

@@ -50,6 +50,7 @@ class DotProductAttention(TakesLengths):
 
     saves = ("input", "output")
     new_output = new_gradient = takes_16_bits = True
+    first_head = 0  # of this rank, if it has a part of the heads
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class DotProductAttention(TakesLengths):
         if context.samples is None:
             raise self.fail("training requires the ids of the samples; set StepContext.samples")
         samples = self.backend.to_numpy(context.samples)
-        return Dropped(self.dropout, context.seed, self.stream, int(context.epoch), samples)
+        key = context.seed, self.stream, int(context.epoch), samples
+        return Dropped(self.dropout, *key, self.first_head)
 
     def cost(self, batch: int) -> Cost:
         """Two products, a scale and a softmax (5) forward; four products, 4 and a scale backward.

@@ -44,6 +44,8 @@ class StepContext:
         Whether backward may follow; `Model.forward` sets it.
     recomputing : bool
         Whether backward repeats the pass, so that statistics of the step must not be added again.
+    cut_outputs : bool
+        Whether outputs of the model that ranks have cut by channels remain cut, for their loss.
     """
 
     training: bool
@@ -53,6 +55,7 @@ class StepContext:
     batch: int = 0
     differentiable: bool = True
     recomputing: bool = False
+    cut_outputs: bool = False
 
     @property
     def inference(self) -> bool:

@@ -49,6 +49,7 @@ class Embedding(TakesRecomputed, Layer):
 
     saves = ("input",)
     new_output = new_gradient = takes_recomputed = True
+    own: slice | None = None  # the tokens of this rank; the vectors of others are 0
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class Embedding(TakesRecomputed, Layer):
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare w (K, C)."""
-        matrix, shape = (self.tokens, self.features), self.single(shapes)
+        first, last, _ = (self.own or slice(None)).indices(self.tokens)
+        matrix, shape = (last - first, self.features), self.single(shapes)
         self.w = self.parameter("w", matrix, self.initializer, fan_in=self.features)
         if not self.gives_logits:
             return (*shape, self.features)
@@ -88,7 +90,7 @@ class Embedding(TakesRecomputed, Layer):
             raise self.fail(
                 f"expected vectors of {self.features} features, got an input of {shape}"
             )
-        return (*shape[:-1], self.tokens)
+        return (*shape[:-1], len(range(first, last)))
 
     def forward(self, *xs: Array | Recomputed, context: StepContext) -> tuple[Array, Saved]:
         """Copy the vectors of the tokens, or compute ``x w'``."""
@@ -97,9 +99,11 @@ class Embedding(TakesRecomputed, Layer):
         if self.gives_logits:
             self.backend.linear.forward(_rows(self.array(x)), self.w.value, None, out=_rows(y))
             return y, kept(x)
-        rows = self._checked(self.array(x), context.samples)
+        rows, here = self._own_rows(self._checked(self.array(x), context.samples))
         self.backend.linear.take_rows(self.w.value, rows, out=_rows(y))
-        return y, rows
+        if here is not None:
+            self.xp.multiply(_rows(y), here, out=_rows(y))
+        return y, (rows, here)
 
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Add dy to the gradients of the vectors; the gradient of tokens is 0."""
@@ -109,7 +113,9 @@ class Embedding(TakesRecomputed, Layer):
             linear.backward_filter(x, dy, out=w.grad, accumulate=w.accumulate)
             del x  # before dx is allocated
         elif not w.frozen:
-            linear.add_rows(dy, saved, out=w.grad, accumulate=w.accumulate)
+            rows, here = saved
+            dy = dy if here is None else dy * here
+            linear.add_rows(dy, rows, out=w.grad, accumulate=w.accumulate)
         if not self.needs_dx:
             return None
         shape = (len(dy) // prod(self.output_shape[:-1]), *self.input_shapes[0])
@@ -130,11 +136,20 @@ class Embedding(TakesRecomputed, Layer):
         (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
         trained = not self.w.frozen
         if self.gives_logits:
-            flops, moved = 2 * inputs * self.tokens, (inputs + outputs + self.w.size) * itemsize
+            flops = 2 * inputs * self.w.shape[0]
+            moved = (inputs + outputs + self.w.size) * itemsize
             products = trained + self.needs_dx
             return Cost(flops, flops * products, moved, moved * products)
         moved = (3 * outputs + self.w.size) * itemsize
         return Cost(0, outputs * trained, (inputs + 2 * outputs) * itemsize, moved * trained)
+
+    def _own_rows(self, tokens: Array) -> tuple[Array, Array | None]:
+        """Return rows of w, and factors (n, 1), 0 for tokens of others; None if all are own."""
+        if self.own is None:
+            return tokens, None
+        rows = tokens - self.own.start
+        inside = (rows >= 0) & (rows < self.w.shape[0])
+        return self.xp.where(inside, rows, 0), inside[:, None].astype(self.dtype)
 
     def _checked(self, x: Array, samples: Any) -> Array:
         """Return tokens as int64 ``(N * ...,)``."""

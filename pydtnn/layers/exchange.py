@@ -64,6 +64,8 @@ def describe_state(state: State, axes: int) -> str:
     """
     if not isinstance(state, Cut):
         return state.value
+    if state.blocks > 1:
+        return "heads"
     names = {SAMPLES: "samples", 0: "rows", 1: "columns", axes - 1: "channels"}
     return names.get(state.dim, f"axis {state.dim}")
 
@@ -76,11 +78,17 @@ class Exchange(OnlyCommunicating, Layer):
     axis : str
     before, after : Cut or Spread
         The layout of the input, and the one that the following layers require. The axes of cuts are
-        those of a sample; `SAMPLES` cuts the batch, evenly.
+        those of a sample; `SAMPLES` cuts the batch, evenly. Of two cuts, none is of blocks.
     position : mapping of str to int
         This rank's position in the mesh.
     ranks : int
         Ranks along the axis.
+
+    Attributes
+    ----------
+    optional : bool
+        Whether this gathers an output of the model, which may remain cut by channels
+        (`StepContext.cut_outputs`).
 
     Notes
     -----
@@ -89,6 +97,7 @@ class Exchange(OnlyCommunicating, Layer):
 
     saves = ()
     takes_16_bits = True
+    optional = False
 
     def __init__(
         self,
@@ -115,34 +124,42 @@ class Exchange(OnlyCommunicating, Layer):
         """Return the shape of this rank's part."""
         shape = list(self.single(shapes))
         if isinstance(self.before, Cut) and self.before.dim != SAMPLES:
-            shape[self.before.dim] = self.before.bounds[-1]
+            shape[self.before.dim] = self.before.length
         if isinstance(self.after, Cut) and self.after.dim != SAMPLES:
-            own = self.after.range({self.axis: self.place})
-            shape[self.after.dim] = own.stop - own.start
+            shape[self.after.dim] = self.after.size({self.axis: self.place})
         return tuple(shape)
 
     def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
         """Change the layout of the array."""
         (x,) = xs
+        if self.optional and context.cut_outputs:
+            return x, None
         total = len(x)
         if isinstance(self.before, Cut) and self.before.dim == SAMPLES:
             total = context.batch
         y = yield from self._change(x, self.before, self.after, total, self.overwrites_input)
-        return y, total
+        return y.reshape(len(y), *self.output_shape), total
 
     def backward_steps(self, dy: Array, saved: Saved, *, joint: bool) -> Steps:
         """Change the layout of the gradient back."""
         if not self.needs_dx:
             return None
+        if saved is None:  # the output remained cut
+            return dy
         before: State = Spread.PARTIAL if self.after is Spread.PARTIAL else self.after
         after = Spread.WHOLE if self.before is Spread.PARTIAL else self.before
         dx = yield from self._change(dy, before, after, saved, self.overwrites_dy)
-        return dx
+        return dx.reshape(len(dx), *self.input_shapes[0])
 
     def _change(
         self, x: Array, before: State, after: State, total: int, may_overwrite: bool
     ) -> Any:
         """Change a layout, as a generator; a whole array becomes partial without any change."""
+        for state in (before, after):
+            if isinstance(state, Cut) and state.blocks > 1:
+                x = x.reshape(
+                    *x.shape[: state.dim + 1], state.blocks, -1, *x.shape[state.dim + 2 :]
+                )
         if isinstance(before, Cut) and isinstance(after, Cut):
             source, target = self._cut(before, total), self._cut(after, total)
             pending = yield Redistribute(x, self.axis, source=source, target=target)
@@ -164,7 +181,7 @@ class Exchange(OnlyCommunicating, Layer):
         """Return the axis of the array, and the bounds, of a cut."""
         if cut.dim == SAMPLES:
             return 0, tuple(even_cuts(total, self.ranks))
-        return cut.dim + 1, cut.bounds
+        return cut.dim + 1 + (cut.blocks > 1), cut.bounds
 
     def cost(self, batch: int) -> Cost:
         """The copies of this rank, and the additions to its part."""

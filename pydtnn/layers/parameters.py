@@ -37,22 +37,31 @@ class Cut:
     axis : str
         Axis of the mesh.
     bounds : tuple of int
-        The rank at position r has elements ``bounds[r]`` to ``bounds[r + 1]``.
+        The rank at position r has elements ``bounds[r]`` to ``bounds[r + 1]``, of each block.
+    blocks : int
+        Blocks of equal length of which the axis consists, and each of which is cut: 3 for the
+        queries, keys and values of heads.
     """
 
     dim: int
     axis: str
     bounds: tuple[int, ...]
+    blocks: int = 1
+
+    @property
+    def length(self) -> int:
+        """Number of elements of all ranks."""
+        return self.blocks * self.bounds[-1]
 
     def range(self, position: Mapping[str, int]) -> slice:
-        """Return the elements of the rank at a position in the mesh."""
+        """Return the elements, of a block, of the rank at a position in the mesh."""
         place = position[self.axis]
         return slice(self.bounds[place], self.bounds[place + 1])
 
     def size(self, position: Mapping[str, int]) -> int:
         """Return the number of elements of the rank at a position in the mesh."""
         own = self.range(position)
-        return own.stop - own.start
+        return self.blocks * (own.stop - own.start)
 
 
 @dataclass(frozen=True)
@@ -65,39 +74,45 @@ class Part:
         Shape of the whole array.
     cuts : tuple of Cut
         Axes that are cut, each along another axis of the mesh.
-    view : tuple of int, optional
-        Shape in which the axes are counted, if not `shape`: the matrix after `Flatten` is cut by
-        channels, ``(O, H W, C)``.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...]
-    view: tuple[int, ...] | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
         """Axes of the mesh along which ranks have different parts, in alphabetical order."""
         return tuple(sorted(cut.axis for cut in self.cuts))
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of the whole array, with two axes for each one that is cut in blocks."""
+        shape: list[int] = []
+        blocks = {cut.dim: cut.blocks for cut in self.cuts}
+        for dim, size in enumerate(self.shape):
+            count = blocks.get(dim, 1)
+            shape += [size] if count == 1 else [count, size // count]
+        return tuple(shape)
+
+    @property
+    def grid_cuts(self) -> tuple[Cut, ...]:
+        """The cuts, with axes counted in `grid`."""
+        blocked = [cut.dim for cut in self.cuts if cut.blocks > 1]
+        return tuple(
+            Cut(cut.dim + sum(dim <= cut.dim for dim in blocked), cut.axis, cut.bounds)
+            for cut in self.cuts
+        )
+
     def take(self, whole: Array, position: Mapping[str, int]) -> Array:
         """Return a copy of the part of the rank at a position, from the whole array."""
-        index = [slice(None)] * len(self.view or self.shape)
-        for cut in self.cuts:
+        index = [slice(None)] * len(self.grid)
+        for cut in self.grid_cuts:
             index[cut.dim] = cut.range(position)
-        part = whole.reshape(self.view or self.shape)[tuple(index)].copy()
-        return part.reshape(self.local_shape(position))
+        return whole.reshape(self.grid)[tuple(index)].copy().reshape(self.local_shape(position))
 
     def local_shape(self, position: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape of the part of the rank at a position."""
-        shape = self._cut_shape(position)
-        leading = len(self.shape) - 1  # a view has the last axis in several
-        return (*shape[:leading], prod(shape[leading:]))
-
-    def _cut_shape(self, position: Mapping[str, int]) -> list[int]:
-        shape = list(self.view or self.shape)
-        for cut in self.cuts:
-            shape[cut.dim] = cut.size(position)
-        return shape
+        return _cut_shape(self.shape, self.cuts, position)
 
     def gather(
         self, own: Array, position: Mapping[str, int], gather: Callable[[Array, Cut], Array]
@@ -113,10 +128,20 @@ class Part:
         gather : callable
             ``gather(array, cut)`` concatenates the parts of all ranks along the cut's axis.
         """
-        array = contiguous(own).reshape(self._cut_shape(position))
-        for cut in self.cuts:
+        cuts = self.grid_cuts
+        array = contiguous(own).reshape(_cut_shape(self.grid, cuts, position))
+        for cut in cuts:
             array = gather(array, cut)
         return array.reshape(self.shape)
+
+
+def _cut_shape(
+    shape: tuple[int, ...], cuts: Sequence[Cut], position: Mapping[str, int]
+) -> tuple[int, ...]:
+    part = list(shape)
+    for cut in cuts:
+        part[cut.dim] = cut.size(position)
+    return tuple(part)
 
 
 class Entry(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.losses.cut import CutClasses, CutScores, columns
 from pydtnn.losses.targets import (
     check_classes,
     check_dense,
@@ -123,12 +124,16 @@ class Loss(SuggestsNames, StoresArguments, ABC):
     counts_targets : bool
         Whether the mean loss is the sum over all samples of all ranks divided by the sum of `count`
         rather than by the number of samples.
+    takes_parts : bool
+        Whether there is a method `compute_cut` for scores of which ranks have different classes:
+        see `CategoricalCrossEntropy`.
     """
 
     metrics: tuple[str, ...] = ()
     ignore_index: int | None = None
     threshold: float | None = None
     counts_targets: bool = False
+    takes_parts: bool = False
 
     def __call__(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array | None = None
@@ -302,6 +307,51 @@ class CategoricalCrossEntropy(_ClassLoss):
                 y, target, weights, self.ignore_index, smoothing, scale, out=out
             )
         return backend.loss.cross_entropy(y, target, smoothing, scale, out=out)
+
+    @property
+    def takes_parts(self) -> bool:  # type: ignore[override]
+        """Whether this is the plain cross-entropy: no smoothing, weights or ignored classes."""
+        plain = not self.label_smoothing and self.class_weights is None
+        return plain and self.ignore_index is None and type(self) is CategoricalCrossEntropy
+
+    def compute_cut(
+        self,
+        backend: Backend,
+        y: Array,
+        target: Array,
+        scale: Number,
+        out: Array,
+        classes: CutClasses,
+    ) -> tuple[Number, CutScores]:
+        """Compute the same as `compute` if ranks have scores of different classes.
+
+        ``L = sum_n log sum_k exp y_nk - y_nt``; the gradient is ``softmax(y_n) - onehot(t)`` of own
+        classes. Collective for the ranks that have the others.
+
+        Parameters
+        ----------
+        backend : Backend
+        y : Array, shape (N, ..., own classes)
+        target : Array, shape (N, ...)
+            Classes.
+        scale, out
+            See `compute`.
+        classes : CutClasses
+
+        Returns
+        -------
+        loss : Number
+        scores : CutScores
+            For the metrics.
+        """
+        xp = backend.xp
+        rows, target, positions = rows_of(y, target)
+        dy = out.reshape(rows.shape)
+        scores = CutScores.of(xp, rows, target, classes, dy)
+        column, here = columns(xp, target, classes, rows.shape[1])
+        dy[xp.arange(len(rows)), column] -= here
+        dy *= xp.asarray(scale / positions, dy.dtype)
+        return (scores.log_sum - scores.own).sum() / positions, scores
 
     def _weights(self, backend: Backend, y: Array) -> Array | None:
         if self.class_weights is None:

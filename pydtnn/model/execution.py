@@ -20,6 +20,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
 from pydtnn.layers.collectives import Collective, Pending, Steps
 from pydtnn.layers.communicating import Communicating, CommunicatingFinisher, OnlyCommunicating
+from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
@@ -243,7 +244,7 @@ def _forward_node(
         result = yield from _calls(node, layer.forward_steps(*xs, context=context, joint=joint))
     else:
         result = layer.forward(*xs, context=context)
-    y, saved = _checked(node, samples, result)
+    y, saved = _checked(node, samples, result, context)
     return _in_model_dtype(graph, y), saved
 
 
@@ -270,7 +271,8 @@ def backward_loop(
     if reports:
         again = reports.recomputed(again)
     for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
-        if g.shape[1:] != node.shape:
+        shapes = (node.shape, *(source.shape for source in node.inputs if _may_remain_cut(node)))
+        if g.shape[1:] not in shapes:
             raise ValueError(
                 f"Model.backward: expected a gradient of shape {batched(node.shape)}, like the "
                 f"output, got {g.shape}"
@@ -436,7 +438,7 @@ def batched(shape: tuple[int, ...]) -> str:
     return f"({', '.join(['n', *map(str, shape)])})"
 
 
-def _checked(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
+def _checked(node: Node, samples: int, result: Any, context: StepContext) -> tuple[Value, Saved]:
     """Return the result of a layer's forward, if it agrees with that of `build`."""
     kind = type(node.layer).__name__
     if not isinstance(result, tuple) or len(result) != 2:
@@ -445,13 +447,18 @@ def _checked(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
             f"{type(result).__name__}; saved may be None"
         )
     shape = getattr(result[0], "shape", None)
-    if shape is None or shape[1:] != node.shape or shape[0] != samples:
+    expected = node.inputs[0].shape if context.cut_outputs and _may_remain_cut(node) else node.shape
+    if shape is None or shape[1:] != expected or shape[0] != samples:
         given = type(result[0]).__name__ if shape is None else f"shape {tuple(shape)}"
         raise ValueError(
             f"{node.name}: forward of {kind} must return {samples} outputs of shape {node.shape}, "
             f"as returned by build, got {given}"
         )
     return result
+
+
+def _may_remain_cut(node: Node) -> bool:
+    return isinstance(node.layer, Exchange) and node.layer.optional
 
 
 def _finishes(node: Node, sums: _Gradients) -> bool:

@@ -251,7 +251,9 @@ class Rehearsal:
         self.memory: Any = self.backend.memory
         self.sent: dict[str, Volume] = model.mesh.sent if isinstance(model.mesh, DryMesh) else {}
         self.slots: list[Array] = []
-        self.context = StepContext(training=True, samples=np.arange(batch))
+        self.context = StepContext(
+            training=True, samples=np.arange(batch), cut_outputs=model.cut_outputs
+        )
 
     def new_batch(self) -> tuple[Array, ...]:
         """Allocate a batch."""

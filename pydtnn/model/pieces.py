@@ -168,12 +168,11 @@ def part_piece(name: str, values: Array, part: Part | None, position: Mapping[st
     """
     if part is None:
         return whole_piece(name, values)
-    given = part.view or part.shape
-    ranges = {cut.dim: cut.range(position) for cut in part.cuts}
+    ranges = {cut.dim: cut.range(position) for cut in part.grid_cuts}
     grid: list[int] = []
     starts: list[int] = []
     stops: list[int] = []
-    for dim, length in enumerate(given):
+    for dim, length in enumerate(part.grid):
         own = ranges.get(dim, slice(0, length))
         if dim > 0 and dim not in ranges:  # all of it: one axis with the one before
             grid[-1] *= length

@@ -73,6 +73,7 @@ class Network(Protocol):
     stage: Stage | None
     communicate: Communicate | None
     observer: Observer | None
+    cut_outputs: bool
     cuts: tuple[int, ...]
 
     def cut(self, cuts: Sequence[int]) -> None:

@@ -22,6 +22,7 @@ from pydtnn.layers.blocks import Net
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.losses import Loss
 from pydtnn.model import Model
+from pydtnn.model.model import example_inputs
 from pydtnn.model.partition.plan import NAMES, find_plan
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.mesh import Mesh
@@ -475,10 +476,8 @@ def _problem(
 def _dataset(problem: Problem, samples: int) -> ArrayDataset:
     """Return random samples and targets for a model of the network."""
     model, rng = problem.model(None, Conditions()), np.random.default_rng([problem.seed, samples])
-    x, y = (
-        tuple(rng.normal(size=(samples, *shape)) for shape in shapes)
-        for shapes in (model.input_shapes, model.output_shapes)
-    )
+    x = example_inputs(model.graph, model.input_shapes, samples, rng)
+    y = tuple(rng.normal(size=(samples, *shape)) for shape in model.output_shapes)
     return ArrayDataset(x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
 
 

@@ -39,7 +39,7 @@ class Traced:
         The layer of the network whose output it is.
     what : str
         "output" or "gradient".
-    index : tuple of slice
+    index : tuple of slice or ndarray
         Its place in the array of the network.
     partial : tuple of str
         Axes of the mesh over which it is summed.
@@ -54,7 +54,7 @@ class Traced:
     node: str
     of: str
     what: str
-    index: tuple[slice, ...]
+    index: tuple[Any, ...]
     partial: tuple[str, ...]
     readers: tuple[str, ...]
     relu: bool
@@ -148,11 +148,17 @@ class Trace:
         )
         record.pieces.append(self.model.backend.to_numpy(array).copy())
 
-    def _index(self, node: Node) -> tuple[slice, ...]:
+    def _index(self, node: Node) -> tuple[Any, ...]:
         ranges = _ranges(node, self.position)
-        index = [self.rows, *(slice(*ranges.get(d, (None, None))) for d in range(len(node.shape)))]
+        index: list[Any] = [
+            self.rows,
+            *(slice(*ranges.get(d, (None, None))) for d in range(len(node.shape))),
+        ]
         mesh = self.model.mesh
         for axis, state in node.layout.items():
+            if isinstance(state, Cut) and state.blocks > 1:
+                blocks = np.arange(state.length).reshape(state.blocks, -1)
+                index[state.dim + 1] = blocks[:, state.range(self.position)].reshape(-1)
             if mesh is not None and isinstance(state, Cut) and state.dim == SAMPLES:
                 count, first = self.rows.stop - self.rows.start, self.rows.start
                 ranks, place = mesh.shape[axis], self.position[axis]

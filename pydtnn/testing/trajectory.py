@@ -184,10 +184,10 @@ class Local:
         """Return the same part of another array."""
         if self.part is None:
             return full if self.rows is None else full[self.rows]
-        shape = self.part.view or self.part.shape
-        cuts = {cut.dim: cut.range(position) for cut in self.part.cuts}
+        shape = self.part.grid
+        cuts = {cut.dim: cut.range(position) for cut in self.part.grid_cuts}
         part = full.reshape(shape)[tuple(cuts.get(d, slice(None)) for d in range(len(shape)))]
-        return part.reshape(*part.shape[: full.ndim - 1], -1)  # a view has more axes
+        return part.reshape(self.part.local_shape(position))
 
     def place(self, position: Mapping[str, int]) -> tuple[int, ...]:
         """Return the position along the axes of a mesh on which the values depend."""

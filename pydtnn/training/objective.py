@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.layers.base import Layer
+from pydtnn.layers.collectives import AllGather
+from pydtnn.layers.exchange import Exchange
+from pydtnn.layers.node import Node
+from pydtnn.layers.parameters import Cut
 from pydtnn.losses import Loss, get_loss
+from pydtnn.losses.cut import CutClasses
 from pydtnn.metrics import Metric, get_metric
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.metric_sums import Totals
 from pydtnn.utils.validate import check_float
 
@@ -69,6 +76,8 @@ class Objective:
     ) -> None:
         self.backend, outputs = backend, len(shapes)
         self._main = main = outputs if auxiliary is None else 1
+        self._shapes = tuple(shapes)
+        self._classes: tuple[CutClasses | None, ...] = (None,) * outputs
         losses = tuple(map(get_loss, _one_each("loss", loss, main)))
         self.losses = losses if auxiliary is None else losses * outputs
         if auxiliary is not None:
@@ -119,6 +128,45 @@ class Objective:
             loss.check(shape, target)
             check_metrics(metrics, shape, target)
 
+    def cut(self, outputs: Sequence[Node], mesh: Mesh) -> bool:
+        """Find outputs that ranks can have in part; return whether losses and metrics take parts.
+
+        Parameters
+        ----------
+        outputs : sequence of Node
+            Of this rank's part of the network.
+        mesh : Mesh
+        """
+
+        def classes_of(layer: Layer) -> CutClasses | None:
+            if not isinstance(layer, Exchange) or not layer.optional:
+                return None
+            axis, cut = layer.axis, cast(Cut, layer.before)
+
+            def gather(numbers: Array) -> Array:
+                bounds = range(mesh.shape[axis] + 1)
+                return mesh.start("loss", AllGather(numbers, axis, dim=0, bounds=bounds)).wait()
+
+            return CutClasses(cut.range(mesh.position).start, gather)
+
+        found = [classes_of(node.layer) for node in outputs]
+        parts = zip(found, self.losses, self.metrics, strict=False)  # other stages have none
+        if not any(found) or not all(
+            classes is None or (loss.takes_parts and all(m.takes_parts for m in own))
+            for classes, loss, own in parts
+        ):
+            return False
+        self._classes = tuple(found)
+        return True
+
+    def takes_parts(self, target: Any) -> bool:
+        """Return whether losses are computed on parts of outputs: if targets are classes."""
+        targets = self._for_each(target if isinstance(target, tuple) else (target,))
+        return any(self._classes) and all(
+            classes is None or (part.dtype.kind in "biu" and part.ndim == len(shape))
+            for classes, part, shape in zip(self._classes, targets, self._shapes, strict=True)
+        )
+
     def counts(self, shapes: Sequence[tuple[int, ...]], target: Any) -> Array | None:
         """Return the number of targets that the mean of each loss divides by.
 
@@ -156,6 +204,7 @@ class Objective:
         Parameters
         ----------
         y, target : Array, or a tuple of one per output
+            Outputs may be parts (`takes_parts`); then this is collective.
         scale : Number
             Factor on the gradient.
         totals : Totals
@@ -171,22 +220,28 @@ class Objective:
         ys = y if isinstance(y, tuple) else (y,)
         targets = self._for_each(target if isinstance(target, tuple) else (target,))
         if isinstance(targets[0], np.ndarray):
-            self.check([part.shape for part in ys], targets)
+            self.check([(len(ys[0]), *shape) for shape in self._shapes], targets)
         sums: list[Number] = []
         terms: list[Number] = []
         dys: list[Array] = []
         xp = self.backend.xp
-        for y, target, loss, weight, metrics, ratio in zip(
+        loss: Any
+        for y, target, loss, weight, metrics, ratio, shape, classes in zip(
             *(ys, targets, self.losses, self.weights, self.metrics),
             ratios or (1.0,) * len(ys),
+            *(self._shapes, self._classes),
             strict=True,
         ):
             target, dy = self.backend.asarray(target), self.backend.empty(y.shape, y.dtype)
-            own = [metric.compute(xp, y, target) for metric in metrics]
             factor = scale if weight * ratio == 1 else weight * ratio * scale
-            value = loss.compute(self.backend, y, target, factor, dy)
+            if y.shape[1:] == shape:
+                own = [metric.compute(xp, y, target) for metric in metrics]
+                value = loss.compute(self.backend, y, target, factor, dy)
+            else:
+                value, scores = loss.compute_cut(self.backend, y, target, factor, dy, classes)
+                own = [metric.compute_cut(scores, target) for metric in metrics]
             if self._counted:
-                pair = value, loss.count(y.shape, target)
+                pair = value, loss.count((len(y), *shape), target)
                 terms.append(xp.stack([xp.asarray(number, "float64") for number in pair]))
                 value = terms[-1] if loss.counts_targets else value
             else:

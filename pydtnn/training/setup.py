@@ -90,6 +90,10 @@ class Setup:
         if self.observer is not None:
             self.observer.samples(samples)
 
+    def cuts_outputs(self, targets: Any) -> bool:
+        """Return whether the losses of these targets are computed on parts of the outputs."""
+        return self.objective.takes_parts(targets)
+
     def count_targets(self, batch: Batch) -> list[float] | None:
         """Return the samples per counted target for each loss; None if losses count samples.
 
@@ -215,6 +219,7 @@ def create_setup(
 ) -> Setup:
     """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
     mesh = choose_mesh(model, mesh)
+    model.cut_outputs = mesh is not None and objective.cut(model.graph.outputs, mesh)
     loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
     exchange = choose_exchange(exchange, mesh)
     supervision = (exchange.comm if mesh is None else mesh.comm).supervision

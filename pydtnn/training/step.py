@@ -52,7 +52,9 @@ class Passes:
         self.setup, self.batch = setup, batch
         self.model, self.exchange = setup.model, setup.exchange
         self.sums = self.exchange.sums
-        self.context = StepContext(training=True, seed=seed, epoch=epoch)
+        self.context = StepContext(
+            training=True, seed=seed, epoch=epoch, cut_outputs=setup.cuts_outputs(batch.y)
+        )
         self.exchange.local_samples = len(batch)
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
         if setup.loss_scale is not None:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -698,11 +699,13 @@ def _new_parts(setup: Setup, shards: range) -> dict[int, Totals]:
 
 def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
     """Add the contributions of the shards of a batch."""
-    model = setup.model
+    model, context = setup.model, CONTEXT
+    if model.stage is None:  # other stages receive whole outputs
+        context = replace(context, cut_outputs=setup.cuts_outputs(batch.y))
     for number, rows in batch.shards:
         assert number is not None
         setup.report_samples(rows.stop - rows.start)
-        y, _ = model.forward(batch.inputs(model.backend, rows), CONTEXT, keep=False)
+        y, _ = model.forward(batch.inputs(model.backend, rows), context, keep=False)
         setup.objective.compute(y, batch.targets(rows), 1.0, parts[number], training=False)
 
 

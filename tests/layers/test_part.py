@@ -11,7 +11,7 @@ from pydtnn.parallel.mesh import Mesh
 
 def test_parts_of_all_ranks_are_the_whole() -> None:
     whole = np.arange(5.0 * 24).reshape(5, 24)
-    part = Part((5, 24), (Cut(0, "a", (0, 3, 5)), Cut(2, "b", (0, 1, 2, 4))), view=(5, 6, 4))
+    part = Part((5, 24), (Cut(0, "a", (0, 3, 5)), Cut(1, "b", (0, 1, 2, 4), blocks=6)))
 
     def rank(comm: Communicator) -> tuple[int, ...]:
         mesh = Mesh(comm, a=2, b=3)

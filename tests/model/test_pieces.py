@@ -14,8 +14,9 @@ PARTS = {
     "rows": Part((7, 3), (Cut(0, "a", (0, 2, 7)),)),
     "columns": Part((3, 5), (Cut(1, "a", (0, 3, 5)),)),
     "filters": Part((5, 3, 3, 4), (Cut(0, "a", (0, 1, 5)), Cut(3, "b", (0, 2, 4)))),
-    "a view": Part((4, 12), (Cut(2, "a", (0, 1, 3)),), (4, 4, 3)),
-    "a vector in a view": Part((12,), (Cut(1, "a", (0, 1, 3)),), (4, 3)),
+    "blocks": Part((4, 12), (Cut(1, "a", (0, 1, 3), blocks=4),)),
+    "blocks of rows": Part((12, 2), (Cut(0, "a", (0, 1, 3), blocks=4),)),
+    "blocks of a vector": Part((12,), (Cut(0, "a", (0, 1, 3), blocks=4),)),
     "the middle": Part((2, 6, 5), (Cut(1, "a", (0, 4, 6)),)),
 }
 

@@ -20,6 +20,7 @@ cdef extern from "attention.h":
         uint32_t stream
         uint32_t epoch
         uint32_t threshold
+        ptrdiff_t first_head
         double factor
     struct attention_kernels:
         int (*forward)(const attention_shape *shape, const void *qkv, void *y, void *log_sums,
@@ -31,13 +32,14 @@ cdef extern from "attention.h":
 
 cdef attention_shape shape_of(qkv, ptrdiff_t heads, bint causal, lengths, dropout) except *:
     """The shape of (N, T, 3 D) arrays; lengths are int64 or None, dropout (samples, seed, stream,
-    epoch, threshold, factor) or None, with samples of int64."""
+    epoch, threshold, factor, first_head) or None, with samples of int64."""
     cdef attention_shape s
     s.batch, s.length, s.heads = qkv.shape[0], qkv.shape[1], heads
     s.width = qkv.shape[2] // (3 * heads)
     s.causal = causal
     s.lengths = <const int64_t *>optional(lengths, sizeof(int64_t), s.batch)
-    samples, s.seed, s.stream, s.epoch, s.threshold, s.factor = dropout or (None, 0, 0, 0, 0, 1.0)
+    samples, s.seed, s.stream, s.epoch, s.threshold, s.factor, s.first_head = dropout or (
+        None, 0, 0, 0, 0, 1.0, 0)
     s.samples = <const int64_t *>optional(samples, sizeof(int64_t), s.batch)
     return s
 

@@ -90,12 +90,12 @@ def _checked(lengths: Array | None, most: int) -> Array | None:
 
 
 def _numbers(dropout: Dropped | None) -> tuple[Any, ...] | None:
-    """Return samples, seed, stream, epoch, threshold and factor as the kernels take them."""
+    """Return samples, key, threshold, factor and the first head as the kernels take them."""
     if dropout is None:
         return None
-    rate, seed, stream, epoch, samples = dropout
+    rate, seed, stream, epoch, samples, first_head = dropout
     return (
         np.require(samples, np.int64, ["C", "A"]),
         *(seed & WORD, stream & WORD, epoch & WORD),
-        *(int(rate * 2.0**32), 1 / (1 - rate)),
+        *(int(rate * 2.0**32), 1 / (1 - rate), first_head),
     )

@@ -21,8 +21,9 @@ BLOCK = 4
 class Dropped(NamedTuple):
     """Dropout of attention weights: the arguments of `pydtnn.kernels.reference.Random.dropout`.
 
-    Weight ``(h, i, j)`` of a sample is kept if word ``(h T + i) R + j`` of its `bits` is at least
-    ``floor(rate 2**32)``, with T rounded up to a multiple of 4 as R.
+    Weight ``(h, i, j)`` of a sample is kept if word ``((f + h) T + i) R + j`` of its `bits` is at
+    least ``floor(rate 2**32)``, with T rounded up to a multiple of 4 as R, and `first_head` as f:
+    the number of heads before those of the arrays, which may be a part of all.
     """
 
     rate: float
@@ -30,6 +31,7 @@ class Dropped(NamedTuple):
     stream: int
     epoch: int
     samples: np.ndarray
+    first_head: int = 0
 
 
 class Attention(Family):
@@ -127,10 +129,10 @@ class Attention(Family):
         """Zero dropped weights and multiply the others by ``1 / (1 - rate)``."""
         if dropout is None:
             return weights
-        rate, seed, stream, epoch, samples = dropout
+        rate, seed, stream, epoch, samples, first = dropout
         n, heads, length, _ = weights.shape
         row = -(-length // BLOCK) * BLOCK
-        words = bits(seed, stream, epoch, samples, heads * length * row)
-        words = words.reshape(n, heads, length, row)
+        words = bits(seed, stream, epoch, samples, (first + heads) * length * row)
+        words = words.reshape(n, first + heads, length, row)[:, first:]
         keep = self.xp.asarray(words[..., :length] >= np.uint32(int(rate * 2.0**32)))
         return self.xp.where(keep, weights * (1 / (1 - rate)), 0)

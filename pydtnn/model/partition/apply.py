@@ -79,6 +79,8 @@ def partition(
     for node in graph.nodes[len(graph.inputs) :]:
         work.add(node)
     results = tuple(work.whole(node) for node in outputs)
+    for node in results if stage is None or not stage.sends else ():
+        work.may_remain_cut(node)
     if stage is None:  # a stage may contain no layer that can be cut
         work.check_use()
     if stage is None and not input_gradient:
@@ -171,7 +173,7 @@ class _Pass:
         """Partition a layer along all axes, where a plan that is not explicit allows exceptions."""
         left: set[str] = set()
         while True:
-            draft = Draft.of(node.layer, self.mesh)
+            draft = Draft.of(node, self.mesh)
             strategies = self.plan.strategies(name)
             kind = kind_of(node.layer)
             for axis in self.axes:
@@ -242,6 +244,8 @@ class _Pass:
             return source
         key = (source, ((axis, after),))
         if key not in self.exchanged:
+            if isinstance(before, Cut) and isinstance(after, Cut) and before.blocks != after.blocks:
+                return self._exchange(self._exchange(source, axis, Spread.WHOLE), axis, after)
             place, axes = self.mesh.position, len(source.shape)
             exchange = Exchange(axis, before, after, position=place, ranks=self.mesh.shape[axis])
             name = f"{source.name}/{describe_state(before, axes)}-{describe_state(after, axes)}"
@@ -252,6 +256,13 @@ class _Pass:
     def whole(self, node: Node) -> Node:
         """Return a node with the whole array of a node of the network."""
         return self._in_layout(self.new[node], {})
+
+    def may_remain_cut(self, output: Node) -> None:
+        """Let an output of the model that is gathered along channels remain cut for its loss."""
+        layer, last = output.layer, len(output.shape) - 1
+        if isinstance(layer, Exchange) and not output.consumers:
+            cut = layer.before
+            layer.optional = isinstance(cut, Cut) and cut.dim == last and cut.blocks == 1
 
     def cut_input(self, node: Node, outputs: Sequence[Node]) -> None:
         """Let an input be the part of which this rank's layers take it, if all take the same."""

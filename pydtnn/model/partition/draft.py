@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.layers.exchange import Spread, State
+from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut, Part
 from pydtnn.layers.stripes import HaloExchange
 from pydtnn.utils.split import even_cuts
@@ -67,10 +68,10 @@ class Draft:
 
     Attributes
     ----------
+    node : Node
+        The node of the whole network.
     layer : Layer
-        A copy with this rank's options, not bound yet.
-    whole : Layer
-        The layer of the whole network, bound.
+        A copy of its layer with this rank's options, not bound yet.
     inputs : list of Layout
         The layouts that it requires.
     output : Layout
@@ -82,8 +83,8 @@ class Draft:
         Extensions of the input by the rows of neighbours.
     """
 
+    node: Node
     layer: Layer
-    whole: Layer
     mesh: MeshLike
     inputs: list[Layout]
     output: Layout = field(default_factory=dict)
@@ -92,18 +93,25 @@ class Draft:
     halos: list[HaloExchange] = field(default_factory=list)
 
     @classmethod
-    def of(cls, whole: Layer, mesh: MeshLike) -> Draft:
-        """Copy a bound layer."""
-        layer = copy.copy(whole)
+    def of(cls, node: Node, mesh: MeshLike) -> Draft:
+        """Copy the bound layer of a node."""
+        layer = copy.copy(node.layer)
         layer.bound = False
-        return cls(layer, whole, mesh, [{} for _ in whole.input_shapes])
+        return cls(node, layer, mesh, [{} for _ in node.inputs])
+
+    @property
+    def whole(self) -> Layer:
+        """The layer of the whole network, bound."""
+        return self.node.layer
 
     def ranks(self, axis: str) -> int:
         """Return the number of ranks along an axis."""
         return self.mesh.shape[axis]
 
-    def even(self, dim: int, axis: str, size: int, what: str, unit: int = 1) -> Cut:
-        """Cut `size` items, in units, into even parts.
+    def even(
+        self, dim: int, axis: str, size: int, what: str, unit: int = 1, blocks: int = 1
+    ) -> Cut:
+        """Cut `size` items, in units, into even parts; in each of `blocks` so many.
 
         Raises
         ------
@@ -115,13 +123,14 @@ class Draft:
             raise self.refuse(
                 axis, f"{what} must be at least the {ranks} ranks, got {size // unit}"
             )
-        return Cut(dim, axis, tuple(unit * bound for bound in even_cuts(size // unit, ranks)))
+        bounds = tuple(unit * bound for bound in even_cuts(size // unit, ranks))
+        return Cut(dim, axis, bounds, blocks)
 
     def fit(self, layout: Layout, shape: Shape) -> Layout:
         """Return the same layout for an array of another shape, whole where it is too small."""
         found: Layout = {}
         for axis, state in layout.items():
-            if isinstance(state, Cut) and state.dim >= 0 and state.bounds[-1] != shape[state.dim]:
+            if isinstance(state, Cut) and state.dim >= 0 and state.length != shape[state.dim]:
                 size = shape[state.dim]
                 if size < self.ranks(axis):
                     continue
@@ -141,7 +150,7 @@ class Draft:
     def cut_parameters(self, dim: int, cut: Cut, *names: str) -> None:
         """Cut an axis of parameters in the same way as an array."""
         for name in names:
-            self.cuts.setdefault(name, []).append(Cut(dim, cut.axis, cut.bounds))
+            self.cuts.setdefault(name, []).append(replace(cut, dim=dim))
 
     def require(self, axis: str, state: State) -> None:
         """Require the same layout of all inputs."""

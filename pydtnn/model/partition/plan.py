@@ -36,11 +36,12 @@ class Plan(SuggestsNames):
 
     Notes
     -----
-    The strategies are "filter" (filters of a convolution, features of a linear layer), "channel"
-    (their input channels), "alternate" (channel where the input is already cut by channels, filter
-    elsewhere), "spatial" (height of the maps), "width", and "data" (samples). They apply to
-    convolutions and linear layers, and those of maps to pooling too; all other layers follow their
-    inputs if they can. A layer that is used several times is cut like its first use.
+    The strategies are "filter" (filters of a convolution, features of a linear layer or heads of
+    the attention after it, tokens of an embedding), "channel" (their input channels), "alternate"
+    (channel where the input is already cut by channels, filter elsewhere), "spatial" (height of the
+    maps), "width", and "data" (samples). They apply to convolutions, linear layers and embeddings,
+    and those of maps to pooling too; all other layers follow their inputs if they can. A layer that
+    is used several times is cut like its first use.
     """
 
     def __init__(self, rules: Mapping[str, Mapping[str, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -12,11 +13,12 @@ from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
+from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.exchange import SAMPLES, Spread
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat
-from pydtnn.layers.norm import BatchNorm, LocalResponseNorm
+from pydtnn.layers.norm import BatchNorm, LayerNorm, LocalResponseNorm
 from pydtnn.layers.parameters import Cut
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.recurrent import GRULayer, LSTMLayer
@@ -53,7 +55,12 @@ def filters(draft: Draft, axis: str) -> None:
     layer: Any = draft.layer
     last = len(draft.whole.output_shape) - 1
     if isinstance(layer, Linear):
-        cut = draft.even(last, axis, layer.features, "features")
+        heads = _heads_read(draft)
+        if heads:
+            size = layer.features // 3
+            cut = draft.even(last, axis, size, "heads", size // heads, blocks=3)
+        else:
+            cut = draft.even(last, axis, layer.features, "features")
         layer.features = draft.own(cut)
     elif layer.groups > 1:
         unit, channels = layer.filters // layer.groups, draft.whole.input_shapes[0][-1]
@@ -69,6 +76,14 @@ def filters(draft: Draft, axis: str) -> None:
         draft.require(axis, PARTIAL)
     draft.cut_parameters(0, cut, "w", "b")
     draft.output[axis] = cut
+
+
+def _heads_read(draft: Draft) -> int:
+    """Return the heads of the attention that alone reads a layer's output, otherwise 0."""
+    readers = [node.layer for node in draft.node.consumers]
+    if len(readers) != 1 or not isinstance(readers[0], DotProductAttention):
+        return 0
+    return readers[0].heads if kind_of(readers[0]) else 0
 
 
 def channels(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
@@ -167,6 +182,18 @@ def _extend(draft: Draft, cut: Cut, needed: Sequence[tuple[int, int]]) -> None:
     draft.halos.append(HaloExchange(cut, needed, position=draft.mesh.position))
 
 
+def vocabulary(draft: Draft, axis: str) -> None:
+    """Cut the tokens of an embedding: vectors are partial, logits are cut by tokens."""
+    layer = cast(Embedding, draft.layer)
+    cut = draft.even(len(draft.whole.output_shape) - 1, axis, layer.tokens, "tokens")
+    if layer.own is not None:
+        raise draft.refuse(axis, "its tokens are cut along another axis")
+    layer.own = cut.range(draft.mesh.position)
+    draft.cut_parameters(0, cut, "w")
+    draft.require(axis, PARTIAL if layer.gives_logits else WHOLE)
+    draft.output[axis] = cut if layer.gives_logits else PARTIAL
+
+
 def samples(draft: Draft, axis: str) -> None:
     """Cut the batch: data parallelism along an axis of the model."""
     draft.same(axis, Cut(SAMPLES, axis, ()))
@@ -180,6 +207,7 @@ STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
     Conv1d: ("filter", "channel", "alternate", "data"),
     Conv3d: ("filter", "channel", "alternate", "data"),
     Linear: ("filter", "channel", "alternate", "data"),
+    Embedding: ("filter", "alternate", "data"),
     MaxPool2d: ("spatial", "width", "data"),
     AvgPool2d: ("spatial", "width", "data"),
     ConvTranspose2d: ("data",),
@@ -193,6 +221,9 @@ STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
 
 def apply_strategy(name: str, draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     """Partition a layer with a strategy that it has."""
+    if isinstance(draft.layer, Embedding) and name != "data":
+        vocabulary(draft, axis)
+        return
     rules: dict[str, Callable[[], None]] = {
         "filter": lambda: filters(draft, axis),
         "channel": lambda: channels(draft, axis, layouts),
@@ -211,16 +242,19 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     """Choose the layout of a layer without a strategy along an axis, from those of its inputs.
 
     The layout of the first input that is cut, if the layer supports it; for a partial input, a cut
-    by channels, so that the work that follows is divided; otherwise the inputs become whole. So do
-    those that are cut in the same way along another axis.
+    by channels, or by the positions of a sequence between the layers of a transformer, so that the
+    work that follows is divided; otherwise the inputs become whole. So do those that are cut in the
+    same way along another axis.
     """
     kind = kind_of(draft.whole)
     cut = cut_of(layouts, axis)
     others = draft.inputs if cut is not None else [*draft.inputs, *layouts]
     if cut is None and any(layout.get(axis) is PARTIAL for layout in layouts):
-        last = len(draft.whole.input_shapes[0]) - 1
-        size = draft.whole.input_shapes[0][-1]
-        cut = draft.even(last, axis, size, "") if size >= draft.ranks(axis) else None
+        shape = draft.whole.input_shapes[0]
+        dim = len(shape) - 1
+        if kind in BETWEEN and len(shape) == 2 and shape[0] >= draft.ranks(axis):
+            dim = 0
+        cut = draft.even(dim, axis, shape[dim], "") if shape[dim] >= draft.ranks(axis) else None
     if cut is not None and any(also_cut(layout, cut) for layout in others):
         cut = None
     follower = FOLLOWERS.get(kind) if kind else None
@@ -231,6 +265,11 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     elif not follower(draft, cut):
         draft.same(axis, WHOLE)
 
+
+BETWEEN = (Add, Dropout, LayerNorm, PositionalEmbedding)
+"""Layers between those of a transformer that multiply matrices: a partial sequence is cut by
+positions there (Korthikanti et al., "Reducing activation recomputation in large transformer
+models", 2022, section 4.2.2)."""
 
 Follower = Callable[[Draft, Cut], bool]
 """Partitions a layer whose input is cut; returns whether it can."""
@@ -249,6 +288,21 @@ def _last(draft: Draft, cut: Cut) -> bool:
 def _positions(draft: Draft, cut: Cut) -> bool:
     """Normalise own positions, with all of their channels."""
     return not _last(draft, cut) and _each(draft, cut)
+
+
+def _layer_norm(draft: Draft, cut: Cut) -> bool:
+    """Normalise own positions."""
+    norm = cast(LayerNorm, draft.layer)
+    if cut.dim >= len(draft.whole.input_shapes[0]) - norm.axes:
+        return False
+    draft.summed.append(cut.axis)
+    return _each(draft, cut)
+
+
+def _positional_embedding(draft: Draft, cut: Cut) -> bool:
+    """Add the vectors of own positions, or own features of all vectors."""
+    draft.cut_parameters(cut.dim, cut, "w")
+    return _each(draft, cut)
 
 
 def _concat(draft: Draft, cut: Cut) -> bool:
@@ -362,6 +416,22 @@ def _slice(draft: Draft, cut: Cut) -> bool:
     return True
 
 
+def _attention(draft: Draft, cut: Cut) -> bool:
+    """Compute own heads: a cut by heads, or a reduction to one."""
+    layer = cast(DotProductAttention, draft.layer)
+    features = draft.whole.output_shape[-1]
+    if not _last(draft, cut) or layer.heads < draft.ranks(cut.axis):
+        return False
+    heads = draft.even(1, cut.axis, layer.heads, "heads")
+    width = features // layer.heads
+    output = Cut(1, cut.axis, tuple(width * bound for bound in heads.bounds))
+    draft.inputs[0][cut.axis] = replace(output, blocks=3)
+    draft.output[cut.axis] = output
+    layer.first_head += heads.range(draft.mesh.position).start
+    layer.heads = draft.own(heads)
+    return True
+
+
 def _whole_samples(draft: Draft, cut: Cut) -> bool:
     """Compute own samples; a cut within samples is not followed."""
     return False
@@ -374,7 +444,7 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     ClassToken: _whole_samples,
     Concat: _concat,
     Conv2d: _convolution,
-    DotProductAttention: _whole_samples,
+    DotProductAttention: _attention,
     Conv1d: _convolution,
     Conv3d: _convolution,
     Dropout: _dropout,
@@ -385,6 +455,8 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     GlobalAvgPool1d: _global_pool,
     GlobalAvgPool3d: _global_pool,
     Identity: _each,
+    Embedding: _whole_samples,
+    LayerNorm: _layer_norm,
     Linear: _linear,
     LocalResponseNorm: _positions,
     MaxPool2d: _window,
@@ -394,7 +466,7 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     MaxPool3d: _channelwise,
     AvgPool3d: _channelwise,
     Pad: _pad,
-    PositionalEmbedding: _whole_samples,
+    PositionalEmbedding: _positional_embedding,
     Rescale: _each,
     Slice: _slice,
     Upsample: _channelwise,

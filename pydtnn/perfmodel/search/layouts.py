@@ -150,7 +150,7 @@ class LayerOptions:
         layouts: list[Layout] = [{} if s is Spread.WHOLE else {AXIS: s} for s in natives]
         own = STRATEGIES.get(kind, ()) if kind else ()
         for name in ("", *(strategy for strategy in SEARCHED if strategy in own)):
-            draft = Draft.of(node.layer, self.mesh)
+            draft = Draft.of(node, self.mesh)
             try:
                 if name:
                     apply_strategy(name, draft, AXIS, layouts)

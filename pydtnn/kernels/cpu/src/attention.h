@@ -10,13 +10,14 @@
 /* qkv (batch, length, 3, heads, width), y (batch, length, heads, width), log_sums (batch, heads,
  * length). Of a sample, only the first `lengths` positions exist: outputs and gradients of the
  * others are 0. Dropped weights are those whose word is below the threshold; without samples,
- * none. */
+ * none. Words are those of an array with `first_head` heads before these. */
 struct attention_shape {
     ptrdiff_t batch, length, heads, width;
     int causal;
     const int64_t *lengths; /* (batch,), or NULL */
     const int64_t *samples; /* (batch,), or NULL */
     uint32_t seed, stream, epoch, threshold;
+    ptrdiff_t first_head;
     double factor; /* of the weights that are kept */
 };
 

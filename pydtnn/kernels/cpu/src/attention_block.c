@@ -73,7 +73,8 @@ void NAME(attention_mask)(const struct attention_shape *s, ptrdiff_t sample, ptr
                           ptrdiff_t query, ptrdiff_t first, ptrdiff_t keys, real *factor) {
     const struct draw draw = {s->seed, s->stream, s->epoch, s->threshold};
     const ptrdiff_t row = ceil_div(s->length, 4); /* counters of a row, of four words each */
-    const uint64_t counter = (uint64_t)((head * s->length + query) * row + first / 4);
+    const ptrdiff_t place = (s->first_head + head) * s->length + query;
+    const uint64_t counter = (uint64_t)(place * row + first / 4);
     uint32_t word[KEYS];
     for (ptrdiff_t j = 0; j < keys; j += 4 * WIDTH) {
         philox(draw, (uint64_t)s->samples[sample], counter + (uint64_t)j / 4, word + j);

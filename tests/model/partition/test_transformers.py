@@ -1,0 +1,256 @@
+"""Transformers under plans: attention by heads, vocabularies, positions, losses of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.gpt import gpt
+from models.vit import vit
+from pydtnn import Trainer
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.serial import Serial
+from pydtnn.data import ArrayDataset
+from pydtnn.layers.attention import DotProductAttention
+from pydtnn.layers.base import StepContext
+from pydtnn.layers.embedding import Embedding
+from pydtnn.layers.exchange import Spread
+from pydtnn.layers.norm import LayerNorm
+from pydtnn.model import Model
+from pydtnn.model.memory import forecast_memory
+from pydtnn.model.partition import rules
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.testing import check_plan
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+
+TOKENS, LENGTH, WIDTH, HEADS = 7, 5, 12, 3
+N, S, STEPS = 6, 8, 3  # samples of a step, bytes per value
+
+Axes = dict[str, int]
+Net = tuple[Callable[[], Any], tuple[int, ...]]
+
+NETS: dict[str, Net] = {
+    "gpt": (
+        partial(gpt, TOKENS, (LENGTH,), depth=1, heads=HEADS, width=WIDTH, dropout=0.2),
+        (LENGTH,),
+    ),
+    "vit": (
+        partial(vit, WIDTH, 1, HEADS, TOKENS, (8, 8, 3), dropout=0.1, attention_dropout=0.2),
+        (8, 8, 3),
+    ),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *({plan: ranks} for plan in ("tensor", "filter", "channel") for ranks in (2, 3, 4)),
+        {"data": 2, "tensor": 2},
+        {"data": 2, "filter": 2},
+        {"filter": 2, "channel": 2},
+        {"pipeline": 2, "tensor": 2},
+    ],
+    ids=lambda mesh: "x".join(f"{axis}{n}" for axis, n in mesh.items()),
+)
+@pytest.mark.parametrize("net", NETS)
+def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
+    check_plan(*NETS[net], meshes=[mesh], batch=3)
+
+
+@pytest.mark.mpi(2)
+def test_a_transformer_equals_serial_training_on_mpi(comm: Communicator) -> None:
+    check_plan(*NETS["gpt"], meshes=[{"tensor": 2}], comm=comm, batch=3)
+
+
+# -- losses of parts
+
+
+def data(net: str) -> ArrayDataset:
+    rng = np.random.default_rng(1)
+    if net == "gpt":
+        x = rng.integers(TOKENS, size=(2, STEPS * N, LENGTH))
+        return ArrayDataset(x[0].astype("float32"), x[1])
+    return ArrayDataset(rng.normal(size=(STEPS * N, 8, 8, 3)), rng.integers(TOKENS, size=STEPS * N))
+
+
+def train(comm: Communicator, net: str, axes: Axes, **options: Any) -> tuple[Any, ...]:
+    """Train three steps; return losses, results of an evaluation, parameters and messages."""
+    make, shape = NETS[net]
+    mesh = Mesh(comm, **axes)
+    model = Model(make(), shape, dtype="float64", mesh=mesh, seed=2)
+    trainer = Trainer(model, "sgd", mesh=mesh, progress=False, **options)
+    trainer.fit(data(net), epochs=1, batch_size=N // mesh.shape["data"])
+    sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items()}
+    return trainer.losses, trainer.evaluate(data(net)), model.state(), sent
+
+
+@pytest.mark.parametrize(
+    ("net", "axes", "options"),
+    [
+        ("gpt", {"tensor": 3}, {"metrics": ["accuracy", "perplexity"]}),
+        ("gpt", {"data": 2, "filter": 2}, {"metrics": ["accuracy"]}),
+        ("vit", {"tensor": 2}, {}),
+        ("gpt", {"tensor": 2}, {"metrics": ["top2_accuracy"]}),  # takes whole outputs
+    ],
+)
+def test_losses_of_parts_are_those_of_one_rank(net: str, axes: Axes, options: Any) -> None:
+    ranks = int(np.prod([*axes.values()]))
+    losses, results, state, _ = train(Serial(), net, {}, **options)
+    for own in run_threads(ranks, lambda comm: train(comm, net, axes, **options)):
+        assert own[0] == pytest.approx(losses, abs=1e-12)
+        assert own[1] == pytest.approx(results, abs=1e-12)
+        for name, array in state.items():
+            np.testing.assert_allclose(own[2][name], array, rtol=0, atol=1e-12, err_msg=name)
+        parts = "top2_accuracy" not in own[1]
+        assert (own[3].get("loss", (0,))[0] > 0) is parts
+        logits = "token_1" if net == "gpt" else "head.fc"
+        gathered = own[3].get(f"{logits}/channels-whole", (0,))[0]
+        assert (gathered < STEPS) is parts  # once to choose algorithms, or never
+
+
+def test_the_first_of_equal_scores_is_predicted_and_not_finite_ones_are_found() -> None:
+    x = np.zeros((4, LENGTH), "float32")
+
+    def rank(comm: Communicator) -> float:
+        mesh = Mesh(comm, tensor=2)
+        model = Model(*(part if i else part() for i, part in enumerate(NETS["gpt"])), mesh=mesh)
+        for p in model.parameters.values():
+            p.master[...] = 0
+        trainer = Trainer(model, "sgd", mesh=mesh, progress=False)
+        return trainer.evaluate(ArrayDataset(x, x.astype(int)))["accuracy"]
+
+    assert run_threads(2, rank) == [1.0, 1.0]
+
+
+# -- messages
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
+    x = np.zeros((N, LENGTH))
+
+    def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
+        mesh = Mesh(comm, tensor=ranks)
+        net = gpt(TOKENS, (LENGTH,), depth=2, heads=5, width=10)
+        model = Model(net, (LENGTH,), dtype="float64", mesh=mesh)
+        model.cut_outputs = True
+        context = StepContext(training=True, samples=np.arange(N), cut_outputs=True)
+        y, saved = model.forward(x, context)
+        model.backward(np.ones_like(y), saved)
+        sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
+        assert forecast_memory(model, N).sent == sent
+        return sent
+
+    sums = [
+        "token",
+        *(f"block{i}.{name}" for i in (0, 1) for name in ("attention.out_proj", "fc2")),
+    ]
+    gathers = [*(f"block{i}.norm{j}" for i in (0, 1) for j in (1, 2)), "norm"]
+    for place, sent in enumerate(run_threads(ranks, rank)):
+        own = len(range(place, LENGTH, ranks))  # positions of this rank
+        # to each other rank its part of the sum, and to all of them the own positions
+        nbytes = ((LENGTH - own) + (ranks - 1) * own) * N * 10 * S
+        assert sent == {
+            f"{name}/{change}": (2 * (ranks - 1), nbytes)
+            for names, change in ((sums, "partial-rows"), (gathers, "rows-partial"))
+            for name in names
+        }
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_loss_sends_four_numbers_for_each_position(ranks: int) -> None:
+    for *_, sent in run_threads(ranks, lambda comm: train(comm, "gpt", {"tensor": ranks})):
+        rows = STEPS * N * LENGTH
+        assert sent["loss"] == (STEPS * (ranks - 1), (ranks - 1) * 4 * rows * S)
+
+
+# -- weights
+
+
+def test_weights_of_any_mesh_are_loaded_on_any_other(tmp_path: Path) -> None:
+    def save(comm: Communicator, path: Path, **axes: int) -> dict[str, np.ndarray]:
+        make, shape = NETS["gpt"]
+        mesh = Mesh(comm, **axes)
+        trainer = Trainer(Model(make(), shape, mesh=mesh), "adam", mesh=mesh, progress=False)
+        trainer.fit(data("gpt"), epochs=1, batch_size=N)
+        save_checkpoint(path, trainer)
+        return trainer.model.state()
+
+    def load(comm: Communicator, path: Path, **axes: int) -> dict[str, np.ndarray]:
+        make, shape = NETS["gpt"]
+        mesh = Mesh(comm, **axes)
+        model = Model(make(), shape, mesh=mesh, seed=5)
+        load_checkpoint(path, Trainer(model, "adam", mesh=mesh, progress=False))
+        return model.state()
+
+    cut = run_threads(2, lambda comm: save(comm, tmp_path / "cut", tensor=2))
+    whole = save(Serial(), tmp_path / "whole")
+    others = run_threads(3, lambda comm: load(comm, tmp_path / "whole", filter=3))
+    for one, other in ((load(Serial(), tmp_path / "cut"), cut[1]), (others[2], whole)):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+# -- broken variants
+
+
+def forget(patch: pytest.MonkeyPatch, rule: str, kind: Any, change: Callable[[Any], None]) -> None:
+    right = getattr(rules, rule)
+
+    def wrong(draft: Any, *args: Any) -> Any:
+        result = right(draft, *args)
+        if isinstance(draft.layer, kind):
+            change(draft)
+        return result
+
+    patch.setattr(rules, rule, wrong)
+    if kind in rules.FOLLOWERS and rules.FOLLOWERS[kind] is right:
+        patch.setitem(rules.FOLLOWERS, kind, wrong)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "change", "words"),
+    [
+        pytest.param(
+            "_layer_norm",
+            LayerNorm,
+            lambda draft: draft.summed.clear(),
+            r"norm\S*: the gradient \S*norm\S*\.(gamma|beta) of rank \d differs",
+            id="gradients of norms that are not summed",
+        ),
+        pytest.param(
+            "vocabulary",
+            Embedding,
+            lambda draft: draft.layer.gives_logits or draft.output.clear(),
+            "^token: the output is the first that differs",
+            id="vectors of other tokens that are not added",
+        ),
+        pytest.param(
+            "vocabulary",
+            Embedding,
+            lambda draft: draft.require("tensor", Spread.WHOLE),
+            "^token_1: the gradient of the input, which is the output of norm,",
+            id="gradients of parts of the logits that are not added",
+        ),
+        pytest.param(
+            "_attention",
+            DotProductAttention,
+            lambda draft: setattr(draft.layer, "first_head", 0),
+            r"^block0\.attention\.attention: the output is the first that differs",
+            id="the mask of other heads",
+        ),
+    ],
+)
+def test_a_forgotten_sum_is_refused_with_the_name_of_the_layer(
+    monkeypatch: pytest.MonkeyPatch, rule: str, kind: Any, change: Any, words: str
+) -> None:
+    forget(monkeypatch, rule, kind, change)
+    with pytest.raises(AssertionError, match=words):
+        check_plan(*NETS["gpt"], meshes=[{"tensor": 2}], batch=3)

@@ -49,8 +49,8 @@ LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
 """What the library has of which the blocks show the code."""
 
 
-def run(block: str) -> Any:
-    """Execute a block and return what it defines."""
+def run(block: str, old: str = "", new: str = "") -> Any:
+    """Execute a block, with a replacement, and return what it defines."""
     names: dict[str, Any] = {"np": np, "Layer": Layer, "Optimizer": Optimizer}
     names |= {"GradientExchange": GradientExchange, "Partition": Partition, "option": option}
     names |= {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor} | vars(steps) | vars(layers)
@@ -58,10 +58,10 @@ def run(block: str) -> Any:
     names |= {name: getattr(collectives, name) for name in ("AllGather", "AllReduce")}
     if block == "check_plan":
         names["FilterConv2d"] = run("filter_parallel")
-    names |= {"check_scheme": check_scheme, "LocalSGD": LocalSGD}
+    names |= {"check_scheme": check_scheme, "LocalSGD": LocalSGD, "SGD": SGD}
     names |= {"Dataset": Dataset, "Loss": Loss, "Callback": Callback}
     before = dict(names)
-    exec(BLOCKS[block], names)
+    exec(BLOCKS[block].replace(old, new), names)
     del names["__builtins__"]
     *_, last = (name for name, value in names.items() if before.get(name) is not value)
     return names[last]
@@ -179,6 +179,12 @@ def test_the_report_on_a_scheme_can_be_read(capsys: pytest.CaptureFixture[str]) 
     report = run("check")
     assert [row.ranks for row in report.rows] == [1, 3]
     assert "LocalSGD: 57 parameters" in capsys.readouterr().out
+
+
+def test_the_reference_of_a_scheme_is_compared() -> None:
+    assert run("reference").__name__ == "local_sgd"  # the block has called check_scheme
+    with pytest.raises(AssertionError, match="those of the reference after step 8"):
+        run("reference", "period=8", "period=9")
 
 
 def test_the_parallel_layer_equals_serial_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pydtnn.comm import Communicator, run_threads
-from pydtnn.data import ArrayDataset
-from pydtnn.layers import Linear, Sequential, Sigmoid
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data import ArrayDataset, Batch, Loader
+from pydtnn.layers import Linear, Sequential, Sigmoid, StepContext
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.testing.calls import Injected
 from pydtnn.testing.trajectory import (
     END,
@@ -24,6 +24,7 @@ from pydtnn.testing.trajectory import (
     Case,
     Conditions,
     Problem,
+    Rank,
     Ranks,
     Scheme,
     Trajectory,
@@ -50,6 +51,13 @@ DELAY_SEEDS = (1, 2)
 
 MIN_GAIN = 0.1
 """Required fraction of the loss reduction of serial training."""
+
+Steps = Iterable[tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]]
+"""For each step, a function of the parameters of all ranks (P, n) that returns the gradients of
+the summed losses of their samples (P, n), and their numbers of samples (P,)."""
+
+Reference = Callable[[np.ndarray, Steps], Iterator[np.ndarray]]
+"""Yields the parameters of all ranks (P, n) after each step; see `check_scheme`."""
 
 KEYS = [(step, "parameter") for step in (*range(STEPS), END)]
 """Parameters after each step, and at the end."""
@@ -319,6 +327,53 @@ def check_gain(case: SchemeCase, trajectory: Trajectory, when: str, serial: Traj
         )
 
 
+def check_reference(case: SchemeCase, reference: Reference) -> None:
+    """Parameters of all ranks after each step are those of a method written in NumPy."""
+    serial = Rank(Serial(), replace(case.problem, exchange=AllReduce), PLAIN)
+    serial._start()
+    model = serial.model
+    parameters = sorted(model.parameters.items())
+    ends = np.cumsum([p.size for _, p in parameters])
+    size = case.ranks.count
+
+    def gradient(values: np.ndarray, batch: Batch) -> np.ndarray:
+        for (_, p), part in zip(parameters, np.split(values, ends[:-1]), strict=True):
+            p.master[...] = part.reshape(p.shape)
+        model.refresh()
+        model.begin(None)
+        y, saved = model.forward(batch.x, StepContext(training=True, samples=batch.samples))
+        _, dy = serial.trainer.objective.losses[0](model.backend, y, batch.y, 1.0)
+        model.backward(dy, saved)
+        return np.concatenate([p.grad.reshape(-1) for _, p in parameters])
+
+    def gradients(batches: Sequence[Batch], w: np.ndarray) -> np.ndarray:
+        return np.array(list(map(gradient, w, batches)))
+
+    def steps() -> Steps:
+        options: Any = {"global_batch_size": BATCH, "seed": case.problem.seed, "prefetch": 0}
+        loaders = [
+            Loader(case.problem.data, rank=rank, size=size, dtype="float64", **options)
+            for rank in range(size)
+        ]
+        for step in range(STEPS):
+            epoch, index = divmod(step, len(loaders[0]))
+            batches = [next(loader.epoch(epoch, start=index)) for loader in loaders]
+            yield partial(gradients, batches), np.array([len(batch) for batch in batches])
+
+    start = np.concatenate([p.master.reshape(-1) for _, p in parameters])
+    for step, values in enumerate(reference(np.tile(start, (size, 1)), steps())):
+        scale = np.abs(values).max()
+        for rank, (trajectory, expected) in enumerate(zip(case.plain, values, strict=True)):
+            found = trajectory.values[step, "parameter"]
+            ours = np.concatenate([found[name].array.reshape(-1) for name, _ in parameters])
+            error = np.abs(ours - expected).max() / scale
+            if not error <= case.tolerance:
+                case.fail(
+                    f"the parameters of rank {rank} differ from those of the reference after step "
+                    f"{step + 1}, by {error:.1e} of the largest (tolerance {case.tolerance:g})"
+                )
+
+
 def check_repeated(case: SchemeCase, ranks: Sequence[Trajectory], when: str, hint: str) -> None:
     """All parameters of all ranks have the same bytes as in an ordinary run.
 
@@ -346,6 +401,7 @@ def check_scheme(
     *,
     ranks: Sequence[int] = (1, 2, 3, 4),
     equal_to_serial: bool | None = None,
+    reference: Reference | None = None,
     order_dependent: bool = False,
     optimizer: Callable[[], Optimizer] | None = None,
     tolerance: float = 1e-10,
@@ -358,6 +414,7 @@ def check_scheme(
     the last of each epoch has samples on one rank only. The scheme must
 
     - agree with serial training, or at least reduce the loss, with one bucket or many;
+    - give each rank the parameters of the `reference` after each step, if there is one;
     - keep parameters equal on all ranks after every step if it is `equal`, and at the end;
     - compute the same bytes with random delays before and after every call, and not access arrays
       of pending requests;
@@ -377,6 +434,12 @@ def check_scheme(
     equal_to_serial : bool, optional
         Whether it must agree with serial training. By default this is required of schemes that are
         `equal` and `sums_gradients`; set it to False for inexact or delayed gradients.
+    reference : callable, optional
+        The method of the scheme and the `optimizer` in plain NumPy, for all ranks at once: a
+        generator ``reference(w, steps)`` of `w`, the parameters of all ranks (P, n), that yields
+        them after each step. `steps` yields ``(gradients, samples)``: ``gradients(w)`` returns the
+        gradients of the summed losses of the samples of each rank (P, n), `samples` are their
+        numbers (P,).
     order_dependent : bool
         Whether results may depend on the order in which messages arrive, as those of asynchronous
         schemes do (`Communicator.irecv` from any rank). Runs with delays, saved and resumed runs
@@ -385,7 +448,7 @@ def check_scheme(
         Creates the rule. By default SGD with momentum for schemes that sum gradients, and without
         for others: separate momenta per rank do not occur in serial training.
     tolerance : float
-        Largest difference from serial training, relative to the largest parameter.
+        Largest difference from serial training or `reference`, relative to the largest parameter.
     seed : int
         Seed of the data.
     timeout : float
@@ -430,6 +493,8 @@ def check_scheme(
             order_dependent=order_dependent,
             tolerance=tolerance,
         )
+        if reference is not None:
+            check_reference(case, reference)
         for check in CHECKS:
             check(case)
         rows.append(measure(case))

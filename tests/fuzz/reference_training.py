@@ -121,8 +121,8 @@ class Ranks:
     samples : ndarray, shape (P,)
         That each rank has trained on since parameters were averaged.
     steps : int
-    centre : ndarray
-        Of elastic averaging.
+    centre, velocity : ndarray
+        Of elastic averaging and of outer optimizers.
     waiting : list of ndarray
         Sums of gradients that have not been applied yet, the oldest first.
     """
@@ -132,6 +132,7 @@ class Ranks:
     options: Mapping[str, Any]
     samples: Array
     centre: Array
+    velocity: Array = field(default_factory=lambda: np.zeros(()))
     waiting: list[Array] = field(default_factory=list)
     steps: int = 0
 
@@ -177,6 +178,17 @@ def local(ranks: Ranks, grads: Array, counts: Array) -> None:
         ranks.samples[:] = 0
 
 
+def diloco(ranks: Ranks, grads: Array, counts: Array) -> None:
+    ranks.apply_own_means(grads, counts)
+    if ranks.steps % ranks.options["period"] == 0:
+        rate, momentum = ranks.options["rate"], ranks.options["momentum"]
+        change = ranks.centre - ranks.mean()
+        ranks.velocity = momentum * ranks.velocity + change
+        ranks.centre = ranks.centre - rate * (change + momentum * ranks.velocity)
+        ranks.w[:] = ranks.centre
+        ranks.samples[:] = 0
+
+
 def elastic(ranks: Ranks, grads: Array, counts: Array) -> None:
     if ranks.steps % ranks.options["period"] == 0:
         pulls = ranks.options["beta"] / len(grads) * (ranks.w - ranks.centre)
@@ -207,6 +219,7 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "stale": stale,
     "local_sgd": local,
     "post_local_sgd": local,
+    "diloco": diloco,
     "elastic": elastic,
     "gossip": gossip,
 }

@@ -55,6 +55,8 @@ class Drawn:
             "after": int(rng.integers(0, 6)),
             "beta": float(rng.uniform(0.1, 1.0)),
             "delay": int(rng.integers(0, 4)),
+            "rate": float(rng.uniform(0.2, 1.0)),
+            "momentum": float(rng.uniform(0.0, 0.6)),
             "graph": str(rng.choice([*GRAPHS])),
         }
         return {name: v for name, v in all_options.items() if name in _takes(self.scheme)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.schemes.diloco import DiLoCo
 from pydtnn.parallel.schemes.elastic import ElasticAveraging
 from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
 from pydtnn.parallel.schemes.hierarchical import Hierarchical
@@ -20,6 +21,7 @@ __all__ = [
     "GRAPHS",
     "SCHEMES",
     "AllReduce",
+    "DiLoCo",
     "ElasticAveraging",
     "Gossip",
     "Hierarchical",
@@ -38,6 +40,7 @@ SCHEMES: dict[str, type[GradientExchange]] = {
     "sharded": ShardedOptimizer,
     "local_sgd": LocalSGD,
     "post_local_sgd": PostLocalSGD,
+    "diloco": DiLoCo,
     "elastic": ElasticAveraging,
     "gossip": Gossip,
     "stale": StaleGradients,

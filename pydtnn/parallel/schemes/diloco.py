@@ -1,0 +1,87 @@
+"""DiLoCo: many independent steps, then one step of an outer optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pydtnn.layers.parameters import Bucket
+from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.exchange import by_name, from_names
+from pydtnn.parallel.option import option
+from pydtnn.parallel.schemes.local_sgd import LocalSGD
+
+
+class DiLoCo(LocalSGD):
+    """Local SGD whose averages are the gradients of an outer optimizer, SGD with Nesterov momentum.
+
+    Ranks step independently from the outer parameters c. Every `period` steps, with ``d = c - mean
+    of w_i``: ``v <- momentum v + d``; ``c <- c - rate (d + momentum v)``; ``w_i <- c``. The
+    communication volume is 1 / `period` of that of all-reduce. With rate 1 and momentum 0 this is
+    `LocalSGD`. The inner optimizer, AdamW in the paper, keeps its local state.
+
+    Means are weighted by samples, as in `LocalSGD`; between outer steps the mean of the ranks is
+    evaluated and saved. A further `fit` starts from it, with the same velocity.
+
+    Parameters
+    ----------
+    comm : Communicator
+    period : int
+        Steps from one outer step to the next; the paper's H.
+    rate : float
+        Learning rate of the outer optimizer.
+    momentum : float
+        Of the outer optimizer, in [0, 1).
+
+    Attributes
+    ----------
+    outer, velocity : sequence of ndarray
+        c and v of each bucket, equal on all ranks.
+
+    References
+    ----------
+    Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023,
+    algorithm 1.
+    """
+
+    period: int = option(50, at_least=1)
+    rate: float = option(0.7, above=0)
+    momentum: float = option(0.9, at_least=0, below=1)
+    outer: Sequence[np.ndarray] = ()
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        self.velocity = [0 * bucket.values for bucket in buckets]
+        super().start(buckets)
+
+    def broadcast_parameters(self) -> None:
+        """Copy rank 0's parameters to all ranks, and to the outer parameters."""
+        super().broadcast_parameters()
+        self.outer = [bucket.values.copy() for bucket in self.buckets]
+
+    def update(self, optimizer: Optimizer) -> None:
+        super().update(optimizer)
+        if optimizer.iterations % self.period == 0:
+            for bucket, outer, velocity in zip(
+                self.buckets, self.outer, self.velocity, strict=True
+            ):
+                self.outer_step(outer, velocity, outer - bucket.values, optimizer.lr_now)
+                bucket.values[...] = outer
+
+    def outer_step(
+        self, outer: np.ndarray, velocity: np.ndarray, change: np.ndarray, lr: float
+    ) -> None:
+        """Update the outer parameters and the velocity in place by the mean change of the ranks."""
+        velocity *= self.momentum
+        velocity += change
+        outer -= self.rate * (change + self.momentum * velocity)
+
+    def state(self) -> dict[str, Any]:
+        outer = by_name("outer", self.buckets, self.outer)
+        return super().state() | outer | by_name("velocity", self.buckets, self.velocity)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        from_names("outer", self.buckets, self.outer, state)
+        from_names("velocity", self.buckets, self.velocity, state)

@@ -1,7 +1,7 @@
 """Gradient compression by name.
 
-`Compressor` is built from two functions; published methods are in `floats`, `quantised`, `sparse`
-and `low_rank`.
+`Compressor` is built from two functions; published methods are in `floats`, `quantised`, `sparse`,
+`ok_topk` and `low_rank`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context
 from pydtnn.parallel.compression.floats import any_float, bfloat16, float16
 from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
-from pydtnn.parallel.compression.quantised import int8, sign
-from pydtnn.parallel.compression.sparse import random_k, top_k
+from pydtnn.parallel.compression.ok_topk import OkTopk, ok_topk
+from pydtnn.parallel.compression.quantised import int8, sign, sign_vote
+from pydtnn.parallel.compression.sparse import dgc, random_k, top_k
 from pydtnn.parallel.sums import Sums
 from pydtnn.utils.registry import Registry
 
-__all__ = ["COMPRESSORS", "CompressedSums", "Compressor", "Context", "PowerSGD", "create_sums"]
+__all__ = [
+    "COMPRESSORS",
+    "CompressedSums",
+    "Compressor",
+    "Context",
+    "OkTopk",
+    "PowerSGD",
+    "create_sums",
+]
 
 COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
     "float16": float16,
@@ -29,11 +38,14 @@ COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
     "top_k": top_k,
     "random_k": random_k,
     "sign": sign,
+    "sign_vote": sign_vote,
+    "dgc": dgc,
+    "ok_topk": ok_topk,
     "power_sgd": power_sgd,
 }
 """Compressors by name on the command line."""
 
-ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
+ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "oktopk": "ok_topk", "randomk": "random_k"}
 
 COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     "compressor",
@@ -42,7 +54,7 @@ COMPRESSOR: Registry[Callable[[Communicator], Sums]] = Registry(
     "a Compressor, or a class or function that returns one",
     ALIASES,
 )
-"""PowerSGD is not a `Compressor`; its options are bound by `partial`."""
+"""PowerSGD and Ok-Topk are no `Compressor`; their options are bound by `partial`."""
 
 
 def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Communicator], Sums]:

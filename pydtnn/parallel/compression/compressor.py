@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -17,6 +18,8 @@ from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums
 from pydtnn.utils.request import Chain, Completed, Request
+from pydtnn.utils.split import even_cuts
+from pydtnn.utils.validate import check_float
 
 STEPS = "compression_steps"
 
@@ -233,10 +236,30 @@ def send_to_all(comm: Communicator, arrays: Sequence[np.ndarray], tag: int) -> I
     ------
     Request
     """
+    return send_to_each(comm, [arrays[comm.rank]] * comm.size, arrays, tag)
+
+
+def send_to_each(
+    comm: Communicator, arrays: Sequence[np.ndarray], received: Sequence[np.ndarray], tag: int
+) -> Iterator[Request]:
+    """Send another array to each rank, and receive one of each; yield the requests.
+
+    Parameters
+    ----------
+    comm : Communicator
+    arrays, received : sequence of ndarray
+        One array per rank; this rank's own is copied.
+    tag : int
+
+    Yields
+    ------
+    Request
+    """
     # Each rank starts with its next neighbour, so that no rank is the first target of all others.
     others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
-    receives = [comm.irecv(arrays[other], other, tag) for other in reversed(others)]
-    sends = [comm.isend(arrays[comm.rank], other, tag) for other in others]
+    receives = [comm.irecv(received[other], other, tag) for other in reversed(others)]
+    sends = [comm.isend(arrays[other], other, tag) for other in others]
+    received[comm.rank][...] = arrays[comm.rank]
     yield from receives
     yield from sends
 
@@ -247,8 +270,8 @@ class Kept:
     Parameters
     ----------
     bucket : Bucket
-    feedback : bool
-        Whether the next gradients are added to `x`, which contains the compression error.
+    feedback, momentum, served
+        See `Compressor`.
 
     Attributes
     ----------
@@ -256,12 +279,17 @@ class Kept:
         Lengths of the parameters.
     x : ndarray (n,)
         Values to compress; with feedback, the compression error between steps.
+    velocity, served : ndarray (n,)
+        Momentum of the gradients, and the compression error of the sums that this rank serves;
+        empty without.
     total : ndarray (n,)
         Buffer for restored values.
     """
 
-    def __init__(self, bucket: Bucket, feedback: bool) -> None:
-        self.feedback = feedback
+    def __init__(
+        self, bucket: Bucket, *, feedback: bool, momentum: float = 0.0, served: bool = False
+    ) -> None:
+        self.feedback, self.momentum = feedback, momentum
         self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
         self._runs: list[tuple[slice, slice]] = []  # without padding: in the bucket, in `x`
         size = 0
@@ -275,15 +303,25 @@ class Kept:
             size = here.stop
         self.sizes = tuple(e.slice.stop - e.slice.start for e in bucket.parameters)
         self.x = np.zeros(size, bucket.grads.dtype)
+        self.velocity = np.zeros_like(self.x[: size * (momentum > 0)])
+        self.served = np.zeros_like(self.x[: size * (served and feedback)])
         self.total = np.empty_like(self.x)
 
     def take(self, grads: np.ndarray) -> np.ndarray:
-        """Copy a bucket's gradients to `x`, added to the error; return a read-only view of it."""
+        """Copy a bucket's gradients, or their momentum, to `x`, added to the error.
+
+        Returns a read-only view of `x`.
+        """
         for there, here in self._runs:
+            values = grads[there]
+            if self.velocity.size:
+                self.velocity[here] *= self.momentum
+                self.velocity[here] += values
+                values = self.velocity[here]
             if self.feedback:
-                self.x[here] += grads[there]
+                self.x[here] += values
             else:
-                self.x[here] = grads[there]
+                self.x[here] = values
         read_only = self.x.view()
         read_only.flags.writeable = False
         return read_only
@@ -293,11 +331,23 @@ class Kept:
         for there, here in self._runs:
             grads[there] = self.total[here]
 
-    def errors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the name and compression error of each parameter, with feedback."""
+    def forget(self) -> None:
+        """Subtract `total`, which was sent, from `x`, and restart the momentum of what was sent."""
         if self.feedback:
-            for name, (here, shape) in self._places.items():
-                yield f"error/{name}", self.x[here].reshape(shape)
+            with np.errstate(invalid="ignore"):
+                self.x -= self.total
+            forget_if_not_finite(self.x)
+            if self.velocity.size:
+                self.velocity[self.total != 0] = 0
+        forget_if_not_finite(self.velocity)
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the names and arrays of each parameter that persist between steps."""
+        errors = self.x if self.feedback else self.x[:0]
+        kinds = {"error": errors, "momentum": self.velocity, "served_error": self.served}
+        for kind, array in kinds.items():
+            for name, (here, shape) in self._places.items() if array.size else ():
+                yield f"{kind}/{name}", array[here].reshape(shape)
 
 
 MAX_REQUESTS = 2**14
@@ -325,13 +375,22 @@ class Compressor:
         Error feedback: add the compression error to the rank's next gradients. With ``x = g + e``,
         `x` is compressed and ``e = x - restored``, so that every gradient is sent eventually.
         Rounding errors of sums of parts are not fed back. The error is saved in checkpoints.
+    momentum : float
+        m in [0, 1): the momentum ``u = m u + g`` of each rank is compressed in place of its
+        gradients. With feedback, elements of u that were sent start from 0 again. To be used with
+        an optimizer without momentum.
     adds : bool
         Whether the parts of all ranks can be added element by element and then restored: an
         allreduce sums them. Otherwise each rank sends its parts to all others, and all restore them
         in the order of the ranks. Of P ranks, each sends its parts 2 (P - 1) / P or P - 1 times.
+    served : bool
+        Whether rank r adds up part r of P parts of the bucket, compresses the sum, with feedback of
+        its error, too, and sends it to all others. Each rank sends the parts of a bucket
+        2 (P - 1) / P times.
     varies : bool
         Whether the lengths of the parts differ between ranks and steps. Lengths are then exchanged
-        in an additional message. Cannot be combined with `adds`.
+        in an additional message. Cannot be combined with `adds` or `served`, nor `adds` with
+        `served`.
     seed : int
         Seed of the random numbers; see `Context`.
 
@@ -358,15 +417,19 @@ class Compressor:
     restore: Callable[[Parts, np.ndarray, Context], object]
     _: KW_ONLY
     feedback: bool = False
+    momentum: float = 0.0
     adds: bool = False
+    served: bool = False
     varies: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.adds and self.varies:
+        check_float("Compressor", "momentum", self.momentum, at_least=0, below=1)
+        ways = [name for name in ("adds", "served", "varies") if getattr(self, name)]
+        if len(ways) > 1:
             raise ValueError(
-                "Compressor: adds and varies cannot both be true, as parts of varying length "
-                "cannot be added element by element; set one of them to False"
+                f"Compressor: {ways[0]} and {ways[1]} cannot both be true, as they need parts of "
+                "different kinds; set one of them to False"
             )
 
     def __call__(self, comm: Communicator) -> CompressedSums:
@@ -390,15 +453,19 @@ class CompressedSums(LossySums):
         super().__init__(comm)
         self.compressor = compressor
         self._kept: dict[int, Kept] = {}
-        self._sizes: dict[int, list[int]] = {}
+        self._sizes: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._adders: dict[np.dtype, Communicator] = {}
         self._started = 0
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Initialize errors with 0. Collective: all ranks call it."""
         super().prepare(buckets)
-        self._kept = {b.index: Kept(b, self.compressor.feedback) for b in buckets}
+        self._kept = {b.index: self._keep(b) for b in buckets}
         self._sizes.clear()
+
+    def _keep(self, bucket: Bucket) -> Kept:
+        c = self.compressor
+        return Kept(bucket, feedback=c.feedback, momentum=c.momentum, served=c.served)
 
     def free(self) -> None:
         """Free the groups. Collective: all ranks call it."""
@@ -409,9 +476,9 @@ class CompressedSums(LossySums):
         super().free()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the name and array of each error."""
+        """Yield the name and array of each error and momentum."""
         for kept in self._kept.values():
-            yield from kept.errors()
+            yield from kept.arrays()
 
     def send(self, bucket: Bucket) -> Request:
         """Compress a bucket's gradients and start to replace them by the sum over all ranks."""
@@ -427,9 +494,11 @@ class CompressedSums(LossySums):
         )
         self.steps[bucket.index] += 1
         x = kept.take(bucket.grads)
+        if self.compressor.served:
+            return Chain(self._serve(kept, bucket.grads, x, context))
         parts = self._compress(x, context)
         if not is_finite(x):
-            parts = self._showing(kept, parts, context)
+            parts = self._showing(kept.total, parts, context)
         if self.compressor.adds:  # the parts become their sum
             parts = tuple(np.require(part, requirements=["C", "W"]) for part in parts)
             self._forget(kept, parts, context)
@@ -449,25 +518,25 @@ class CompressedSums(LossySums):
                 f"Compressor: compress must return a tuple of flat arrays, got {_shown(parts)}; "
                 "for one array return (array,)"
             )
-        sizes = [part.size for part in parts]
-        if not self.compressor.varies and sizes != self._sizes.setdefault(context.bucket, sizes):
+        sizes, key = [part.size for part in parts], (context.bucket, context.sizes)
+        if not self.compressor.varies and sizes != self._sizes.setdefault(key, sizes):
             raise ValueError(
-                f"Compressor: expected parts of lengths {self._sizes[context.bucket]} as before, "
+                f"Compressor: expected parts of lengths {self._sizes[key]} as before, "
                 f"got {sizes}; use Compressor(..., varies=True)"
             )
         return parts
 
-    def _restore(self, kept: Kept, parts: Parts, context: Context) -> None:
+    def _restore(self, total: np.ndarray, parts: Parts, context: Context) -> None:
         """Add the restored parts to `total`."""
         with np.errstate(all="ignore"):
-            result = self.compressor.restore(parts, kept.total, context)
-        if isinstance(result, np.ndarray) and not np.may_share_memory(result, kept.total):
+            result = self.compressor.restore(parts, total, context)
+        if isinstance(result, np.ndarray) and not np.may_share_memory(result, total):
             raise TypeError(
                 "Compressor: restore must add to its argument out in place, got a new array as "
                 "return value; use out += ... or np.add(out, ..., out=out)"
             )
 
-    def _showing(self, kept: Kept, parts: Parts, context: Context) -> Parts:
+    def _showing(self, total: np.ndarray, parts: Parts, context: Context) -> Parts:
         """Return parts that restore to values that are not finite if the gradients are not.
 
         A compressor that sends only some of the gradients may skip a NaN. Floats among the parts
@@ -477,9 +546,9 @@ class CompressedSums(LossySums):
             np.full_like(part, np.nan) if _is_float(part.dtype) else part for part in parts
         )
         for shown in (parts, marked):
-            kept.total.fill(0)
-            self._restore(kept, shown, context)
-            if not is_finite(kept.total):
+            total.fill(0)
+            self._restore(total, shown, context)
+            if not is_finite(total):
                 return shown
         raise ValueError(
             f"Compressor: expected restore to return NaN, as gradients of rank {context.rank} are "
@@ -488,12 +557,10 @@ class CompressedSums(LossySums):
 
     def _forget(self, kept: Kept, parts: Parts, context: Context) -> None:
         """Subtract the restored parts from `x`, which leaves the compression error."""
-        if kept.feedback:
+        if self.compressor.feedback:
             kept.total.fill(0)
-            self._restore(kept, parts, context)
-            with np.errstate(invalid="ignore"):
-                kept.x -= kept.total
-            forget_if_not_finite(kept.x)
+            self._restore(kept.total, parts, context)
+        kept.forget()
 
     def _reduce(
         self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
@@ -501,7 +568,7 @@ class CompressedSums(LossySums):
         """Sum the parts of all ranks, and restore the sum."""
         yield from [self._adder(part.dtype).iallreduce(part) for part in parts]
         kept.total.fill(0)
-        self._restore(kept, parts, context)
+        self._restore(kept.total, parts, context)
         kept.give(grads)
 
     def _adder(self, dtype: np.dtype) -> Communicator:
@@ -520,8 +587,7 @@ class CompressedSums(LossySums):
     ) -> Iterator[Request]:
         """Exchange parts with all other ranks; restore and add them in the order of the ranks."""
         message = pack(parts)  # immediately: parts may be views of `x`, which changes later
-        comm, tag = self.group, 2 * (self._started % MAX_REQUESTS)
-        self._started += 1  # two steps of one bucket may be pending
+        comm, tag = self.group, self._tag()
         lengths = [np.array([part.size for part in parts]) for _ in range(comm.size)]
         if self.compressor.varies:
             yield from send_to_all(comm, lengths, tag)
@@ -530,8 +596,73 @@ class CompressedSums(LossySums):
         yield from send_to_all(comm, packed, tag + 1)
         kept.total.fill(0)
         for rank, (message, sizes) in enumerate(zip(packed, lengths, strict=True)):
-            self._restore(kept, unpack(message, parts, sizes), context.of(rank))
+            self._restore(kept.total, unpack(message, parts, sizes), context.of(rank))
         kept.give(grads)
+
+    def _serve(
+        self, kept: Kept, grads: np.ndarray, x: np.ndarray, context: Context
+    ) -> Iterator[Request]:
+        """Add up this rank's part of the bucket, compress the sum, and send it to all others."""
+        comm, tag, rank = self.group, self._tag(), self.group.rank
+        cuts = list(itertools.starmap(slice, itertools.pairwise(even_cuts(x.size, comm.size))))
+        contexts = [replace(context, sizes=_sizes_within(context.sizes, cut)) for cut in cuts]
+        totals = [kept.total[cut] for cut in cuts]
+        parts = [
+            self._sent(x[cut], total, of)
+            for cut, total, of in zip(cuts, totals, contexts, strict=True)
+        ]
+        kept.forget()
+        messages = list(map(pack, parts))
+        received = [np.empty_like(messages[rank]) for _ in cuts]
+        yield from send_to_each(comm, messages, received, tag)
+        served = kept.served[cuts[rank]] if kept.served.size else np.zeros_like(totals[rank])
+        for other, message in enumerate(received):
+            self._unpack(served, message, parts[rank], contexts[rank].of(other))
+        # Sums have random numbers of their own.
+        contexts = [of.of(comm.size + server) for server, of in enumerate(contexts)]
+        messages[rank] = pack(self._sent(served, totals[rank], contexts[rank]))
+        with np.errstate(invalid="ignore"):
+            served -= totals[rank]
+        forget_if_not_finite(served)
+        yield from send_to_all(comm, messages, tag + 1)
+        kept.total.fill(0)
+        for total, message, like, of in zip(totals, messages, parts, contexts, strict=True):
+            self._unpack(total, message, like, of)
+        kept.give(grads)
+
+    def _sent(self, values: np.ndarray, total: np.ndarray, context: Context) -> Parts:
+        """Compress values, and write to `total` what is restored from the parts."""
+        total.fill(0)
+        if not values.size:
+            return ()
+        parts = self._compress(values, context)
+        if not is_finite(values):
+            return self._showing(total, parts, context)
+        self._restore(total, parts, context)
+        return parts
+
+    def _unpack(
+        self, total: np.ndarray, message: np.ndarray, like: Parts, context: Context
+    ) -> None:
+        """Add the values restored from a message."""
+        if like:
+            self._restore(total, unpack(message, like, [p.size for p in like]), context)
+
+    def _tag(self) -> int:
+        """Return the first of two tags; two steps of one bucket may be pending."""
+        self._started += 1
+        return 2 * (self._started % MAX_REQUESTS)
+
+
+def _sizes_within(sizes: tuple[int, ...], cut: slice) -> tuple[int, ...]:
+    """Return the lengths of the parts of parameters within a range of all.
+
+    >>> _sizes_within((3, 4, 5), slice(2, 7))
+    (1, 4)
+    """
+    ends = np.cumsum(sizes)
+    lengths = np.minimum(ends, cut.stop) - np.maximum(ends - sizes, cut.start)
+    return tuple(lengths[lengths > 0].tolist())
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -79,7 +79,9 @@ def _small(levels: np.ndarray, scales: np.ndarray, lengths: np.ndarray) -> np.nd
     return levels * np.repeat(scales, lengths) / scales.dtype.type(LEVELS)
 
 
-def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compressor:
+def sign(
+    *, block: int = 128, feedback: bool = True, served: bool = False, seed: int = 0
+) -> Compressor:
     """Send the sign of each value as one bit, and the mean of ``|x|`` of each block.
 
     0 counts as positive. A block with infinite values or NaN is restored to infinite values or NaN.
@@ -88,7 +90,7 @@ def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compresso
     ----------
     block : int
         Maximum number of neighbours with a common scale.
-    feedback, seed
+    feedback, served, seed
         See `Compressor`. Without feedback, updates do not follow the gradient, and training may
         not converge (Karimireddy et al. 2019, section 3).
 
@@ -96,7 +98,9 @@ def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compresso
     ----------
     Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
     Distributed Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback
-    Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 1.
+    Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 1. Served: Tang et
+    al., "DoubleSqueeze: Parallel Stochastic Gradient Descent with Double-Pass Error-Compensated
+    Compression", ICML 2019, algorithm 1.
     """
     block = check_int("sign", "block", block, at_least=1)
     bits = np.unpackbits(np.arange(256, dtype="uint8")[:, None], axis=1)
@@ -116,4 +120,38 @@ def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compresso
         values *= np.repeat(parts[1], _blocks(context.sizes, block).lengths)
         out += values
 
-    return Compressor(compress, restore, feedback=feedback, seed=seed)
+    return Compressor(compress, restore, feedback=feedback, served=served, seed=seed)
+
+
+def sign_vote(*, momentum: float = 0.0) -> Compressor:
+    """Replace each gradient by the sign that most ranks have: -1, 0 or 1.
+
+    Ranks send the signs of their gradients, or of their momentum, five in a byte. An optimizer
+    without momentum then changes each parameter by lr, or not at all where as many ranks vote for
+    as against: use the small learning rate of Adam. A gradient of 0, such as that of a rank without
+    samples, is no vote. A gradient that is infinite or NaN makes five sums NaN.
+
+    Parameters
+    ----------
+    momentum : float
+        Of each rank's gradients, before their signs (Signum), in [0, 1).
+
+    References
+    ----------
+    Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018,
+    algorithms 1 to 3 with majority vote.
+    """
+    places = 3 ** np.arange(5)
+    digits = np.arange(256)[:, None] // places % 3 - 1.0  # of each byte, (256, 5)
+    digits[243:] = np.nan
+
+    def compress(x: np.ndarray, context: Context) -> Parts:
+        votes = np.zeros((-(-x.size // 5), 5))
+        votes.reshape(-1)[: x.size] = np.where(np.isfinite(x), np.sign(x), np.nan)
+        sums = (votes + 1) @ places
+        return (np.where(np.isnan(sums), 255, sums).astype(np.uint8),)
+
+    def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
+        out += digits[parts[0]].reshape(-1)[: out.size]
+
+    return Compressor(compress, restore, momentum=momentum, served=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.parallel.compression.compressor import Compressor, Context, Parts
 from pydtnn.parallel.compression.floats import bounded
-from pydtnn.utils.validate import check_float
+from pydtnn.utils.validate import check_float, check_int
 
 
 def top_k(*, share: float = 0.01, feedback: bool = True, seed: int = 0) -> Compressor:
@@ -31,17 +31,53 @@ def top_k(*, share: float = 0.01, feedback: bool = True, seed: int = 0) -> Compr
     Compression", ICLR 2018, section 3.1.
     """
     share = check_float("top_k", "share", share, above=0, at_most=1)
+    return Compressor(lambda x, _: _largest(x, share), _scatter, feedback=feedback, seed=seed)
+
+
+def dgc(*, share: float = 0.001, momentum: float = 0.9, warm_up: int = 0) -> Compressor:
+    """Deep gradient compression: send the largest sums of each rank's momentum.
+
+    ``u <- m u + g``; ``x <- x + u``; the `share` of x with the largest ``|x|`` is sent, where x and
+    u start again from 0. Momentum is thus that of values not sent yet, which an optimizer's
+    momentum of the values received is not: use one without, such as SGD. The paper clips each
+    rank's gradients; with `clip_norm` the sums are.
+
+    Parameters
+    ----------
+    share : float
+        Fraction of values that are sent, in (0, 1]; at least one of each bucket.
+    momentum : float
+        m, in [0, 1).
+    warm_up : int
+        Steps after which the share falls from 1/4 to 1/16, from there to 1/64 and so on until it is
+        `share`; the paper's is an epoch. 0: none.
+
+    References
+    ----------
+    Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
+    Training", ICLR 2018, sections 3.2 and 3.3 without clipping.
+    """
+    share = check_float("dgc", "share", share, above=0, at_most=1)
+    warm_up = check_int("dgc", "warm_up", warm_up, at_least=0)
 
     def compress(x: np.ndarray, context: Context) -> Parts:
-        rest = x.size - _count(share, x.size)
-        kept = np.argpartition(np.abs(x), rest)[rest:].astype(np.uint32)
-        return kept, x[kept]
+        first = 0.25 ** (1 + context.step // warm_up) if warm_up else 0.0
+        return _largest(x, max(share, first))
 
-    def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
-        kept, values = parts
-        out[kept] += values
+    return Compressor(compress, _scatter, feedback=True, momentum=momentum, varies=warm_up > 0)
 
-    return Compressor(compress, restore, feedback=feedback, seed=seed)
+
+def _largest(x: np.ndarray, share: float) -> Parts:
+    """Return the indices and values of the largest ``|x|``."""
+    rest = x.size - _count(share, x.size)
+    kept = np.argpartition(np.abs(x), rest)[rest:].astype(np.uint32)
+    return kept, x[kept]
+
+
+def _scatter(parts: Parts, out: np.ndarray, context: Context) -> None:
+    """Add values at indices."""
+    kept, values = parts
+    out[kept] += values
 
 
 def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Compressor:

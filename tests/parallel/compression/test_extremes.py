@@ -27,6 +27,10 @@ ALL: list[tuple[str, dict[str, Any]]] = [
     *(("sign", {"block": 64, "feedback": f}) for f in (False, True)),
     *(("top_k", {"share": 0.05, "feedback": f}) for f in (False, True)),
     *(("random_k", {"share": 0.05, "feedback": f}) for f in (False, True)),
+    ("sign", {"block": 64, "served": True}),
+    ("sign_vote", {}),
+    ("dgc", {"share": 0.05}),
+    ("ok_topk", {"share": 0.05, "renew": 4}),
     ("power_sgd", {"rank": 1}),
     ("power_sgd", {"rank": 2}),
 ]

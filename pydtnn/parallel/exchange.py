@@ -127,10 +127,10 @@ class GradientExchange(StoresArguments):
                 "not supported; use AllReduce or ShardedOptimizer"
             )
         self.buckets: tuple[Bucket, ...] = ()
-        self.samples = 0
+        self.samples: float = 0
         self.local_samples = 1
         self.sums_losses, self.met = self.equal, False
-        self._aside: tuple[list[np.ndarray], int] | None = None  # this rank's values and samples
+        self._aside: tuple[list[np.ndarray], float] | None = None  # this rank's values and samples
         self.requests: dict[int, Request] = {}
         self.pending = Queue()
 
@@ -278,7 +278,11 @@ class GradientExchange(StoresArguments):
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Context manager: use the average of all ranks, to evaluate or save, then restore."""
+        """Context manager: use the average of all ranks, to evaluate or save, then restore.
+
+        Pending messages are completed, as training may end here.
+        """
+        self.drain()
         if self.equal or self._aside is not None:
             yield
             return

@@ -125,6 +125,8 @@ class Ranks:
         Of elastic averaging and of outer optimizers.
     waiting : list of ndarray
         Sums of gradients that have not been applied yet, the oldest first.
+    memory : dict
+        What compressors keep between steps, by name, shape (P, parameters).
     """
 
     w: Array
@@ -134,6 +136,7 @@ class Ranks:
     centre: Array
     velocity: Array = field(default_factory=lambda: np.zeros(()))
     waiting: list[Array] = field(default_factory=list)
+    memory: dict[Any, Any] = field(default_factory=dict)
     steps: int = 0
 
     def apply(self, grads: Sequence[Array]) -> None:
@@ -189,6 +192,59 @@ def diloco(ranks: Ranks, grads: Array, counts: Array) -> None:
         ranks.samples[:] = 0
 
 
+def streaming_diloco(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Of buckets whose parameters are the options `buckets`, by default one with all."""
+    ranks.apply_own_means(grads, counts)
+    rate, momentum, mixing = (ranks.options[name] for name in ("rate", "momentum", "mixing"))
+    period, delay = ranks.options["period"], ranks.options["delay"]
+    ranks.velocity = ranks.velocity + np.zeros_like(ranks.centre)
+    buckets = ranks.options.get("buckets", [slice(None)])
+    for index, own in enumerate(buckets):
+        when = ranks.steps + index * period // len(buckets)
+        if when % period == 0:
+            ranks.memory[index] = ranks.centre[own] - ranks.w[:, own].mean(axis=0)
+        if (when - delay) % period == 0 and index in ranks.memory:
+            change = ranks.memory.pop(index)
+            ranks.velocity[own] = momentum * ranks.velocity[own] + change
+            ranks.centre[own] -= rate * (change + momentum * ranks.velocity[own])
+            ranks.w[:, own] = mixing * ranks.w[:, own] + (1 - mixing) * ranks.centre[own]
+
+
+def slow_momentum(ranks: Ranks, grads: Array, counts: Array) -> None:
+    ranks.apply_own_means(grads, counts)
+    if ranks.steps % ranks.options["period"] == 0:
+        lr = ranks.rules[0].options["lr"](ranks.steps - 1)
+        change = ranks.centre - ranks.mean()
+        ranks.velocity = ranks.options["momentum"] * ranks.velocity + change / lr
+        ranks.centre = ranks.centre - ranks.options["rate"] * lr * ranks.velocity
+        ranks.w[:] = ranks.centre
+        ranks.samples[:] = 0
+
+
+def gradient_push(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """A column of the matrix is what a rank divides among its targets and itself."""
+    size, step = len(grads), ranks.steps
+    powers = [1 << k for k in range(10) if 1 << k < size]
+    hops = {
+        "random": [[h] for h in np.random.default_rng(step).integers(1, max(size, 2), size)],
+        "ring": [{1 % size, -1 % size} - {0}] * size,
+        "complete": [range(1, size)] * size,
+        "exponential": [powers] * size,
+        "one_peer": [[powers[step % len(powers)]] if powers else []] * size,
+    }[ranks.options["graph"]]
+    matrix = np.eye(size)
+    for rank, own in enumerate(hops if size > 1 else ()):
+        for hop in own:
+            matrix[(rank + hop) % size, rank] = 1
+    matrix /= matrix.sum(axis=0)
+    weights = ranks.memory.get("weights", np.ones(size))
+    ranks.w = ranks.w * weights[:, None]
+    ranks.apply(grads * (size / counts.sum()))
+    weights = ranks.memory["weights"] = matrix @ weights
+    ranks.w = matrix @ ranks.w / weights[:, None]
+    ranks.samples[:] = weights
+
+
 def elastic(ranks: Ranks, grads: Array, counts: Array) -> None:
     if ranks.steps % ranks.options["period"] == 0:
         pulls = ranks.options["beta"] / len(grads) * (ranks.w - ranks.centre)
@@ -211,6 +267,57 @@ def gossip(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.samples[:] = 1
 
 
+def sign_vote(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """What most ranks vote for, as signs of their momentum."""
+    u = ranks.options["momentum"] * ranks.memory.get("u", 0) + grads / counts.sum()
+    ranks.memory["u"] = u
+    ranks.apply([np.sign(np.sign(u).sum(axis=0))] * len(grads))
+
+
+def dgc(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """The largest elements of each rank's sums of its momentum."""
+    share, warm_up = ranks.options["share"], ranks.options["warm_up"]
+    if warm_up:
+        share = max(share, 0.25 ** (1 + ranks.steps // warm_up))
+    u = ranks.options["momentum"] * ranks.memory.get("u", 0) + grads / counts.sum()
+    v = ranks.memory.get("v", 0) + u
+    ranks.memory = {"u": u, "v": v}
+    total, ends = np.zeros_like(grads[0]), np.cumsum(ranks.options.get("sizes", [len(v[0])]))
+    for own_u, own_v in zip(u, v, strict=True):
+        for part in np.split(np.arange(len(total)), ends[:-1]):
+            kept = part[np.argsort(abs(own_v[part]))[-int(np.ceil(share * len(part))) :]]
+            total[kept] += own_v[kept]
+            own_u[kept] = own_v[kept] = 0
+    ranks.apply([total] * len(grads))
+
+
+def ok_topk(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Values above a threshold of each rank, whose sums are above another one."""
+    memory, ends = ranks.memory, np.cumsum(ranks.options.get("sizes", [len(grads[0])]))
+    kept = memory["kept"] = memory.get("kept", 0) + grads / counts.sum()
+    total = np.zeros_like(grads[0])
+    for index, part in enumerate(np.split(np.arange(len(total)), ends[:-1])):
+        k, own = int(np.ceil(ranks.options["share"] * len(part))), kept[:, part]
+        if ranks.steps % ranks.options["renew"] == 0:
+            memory["limits", index] = np.sort(abs(own))[:, -k]
+        sent = np.where(abs(own) >= memory["limits", index][:, None], own, 0)
+        sums = sum(sent)
+        if ranks.steps % ranks.options["renew"] == 0:
+            others = np.sort(abs(sums[sums != 0]))
+            memory["limit", index] = others[-k] if len(others) >= k else 0
+        total[part] = np.where(abs(sums) >= memory["limit", index], sums, 0)
+        own[(sent != 0) & (total[part] != 0)] = 0
+        kept[:, part] = own
+    ranks.apply([total] * len(grads))
+
+
+COMPRESSED: dict[str, Callable[[Ranks, Array, Array], None]] = {
+    "sign_vote": sign_vote,
+    "dgc": dgc,
+    "ok_topk": ok_topk,
+}
+"""The same of all-reduce with a compressor; `sizes` are the lengths of buckets, by default one."""
+
 STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "allreduce": summed,
     "sharded": summed,
@@ -220,8 +327,11 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "local_sgd": local,
     "post_local_sgd": local,
     "diloco": diloco,
+    "streaming_diloco": streaming_diloco,
+    "slow_momentum": slow_momentum,
     "elastic": elastic,
     "gossip": gossip,
+    "gradient_push": gradient_push,
 }
 """One step of all ranks, of the gradients of their summed losses and their numbers of samples."""
 
@@ -243,7 +353,7 @@ def train(
         Of every epoch, step and rank its samples (x, y).
     """
     size = len(rules)
-    ranks = Ranks(np.tile(start, (size, 1)), rules, options, np.zeros(size), start)
+    ranks = Ranks(np.tile(start, (size, 1)), rules, options, np.zeros(size), start.copy())
     history = []
     for steps in epochs:
         totals = np.zeros(3)
@@ -253,7 +363,7 @@ def train(
             pairs = zip(ranks.w, parts, strict=True)
             grads = np.array([net.gradient(w, *part) for w, part in pairs])
             ranks.samples += counts
-            STEPS[scheme](ranks, grads, counts)
+            (STEPS | COMPRESSED)[scheme](ranks, grads, counts)
         mean = average(ranks, scheme)
         logs = dict(zip(("loss", "accuracy"), totals / totals[2], strict=False))
         loss, right, n = net.judge(mean, *validation)

@@ -16,6 +16,7 @@ from pydtnn.data.order import permutation
 from pydtnn.layers import Linear, Sequential, Tanh
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import GRAPHS, SCHEMES, create_scheme
 from pydtnn.training.trainer import Trainer
 from tests.fuzz.reference_training import STEPS, Perceptron, Rule, train
@@ -43,6 +44,8 @@ class Drawn:
         self.rule = str(rng.choice(["sgd", "rmsprop", "adam", "adamw"]))
         self.rule_options = self._rule_options(rng)
         self.bucket_bytes = int(rng.choice([1, 300, 1 << 20]))
+        if self.scheme == "streaming_diloco":  # in which buckets have steps of their own
+            self.bucket_bytes = 1 << 20
         self.overlap = (
             {} if "overlap" not in _takes(self.scheme) else {"overlap": bool(rng.random() < 0.7)}
         )
@@ -57,9 +60,13 @@ class Drawn:
             "delay": int(rng.integers(0, 4)),
             "rate": float(rng.uniform(0.2, 1.0)),
             "momentum": float(rng.uniform(0.0, 0.6)),
+            "mixing": float(rng.uniform(0.0, 0.9)),
             "graph": str(rng.choice([*GRAPHS])),
         }
-        return {name: v for name, v in all_options.items() if name in _takes(self.scheme)}
+        taken = _takes(self.scheme)
+        if "period" in taken:
+            all_options["delay"] %= all_options["period"]
+        return {name: v for name, v in all_options.items() if name in taken}
 
     def _rule_options(self, rng: np.random.Generator) -> dict[str, Any]:
         lr = 0.2 if self.rule == "sgd" else 0.02
@@ -80,13 +87,16 @@ class Drawn:
         options = {"backend": "numpy", "dtype": "float64", "bucket_bytes": self.bucket_bytes}
         return Model(Sequential(*parts[:-1]), (self.net.sizes[0],), seed=rank, **options)
 
+    def exchange(self, comm: Communicator) -> GradientExchange:
+        return create_scheme(self.scheme, comm, **self.options, **self.overlap)
+
     def fit(self, comm: Communicator) -> tuple[np.ndarray, list[dict[str, float]]]:
         """Train as pydtnn does; the ranks begin with different parameters."""
         comm = create_allreduce(self.allreduce, comm)
         trainer = Trainer(
             self.model(comm.rank),
             get_optimizer(self.rule, **self.rule_options),
-            exchange=create_scheme(self.scheme, comm, **self.options, **self.overlap),
+            exchange=self.exchange(comm),
             accumulation=self.accumulation,
         )
         part = slice(self.samples, self.samples + self.validated)

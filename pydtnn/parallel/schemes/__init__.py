@@ -7,13 +7,15 @@ from typing import Any
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes.diloco import DiLoCo
+from pydtnn.parallel.schemes.diloco import DiLoCo, StreamingDiLoCo
 from pydtnn.parallel.schemes.elastic import ElasticAveraging
 from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
 from pydtnn.parallel.schemes.hierarchical import Hierarchical
 from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
 from pydtnn.parallel.schemes.parameter_server import ParameterServer
+from pydtnn.parallel.schemes.push_sum import GradientPush
 from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
+from pydtnn.parallel.schemes.slow_momentum import SlowMo
 from pydtnn.parallel.schemes.stale import StaleGradients
 from pydtnn.utils.registry import Registry
 
@@ -24,13 +26,16 @@ __all__ = [
     "DiLoCo",
     "ElasticAveraging",
     "Gossip",
+    "GradientPush",
     "Hierarchical",
     "LocalSGD",
     "ParameterServer",
     "Partition",
     "PostLocalSGD",
     "ShardedOptimizer",
+    "SlowMo",
     "StaleGradients",
+    "StreamingDiLoCo",
     "create_scheme",
     "swap",
 ]
@@ -41,8 +46,11 @@ SCHEMES: dict[str, type[GradientExchange]] = {
     "local_sgd": LocalSGD,
     "post_local_sgd": PostLocalSGD,
     "diloco": DiLoCo,
+    "streaming_diloco": StreamingDiLoCo,
+    "slow_momentum": SlowMo,
     "elastic": ElasticAveraging,
     "gossip": Gossip,
+    "gradient_push": GradientPush,
     "stale": StaleGradients,
     "hierarchical": Hierarchical,
     "parameter_server": ParameterServer,

@@ -1,4 +1,4 @@
-"""DiLoCo: many independent steps, then one step of an outer optimizer."""
+"""DiLoCo and Streaming DiLoCo: many independent steps, then one of an outer optimizer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.communicator import Communicator
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import by_name, from_names
@@ -85,3 +86,76 @@ class DiLoCo(LocalSGD):
         super().load(state)
         from_names("outer", self.buckets, self.outer, state)
         from_names("velocity", self.buckets, self.velocity, state)
+
+
+class StreamingDiLoCo(DiLoCo):
+    """DiLoCo bucket by bucket, each at a step of its own, while training continues.
+
+    The outer gradient of bucket b of B is sent at steps t for which ``t + b period // B`` is a
+    multiple of `period`, and arrives in the `delay` steps that follow. Ranks then take the outer
+    step of the bucket, and continue from ``mixing w_i + (1 - mixing) c``. So a rank sends 1 / B of
+    the parameters at a time, and waits only for messages that take longer than `delay` steps. With
+    one bucket, delay 0 and mixing 0 this is `DiLoCo`, but for means, in which ranks have equal
+    weights. The paper also sends outer gradients in 4 bits.
+
+    Parameters
+    ----------
+    comm : Communicator
+    period, rate, momentum
+        See `DiLoCo`.
+    delay : int
+        The paper's tau, less than `period`.
+    mixing : float
+        The part of its own parameters that a rank keeps, in [0, 1); the paper's alpha.
+
+    References
+    ----------
+    Douillard et al., "Streaming DiLoCo with overlapping communication: towards a distributed free
+    lunch", 2025, algorithm 2.
+    """
+
+    delay: int = option(1, at_least=0)
+    mixing: float = option(0.5, at_least=0, below=1)
+
+    def __init__(self, comm: Communicator, **options: Any) -> None:
+        super().__init__(comm, **options)
+        if self.delay >= self.period:
+            raise ValueError(
+                f"StreamingDiLoCo: delay must be less than period {self.period}, got {self.delay}"
+            )
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        self.changes = [0 * bucket.values for bucket in buckets]
+        super().start(buckets)
+
+    def update(self, optimizer: Optimizer) -> None:
+        self.step_alone(optimizer)
+        for bucket in self.buckets:
+            offset = bucket.index * self.period // len(self.buckets)
+            if (optimizer.iterations + offset) % self.period == 0:
+                self.send(bucket)
+            sent = optimizer.iterations - self.delay
+            if sent > 0 and (sent + offset) % self.period == 0:
+                self.merge(bucket, optimizer.lr_now)
+
+    def send(self, bucket: Bucket) -> None:
+        """Start to average the bucket's outer gradient over all ranks."""
+        change = self.changes[bucket.index]
+        change[...] = (self.outer[bucket.index] - bucket.values) / self.comm.size
+        self.add_request(bucket, self.comm.iallreduce(change))
+
+    def merge(self, bucket: Bucket, lr: float) -> None:
+        """Take the outer step of a bucket, and move the rank's parameters to the outer ones."""
+        if bucket.index in self.requests:
+            self.pop_request(bucket).wait()
+        outer, change = self.outer[bucket.index], self.changes[bucket.index]
+        self.outer_step(outer, self.velocity[bucket.index], change, lr)
+        bucket.values[...] = self.mixing * bucket.values + (1 - self.mixing) * outer
+
+    def state(self) -> dict[str, Any]:
+        self.drain()
+        return super().state() | by_name("change", self.buckets, self.changes)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        from_names("change", self.buckets, self.changes, state)

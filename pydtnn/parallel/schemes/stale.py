@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,13 +75,6 @@ class StaleGradients(GradientExchange):
         late = self.steps[-1][bucket.index]
         late.request.wait()
         bucket.grads[...] = late.bucket.grads
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Complete pending messages, as training may end here; parameters are already equal."""
-        self.drain()
-        with super().averaged():
-            yield
 
     def state(self) -> dict[str, Any]:
         self.drain()

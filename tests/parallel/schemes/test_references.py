@@ -1,8 +1,10 @@
-"""Schemes that communicate rarely, beside the same methods in NumPy, in which nothing is shared."""
+"""Schemes and compressors beside the same methods in NumPy, with which they share nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,30 +12,54 @@ import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.schemes import DiLoCo, create_scheme
+from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.schemes import DiLoCo, GradientPush, StreamingDiLoCo, create_scheme
 from pydtnn.testing import check_scheme
-from tests.fuzz.reference_training import STEPS, Ranks, Rule
+from tests.fuzz.reference_training import COMPRESSED, STEPS, Ranks, Rule
 from tests.fuzz.test_schemes import Drawn
 from tests.parallel.schemes.course import trainer_of
 
+STREAMED = {"period": 6, "delay": 2, "mixing": 0.3, "rate": 0.6, "momentum": 0.5}
+
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("diloco", {"period": 7, "rate": 0.7, "momentum": 0.6}, "adamw"),
+    ("streaming_diloco", STREAMED, "adamw"),
+    ("slow_momentum", {"period": 6, "rate": 0.9, "momentum": 0.6}, "momentum"),
+    ("gradient_push", {"graph": "random"}, "momentum"),
+    ("sign_vote", {"momentum": 0.9}, "plain"),
+    ("dgc", {"share": 0.1, "momentum": 0.8, "warm_up": 0}, "plain"),
+    ("dgc", {"share": 0.05, "momentum": 0.8, "warm_up": 20}, "plain"),
+    ("ok_topk", {"share": 0.1, "renew": 8}, "momentum"),
 ]
+
+
+class Long(Drawn):
+    """Of a scheme or, with all-reduce, a compressor."""
+
+    def exchange(self, comm: Communicator) -> GradientExchange:
+        if self.scheme in STEPS:
+            return super().exchange(comm)
+        return AllReduce(comm, sums=create_sums(self.scheme, **self.options))
 
 
 def long_run(scheme: str, options: dict[str, Any], rule: str, ranks: int) -> Drawn:
     """40 epochs of 5 steps, the last of which has one sample."""
-    drawn = Drawn(np.random.default_rng(0))
+    drawn = Long(np.random.default_rng(0))
     drawn.__dict__.update(scheme=scheme, options=options, overlap={}, ranks=ranks, rule=rule)
     drawn.__dict__.update(samples=37, batch=9, epochs=40, accumulation=1, validated=3)
-    drawn.__dict__.update(allreduce="vendor", hosts=[0] * ranks, bucket_bytes=100)
+    drawn.__dict__.update(allreduce="vendor", hosts=[0] * ranks)
+    drawn.bucket_bytes = 100 if scheme in STEPS and "stream" not in scheme else 1 << 20
     drawn.net.sizes = [4, 5, 3]
     rng = np.random.default_rng(1)
     drawn.x, drawn.y = rng.normal(size=(40, 4)), rng.integers(3, size=40)
-    drawn.rule_options = {"weight_decay": 0.05, "clip_norm": None, "lr": lambda step: 0.05}
-    extra = {"momentum": 0.5, "nesterov": False} if rule == "sgd" else {"epsilon": 1e-3}
-    drawn.rule_options |= extra
+    drawn.rule_options = {"weight_decay": 0.05, "clip_norm": None}
+    drawn.rule_options["lr"] = lambda step: 0.05 / (1 + 0.01 * step)
+    if rule in ("plain", "momentum"):
+        drawn.rule = "sgd"
+        drawn.rule_options |= {"momentum": 0.5 * (rule == "momentum"), "nesterov": False}
+    else:
+        drawn.rule_options["epsilon"] = 1e-3
     return drawn
 
 
@@ -54,7 +80,7 @@ def test_200_steps_are_those_of_the_method_in_numpy(
 
 def reference(name: str, **options: Any) -> Any:
     """The method as `check_scheme` takes it, with plain SGD."""
-    rule: dict[str, Any] = {"lr": lambda step: 0.2, "momentum": 0.0, "nesterov": False}
+    rule: dict[str, Any] = {"lr": lambda step: 0.02, "momentum": 0.0, "nesterov": False}
     rule |= {"weight_decay": 0.0, "clip_norm": None}
 
     def run(w: np.ndarray, steps: Any) -> Iterator[np.ndarray]:
@@ -62,7 +88,7 @@ def reference(name: str, **options: Any) -> Any:
         ranks = Ranks(w, rules, options, np.zeros(len(w)), w[0].copy())
         for gradients, samples in steps:
             ranks.samples += samples
-            STEPS[name](ranks, gradients(ranks.w), samples)
+            (STEPS | COMPRESSED)[name](ranks, gradients(ranks.w), samples)
             yield ranks.w
 
     return run
@@ -87,32 +113,81 @@ class DiLoCoWithoutState(DiLoCo):
         }
 
 
+class PushWithoutWeight(GradientPush):
+    """Gradients are those at the parameters that were received."""
+
+    def update(self, optimizer):
+        super().update(optimizer)
+        for bucket in self.buckets:
+            bucket.values *= self.weight
+
+
 KEPT = {"period": 4, "rate": 0.6, "momentum": 0.5}
+SPARSE = {"share": 0.3, "momentum": 0.5, "warm_up": 4}
+SIZES = {"sizes": [6, 30, 3, 18]}
+"""Lengths of the parameters that `check_scheme` trains, by name; each is a bucket."""
+
+BUCKETS = {"buckets": [slice(39, 57), slice(36, 39), slice(6, 36), slice(0, 6)]}
+"""The same parameters in the order in which backward completes them."""
 
 
-def test_check_scheme_compares_each_step_with_the_reference() -> None:
-    method = reference("diloco", **KEPT)
-    check = {"ranks": [1, 3], "optimizer": lambda: SGD(0.2), "tolerance": 1e-12}
-    check_scheme(lambda comm: DiLoCo(comm, **KEPT), reference=method, **check)
+def momentum_of_sums(comm: Communicator) -> GradientExchange:
+    """DGC whose momentum is that of an optimizer: not corrected."""
+    return AllReduce(comm, sums=create_sums("dgc", **(SPARSE | {"momentum": 0.0})))
+
+
+def unanimous(comm: Communicator) -> GradientExchange:
+    """The sum of the votes in place of its sign."""
+    votes = create_sums("sign_vote")
+    return AllReduce(comm, sums=replace(votes, served=False))
 
 
 @pytest.mark.parametrize(
-    ("broken", "sentence"),
+    ("scheme", "method"),
     [
-        (DiLoCoWithoutAverage, "rank . differ from those of the reference after step 4"),
-        (DiLoCoWithoutMomentum, "rank 0 differ from those of the reference after step 4"),
-        (DiLoCoWithoutState, r"resumed after step 10: .* load\(\) must include all state"),
+        (partial(DiLoCo, **KEPT), reference("diloco", **KEPT)),
+        (
+            partial(StreamingDiLoCo, **STREAMED),
+            reference("streaming_diloco", **STREAMED, **BUCKETS),
+        ),
+        (GradientPush, reference("gradient_push", graph="random")),
+        (
+            lambda comm: AllReduce(comm, sums=create_sums("dgc", **SPARSE)),
+            reference("dgc", **SPARSE, **SIZES),
+        ),
+        (
+            lambda comm: AllReduce(comm, sums=create_sums("sign_vote", momentum=0.5)),
+            reference("sign_vote", momentum=0.5),
+        ),
     ],
 )
-def test_check_scheme_refuses_broken_variants(
-    broken: Callable[..., GradientExchange], sentence: str
-) -> None:
+def test_check_scheme_compares_each_step_with_the_reference(scheme: Any, method: Any) -> None:
+    options: dict[str, Any] = {"tolerance": 1e-12, "equal_to_serial": False}
+    check_scheme(scheme, ranks=[3], reference=method, optimizer=lambda: SGD(0.02), **options)
+
+
+@pytest.mark.parametrize(
+    ("broken", "method", "sentence"),
+    [
+        (partial(DiLoCoWithoutAverage, **KEPT), "diloco", "rank . .* the reference after step 4"),
+        (partial(DiLoCoWithoutMomentum, **KEPT), "diloco", "rank 0 .* the reference after step 4"),
+        (partial(DiLoCoWithoutState, **KEPT), "diloco", r"resumed .* load\(\) must include all"),
+        (PushWithoutWeight, "gradient_push", "the reference after step 2"),
+        (momentum_of_sums, "dgc", "those of the reference after step 2"),
+        (unanimous, "sign_vote", "those of the reference after step 1"),
+    ],
+)
+def test_check_scheme_refuses_broken_variants(broken: Any, method: str, sentence: str) -> None:
+    options = {"diloco": KEPT, "dgc": SPARSE | SIZES, "sign_vote": {"momentum": 0.0}}
+    options["gradient_push"] = {"graph": "random"}
+    momentum = 0.5 if broken is momentum_of_sums else 0.0
     with pytest.raises(AssertionError, match=sentence):
         check_scheme(
-            lambda comm: broken(comm, **KEPT),
+            broken,
             ranks=[3],
-            optimizer=lambda: SGD(0.2),
-            reference=reference("diloco", **KEPT),
+            optimizer=lambda: SGD(0.02, momentum=momentum),
+            equal_to_serial=False,
+            reference=reference(method, **options[method]),
         )
 
 
@@ -135,11 +210,74 @@ def counted(comm: Communicator, name: str, options: dict[str, Any], steps: int) 
 
 
 @pytest.mark.threads(1, 2, 3, 4)
-def test_diloco_sends_all_parameters_every_period(comm: Communicator) -> None:
+def test_schemes_send_what_their_formulas_say(comm: Communicator) -> None:
     buckets = trainer_of(create_scheme("allreduce", comm), SGD(0.1)).model.buckets
-    assert len(buckets) > 1
-    share = 2 * (comm.size - 1) / comm.size
-    n = sum(len(bucket.values) for bucket in buckets)
-    messages, sent = counted(comm, "diloco", {"period": 5}, 20)
-    assert messages == 4 * (1 + len(buckets))
-    assert sent == pytest.approx(4 * share * (8 + 8 * n), abs=4 * (1 + len(buckets)))
+    b, n, p = len(buckets), sum(bucket.values.nbytes for bucket in buckets), comm.size
+    assert b > 1
+    share, one = 2 * (p - 1) / p, min(p - 1, 1)
+    for name, options, messages, sent in [
+        ("diloco", {"period": 5}, 4 * (1 + b), 4 * share * (8 + n)),
+        ("streaming_diloco", {"period": 5}, 4 * b, 4 * share * n),
+        ("slow_momentum", {"period": 10}, 2 * (1 + b), 2 * share * (8 + n)),
+        ("gradient_push", {"graph": "random"}, 20 * one * (1 + b), 20 * one * (8 + n)),
+    ]:
+        found = counted(comm, name, options, 20)
+        assert found == (messages, pytest.approx(sent, abs=messages)), name
+
+
+def sent_in_a_step(comm: Communicator, name: str, **options: Any) -> tuple[int, int]:
+    """Messages and bytes of a bucket's sum, of the second step."""
+    (bucket,) = trainer_of(AllReduce(comm), SGD(0.1), bucket_bytes=1 << 20).model.buckets
+    sums = create_sums(name, **options)(comm)
+    sums.prepare((bucket,))
+    bucket.grads[...] = np.random.default_rng(comm.rank).normal(size=len(bucket.grads))
+    sums.start(bucket).wait()
+    messages, sent = comm.traffic.messages, comm.traffic.bytes
+    sums.start(bucket).wait()
+    return comm.traffic.messages - messages, comm.traffic.bytes - sent
+
+
+N = 7 * 5 + 7 + 7 + 7 + 6 * 7 + 6 + 3 * 6 + 3
+"""Parameters of the network of `course`."""
+
+
+@pytest.mark.threads(1, 2, 3, 4)
+def test_votes_are_sent_to_a_server_and_back(comm: Communicator) -> None:
+    p = comm.size
+    parts = np.array([-(-len(part) // 5) for part in np.array_split(np.zeros(N), p)])
+    expected = parts.sum() + (p - 2) * parts[comm.rank]
+    assert sent_in_a_step(comm, "sign_vote") == (2 * (p - 1), expected)
+    assert abs(expected - 2 * (p - 1) * N / p / 5) <= 2 * p  # of whole bytes
+
+
+@pytest.mark.threads(1, 2, 3, 4)
+def test_dgc_sends_indices_and_values_to_all_others(comm: Communicator) -> None:
+    p, k = comm.size, int(np.ceil(0.1 * N))
+    indices = -(-4 * k // 8) * 8  # values follow at a multiple of 8
+    assert sent_in_a_step(comm, "dgc", share=0.1) == (p - 1, (p - 1) * (indices + 8 * k))
+    # in the warm-up, a quarter, with the two lengths in a message of their own
+    k = int(np.ceil(0.25 * N))
+    lengths, message = 2 * 8, -(-4 * k // 8) * 8 + 8 * k
+    sent = sent_in_a_step(comm, "dgc", share=0.1, warm_up=10)
+    assert sent == (2 * (p - 1), (p - 1) * (lengths + message))
+
+
+@pytest.mark.threads(2, 3, 4)
+def test_ok_topk_sends_less_than_three_times_k_indices_and_values(comm: Communicator) -> None:
+    """On average over ranks and steps, besides lengths and the steps that renew thresholds."""
+    (bucket,) = trainer_of(AllReduce(comm), SGD(0.1), bucket_bytes=1 << 20).model.buckets
+    sums = create_sums("ok_topk", share=0.1, renew=10)(comm)
+    sums.prepare((bucket,))
+    rng = np.random.default_rng(comm.rank)
+    sent = []
+    for _ in range(90):
+        bucket.grads[...] = rng.normal(size=len(bucket.grads)) ** 3
+        messages, before = comm.traffic.messages, comm.traffic.bytes
+        sums.start(bucket).wait()
+        sent.append(comm.traffic.bytes - before)
+        calls = [4, 6][len(sent) % 10 == 1] * (comm.size - 1) + (len(sent) % 20 == 1)
+        assert comm.traffic.messages - messages == calls
+    lengths, k = 2 * 8 * (comm.size - 1), np.ceil(0.1 * N)
+    between = np.array(comm.gather_object(sent))[:, [i for i in range(30, 90) if i % 10]]
+    records = (between.mean() - lengths) / (4 + 8)
+    assert records < 3 * k * (comm.size - 1) / comm.size

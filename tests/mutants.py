@@ -273,8 +273,8 @@ MUTANTS = {
     ),
     "saved arrays that are kept after their backward": Mutant(
         "pydtnn/model/execution.py",
-        "        residuals[node.index] = None\n",
-        "",
+        "    residuals[node.index] = left\n",
+        "    residuals[node.index] = saved\n",
         "tests/model/test_model.py::test_backward_frees_what_forward_kept_as_it_goes",
     ),
     "gradients that are kept after their backward": Mutant(

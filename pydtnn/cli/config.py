@@ -516,7 +516,7 @@ class TrainConfig:
         COMMUNICATION, int, "per rank and step; by default 4 per stage of a pipeline", at_least=1
     )
     pipeline_schedule: str = option(
-        COMMUNICATION, "1f1b", "1f1b, eager_1f1b, gpipe, or path/to/file.py:function"
+        COMMUNICATION, "1f1b", "1f1b, eager_1f1b, gpipe, zb_h1, zb_2p or path/to/file.py:function"
     )
     plan: str | None = option(
         COMMUNICATION,

@@ -130,6 +130,12 @@ class Layer(NotCallable, StoresArguments, ABC):
     batch_part: tuple[int, int] | None = None
     source: Layer | None = None
 
+    def __init_subclass__(cls) -> None:
+        """Have a subclass that overrides `backward` alone run it in one piece."""
+        super().__init_subclass__()
+        if "backward" in vars(cls) and "backward_inputs" not in vars(cls):
+            cls.backward_inputs = Layer.backward_inputs  # type: ignore[method-assign]
+
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name
 
@@ -146,6 +152,24 @@ class Layer(NotCallable, StoresArguments, ABC):
     @abstractmethod
     def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...] | None:
         """Compute each input's gradient (a tuple if several), and write those of parameters."""
+
+    def backward_inputs(self, dy: Array, saved: Saved) -> tuple[Any, Saved]:
+        """Compute the first half of `backward`: each input's gradient.
+
+        Schedules of pipelines without bubbles compute the second half later. By default, the first
+        half is all of `backward` and leaves nothing to the second.
+
+        Returns
+        -------
+        dx : Array, tuple of Array or None
+            As of `backward`.
+        left : any
+            What `backward_parameters` requires; None if nothing is left for it.
+        """
+        return self.backward(dy, saved), None
+
+    def backward_parameters(self, left: Saved) -> None:
+        """Compute the second half of `backward`: write the gradients of parameters."""
 
     def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         """Draw an input (float32) of a shape, batch included, for measurements and checks."""

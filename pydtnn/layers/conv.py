@@ -24,6 +24,7 @@ class _Conv(Layer):
 
     def __init_subclass__(cls) -> None:
         """Disable 16-bit arrays for a subclass that overrides forward or backward."""
+        super().__init_subclass__()
         own = vars(cls).keys()
         if own & {"forward", "backward"} and "takes_16_bits" not in own:
             cls.takes_16_bits = False
@@ -101,17 +102,36 @@ class _Conv(Layer):
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Compute ``db = sum dy``, dw (x correlated with dy), dx (dy scattered by the filters)."""
         x, w, conv = saved, self.w, self.backend.conv
+        if w.frozen or not self.needs_dx:
+            self.backward_parameters((dy, x))
+            return self._backward_input(dy)
+        self._backward_bias_sum(dy)
+        dx, keep = self.empty(len(x), self.input_shapes[0]), w.accumulate
+        conv.backward(x, dy, w.value, self.geometry, dx=dx, dw=w.grad, accumulate=keep)
+        return dx
+
+    def backward_inputs(self, dy: Array, saved: Saved) -> tuple[Array | None, Saved]:
+        """Compute dx (dy scattered by the filters)."""
+        return self._backward_input(dy), (dy, saved) if self.trainable else None
+
+    def backward_parameters(self, left: Saved) -> None:
+        """Compute ``db = sum dy``, dw (x correlated with dy)."""
+        (dy, x), w = left, self.w
+        self._backward_bias_sum(dy)
+        if not w.frozen:
+            conv = self.backend.conv
+            conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
+
+    def _backward_input(self, dy: Array) -> Array | None:
+        if not self.needs_dx:
+            return None
+        dx = self.empty(len(dy), self.input_shapes[0])
+        self.backend.conv.backward_data(dy, self.w.value, self.geometry, out=dx)
+        return dx
+
+    def _backward_bias_sum(self, dy: Array) -> None:
         if self.bias and not self.b.frozen:
             self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
-        if not self.needs_dx:
-            conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
-            return None
-        dx, keep = self.empty(len(x), self.input_shapes[0]), w.accumulate
-        if w.frozen:
-            conv.backward_data(dy, w.value, self.geometry, out=dx)
-        else:
-            conv.backward(x, dy, w.value, self.geometry, dx=dx, dw=w.grad, accumulate=keep)
-        return dx
 
     def _bias(self) -> Array | None:
         return self.b.value if self.bias and self.adds_bias else None

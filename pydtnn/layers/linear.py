@@ -63,17 +63,28 @@ class Linear(TakesRecomputed, Layer):
 
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Compute ``dw = dy' x``, ``db = sum dy``, ``dx = dy w``."""
+        self.backward_parameters((dy, saved))  # what it recomputes is freed before dx is allocated
+        return self._backward_input(dy)
+
+    def backward_inputs(self, dy: Array, saved: Saved) -> tuple[Array | None, Saved]:
+        """Compute ``dx = dy w``."""
+        return self._backward_input(dy), (dy, saved) if self.trainable else None
+
+    def backward_parameters(self, left: Saved) -> None:
+        """Compute ``dw = dy' x``, ``db = sum dy``."""
+        dy, saved = left
         linear, rows, w = self.backend.linear, self._rows(dy), self.w
         if not w.frozen:
             x = self._rows(restored(saved))
             linear.backward_filter(x, rows, out=w.grad, accumulate=w.accumulate)
-            del x  # before dx is allocated
         if self.bias and not self.b.frozen:
             linear.backward_bias(rows, out=self.b.grad, accumulate=self.b.accumulate)
+
+    def _backward_input(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
         dx = self.empty(len(dy), self.input_shapes[0])
-        linear.backward_data(rows, w.value, out=self._rows(dx))
+        self.backend.linear.backward_data(self._rows(dy), self.w.value, out=self._rows(dx))
         return dx
 
     def cost(self, batch: int) -> Cost:

@@ -7,7 +7,8 @@ operation in progress (`run_together`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -26,7 +27,7 @@ from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
 from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, has_dropped, restore
-from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
+from pydtnn.utils.observer import HALVES, RECOMPUTED, Kind, Observer
 from pydtnn.utils.split import even_cut
 
 
@@ -49,12 +50,12 @@ class Reports:
         """Return the reports to an observer, None if there is none."""
         return None if observer is None else cls(observer, shards)
 
-    def begin(self, kind: Kind, node: Node, waits: bool) -> None:
+    def begin(self, kind: Kind, name: str, waits: bool = False) -> None:
         """Begin the pass of a node, unless it is `interrupted`."""
         if not (self._interrupted or waits):
-            self._observer.begin(kind, node.name)
+            self._observer.begin(kind, name)
 
-    def end(self, waits: bool) -> None:
+    def end(self, waits: bool = False) -> None:
         """End what `begin` has begun."""
         if not (self._interrupted or waits):
             self._observer.end()
@@ -203,7 +204,7 @@ def forward_loop(
         try:
             if reports:
                 run = reports.interrupted(run, Kind.FORWARD, node.name, waits)
-                reports.begin(Kind.FORWARD, node, waits)
+                reports.begin(Kind.FORWARD, node.name, waits)
             begun, result = yield from late.begin(node, run, waits)
         finally:
             if reports:
@@ -258,12 +259,14 @@ def backward_loop(
     *,
     joint: bool,
     shard: int,
+    inputs_only: bool = False,
     reports: Reports | None = None,
 ) -> Loop:
     """Run every node's backward; if `joint`, all shards are normalised together.
 
-    The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
-    `reports` tell an observer of each node.
+    The parameters and the result are those of `Model.backward_shards`; `on_ready` is given `shard`.
+    If `inputs_only`, `residuals` keep what `parameters_loop` requires. `reports` tell an observer
+    of each node.
     """
     sums = _Gradients(graph.backend)
     recomputes = has_dropped(residuals)
@@ -279,8 +282,7 @@ def backward_loop(
             )
         sums.add(node, _in_model_dtype(graph, g), new=False)
     del dy
-    pending = iter(buckets)
-    bucket = next(pending, None)
+    ready = _Ready(() if inputs_only else buckets, on_ready, shard)
     late = LatePasses()
     for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
         for reader in late.towards((node, *node.inputs)):
@@ -289,11 +291,12 @@ def backward_loop(
             if recomputes:
                 yield from restore(node, residuals, again)
             waits = may_be_late(node)
-            run = _backward_node(graph, node, residuals, sums, joint=joint)
+            run = _backward_node(graph, node, residuals, sums, joint=joint, inputs_only=inputs_only)
             try:
                 if reports:
-                    run = reports.interrupted(run, Kind.BACKWARD, node.name, waits)
-                    reports.begin(Kind.BACKWARD, node, waits)
+                    name = node.name + (HALVES[0] if inputs_only and has_halves(node) else "")
+                    run = reports.interrupted(run, Kind.BACKWARD, name, waits)
+                    reports.begin(Kind.BACKWARD, name, waits)
                 yield from late.begin(node, run, waits)
             finally:
                 if reports:
@@ -301,11 +304,8 @@ def backward_loop(
             del run
         else:
             sums.take(node)
-        residuals[node.index] = None
-        while bucket and bucket.ready_at == node.index:
-            if on_ready:
-                on_ready(bucket, shard)
-            bucket = next(pending, None)
+            residuals[node.index] = None
+        ready.after(node)
         if after_node:
             after_node(node)
     for reader in late.of_all():
@@ -315,12 +315,72 @@ def backward_loop(
     return dx if len(dx) > 1 else dx[0]
 
 
+def parameters_loop(
+    graph: Graph,
+    buckets: Sequence[Bucket],
+    residuals: list[Saved],
+    on_ready: Callable[[Bucket, int], None] | None,
+    after_node: Callable[[Node], None] | None,
+    reports: Reports | None = None,
+) -> None:
+    """Compute the gradients of parameters that `backward_loop` has left in `residuals`.
+
+    The parameters are those of `Model.backward_parameters`.
+    """
+    ready = _Ready(buckets, on_ready, 0)
+    for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
+        if (left := residuals[node.index]) is not None:
+            residuals[node.index] = None
+            if reports:
+                reports.begin(Kind.BACKWARD, node.name + HALVES[1])
+            node.layer.backward_parameters(left)
+            del left
+            if reports:
+                reports.end()
+        ready.after(node)
+        if after_node:
+            after_node(node)
+
+
+def has_halves(node: Node) -> bool:
+    """Return whether a layer's first half of backward leaves something to the second."""
+    layer = node.layer
+    own = type(layer).backward_inputs is not Layer.backward_inputs
+    return own and layer.trainable and not layer.communicates(training=True, joint=False)
+
+
+class _Ready:
+    """Report each bucket as soon as the node that completes its gradients has run."""
+
+    def __init__(
+        self, buckets: Iterable[Bucket], on_ready: Callable[[Bucket, int], None] | None, shard: int
+    ) -> None:
+        self._buckets = deque(buckets)
+        self._on_ready, self._shard = on_ready, shard
+
+    def after(self, node: Node) -> None:
+        """Called after each node of backward."""
+        while self._buckets and self._buckets[0].ready_at == node.index:
+            bucket = self._buckets.popleft()
+            if self._on_ready:
+                self._on_ready(bucket, self._shard)
+
+
 def _backward_node(
-    graph: Graph, node: Node, residuals: list[Saved], sums: _Gradients, *, joint: bool
+    graph: Graph,
+    node: Node,
+    residuals: list[Saved],
+    sums: _Gradients,
+    *,
+    joint: bool,
+    inputs_only: bool,
 ) -> Generator[CollectiveCall, Pending, None]:
-    """Run the backward pass of one node, and add the gradients of its inputs to `sums`."""
+    """Run the backward pass of one node, and add the gradients of its inputs to `sums`.
+
+    If `inputs_only`, a layer in two halves leaves in `residuals` what its second half requires.
+    """
     layer, saved = node.layer, residuals[node.index]
-    g = layer.accept(sums.take(node))
+    g, left = layer.accept(sums.take(node)), None
     if communicates(layer, training=True, joint=joint):
         if _finishes(node, sums) and isinstance(layer, CommunicatingFinisher):
             steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
@@ -329,8 +389,11 @@ def _backward_node(
         dxs = yield from _calls(node, steps)
     elif _finishes(node, sums) and isinstance(layer, Finisher):
         dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
+    elif inputs_only:
+        dxs, left = layer.backward_inputs(g, saved)
     else:
         dxs = layer.backward(g, saved)
+    residuals[node.index] = left
     if layer.needs_dx:
         _deliver(graph, node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
 

@@ -18,7 +18,14 @@ from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
 from pydtnn.model.description import Layers, describe
-from pydtnn.model.execution import Communicate, Reports, backward_loop, forward_loop, run_together
+from pydtnn.model.execution import (
+    Communicate,
+    Reports,
+    backward_loop,
+    forward_loop,
+    parameters_loop,
+    run_together,
+)
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
@@ -385,6 +392,7 @@ class Model(NotCallable, Predictor):
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
         slots: Sequence[int] | None = None,
+        inputs_only: bool = False,
     ) -> list[Any]:
         """Run every node's backward in reverse, for several shards of a batch.
 
@@ -401,6 +409,9 @@ class Model(NotCallable, Predictor):
             added.
         slots : sequence of int, optional
             Set of gradient arrays (`Bucket.gradients`) for each shard. They are overwritten.
+        inputs_only : bool
+            Run the first half of layers that have two (`Layer.backward_inputs`). Buckets are not
+            reported, and the residuals keep what `backward_parameters` requires.
 
         Returns
         -------
@@ -424,6 +435,7 @@ class Model(NotCallable, Predictor):
                 after_node,
                 joint=joint,
                 shard=shard,
+                inputs_only=inputs_only,
                 reports=reports,
             )
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
@@ -433,6 +445,31 @@ class Model(NotCallable, Predictor):
         finally:
             for buffer in self.buffers:
                 buffer.write_to(0)
+
+    @recycled
+    def backward_parameters(
+        self,
+        residuals: list[Saved],
+        *,
+        on_ready: Callable[[Bucket, int], None] | None = None,
+        after_node: Callable[[Node], None] | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """Run the second half of layers that have two, after `backward_shards(inputs_only=True)`.
+
+        Parameters
+        ----------
+        residuals : list
+            Of one shard, as the first half has left it; it is emptied.
+        on_ready, after_node
+            See `backward`.
+        accumulate : bool
+            Add to the existing gradients; a layer in one piece has done so in the first half.
+        """
+        for buffer in self.buffers:
+            buffer.accumulate = accumulate
+        reports = Reports.to(self.observer, 1)
+        parameters_loop(self.graph, self.buckets, residuals, on_ready, after_node, reports)
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:

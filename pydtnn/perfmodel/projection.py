@@ -10,7 +10,7 @@ from typing import Any
 from pydtnn.comm.schedules.auto import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.parallel.pipeline.check import most_in_flight, plan_of
+from pydtnn.parallel.pipeline.check import StageTime, carry_out, most_in_flight, plan_of
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.dry_step import DryStep
@@ -26,9 +26,7 @@ from pydtnn.perfmodel.prediction import (
     StepTime,
 )
 from pydtnn.perfmodel.timing import (
-    StageTime,
     Tables,
-    carry_out,
     gradients_exposed,
     pass_time,
     step_time,
@@ -241,7 +239,7 @@ class Projector:
             )
             for one, table in zip(passes, tables, strict=True)
         ]
-        ends = carry_out(plan, times)
+        ends = carry_out(plan, times).ends
         slowest = max(range(stages), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
         updates = [update_seconds(one, messages) for one in tables]

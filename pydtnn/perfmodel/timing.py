@@ -11,69 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pydtnn.model.summary import own_samples
-from pydtnn.parallel.pipeline.check import Plan, source_of
-from pydtnn.parallel.pipeline.schedules import Action
 from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.analytic import accesses
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Start, Wait
 from pydtnn.perfmodel.overlap import Channel, Operation
 from pydtnn.perfmodel.prediction import LayerTime, StepTime
-
-
-class StageTime(NamedTuple):
-    """Times of a stage for one micro-batch, in s.
-
-    Attributes
-    ----------
-    forward, backward : float
-    ahead, back : float
-        Of the messages to the stage after and to the stage before.
-    """
-
-    forward: float
-    backward: float
-    ahead: float = 0.0
-    back: float = 0.0
-
-
-def carry_out(plan: Plan, stages: Sequence[StageTime]) -> list[float]:
-    """Return the time at which each stage has computed its actions, in s.
-
-    An action begins when its message has arrived; messages do not delay the stage that sends them.
-
-    Parameters
-    ----------
-    plan : sequence of sequences of Action
-        The actions of every stage, without deadlock.
-    stages : sequence of StageTime
-
-    Examples
-    --------
-    >>> from pydtnn.parallel.pipeline.check import plan_of
-    >>> carry_out(plan_of("gpipe", 2, 2), [StageTime(1.0, 2.0)] * 2)
-    [9.0, 7.0]
-    """
-    sent: dict[tuple[int, Action], float] = {}
-    now, position = [0.0] * len(plan), [0] * len(plan)
-    while any(place < len(actions) for place, actions in zip(position, plan, strict=True)):
-        for number, (actions, stage) in enumerate(zip(plan, stages, strict=True)):
-            while position[number] < len(actions):
-                action = actions[position[number]]
-                source = source_of(number, len(plan), action)
-                if source is not None and (source, action) not in sent:
-                    break
-                arrival = 0.0 if source is None else sent[source, action]
-                ahead = action.kind == "forward"
-                seconds = stage.forward if ahead else stage.backward
-                now[number] = max(now[number], arrival) + seconds
-                sent[number, action] = now[number] + (stage.ahead if ahead else stage.back)
-                position[number] += 1
-    return now
-
 
 STEP = Label("phase", "step", 0)
 

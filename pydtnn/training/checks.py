@@ -20,7 +20,7 @@ from pydtnn.losses import BinaryCrossEntropy, CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.pipeline import bubble, check
+from pydtnn.parallel.pipeline import check
 from pydtnn.parallel.schemes.sharded import Partition
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
@@ -197,15 +197,19 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
         len(own_shards(n, loader.shards, loader.rank, loader.size)[1]) or 1
         for n in (min(loader.global_batch_size, samples), last)
     ]
-    for number in {*numbers}:
-        check(setup.schedule, stage.count, number)
+    checked = {number: check(setup.schedule, stage.count, number) for number in {*numbers}}
     micro_batches = numbers[0]
+    if setup.exchange.sums.shards is not None and checked[micro_batches].has_halves:
+        raise ValueError(
+            "Trainer: exact training adds up whole gradients of micro-batches, so the schedule of "
+            "a pipeline must compute backward in one piece; use 1f1b"
+        )
     if micro_batches < stage.count and stage.number == setup.comm.rank == 0:
         better = DEFAULT_PER_STAGE * stage.count
         warnings.warn(
             f"Trainer: {micro_batches} micro-batches keep {stage.count} stages waiting "
-            f"{100 * bubble(stage.count, micro_batches):.0f} % of the time; with {better} it is "
-            f"{100 * bubble(stage.count, better):.0f} %",
+            f"{100 * checked[micro_batches].bubble:.0f} % of the time; with {better} it is "
+            f"{100 * check(setup.schedule, stage.count, better).bubble:.0f} %",
             stacklevel=3,
         )
 

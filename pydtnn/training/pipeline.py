@@ -11,10 +11,13 @@ from typing import Any
 from pydtnn.comm import Request
 from pydtnn.data import Batch
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
 from pydtnn.model.stage import Stage, Transfer
 from pydtnn.parallel.pipeline import Action, actions_of
+from pydtnn.parallel.pipeline.check import source_of
 from pydtnn.training.axis_sums import AxisSums
+from pydtnn.training.gradient_check import OnReady, check_stored
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 
@@ -49,11 +52,17 @@ class StagePasses(Passes):
         self._received: dict[Action, Transfer] = {}
         self._sent: deque[Transfer] = deque()
         self._kept: dict[int, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
+        self._check: OnReady | None = None
         self._summed: Request | None = None
 
     def run(self) -> None:
         """Compute all micro-batches. Collective: all stages call it."""
-        backwards = [action for action in self._actions if action.kind == "backward"]
+        compute = {
+            "backward": self._backward_of,
+            "backward_inputs": self._backward_inputs_of,
+            "backward_parameters": self._backward_parameters_of,
+        }
+        ends = {kind: self._first_and_last(kind) for kind in compute}
         self._receive_ahead(RECEIVES_AHEAD)
         for action in self._actions:
             number = action.micro_batch
@@ -62,9 +71,9 @@ class StagePasses(Passes):
             if action.kind == "forward":
                 self._forward_of(number, arrays)
             else:
-                first, last = action is backwards[0], action is backwards[-1]
+                first, last = (number == end for end in ends[action.kind])
                 with self.setup.phase("backward", number):
-                    self._backward_of(number, arrays, first=first, last=last)
+                    compute[action.kind](number, arrays, first=first, last=last)
         with self.setup.phase("loss"):
             if self._summed is not None:
                 self._summed.wait()
@@ -73,6 +82,11 @@ class StagePasses(Passes):
         with self.setup.phase("exchange"):
             for sent in self._sent:
                 sent.wait()
+
+    def _first_and_last(self, kind: str) -> tuple[int, int]:
+        """Return the micro-batches of the first and the last action of a kind, -1 without any."""
+        numbers = [a.micro_batch for a in self._actions if a.kind == kind] or [-1]
+        return numbers[0], numbers[-1]
 
     def _forward_of(self, number: int, received: tuple[Array, ...]) -> None:
         model, shard = self.model, self.shards[number]
@@ -99,15 +113,58 @@ class StagePasses(Passes):
     def _backward_of(
         self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
     ) -> None:
-        shard, (dy, saved) = self.shards[number], self._kept.pop(number)
-        self.in_flight = [shard.number]
-        if not self.stage.last:
-            dy = received
+        dys, residuals = self._begin_backward(number, received)
         del received
-        dys, residuals = [dy], [saved]
-        del dy, saved
-        (dx,) = self.backward([shard], dys, residuals, first=first, last=last)
+        (dx,) = self.backward([self.shards[number]], dys, residuals, first=first, last=last)
         self._sent.append(self.stage.send_gradients(dx, number))
+
+    def _backward_inputs_of(
+        self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
+    ) -> None:
+        dys, residuals = self._begin_backward(number, received)
+        del received
+        self.report_samples([self.shards[number]])
+        if first and self.setup.optimizer.iterations == 0:
+            self._check = check_stored(self.model)
+        (dx,) = self.model.backward_shards(
+            dys,
+            residuals,
+            communicate=self.communicate,
+            after_node=self.after_node(None),
+            accumulate=not first,
+            inputs_only=True,
+        )
+        self._sent.append(self.stage.send_gradients(dx, number))
+        self._kept[number] = None, residuals[0]
+
+    def _backward_parameters_of(
+        self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
+    ) -> None:
+        group = [self.shards[number]]
+        self.report_samples(group)
+        exchange, exchanged = self.exchange_of(group, None, last)
+        check = self._check if first else None
+
+        def on_ready(bucket: Bucket, position: int) -> None:
+            if check is not None:
+                check(bucket, position)
+            exchanged(bucket, position)
+
+        self.model.backward_parameters(
+            self._kept.pop(number)[1],
+            on_ready=on_ready,
+            after_node=self.after_node(exchange if last else None),
+            accumulate=not first,
+        )
+        exchange.finish()
+
+    def _begin_backward(
+        self, number: int, received: tuple[Array, ...]
+    ) -> tuple[list[Any], list[list[Any]]]:
+        """Return the gradients of a micro-batch's outputs and its saved values; keep neither."""
+        dy, saved = self._kept.pop(number)
+        self.in_flight = [self.shards[number].number]
+        return [dy if self.stage.last else received], [saved]
 
     def after_node(self, exchange: AxisSums | None) -> Callable[[Node], None]:
         """Return the function that is called after each node of backward."""
@@ -129,7 +186,7 @@ class StagePasses(Passes):
     def _messages(self) -> Iterator[Action]:
         """Yield the actions of this stage that wait for a message."""
         for action in self._actions:
-            if self.stage.number if action.kind == "forward" else not self.stage.last:
+            if source_of(self.stage.number, self.stage.count, action) is not None:
                 yield action
 
     def _receive_ahead(self, messages: int) -> None:

@@ -22,7 +22,7 @@ from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.graph import Node
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
-from pydtnn.training.gradient_check import check_stored
+from pydtnn.training.gradient_check import OnReady, check_stored
 from pydtnn.training.setup import Setup
 from pydtnn.utils.request import Completed
 
@@ -179,14 +179,7 @@ class Passes:
         """Compute the gradients of shards; return those of the inputs."""
         self.report_samples(group)
         slots = self.sums.slots(len(group))
-        exchange = AxisSums(self.exchange, self.setup.mesh)
-
-        def on_ready(bucket: Bucket, position: int) -> None:
-            grads = bucket.gradients(slots[position]) if slots else bucket.grads
-            self.sums.push(group[position].number, bucket, grads)
-            if last and position == len(group) - 1:
-                exchange.ready(bucket)
-
+        exchange, on_ready = self.exchange_of(group, slots, last)
         begins = first and self.setup.optimizer.iterations == 0
         dxs = self.model.backward_shards(
             dys,
@@ -200,3 +193,17 @@ class Passes:
         )
         exchange.finish()
         return dxs
+
+    def exchange_of(
+        self, group: Sequence[Shard], slots: Sequence[int] | None, last: bool
+    ) -> tuple[AxisSums, OnReady]:
+        """Return the exchange of the last shards' gradients, and what is called with buckets."""
+        exchange = AxisSums(self.exchange, self.setup.mesh)
+
+        def on_ready(bucket: Bucket, position: int) -> None:
+            grads = bucket.gradients(slots[position]) if slots else bucket.grads
+            self.sums.push(group[position].number, bucket, grads)
+            if last and position == len(group) - 1:
+                exchange.ready(bucket)
+
+        return exchange, on_ready

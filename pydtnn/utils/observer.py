@@ -12,8 +12,22 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any
 
+HALVES = (" (inputs)", " (parameters)")
+"""What follows the name of a layer in the activities of the halves of its backward."""
+
 RECOMPUTED = " (recomputed)"
 """Suffix of the names of forward passes that backward repeats."""
+
+
+def layer_of(name: str) -> str:
+    """Return the name of a layer from that of its activity.
+
+    >>> layer_of("fc1 (recomputed)"), layer_of("fc1 (inputs)"), layer_of("fc1")
+    ('fc1', 'fc1', 'fc1')
+    """
+    for suffix in (RECOMPUTED, *HALVES):
+        name = name.removesuffix(suffix)
+    return name
 
 
 class Kind(IntEnum):
@@ -23,11 +37,11 @@ class Kind(IntEnum):
     and inside a step "forward", "loss", "backward", "exchange" and "update"; "evaluation",
     "checkpoint", and "callback" with the class of a callback. `FORWARD` and `BACKWARD` are those of
     a layer, by name; a forward pass that is repeated by recomputation has the suffix "
-    (recomputed)". `KERNEL` is a call of a backend's kernel. `CALL` is a call of a communicator
-    ("allreduce", "isend", ...), with "test" for a test of a request, `WAIT` one that waits for a
-    request. `SENT` and `RECEIVED` are the messages of a rank, from the start of the operation to
-    its completion, those of the rounds of a schedule included. `LOAD` is the work of a loader's
-    thread.
+    (recomputed)", and the halves of backward those of `HALVES`. `KERNEL` is a call of a backend's
+    kernel. `CALL` is a call of a communicator ("allreduce", "isend", ...), with "test" for a test
+    of a request, `WAIT` one that waits for a request. `SENT` and `RECEIVED` are the messages of a
+    rank, from the start of the operation to its completion, those of the rounds of a schedule
+    included. `LOAD` is the work of a loader's thread.
     """
 
     PHASE = 0

@@ -55,7 +55,8 @@ def test_processes_train_in_stages_and_one_continues(
     tmp_path: Path, mpiexec: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = [*OPTIONS, "--model=cnn", "--global-batch-size=16", "--momentum=0.9"]
-    done = mpiexec(2, [*TRAIN, *options, *PIPELINE, f"--output-dir={tmp_path}/run"])
+    stages = [*PIPELINE, "--pipeline-schedule=zb_h1"]
+    done = mpiexec(2, [*TRAIN, *options, *stages, f"--output-dir={tmp_path}/run"])
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
     assert main(["--resume=run", "--epochs=2", "--accumulation=4"]) == 0

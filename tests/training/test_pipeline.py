@@ -20,16 +20,20 @@ from pydtnn.layers import (
     Concat,
     Conv2d,
     Dropout,
+    Embedding,
     Flatten,
+    LayerNorm,
     Linear,
     MaxPool2d,
     Net,
+    PositionalEmbedding,
     ReLU,
     Sequential,
 )
 from pydtnn.model import Model
 from pydtnn.models import resnet
-from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.models.transformer import block
+from pydtnn.optimizers import SGD, AdamW, Optimizer
 from pydtnn.parallel import AllReduce, Mesh
 from pydtnn.parallel.pipeline import backward, forward
 from pydtnn.parallel.reproducible import ExactSums
@@ -37,9 +41,11 @@ from pydtnn.training import Trainer
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.pipeline import StagePasses
+from pydtnn.utils.errors import RankError
 
 SHAPE = (9, 7, 3)
 MICRO_BATCHES = 4
+TOKENS = 11
 
 
 def conv(filters: int, **options: Any) -> list[Net]:
@@ -124,6 +130,8 @@ QUICK = {
     (4, 1, "1f1b"),
     (4, 2, "gpipe"),
     (2, 1, "eager_1f1b"),
+    (3, 1, "zb_h1"),
+    (4, 1, "zb_2p"),
 }
 """Stages, data ranks and schedule of the quick tests."""
 
@@ -140,7 +148,7 @@ def cases() -> list[Any]:
             id="-".join(map(str, (name, *case))),
         )
         for name in NETS
-        for case in product((2, 3, 4), (1, 2), ("1f1b", "gpipe", "eager_1f1b"))
+        for case in product((2, 3, 4), (1, 2), ("1f1b", "gpipe", "eager_1f1b", "zb_h1", "zb_2p"))
     ]
 
 
@@ -211,8 +219,14 @@ def test_a_broken_schedule_is_refused_before_the_first_step() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "kept"),
-    [("1f1b", [3, 2, 1]), ("eager_1f1b", [5, 3, 1]), ("gpipe", [5, 5, 5])],
-    ids=["1f1b", "eager_1f1b", "gpipe"],
+    [
+        ("1f1b", [3, 2, 1]),
+        ("eager_1f1b", [5, 3, 1]),
+        ("gpipe", [5, 5, 5]),
+        ("zb_h1", [3, 3, 3]),
+        ("zb_2p", [5, 5, 5]),
+    ],
+    ids=str,
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     schedule: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
@@ -349,6 +363,8 @@ def grouped(lr: float) -> SGD:
         {"recompute": 2},
         {"axes": {"filter": 2}},
         {"axes": {"alternate": 2}},
+        {"pipeline_schedule": "zb_h1", "recompute": 2, "optimizer": clipped},
+        {"pipeline_schedule": "zb_h1", "axes": {"filter": 2}, "freeze": ("conv2d0", "batchnorm1")},
     ],
     ids=str,
 )
@@ -367,6 +383,67 @@ def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(dtype: 
     expected = run_threads(2, rank)[0]
     for name, value in run_threads(6, rank)[0].items():
         np.testing.assert_array_equal(value, expected[name])
+
+
+def test_exact_training_refuses_schedules_in_two_halves() -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=2)
+        exchange = AllReduce(mesh.data, sums=partial(ExactSums, shards=8))
+        with pytest.raises(ValueError, match="must compute backward in one piece; use 1f1b"):
+            train(Model(concat_net(), SHAPE, mesh=mesh), exchange, pipeline_schedule="zb_h1")
+
+    run_threads(2, rank)
+
+
+class Forgetful(Linear):
+    """Its second half does not store the gradients."""
+
+    def backward_parameters(self, left: Any) -> None:
+        pass
+
+
+def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_step() -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=2)
+        net = Sequential(Flatten(), Linear(6), ReLU(), Forgetful(5, name="last"))
+        model = Model(net, SHAPE, mesh=mesh)
+        train(model, AllReduce(mesh.data), micro_batches=4, pipeline_schedule="zb_h1")
+
+    with pytest.raises(RankError, match=r"last: backward of Forgetful must store a gradient"):
+        run_threads(2, rank)
+
+
+def transformer() -> Net:
+    """A GPT whose logits have a matrix of their own, so that it can be cut."""
+    blocks = [block(8, 2, causal=True, dropout=0.1, name=f"block{i}") for i in range(3)]
+    ends = (Embedding(TOKENS, 8), PositionalEmbedding()), (LayerNorm(), Linear(TOKENS, bias=False))
+    return Sequential(*ends[0], *blocks, *ends[1])
+
+
+def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.ndarray], Any]:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, TOKENS, (24, 7)).astype(np.float64)
+    model = Model(transformer(), (6,), dtype="float64", mesh=mesh)
+    exchange = AllReduce(Serial() if mesh is None else mesh.data)
+    trainer = Trainer(model, AdamW(0.01), exchange=exchange, progress=False, **options)
+    data = ArrayDataset(x[:, :-1], x[:, 1:].astype(np.int64))
+    trainer.fit(data, epochs=1, global_batch_size=8, seed=2)
+    return model.state(), trainer.losses
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_2p"])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_three_steps_of_a_transformer_equal_serial_ones(stages: int, schedule: str) -> None:
+    def rank(comm: Communicator) -> Any:
+        options = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": schedule}
+        return train_transformer(Mesh(comm, pipeline=stages), **options)
+
+    expected, losses = train_transformer(None, accumulation=MICRO_BATCHES)
+    assert len(losses) == 3
+    for state, own in run_threads(stages, rank):
+        np.testing.assert_allclose(own, losses, rtol=1e-12)
+        for name, value in expected.items():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_checkpoints_of_stages_continue_on_another_mesh_and_serially(tmp_path: Path) -> None:

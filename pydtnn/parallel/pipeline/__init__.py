@@ -7,12 +7,16 @@ from pydtnn.parallel.pipeline.schedules import (
     Schedule,
     actions_of,
     backward,
+    backward_inputs,
+    backward_parameters,
     bubble,
     eager_one_forward_one_backward,
     find,
     forward,
     gpipe,
     one_forward_one_backward,
+    zb_2p,
+    zb_h1,
 )
 
 __all__ = [
@@ -23,6 +27,8 @@ __all__ = [
     "Timeline",
     "actions_of",
     "backward",
+    "backward_inputs",
+    "backward_parameters",
     "bubble",
     "check",
     "eager_one_forward_one_backward",
@@ -30,4 +36,6 @@ __all__ = [
     "forward",
     "gpipe",
     "one_forward_one_backward",
+    "zb_2p",
+    "zb_h1",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydtnn.parallel.pipeline.check import check
 from pydtnn.parallel.pipeline.picture import draw, text, title
-from pydtnn.parallel.pipeline.schedules import find
+from pydtnn.parallel.pipeline.schedules import PIPELINE_SCHEDULES, find
 from pydtnn.utils.command import Parser, run_command
 
 EXAMPLES = """examples:
@@ -44,7 +44,7 @@ def create_parser() -> Parser:
     )
     parser.add_argument("command", choices=("draw", "check"), help="show it, or prove it")
     parser.add_argument(
-        "name", metavar="NAME", help="1f1b, eager_1f1b, gpipe or path/to/file.py:function"
+        "name", metavar="NAME", help=f"{', '.join(PIPELINE_SCHEDULES)} or path/to/file.py:function"
     )
     for name, usual in (("stages", 4), ("micro-batches", 8)):
         parser.add_argument(

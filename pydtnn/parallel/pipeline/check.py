@@ -11,13 +11,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
-from pydtnn.parallel.pipeline.schedules import Action, Schedule, actions_of
+from pydtnn.parallel.pipeline.schedules import LAST, Action, Schedule, actions_of
 from pydtnn.utils.validate import check_int
 
 Plan = Sequence[Sequence[Action]]
 """The actions of every stage."""
+
+
+HALVES = ("backward_inputs", "backward_parameters")
+"""Kinds of the halves of backward, in their order."""
 
 
 class PipelineError(ValueError):
@@ -31,6 +36,36 @@ class Event(NamedTuple):
     action: Action
     begin: float
     end: float
+
+
+class StageTime(NamedTuple):
+    """Times of a stage for one micro-batch.
+
+    Attributes
+    ----------
+    forward, backward : float
+    ahead, back : float
+        Of the messages to the stage after and to the stage before.
+    parameters : float, optional
+        Part of `backward` in which the gradients of parameters are computed; by default a half.
+    """
+
+    forward: float
+    backward: float
+    ahead: float = 0.0
+    back: float = 0.0
+    parameters: float | None = None
+
+    def of(self, action: Action) -> float:
+        """Return the time of an action."""
+        if action.kind in ("forward", "backward"):
+            return self.forward if action.kind == "forward" else self.backward
+        later = self.backward / 2 if self.parameters is None else self.parameters
+        return later if action.kind == "backward_parameters" else self.backward - later
+
+    def message(self, action: Action) -> float:
+        """Return the time of the message that an action sends."""
+        return self.ahead if action.kind == "forward" else self.back
 
 
 @dataclass(frozen=True)
@@ -64,11 +99,34 @@ class Timeline:
         return 1 - busy / (self.stages * self.duration)
 
     @cached_property
+    def ends(self) -> tuple[float, ...]:
+        """For each stage, the time at which its last action ends."""
+        return tuple(self.of(stage)[-1].end for stage in range(self.stages))
+
+    @cached_property
+    def waiting(self) -> float:
+        """The most time for which a stage waits between its first and its last action.
+
+        The bubble of papers in which a stage begins the next step before others have ended this
+        one.
+        """
+        own = [self.of(stage) for stage in range(self.stages)]
+        return max(
+            events[-1].end - events[0].begin - sum(e.end - e.begin for e in events)
+            for events in own
+        )
+
+    @cached_property
     def in_flight(self) -> tuple[int, ...]:
         """For each stage, the most micro-batches whose values it keeps at a time."""
         return tuple(
             most_in_flight([e.action for e in self.of(stage)]) for stage in range(self.stages)
         )
+
+    @cached_property
+    def has_halves(self) -> bool:
+        """Whether a stage computes backward in two halves."""
+        return any(event.action.kind in HALVES for event in self.events)
 
     @cached_property
     def messages(self) -> int:
@@ -80,7 +138,7 @@ def most_in_flight(actions: Sequence[Action]) -> int:
     """Return the most micro-batches between their forward and the end of their backward."""
     now = most = 0
     for action in actions:
-        now += 1 if action.kind == "forward" else -1
+        now += (action.kind == "forward") - (action.kind in LAST)
         most = max(most, now)
     return most
 
@@ -92,11 +150,13 @@ def check(
     *,
     forward: float = 1.0,
     backward: float = 2.0,
+    parameters: float | None = None,
 ) -> Timeline:
     """Prove that a schedule computes a step, for one number of stages and micro-batches.
 
-    Every stage computes each micro-batch once forward and, after that, once backward; and there is
-    no deadlock: every action's message is sent by an action that can be carried out before.
+    Every stage computes each micro-batch once forward and, after that, once backward, in one piece
+    or first the gradients of inputs and then those of parameters; and there is no deadlock: every
+    action's message is sent by an action that can be carried out before.
 
     Parameters
     ----------
@@ -104,8 +164,8 @@ def check(
         A name of `PIPELINE_SCHEDULES`, a function, or the actions of all stages.
     stages, micro_batches : int
         Of a name or function; if actions are given, they are counted.
-    forward, backward : float
-        Time of an action.
+    forward, backward, parameters
+        Times of a stage, see `StageTime`.
 
     Returns
     -------
@@ -128,9 +188,7 @@ def check(
         micro_batches = len(numbers)
     for stage, actions in enumerate(plan):
         _check_stage(stage, actions, micro_batches)
-    events = _carry_out(plan, {"forward": forward, "backward": backward})
-    events.sort(key=lambda event: (event.begin, event.stage))
-    return Timeline(tuple(events), len(plan), micro_batches)
+    return carry_out(plan, [StageTime(forward, backward, parameters=parameters)] * len(plan))
 
 
 def plan_of(schedule: str | Schedule | Plan, stages: int, micro_batches: int) -> Plan:
@@ -153,24 +211,50 @@ def _check_stage(stage: int, actions: Sequence[Action], micro_batches: int) -> N
             )
         if count > 1:
             raise PipelineError(f"stage {stage} has {action} {count} times; keep one")
+    halves = any(action.kind in HALVES for action in actions)
+    if halves and (whole := next((a for a in actions if a.kind == "backward"), None)):
+        raise PipelineError(
+            f"stage {stage} has {whole} in one piece, and others in two halves; use one or the "
+            "other for all micro-batches"
+        )
+    kinds = ("forward", *(HALVES if halves else ("backward",)))
     for number in range(micro_batches):
-        ahead, back = Action("forward", number), Action("backward", number)
-        for action in (ahead, back):
+        needed = [Action(kind, number) for kind in kinds]
+        for action in needed:
             if action not in times:
                 raise PipelineError(f"stage {stage} lacks {action}; add it")
-        if actions.index(back) < actions.index(ahead):
-            raise PipelineError(f"stage {stage} has {back} before {ahead}; swap them")
+        for before, after in pairwise(needed):
+            if actions.index(after) < actions.index(before):
+                raise PipelineError(f"stage {stage} has {after} before {before}; swap them")
 
 
 def source_of(stage: int, stages: int, action: Action) -> int | None:
     """Return the stage whose message an action waits for; None if it waits for none."""
-    source = stage - 1 if action.kind == "forward" else stage + 1
-    return source if 0 <= source < stages else None
+    source = stage - action.direction
+    return source if action.direction and 0 <= source < stages else None
 
 
-def _carry_out(plan: Plan, duration: dict[str, float]) -> list[Event]:
-    """Carry out the actions of all stages as soon as their messages have arrived."""
-    ended: dict[tuple[int, Action], float] = {}
+def carry_out(plan: Plan, stages: Sequence[StageTime]) -> Timeline:
+    """Carry out the actions of all stages, each as soon as its message has arrived.
+
+    Messages do not delay the stage that sends them.
+
+    Parameters
+    ----------
+    plan : sequence of sequences of Action
+        The actions of every stage.
+    stages : sequence of StageTime
+
+    Raises
+    ------
+    PipelineError
+        If the stages deadlock.
+
+    >>> from pydtnn.parallel.pipeline.check import plan_of
+    >>> carry_out(plan_of("gpipe", 2, 2), [StageTime(1.0, 2.0)] * 2).ends
+    (9.0, 7.0)
+    """
+    arrivals: dict[tuple[int, int, int], float] = {}  # of a direction and micro-batch, at a stage
     events: list[Event] = []
     position, now = [0] * len(plan), [0.0] * len(plan)
     progress = True
@@ -179,13 +263,15 @@ def _carry_out(plan: Plan, duration: dict[str, float]) -> list[Event]:
         for stage, actions in enumerate(plan):
             while position[stage] < len(actions):
                 action = actions[position[stage]]
-                source = source_of(stage, len(plan), action)
-                if source is not None and (source, action) not in ended:
+                message = (stage, action.direction, action.micro_batch)
+                if source_of(stage, len(plan), action) is not None and message not in arrivals:
                     break
-                arrival = 0.0 if source is None else ended[source, action]
-                begin = max(now[stage], arrival)
-                now[stage] = ended[stage, action] = begin + duration[action.kind]
-                events.append(Event(stage, action, begin, now[stage]))
+                begin = max(now[stage], arrivals.get(message, 0.0))
+                now[stage] = end = begin + stages[stage].of(action)
+                events.append(Event(stage, action, begin, end))
+                if action.direction:
+                    to = (stage + action.direction, action.direction, action.micro_batch)
+                    arrivals[to] = end + stages[stage].message(action)
                 position[stage] += 1
                 progress = True
     waiting = [
@@ -196,4 +282,6 @@ def _carry_out(plan: Plan, duration: dict[str, float]) -> list[Event]:
     ]
     if waiting:
         raise PipelineError(f"the stages deadlock: {', '.join(waiting)}; change their order")
-    return events
+    events.sort(key=lambda event: (event.begin, event.stage))
+    numbers = {event.action.micro_batch for event in events}
+    return Timeline(tuple(events), len(plan), len(numbers))

@@ -9,6 +9,9 @@ from pydtnn.comm.schedules.picture import INK, LINE, QUIET
 from pydtnn.parallel.pipeline.check import Event, Timeline, source_of
 from pydtnn.utils.figures import save_figure
 
+LETTERS = {"forward": "f", "backward": "b", "backward_inputs": "b", "backward_parameters": "w"}
+"""Kinds of actions in a table."""
+
 
 def text(name: str, done: Timeline) -> str:
     """Format a schedule as a table, with a row for each stage and a column for each unit of time.
@@ -30,11 +33,12 @@ def text(name: str, done: Timeline) -> str:
     """
     width = len(str(done.micro_batches - 1)) + 1
     columns = round(done.duration)
-    lines = [title(name, done), "f0: forward of micro-batch 0, b0: backward", ""]
+    words = "gradients of inputs, w0: of parameters" if done.has_halves else "backward"
+    lines = [title(name, done), f"f0: forward of micro-batch 0, b0: {words}", ""]
     for stage in range(done.stages):
         cells = [""] * columns
         for event in done.of(stage):
-            label = f"{event.action.kind[0]}{event.action.micro_batch}"
+            label = f"{LETTERS[event.action.kind]}{event.action.micro_batch}"
             for time in range(round(event.begin), round(event.end)):
                 cells[time] = label
         row = " ".join(cell.ljust(width) for cell in cells)
@@ -57,7 +61,15 @@ MAX_ACTIONS = 2048
 UNIT, ROW = 0.32, 0.5
 """Inches of a unit of time, and from stage to stage."""
 
-COLORS = {"forward": "#9db8da", "backward": "#e0a98c"}
+COLORS = {
+    "forward": "#9db8da",
+    "backward": "#e0a98c",
+    "backward_inputs": "#e0a98c",
+    "backward_parameters": "#b9cf9f",
+}
+
+WORDS = {"backward_inputs": "gradients of inputs", "backward_parameters": "of parameters"}
+"""Kinds of actions in the legend, where they are not their names."""
 
 
 def draw(path: Path, name: str, done: Timeline) -> None:
@@ -108,16 +120,17 @@ def _figure(make: Any, name: str, done: Timeline) -> Any:
     for stage in range(done.stages):
         axes.plot((0, done.duration), (stage, stage), color=LINE, lw=0.8, zorder=1)
         axes.text(-0.3, stage, f"stage {stage}", ha="right", size=8, color=QUIET, **words)
-    ends = {(event.stage, event.action): event for event in done.events}
+    sent = {(e.stage, e.action.direction, e.action.micro_batch): e for e in done.events}
     for event in done.events:
-        source = source_of(event.stage, done.stages, event.action)
+        source, action = source_of(event.stage, done.stages, event.action), event.action
         if source is not None:
-            _message(axes, ends[source, event.action], event)
+            _message(axes, sent[source, action.direction, action.micro_batch], event)
         _box(axes, event)
-    for place, kind in enumerate(COLORS):
+    for place, kind in enumerate(k for k in COLORS if any(e.action.kind == k for e in done.events)):
         x = 7 * place
         axes.add_patch(_rectangle(x, done.stages - 0.3, 0.8, 0.4, COLORS[kind]))
-        axes.text(x + 1.1, done.stages - 0.1, kind, size=8, color=QUIET, **words)
+        text_of = WORDS.get(kind, kind)
+        axes.text(x + 1.1, done.stages - 0.1, text_of, size=8, color=QUIET, **words)
     return figure
 
 

@@ -4,7 +4,8 @@ A schedule is a function of a stage, the number of stages and the number of micr
 returns the actions of that stage in order. Messages follow from the actions: before ``forward(m)``
 a stage receives the values of micro-batch m from the stage before it, and afterwards it sends its
 own to the next; ``backward(m)`` does the same with gradients in the other direction. Sends do not
-block; an action begins when its message has arrived.
+block; an action begins when its message has arrived. Backward may be in two halves: gradients of
+inputs, which the stage before waits for, and later those of parameters, which nobody waits for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from pydtnn.utils.names import some
 from pydtnn.utils.registry import Registry
 
 
@@ -20,7 +22,8 @@ class Action(NamedTuple):
 
     Attributes
     ----------
-    kind : {"forward", "backward"}
+    kind : str
+        One of `KINDS`.
     micro_batch : int
         From 0.
     """
@@ -31,6 +34,18 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind} {self.micro_batch}"
 
+    @property
+    def direction(self) -> int:
+        """From which stage to which its messages travel: 1, -1, or 0 if it has none."""
+        return KINDS[self.kind]
+
+
+KINDS = {"forward": 1, "backward": -1, "backward_inputs": -1, "backward_parameters": 0}
+"""Kinds of actions, with the direction of the messages that they wait for and send."""
+
+LAST = ("backward", "backward_parameters")
+"""Kinds of the last action of a micro-batch, which releases its values."""
+
 
 def forward(micro_batch: int) -> Action:
     """Compute the outputs and the loss of a micro-batch, and keep the values for backward."""
@@ -40,6 +55,16 @@ def forward(micro_batch: int) -> Action:
 def backward(micro_batch: int) -> Action:
     """Compute the gradients of a micro-batch, and release its values."""
     return Action("backward", micro_batch)
+
+
+def backward_inputs(micro_batch: int) -> Action:
+    """Compute the first half of backward: the gradients that the stage before waits for."""
+    return Action("backward_inputs", micro_batch)
+
+
+def backward_parameters(micro_batch: int) -> Action:
+    """Compute the second half of backward: the gradients of parameters; release all values."""
+    return Action("backward_parameters", micro_batch)
 
 
 Schedule = Callable[[int, int, int], Iterable[Action]]
@@ -93,14 +118,54 @@ def eager_one_forward_one_backward(stage: int, stages: int, micro_batches: int) 
     return _alternating(2 * (stages - stage - 1), micro_batches)
 
 
-def _alternating(ahead: int, micro_batches: int) -> list[Action]:
-    """Forward passes in advance, then one forward and one backward pass in turn."""
-    ahead = min(ahead, micro_batches)
-    actions = [*map(forward, range(ahead))]
-    for micro_batch in range(micro_batches):
-        if micro_batch + ahead < micro_batches:
-            actions.append(forward(micro_batch + ahead))
-        actions.append(backward(micro_batch))
+def zb_h1(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """As 1F1B, with gradients of parameters `stage` micro-batches later than those of inputs.
+
+    They are computed where 1F1B waits at the end of a step. Every stage keeps at most `stages`
+    micro-batches, as the first one does with 1F1B.
+
+    References
+    ----------
+    Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (arXiv 2023), section 2.2: ZB-H1.
+
+    >>> [str(action) for action in zb_h1(1, 2, 2)]  # doctest: +NORMALIZE_WHITESPACE
+    ['forward 0', 'backward_inputs 0', 'forward 1', 'backward_inputs 1',
+     'backward_parameters 0', 'backward_parameters 1']
+    """
+    return _alternating(stages - stage - 1, micro_batches, delay=stage)
+
+
+def zb_2p(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """As ZB-H1 with twice as many forward passes in advance, and twice the delay.
+
+    If an action takes the same time in every kind and stage, no stage waits between its first and
+    its last action. Every stage keeps at most ``2 stages - 1`` micro-batches.
+
+    References
+    ----------
+    Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (arXiv 2023), sections 2.2 and 5: the
+    schedule ZB-H2, which their search finds as ZB-2p.
+    """
+    return _alternating(2 * (stages - stage - 1), micro_batches, delay=2 * stage)
+
+
+def _alternating(ahead: int, micro_batches: int, delay: int | None = None) -> list[Action]:
+    """Forward passes in advance, then one forward and one backward pass in turn.
+
+    With a delay, gradients of parameters are computed that many micro-batches later than those of
+    inputs.
+    """
+    ahead, numbers = min(ahead, micro_batches), range(micro_batches)
+    actions = [*map(forward, numbers[:ahead])]
+    for m in numbers:
+        actions += map(forward, numbers[m + ahead : m + ahead + 1])
+        if delay is None:
+            actions.append(backward(m))
+        else:
+            actions.append(backward_inputs(m))
+            actions += map(backward_parameters, numbers[max(m - delay, 0) : max(m - delay + 1, 0)])
+    if delay is not None:
+        actions += map(backward_parameters, numbers[max(micro_batches - delay, 0) :])
     return actions
 
 
@@ -108,6 +173,8 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "eager_1f1b": eager_one_forward_one_backward,
+    "zb_h1": zb_h1,
+    "zb_2p": zb_2p,
 }
 """Schedules by their names on the command line."""
 
@@ -148,9 +215,10 @@ def actions_of(
         raise TypeError(f"{who}: a pipeline schedule must return actions, got {returned!r}")
     actions = tuple(returned)
     for action in actions:
-        if not isinstance(action, Action) or action.kind not in ("forward", "backward"):
+        if not isinstance(action, Action) or action.kind not in KINDS:
             raise TypeError(
-                f"{who}: the actions of a stage must be forward(m) and backward(m), got {action!r}"
+                f"{who}: the actions of a stage must be {some([f'{k}(m)' for k in KINDS])}, got "
+                f"{action!r}"
             )
     return actions
 
@@ -158,7 +226,7 @@ def actions_of(
 def bubble(stages: int, micro_batches: int) -> float:
     """Return the fraction of a step in which a stage waits: ``(S - 1) / (M + S - 1)``.
 
-    For all schedules of this module, with equal stages and messages that take no time.
+    For GPipe, 1F1B and eager 1F1B, with equal stages and messages that take no time.
 
     >>> bubble(4, 12)
     0.2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.utils.observer import RECOMPUTED
+from pydtnn.utils.observer import RECOMPUTED, layer_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,8 +36,8 @@ class Label:
     @property
     def part(self) -> tuple[str, int]:
         """Name of the node; 0 for its forward pass, 1 for backward, 2 for a repeated forward."""
-        name = self.name.removesuffix(RECOMPUTED)
-        return name, 2 if name != self.name else int(self.kind != "forward")
+        again = self.name.endswith(RECOMPUTED)
+        return layer_of(self.name), 2 if again else int(self.kind != "forward")
 
 
 class ComputeCosts(ABC):

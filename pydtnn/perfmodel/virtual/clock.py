@@ -15,7 +15,7 @@ from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.prediction import LayerTime, StepTime
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import Clock
-from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
+from pydtnn.utils.observer import HALVES, Kind, Observer, layer_of
 
 PARTS = (Kind.KERNEL, Kind.LOAD)
 """Activities inside segments, which are reported in some runs only."""
@@ -119,9 +119,12 @@ class SegmentClock(Clock, Observer):
         key = label, self._samples
         seconds = self._known.get(key)
         if seconds is None:
-            layer = self._layers.get(label.name.removesuffix(RECOMPUTED))
+            layer = self._layers.get(layer_of(label.name))
             layer = None if label.kind == "phase" else layer
-            seconds = self._costs.seconds(label, layer, self._samples)
+            whole = label._replace(name=layer_of(label.name))
+            half = label.name.endswith(HALVES)
+            seconds = self._costs.seconds(whole if half else label, layer, self._samples)
+            seconds /= 1 + half
             if self._costs.constant and layer is not None:
                 self._known[key] = seconds
         return seconds

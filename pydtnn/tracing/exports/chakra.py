@@ -20,7 +20,7 @@ from pydtnn.tracing.analysis.states import State, States, find_states
 from pydtnn.tracing.chakra import Collective, Node, NodeType, encode
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.files import check_new, write_file
-from pydtnn.utils.observer import RECOMPUTED, Kind
+from pydtnn.utils.observer import Kind, layer_of
 
 COLLECTIVES = {
     "allreduce": Collective.ALL_REDUCE,
@@ -126,7 +126,7 @@ class _Rank:
         row, costs = self.timeline.activities[activity] if activity >= 0 else None, {}
         name = "step" if row is None else self.timeline.title(int(row["kind"]), int(row["name"]))
         if row is not None and row["kind"] in (Kind.FORWARD, Kind.BACKWARD):
-            layer = self.timeline.names[row["name"]].removesuffix(RECOMPUTED)
+            layer = layer_of(self.timeline.names[row["name"]])
             facts = self.timeline.about[self.rank].get("layers", {}).get(layer)
             what, share = Kind(int(row["kind"])).name.lower(), (stop - start) / int(row["own"])
             if facts:

@@ -12,22 +12,59 @@ from pydtnn.parallel.pipeline import (
     PipelineError,
     actions_of,
     backward,
+    backward_inputs,
+    backward_parameters,
     bubble,
     check,
     find,
     forward,
 )
+from pydtnn.parallel.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.parallel.pipeline.picture import text
 
 NAMES = sorted(PIPELINE_SCHEDULES)
 SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+PAPERS = [4, 8, 16]
+"""Stages for which bubbles are compared with the formulas of papers."""
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b"])
 def test_the_bubble_counted_from_a_schedule_is_that_of_the_formula(name: str) -> None:
     for stages, micro_batches in SIZES:
         counted = check(name, stages, micro_batches).bubble
         assert counted == pytest.approx(bubble(stages, micro_batches), abs=1e-12)
+
+
+@pytest.mark.parametrize("stages", PAPERS)
+@pytest.mark.parametrize(("f", "b", "w"), [(1, 1, 1), (10, 12, 8), (10, 11, 10)])
+def test_stages_wait_as_long_as_in_the_formulas_of_papers(
+    stages: int, f: int, b: int, w: int
+) -> None:
+    """Qi et al., section 2.2, table 1, with the times of forward and of the halves of backward."""
+    times = {"forward": f, "backward": b + w, "parameters": w}
+    waiting = {name: check(name, stages, 3 * stages, **times).waiting for name in NAMES}
+    assert waiting["1f1b"] == (stages - 1) * (f + b + w)
+    assert waiting["zb_h1"] == (stages - 1) * (f + b - w)
+    assert waiting["zb_2p"] == (stages - 1) * (f + b - 2 * w)
+    if f == b == w:
+        assert waiting["zb_h1"] <= 0.4 * waiting["1f1b"]
+
+
+def test_a_step_of_zb_h1_has_a_third_of_the_bubble_of_1f1b() -> None:
+    for stages in PAPERS:
+        work = 3 * 3 * stages
+        idle = {name: check(name, stages, 3 * stages).duration - work for name in NAMES}
+        assert idle["zb_h1"] == idle["1f1b"] / 3 == stages - 1
+
+
+def test_zb_h1_keeps_as_many_micro_batches_as_the_first_stage_of_1f1b_and_zb_2p_twice() -> None:
+    for stages, micro_batches in SIZES:
+        kept = {name: check(name, stages, micro_batches).in_flight for name in NAMES}
+        assert max(kept["zb_h1"]) == max(kept["1f1b"])
+        assert kept["zb_h1"] == (min(stages, micro_batches),) * stages
+        assert kept["zb_2p"] == (min(2 * stages - 1, micro_batches),) * stages
 
 
 def test_gpipe_keeps_all_micro_batches_and_1f1b_at_most_one_per_following_stage() -> None:
@@ -43,15 +80,16 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_at_most_one_per_following_stage(
 def test_backward_passes_are_in_the_order_of_the_samples(name: str) -> None:
     for stage in range(3):
         actions = actions_of(name, stage, 3, 5)
-        assert [a.micro_batch for a in actions if a.kind == "backward"] == [*range(5)]
+        for kinds in (("backward", "backward_inputs"), ("backward", "backward_parameters")):
+            assert [a.micro_batch for a in actions if a.kind in kinds] == [*range(5)]
 
 
-def plan() -> list[list[Action]]:
-    return [[*actions_of("1f1b", stage, 3, 4)] for stage in range(3)]
+def plan(name: str = "1f1b") -> list[list[Action]]:
+    return [[*actions_of(name, stage, 3, 4)] for stage in range(3)]
 
 
 def broken(change: str) -> list[list[Action]]:
-    actions = plan()
+    actions = plan("zb_h1" if "halves" in change else "1f1b")
     own = actions[1]
     if change == "missing forward":
         own.remove(forward(2))
@@ -64,6 +102,22 @@ def broken(change: str) -> list[list[Action]]:
         own[a], own[b] = own[b], own[a]
     elif change == "negative":
         own.append(forward(-1))
+    elif change == "halves: dw twice":
+        own.append(backward_parameters(2))
+    elif change == "halves: dw forgotten":
+        own.remove(backward_parameters(2))
+    elif change == "halves: dx before its input":
+        own.remove(backward_inputs(3))
+        own.insert(own.index(forward(3)), backward_inputs(3))
+    elif change == "halves: dw before dx":
+        own.remove(backward_parameters(3))
+        own.insert(own.index(backward_inputs(3)), backward_parameters(3))
+    elif change == "halves: beside one piece":
+        own.remove(backward_parameters(3))
+        own[own.index(backward_inputs(3))] = backward(3)
+    elif change == "halves: deadlock":
+        actions[2].remove(backward_inputs(0))
+        actions[2].insert(actions[2].index(backward_parameters(0)), backward_inputs(0))
     elif change == "deadlock":  # the last stage returns 1 before 0, and stage 1 needs 0 for 2
         actions[2] = [*map(forward, range(4)), *map(backward, range(4))]
         actions[1] = [forward(0), backward(0), *map(forward, (1, 2, 3)), *map(backward, (1, 2, 3))]
@@ -79,6 +133,18 @@ def broken(change: str) -> list[list[Action]]:
         ("backward first", "stage 1 has backward 3 before forward 3; swap them"),
         ("negative", "stage 1 has forward -1, but micro-batches are 0 to 3; remove it"),
         ("deadlock", "deadlock: .*stage 1 waits in backward 0 for stage 2, stage 2 waits in"),
+        ("halves: dw twice", "stage 1 has backward_parameters 2 2 times; keep one"),
+        ("halves: dw forgotten", "stage 1 lacks backward_parameters 2; add it"),
+        (
+            "halves: dx before its input",
+            "stage 1 has backward_inputs 3 before forward 3; swap them",
+        ),
+        (
+            "halves: dw before dx",
+            "stage 1 has backward_parameters 3 before backward_inputs 3; swap them",
+        ),
+        ("halves: beside one piece", "stage 1 has backward 3 in one piece, and others in two"),
+        ("halves: deadlock", "stage 1 waits in backward_inputs 0 for stage 2"),
     ],
 )
 def test_the_checker_refuses_broken_schedules(change: str, message: str) -> None:
@@ -101,6 +167,27 @@ def test_functions_that_return_something_else_are_refused(returned: Any) -> None
 def test_unknown_names_are_answered_with_near_ones() -> None:
     with pytest.raises(ValueError, match="unknown pipeline schedule '1f1', did|did you mean"):
         find("1f1")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+def test_the_slowest_stage_determines_the_time(schedule: str) -> None:
+    stages = [StageTime(1.0, 2.0), StageTime(2.0, 4.0)]
+    done = carry_out(plan_of(schedule, 2, 100), stages)
+    assert done.duration == max(done.ends) == pytest.approx(600, rel=0.02)
+
+
+def test_messages_delay_the_stages_that_wait_for_them() -> None:
+    fast, slow = (
+        carry_out(plan_of("gpipe", 2, 1), [StageTime(1.0, 2.0, wire, wire)] * 2).duration
+        for wire in (0.0, 0.5)
+    )
+    assert (fast, slow) == (6, 7)
+
+
+def test_the_text_shows_both_halves_of_backward() -> None:
+    lines = text("zb_h1", check("zb_h1", 2, 2)).splitlines()
+    assert lines[1].endswith("b0: gradients of inputs, w0: of parameters")
+    assert lines[-2:] == ["stage 0  f0 f1    b0 w0 b1 w1", "stage 1     f0 b0 f1 b1 w0 w1"]
 
 
 def test_the_text_shows_when_each_stage_computes_what() -> None:

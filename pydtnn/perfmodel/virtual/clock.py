@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,10 +122,9 @@ class SegmentClock(Clock, Observer):
         if seconds is None:
             layer = self._layers.get(layer_of(label.name))
             layer = None if label.kind == "phase" else layer
-            whole = label._replace(name=layer_of(label.name))
             half = label.name.endswith(HALVES)
-            seconds = self._costs.seconds(whole if half else label, layer, self._samples)
-            seconds /= 1 + half
+            whole = replace(label, name=layer_of(label.name)) if half else label
+            seconds = self._costs.seconds(whole, layer, self._samples) / (1 + half)
             if self._costs.constant and layer is not None:
                 self._known[key] = seconds
         return seconds

@@ -4,8 +4,8 @@
  * where they lie and packed keys. Forward goes along a row of blocks and keeps each query's
  * largest score so far and its sum of exponentials; both are corrected, with the output, when a
  * larger score appears. A row needs no more than the logarithm of its sum for backward, which
- * computes each block again. Causal attention skips the blocks above the diagonal, and computes
- * those on it as a whole.
+ * computes each block again. Causal attention skips the blocks above the diagonal, and in those on
+ * it what panels and strips of rows do not need.
  *
  *   forward    s = q k' / sqrt(E)     gemm_rows, keys turned and scaled while they are packed
  *              y += exp(s - top) v    gemm_rows
@@ -25,22 +25,19 @@
 /* Replace a block of scores by weights exp(s - top), dropped ones 0, and update the largest scores
  * and sums of its queries. Outputs so far are multiplied by exp(old top - top). */
 static void weigh(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                  ptrdiff_t query, ptrdiff_t queries, ptrdiff_t first, ptrdiff_t keys, real *score,
-                  real *top, real *sum, real *y, ptrdiff_t ldy) {
-    for (ptrdiff_t i = 0; i < queries; i++) {
+                  const struct block *block, real *score, real *top, real *sum, real *y,
+                  ptrdiff_t ldy) {
+    for (ptrdiff_t i = 0; i < block->queries; i++) {
         real *row = score + i * KEYS, *out = y + i * ldy;
-        const ptrdiff_t seen = keys_seen(s, query + i, first, keys);
-        if (seen == 0) {
-            memset(row, 0, (size_t)keys * sizeof(real));
-            continue;
-        }
+        const ptrdiff_t seen = seen_by(block, i);
+        memset(row + seen, 0, (size_t)zeros_of(block, i) * sizeof(real));
+        if (seen == 0) continue;
         const real largest = row_max(row, seen), before = top[i];
         top[i] = largest > before ? largest : before;
         vec last;
         const real added = row_exp(row, seen, top[i], row, &last);
         vstore_part(row + seen - seen % LANES, last, seen % LANES);
-        memset(row + seen, 0, (size_t)(keys - seen) * sizeof(real));
-        if (first == 0) {
+        if (block->key == 0) {
             sum[i] = added;
         } else {
             const vec correction = vexp(vset(before - top[i]));
@@ -51,7 +48,8 @@ static void weigh(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t h
         }
         if (s->samples) {
             real factor[KEYS] __attribute__((aligned(64)));
-            NAME(attention_mask)(s, sample, head, query + i, first, seen, factor);
+            NAME(attention_mask)(s, sample, head, block->query + i, block->key, seen,
+                                 factor);
             for (ptrdiff_t j = 0; j < seen; j += LANES) {
                 const ptrdiff_t n = smaller(seen - j, LANES);
                 store(row + j, load(row + j, n) * vload(factor + j), n);
@@ -98,12 +96,10 @@ static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrd
         const ptrdiff_t queries = smaller(length - i, QUERIES);
         for (ptrdiff_t r = 0; r < queries; r++) top[r] = (real)-__builtin_inf();
         for (ptrdiff_t j = 0; j < (s->causal ? i + queries : length); j += KEYS) {
-            const ptrdiff_t keys = smaller(length - j, KEYS);
-            NAME(attention_product)(queries, keys, width, q + i * ld, ld, keys_packed + j * width,
-                                    width, 0, score, KEYS, 0);
-            weigh(s, sample, head, i, queries, j, keys, score, top, sum, y + i * ldy, ldy);
-            NAME(attention_product)(queries, width, keys, score, KEYS, values, length, j,
-                                    y + i * ldy, ldy, j > 0);
+            const struct block block = block_of(s, length, i, j);
+            NAME(attention_scores)(&block, length, width, q + i * ld, ld, keys_packed, score);
+            weigh(s, sample, head, &block, score, top, sum, y + i * ldy, ldy);
+            NAME(attention_values)(&block, length, width, score, values, y + i * ldy, ldy);
         }
         normalize(s, queries, top, sum, y + i * ldy, ldy, log_sums + i);
     }

@@ -19,13 +19,15 @@
 
 /* Turn a block of scores into weights for dv, and one of dp into ds. */
 static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                          ptrdiff_t query, ptrdiff_t queries, ptrdiff_t first, ptrdiff_t keys,
-                          const real *log_sums, const real *dot, real scale, real *p, real *dp) {
+                          const struct block *block, const real *log_sums, const real *dot,
+                          real scale, real *p, real *dp) {
     real factor[KEYS] __attribute__((aligned(64)));
-    for (ptrdiff_t i = 0; i < queries; i++) {
+    for (ptrdiff_t i = 0; i < block->queries; i++) {
         real *weight = p + i * KEYS, *gradient = dp + i * KEYS;
-        const ptrdiff_t seen = keys_seen(s, query + i, first, keys);
-        if (s->samples) NAME(attention_mask)(s, sample, head, query + i, first, seen, factor);
+        const ptrdiff_t seen = seen_by(block, i);
+        if (s->samples) {
+            NAME(attention_mask)(s, sample, head, block->query + i, block->key, seen, factor);
+        }
         for (ptrdiff_t j = 0; j < seen; j += LANES) {
             const ptrdiff_t n = smaller(seen - j, LANES);
             const vec kept = s->samples ? vload(factor + j) : vset(1);
@@ -33,8 +35,9 @@ static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptr
             store(gradient + j, w * (load(gradient + j, n) * kept - dot[i]) * scale, n);
             store(weight + j, w * kept, n);
         }
-        memset(weight + seen, 0, (size_t)(keys - seen) * sizeof(real));
-        memset(gradient + seen, 0, (size_t)(keys - seen) * sizeof(real));
+        const size_t zeros = (size_t)zeros_of(block, i) * sizeof(real);
+        memset(weight + seen, 0, zeros);
+        memset(gradient + seen, 0, zeros);
     }
 }
 
@@ -76,8 +79,8 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
     dy += at;
     log_sums += (sample * s->heads + head) * s->length;
     zero_rows(length, s->length, width, dq, ld);
-    zero_rows(length, s->length, width, dk, ld);
-    zero_rows(length, s->length, width, dv, ld);
+    zero_rows(s->causal ? 0 : length, s->length, width, dk, ld);
+    zero_rows(s->causal ? 0 : length, s->length, width, dv, ld);
     NAME(attention_pack_turned)(length, width, k, ld, scale, keys_turned);
     NAME(attention_pack_turned)(length, width, v, ld, 1, values_turned);
     NAME(attention_pack)(length, width, q, ld, q_rows);
@@ -85,22 +88,15 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
     NAME(attention_pack)(length, width, dy, ldy, dy_rows);
     row_dots(s, length, dy, y + at, dot);
     for (ptrdiff_t j = 0; j < length; j += KEYS) {
-        const ptrdiff_t keys = smaller(length - j, KEYS);
         const ptrdiff_t start = s->causal ? j / QUERIES * QUERIES : 0; /* those before see none */
         for (ptrdiff_t i = start; i < length; i += QUERIES) {
-            const ptrdiff_t queries = smaller(length - i, QUERIES);
-            NAME(attention_product)(queries, keys, width, q + i * ld, ld, keys_turned + j * width,
-                                    width, 0, p, KEYS, 0);
-            NAME(attention_product)(queries, keys, width, dy + i * ldy, ldy,
-                                    values_turned + j * width, width, 0, dp, KEYS, 0);
-            differentiate(s, sample, head, i, queries, j, keys, log_sums + i, dot + i, scale, p,
-                          dp);
-            NAME(attention_outer)(keys, width, queries, p, KEYS, dy_rows, length, i, dv + j * ld,
-                                  ld, i > start);
-            NAME(attention_outer)(keys, width, queries, dp, KEYS, q_rows, length, i, dk + j * ld,
-                                  ld, i > start);
-            NAME(attention_product)(queries, width, keys, dp, KEYS, k_rows, length, j, dq + i * ld,
-                                    ld, j > 0);
+            const struct block block = block_of(s, length, i, j);
+            NAME(attention_scores)(&block, length, width, q + i * ld, ld, keys_turned, p);
+            NAME(attention_scores)(&block, length, width, dy + i * ldy, ldy, values_turned, dp);
+            differentiate(s, sample, head, &block, log_sums + i, dot + i, scale, p, dp);
+            NAME(attention_outer)(&block, length, width, p, dy_rows, dv + j * ld, ld);
+            NAME(attention_outer)(&block, length, width, dp, q_rows, dk + j * ld, ld);
+            NAME(attention_values)(&block, length, width, dp, k_rows, dq + i * ld, ld);
         }
     }
 }

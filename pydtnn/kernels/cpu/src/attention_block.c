@@ -20,52 +20,92 @@ void NAME(attention_pack_turned)(ptrdiff_t rows, ptrdiff_t columns, const real *
     for (ptrdiff_t i = 0; i < n; i += LANES) vstore(dst + i, vload(dst + i) * factor);
 }
 
-void NAME(attention_product)(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const real *a,
-                             ptrdiff_t lda, const real *b, ptrdiff_t panel_rows, ptrdiff_t first,
-                             real *c, ptrdiff_t ldc, int accumulate) {
+/* Row offsets of a block. */
+static void row_offsets(ptrdiff_t rows, ptrdiff_t distance, ptrdiff_t *offset) {
+    for (ptrdiff_t i = 0; i < rows; i++) offset[i] = i * distance;
+}
+
+/* Elements of a row of the panel that begins at column j of a matrix with `columns`. */
+INLINE ptrdiff_t panel_width(ptrdiff_t columns, ptrdiff_t j) {
+    return vectors_of(smaller(columns - j, ROWS_COLUMNS)) * LANES;
+}
+
+void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
+                            const real *a, ptrdiff_t lda, const real *b, real *scores) {
     ptrdiff_t a_offset[QUERIES], c_offset[QUERIES];
     const ptrdiff_t none = 0;
-    for (ptrdiff_t i = 0; i < rows; i++) {
-        a_offset[i] = i * lda;
-        c_offset[i] = i * ldc;
-    }
-    for (ptrdiff_t j = 0; j < columns; j += ROWS_COLUMNS) {
-        const ptrdiff_t count = smaller(columns - j, ROWS_COLUMNS), ldb = vectors_of(count) * LANES;
+    row_offsets(block->queries, lda, a_offset);
+    row_offsets(block->queries, KEYS, c_offset);
+    for (ptrdiff_t j = 0; j < block->keys; j += ROWS_COLUMNS) {
+        /* rows before the first that sees key j */
+        const ptrdiff_t skipped = block->causal ? larger(j + 1 - block->seen, 0) : 0;
         const struct gemm_rows task = {.a = a,
-                                       .a_offset = a_offset,
+                                       .a_offset = a_offset + skipped,
                                        .segment = &none,
                                        .b_row = &none,
                                        .segments = 1,
-                                       .length = depth,
-                                       .b = b + j * panel_rows + first * ldb,
-                                       .ldb = ldb,
-                                       .c = c + j,
-                                       .c_offset = c_offset,
-                                       .columns = count,
-                                       .accumulate = accumulate};
-        NAME(gemm_rows)(rows, &task);
+                                       .length = width,
+                                       .b = b + (block->key + j) * width,
+                                       .ldb = panel_width(length, block->key + j),
+                                       .c = scores + j,
+                                       .c_offset = c_offset + skipped,
+                                       .columns = smaller(block->keys - j, ROWS_COLUMNS)};
+        NAME(gemm_rows)(block->queries - skipped, &task);
     }
 }
 
-void NAME(attention_outer)(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const real *a,
-                           ptrdiff_t lda, const real *b, ptrdiff_t panel_rows, ptrdiff_t first,
-                           real *c, ptrdiff_t ldc, int accumulate) {
-    const ptrdiff_t none = 0;
-    for (ptrdiff_t j = 0; j < columns; j += ROWS_COLUMNS) {
-        const ptrdiff_t count = smaller(columns - j, ROWS_COLUMNS), ldb = vectors_of(count) * LANES;
-        const struct gemm_outer task = {.a = a,
-                                        .a_offset = &none,
-                                        .lda = lda,
-                                        .b = b + j * panel_rows + first * ldb,
-                                        .b_offset = &none,
-                                        .ldb = ldb,
-                                        .segments = 1,
-                                        .length = depth,
-                                        .c = c + j,
-                                        .ldc = ldc,
-                                        .columns = count,
-                                        .accumulate = accumulate};
-        NAME(gemm_outer)(rows, &task);
+void NAME(attention_values)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
+                            const real *weights, const real *b, real *c, ptrdiff_t ldc) {
+    ptrdiff_t a_offset[QUERIES], c_offset[QUERIES];
+    const ptrdiff_t none = 0, strip = block->seen < block->keys ? STRIP : QUERIES;
+    row_offsets(block->queries, KEYS, a_offset);
+    row_offsets(block->queries, ldc, c_offset);
+    for (ptrdiff_t i = 0; i < block->queries; i += strip) {
+        const ptrdiff_t rows = smaller(block->queries - i, strip);
+        const ptrdiff_t keys = seen_by(block, i + rows - 1);
+        for (ptrdiff_t j = 0; keys && j < width; j += ROWS_COLUMNS) {
+            const ptrdiff_t ldb = panel_width(width, j);
+            const struct gemm_rows task = {.a = weights,
+                                           .a_offset = a_offset + i,
+                                           .segment = &none,
+                                           .b_row = &none,
+                                           .segments = 1,
+                                           .length = keys,
+                                           .b = b + j * length + block->key * ldb,
+                                           .ldb = ldb,
+                                           .c = c + j,
+                                           .c_offset = c_offset + i,
+                                           .columns = smaller(width - j, ROWS_COLUMNS),
+                                           .accumulate = block->key > 0};
+            NAME(gemm_rows)(rows, &task);
+        }
+    }
+}
+
+void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
+                           const real *weights, const real *b, real *c, ptrdiff_t ldc) {
+    const ptrdiff_t none = 0, strip = block->seen < block->keys ? STRIP : KEYS;
+    for (ptrdiff_t r = 0; r < block->keys; r += strip) {
+        /* queries before the first that sees key r */
+        const ptrdiff_t skipped = block->causal ? larger(r + 1 - block->seen, 0) : 0;
+        for (ptrdiff_t j = 0; j < width; j += ROWS_COLUMNS) {
+            const ptrdiff_t ldb = panel_width(width, j);
+            const struct gemm_outer task = {
+                .a = weights + skipped * KEYS + r,
+                .a_offset = &none,
+                .lda = KEYS,
+                .b = b + j * length + (block->query + skipped) * ldb,
+                .b_offset = &none,
+                .ldb = ldb,
+                .segments = 1,
+                .length = block->queries - skipped,
+                .c = c + r * ldc + j,
+                .ldc = ldc,
+                .columns = smaller(width - j, ROWS_COLUMNS),
+                .accumulate = block->causal || block->query > 0,
+            };
+            NAME(gemm_outer)(smaller(block->keys - r, strip), &task);
+        }
     }
 }
 

@@ -9,8 +9,9 @@
 #include "gemm.h"
 
 /* Queries and keys of a block. Blocks of queries are four tiles of gemm_rows; a block of scores of
- * float stays in L1 with the panel of its operand. Keys are whole panels and whole counters. */
-enum { QUERIES = 56, KEYS = 128 };
+ * float stays in L1 with the panel of its operand. Keys are whole panels and whole counters. Along
+ * the diagonal of causal attention, a block is divided into strips of STRIP rows. */
+enum { QUERIES = 56, KEYS = 128, STRIP = 12 };
 
 /* Panels of ROWS_COLUMNS columns: of a matrix (rows, columns) with rows `stride` apart, and of its
  * transpose times a factor. */
@@ -24,16 +25,44 @@ INLINE ptrdiff_t panels_size(ptrdiff_t rows, ptrdiff_t columns) {
     return rows * vectors_of(columns) * LANES;
 }
 
-/* C (rows, columns) = A (rows, depth) B, or C += A B; rows of A and C are lda and ldc apart, rows
- * of B are rows [first, first + depth) of panels of `panel_rows` rows. At most QUERIES rows. */
-void NAME(attention_product)(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const real *a,
-                             ptrdiff_t lda, const real *b, ptrdiff_t panel_rows, ptrdiff_t first,
-                             real *c, ptrdiff_t ldc, int accumulate);
+/* A block of queries and keys, those of a sample from number `query` and `key`. */
+struct block {
+    ptrdiff_t query, queries, key, keys;
+    int causal;
+    ptrdiff_t seen; /* keys, or causal those of the first query: each one sees one more */
+};
 
-/* C (rows, columns) = A' B, or C += A' B, for A (depth, rows). */
-void NAME(attention_outer)(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const real *a,
-                           ptrdiff_t lda, const real *b, ptrdiff_t panel_rows, ptrdiff_t first,
-                           real *c, ptrdiff_t ldc, int accumulate);
+INLINE struct block block_of(const struct attention_shape *s, ptrdiff_t length, ptrdiff_t query,
+                             ptrdiff_t key) {
+    const ptrdiff_t queries = smaller(length - query, QUERIES), keys = smaller(length - key, KEYS);
+    if (!s->causal) return (struct block){query, queries, key, keys, 0, keys};
+    const ptrdiff_t seen = query + 1 - key;
+    return (struct block){query, queries, key, smaller(keys, seen + queries - 1), 1, seen};
+}
+
+/* Number of keys that row i of a block has weights for, and of those that follow as zeros up to the
+ * end of what the products of strips read. */
+INLINE ptrdiff_t seen_by(const struct block *b, ptrdiff_t i) {
+    return larger(smaller(b->seen + i, b->keys), 0);
+}
+INLINE ptrdiff_t zeros_of(const struct block *b, ptrdiff_t i) {
+    return larger(smaller(b->seen + i + STRIP, b->keys) - seen_by(b, i), 0);
+}
+
+/* scores (queries, keys) = a b, for queries in rows of a, lda apart, and panels b of the `length`
+ * keys of a sample, turned, of `width` rows. Rows of blocks are KEYS apart. */
+void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
+                            const real *a, ptrdiff_t lda, const real *b, real *scores);
+
+/* c (queries, width) = weights b, or c += weights b for all keys but the first block, for panels b
+ * of `length` rows; rows of c are ldc apart. */
+void NAME(attention_values)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
+                            const real *weights, const real *b, real *c, ptrdiff_t ldc);
+
+/* c (keys, width) = weights' b for panels b of `length` rows, or c += weights' b: of causal attention
+ * always, else for all queries but the first block. Rows of c are ldc apart. */
+void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
+                           const real *weights, const real *b, real *c, ptrdiff_t ldc);
 
 /* Number of positions of a sample. */
 INLINE ptrdiff_t positions(const struct attention_shape *s, ptrdiff_t sample) {
@@ -45,13 +74,6 @@ INLINE void zero_rows(ptrdiff_t first, ptrdiff_t last, ptrdiff_t columns, real *
                       ptrdiff_t stride) {
     const size_t size = (size_t)columns * sizeof(real);
     for (ptrdiff_t i = first; i < last; i++) memset(x + i * stride, 0, size);
-}
-
-/* Number of keys of a block, from key `first`, that query `query` has weights for. */
-INLINE ptrdiff_t keys_seen(const struct attention_shape *s, ptrdiff_t query, ptrdiff_t first,
-                           ptrdiff_t keys) {
-    if (!s->causal) return keys;
-    return larger(smaller(query + 1 - first, keys), 0);
 }
 
 /* factor[j] = s->factor for weights that are kept and 0 for others: of keys [first, first + keys)

@@ -15,7 +15,7 @@ PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
 # As in src/attention_parts.h.
-QUERIES, KEYS, VECTOR_BYTES = 56, 128, 64
+QUERIES, KEYS, VECTOR_BYTES = 60, 128, 64
 # As in src/recurrent.c: rows of all gates, and of states, for each sample.
 WIDE_ROWS, NARROW_ROWS, GAP_BYTES = 2, 6, 192
 

@@ -3,74 +3,108 @@
  * The weights of a head are computed in blocks of QUERIES x KEYS, by gemm_rows from the queries
  * where they lie and packed keys. Forward goes along a row of blocks and keeps each query's
  * largest score so far and its sum of exponentials; both are corrected, with the output, when a
- * larger score appears. A row needs no more than the logarithm of its sum for backward, which
+ * larger score appears. The largest scores of all queries of a block are found first: no
+ * exponential waits for one. A row needs no more than the logarithm of its sum for backward, which
  * computes each block again. Causal attention skips the blocks above the diagonal, and in those on
  * it what panels and strips of rows do not need.
  *
- *   forward    s = q k' / sqrt(E)     gemm_rows, keys turned and scaled while they are packed
- *              y += exp(s - top) v    gemm_rows
+ *   forward    s = q k'                            gemm_rows, keys turned while they are packed
+ *              y += exp((s - top) / sqrt(E)) v     gemm_rows
  *   backward   see attention_backward.c
  *
  * Packed operands of a head, T x E elements each, stay in L2 up to some 500 positions of 64
  * elements. A thread computes whole heads, so each sum has one order for any number of threads.
- * Expected: 0.55 of the peak of multiply-adds with E = 64 and 200 positions, where exponentials and
- * packing take most of the rest; heads narrower than a vector waste lanes.
+ * Expected: 0.65 of the peak of multiply-adds with E = 64 and 200 positions; the rest is packing,
+ * exponentials, which take a tenth each, and partial tiles. Heads narrower than a vector waste
+ * lanes.
  *
  * Ideas: Dao et al., "FlashAttention", NeurIPS 2022, algorithms 1 and 4; the running maximum:
  * Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
  */
 #include "attention_parts.h"
-#include "rows.h"
+#include "functions.h"
 
-/* Replace a block of scores by weights exp(s - top), dropped ones 0, and update the largest scores
- * and sums of its queries. Outputs so far are multiplied by exp(old top - top). */
+/* The largest score of each query so far, and the sum of its exponentials; in whole vectors. */
+struct softmax {
+    real top[QUERIES + LANES], sum[QUERIES + LANES];
+};
+
+/* Update the largest scores, and store what they were before. */
+static void find_tops(const struct block *b, const real *score, real *top, real *before) {
+    for (ptrdiff_t i = 0; i < b->queries; i++) {
+        const real *row = score + i * KEYS;
+        const ptrdiff_t seen = seen_by(b, i), whole = seen - seen % LANES;
+        const vec old = vset(top[i]);
+        vec largest = whole < seen ? vmax(vector_of(row, whole, seen, old), old) : old;
+        for (ptrdiff_t j = 0; j < whole; j += LANES) largest = vmax(largest, vload(row + j));
+        before[i] = top[i];
+        top[i] = vtop(largest);
+    }
+}
+
+/* Replace scores of row i by weights 2^((score - top) factor); return their sum. */
+static real find_weights(const struct block *b, ptrdiff_t i, real top, real factor, real *row) {
+    const ptrdiff_t seen = seen_by(b, i), whole = seen - seen % LANES;
+    vec sum = vzero();
+    if (whole < seen) {
+        const vec weight = vexp2((vector_of(row, whole, seen, vset(top)) - top) * factor);
+        vstore(row + whole, weight);
+        sum = vector_of(row, whole, seen, vzero());
+    }
+    zero_unseen(b, i, row);
+    for (ptrdiff_t j = 0; j < whole; j += LANES) {
+        const vec weight = vexp2((vload(row + j) - top) * factor);
+        vstore(row + j, weight);
+        sum += weight;
+    }
+    return vsum(sum);
+}
+
+/* Multiply a row of outputs. */
+INLINE void scale_row(ptrdiff_t width, real factor, real *y) {
+    ptrdiff_t e = 0;
+    for (; e + LANES <= width; e += LANES) vstore(y + e, vload(y + e) * factor);
+    if (e < width) vstore_part(y + e, vload_part(y + e, width - e) * factor, width - e);
+}
+
+/* Replace a block of scores by weights, dropped ones 0. Sums and outputs so far are multiplied by
+ * 2^((old top - top) factor). */
 static void weigh(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                  const struct block *block, real *score, real *top, real *sum, real *y,
+                  const struct block *b, real *score, struct softmax *state, real *y,
                   ptrdiff_t ldy) {
-    for (ptrdiff_t i = 0; i < block->queries; i++) {
-        real *row = score + i * KEYS, *out = y + i * ldy;
-        const ptrdiff_t seen = seen_by(block, i);
-        memset(row + seen, 0, (size_t)zeros_of(block, i) * sizeof(real));
-        if (seen == 0) continue;
-        const real largest = row_max(row, seen), before = top[i];
-        top[i] = largest > before ? largest : before;
-        vec last;
-        const real added = row_exp(row, seen, top[i], row, &last);
-        vstore_part(row + seen - seen % LANES, last, seen % LANES);
-        if (block->key == 0) {
-            sum[i] = added;
-        } else {
-            const vec correction = vexp(vset(before - top[i]));
-            sum[i] = sum[i] * correction[0] + added;
-            ptrdiff_t e = 0;
-            for (; e + LANES <= s->width; e += LANES) vstore(out + e, vload(out + e) * correction);
-            vstore_part(out + e, vload_part(out + e, s->width - e) * correction, s->width - e);
-        }
+    const real factor = to_powers_of_2(s);
+    real correction[QUERIES + LANES];
+    find_tops(b, score, state->top, correction);
+    for (ptrdiff_t i = 0; b->key > 0 && i < b->queries; i += LANES) {
+        vstore(correction + i, vexp2((vload(correction + i) - vload(state->top + i)) * factor));
+    }
+    for (ptrdiff_t i = 0; i < b->queries; i++) {
+        real *row = score + i * KEYS;
+        const real added = find_weights(b, i, state->top[i], factor, row);
+        state->sum[i] = b->key > 0 ? state->sum[i] * correction[i] + added : added;
         if (s->samples) {
-            real factor[KEYS] __attribute__((aligned(64)));
-            NAME(attention_mask)(s, sample, head, block->query + i, block->key, seen,
-                                 factor);
+            real kept[KEYS] __attribute__((aligned(64)));
+            const ptrdiff_t seen = seen_by(b, i);
+            NAME(attention_mask)(s, sample, head, b->query + i, b->key, seen, kept);
             for (ptrdiff_t j = 0; j < seen; j += LANES) {
-                const ptrdiff_t n = smaller(seen - j, LANES);
-                store(row + j, load(row + j, n) * vload(factor + j), n);
+                vstore(row + j, vload(row + j) * vload(kept + j));
             }
         }
+    }
+    for (ptrdiff_t i = 0; b->key > 0 && i < b->queries; i++) {
+        scale_row(s->width, correction[i], y + i * ldy);
     }
 }
 
 /* Divide outputs by the sums, and store the logarithms of the sums. */
-static void normalize(const struct attention_shape *s, ptrdiff_t queries, const real *top,
-                      const real *sum, real *y, ptrdiff_t ldy, real *log_sums) {
-    for (ptrdiff_t i = 0; i < queries; i++) {
-        const vec inverse = vset(1 / sum[i]);
-        real *out = y + i * ldy;
-        for (ptrdiff_t e = 0; e < s->width; e += LANES) {
-            const ptrdiff_t n = smaller(s->width - e, LANES);
-            store(out + e, load(out + e, n) * inverse, n);
-        }
-        const vec logarithm = vlog(vset(sum[i]));
-        log_sums[i] = top[i] + logarithm[0];
+static void normalize(const struct attention_shape *s, ptrdiff_t queries,
+                      const struct softmax *state, real *y, ptrdiff_t ldy, real *log_sums) {
+    const real scale = (real)(1 / __builtin_sqrt((double)s->width));
+    for (ptrdiff_t i = 0; i < queries; i += LANES) {
+        const vec log_sum = vload(state->top + i) * scale + vlog(vload(state->sum + i));
+        vstore_part(log_sums + i, log_sum, smaller(queries - i, LANES));
     }
+    for (ptrdiff_t i = 0; i < queries; i++) scale_row(s->width, 1 / state->sum[i], y + i * ldy);
 }
 
 static ptrdiff_t forward_scratch(const struct attention_shape *s) {
@@ -84,24 +118,24 @@ static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrd
                     ld = 3 * ldy;
     const real *q = qkv + sample * s->length * ld + head * width, *k = q + ldy, *v = k + ldy;
     real *keys_packed = scratch, *values = keys_packed + panels_size(width, length),
-         *score = values + panels_size(length, width), top[QUERIES], sum[QUERIES];
+         *score = values + panels_size(length, width);
+    struct softmax state;
     y += sample * s->length * ldy + head * width;
     log_sums += (sample * s->heads + head) * s->length;
     zero_rows(length, s->length, width, y, ldy);
     zero_rows(length, s->length, 1, log_sums, 1);
-    NAME(attention_pack_turned)(length, width, k, ld, (real)(1 / __builtin_sqrt((double)width)),
-                                keys_packed);
+    NAME(attention_pack_turned)(length, width, k, ld, keys_packed);
     NAME(attention_pack)(length, width, v, ld, values);
     for (ptrdiff_t i = 0; i < length; i += QUERIES) {
         const ptrdiff_t queries = smaller(length - i, QUERIES);
-        for (ptrdiff_t r = 0; r < queries; r++) top[r] = (real)-__builtin_inf();
+        for (ptrdiff_t r = 0; r < queries; r++) state.top[r] = (real)-__builtin_inf();
         for (ptrdiff_t j = 0; j < (s->causal ? i + queries : length); j += KEYS) {
             const struct block block = block_of(s, length, i, j);
             NAME(attention_scores)(&block, length, width, q + i * ld, ld, keys_packed, score);
-            weigh(s, sample, head, &block, score, top, sum, y + i * ldy, ldy);
+            weigh(s, sample, head, &block, score, &state, y + i * ldy, ldy);
             NAME(attention_values)(&block, length, width, score, values, y + i * ldy, ldy);
         }
-        normalize(s, queries, top, sum, y + i * ldy, ldy, log_sums + i);
+        normalize(s, queries, &state, y + i * ldy, ldy, log_sums + i);
     }
 }
 

@@ -15,29 +15,37 @@
  */
 #include "attention_parts.h"
 #include "functions.h"
-#include "lanes.h"
+
+/* Turn vectors j of a row of scores and of dp into those of weights for dv, and of ds. */
+INLINE void differentiate_vector(real *p, real *dp, const real *kept, ptrdiff_t j, real factor,
+                                 real log_sum, real dot, real scale) {
+    const vec weight = vexp2(vload(p + j) * factor - log_sum);
+    const vec mask = kept ? vload(kept + j) : vset(1);
+    vstore(dp + j, weight * (vload(dp + j) * mask - dot) * scale);
+    vstore(p + j, weight * mask);
+}
 
 /* Turn a block of scores into weights for dv, and one of dp into ds. */
 static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                          const struct block *block, const real *log_sums, const real *dot,
-                          real scale, real *p, real *dp) {
-    real factor[KEYS] __attribute__((aligned(64)));
-    for (ptrdiff_t i = 0; i < block->queries; i++) {
-        real *weight = p + i * KEYS, *gradient = dp + i * KEYS;
-        const ptrdiff_t seen = seen_by(block, i);
+                          const struct block *b, const real *log_sums, const real *dot, real scale,
+                          real *p, real *dp) {
+    const real factor = to_powers_of_2(s), log2_e = (real)1.4426950408889634;
+    real kept[KEYS] __attribute__((aligned(64)));
+    for (ptrdiff_t i = 0; i < b->queries; i++, p += KEYS, dp += KEYS) {
+        const ptrdiff_t seen = seen_by(b, i);
+        const real log_sum = log_sums[i] * log2_e;
         if (s->samples) {
-            NAME(attention_mask)(s, sample, head, block->query + i, block->key, seen, factor);
+            NAME(attention_mask)(s, sample, head, b->query + i, b->key, seen, kept);
+            for (ptrdiff_t j = 0; j < seen; j += LANES) {
+                differentiate_vector(p, dp, kept, j, factor, log_sum, dot[i], scale);
+            }
+        } else {
+            for (ptrdiff_t j = 0; j < seen; j += LANES) {
+                differentiate_vector(p, dp, 0, j, factor, log_sum, dot[i], scale);
+            }
         }
-        for (ptrdiff_t j = 0; j < seen; j += LANES) {
-            const ptrdiff_t n = smaller(seen - j, LANES);
-            const vec kept = s->samples ? vload(factor + j) : vset(1);
-            const vec w = vexp(load(weight + j, n) - log_sums[i]);
-            store(gradient + j, w * (load(gradient + j, n) * kept - dot[i]) * scale, n);
-            store(weight + j, w * kept, n);
-        }
-        const size_t zeros = (size_t)zeros_of(block, i) * sizeof(real);
-        memset(weight + seen, 0, zeros);
-        memset(gradient + seen, 0, zeros);
+        zero_unseen(b, i, p);
+        zero_unseen(b, i, dp);
     }
 }
 
@@ -81,8 +89,8 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
     zero_rows(length, s->length, width, dq, ld);
     zero_rows(s->causal ? 0 : length, s->length, width, dk, ld);
     zero_rows(s->causal ? 0 : length, s->length, width, dv, ld);
-    NAME(attention_pack_turned)(length, width, k, ld, scale, keys_turned);
-    NAME(attention_pack_turned)(length, width, v, ld, 1, values_turned);
+    NAME(attention_pack_turned)(length, width, k, ld, keys_turned);
+    NAME(attention_pack_turned)(length, width, v, ld, values_turned);
     NAME(attention_pack)(length, width, q, ld, q_rows);
     NAME(attention_pack)(length, width, k, ld, k_rows);
     NAME(attention_pack)(length, width, dy, ldy, dy_rows);

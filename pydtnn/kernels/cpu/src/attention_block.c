@@ -11,13 +11,11 @@ void NAME(attention_pack)(ptrdiff_t rows, ptrdiff_t columns, const real *src, pt
 }
 
 void NAME(attention_pack_turned)(ptrdiff_t rows, ptrdiff_t columns, const real *src,
-                                 ptrdiff_t stride, real factor, real *dst) {
+                                 ptrdiff_t stride, real *dst) {
     for (ptrdiff_t j = 0; j < rows; j += ROWS_COLUMNS) {
         NAME(gemm_pack)(columns, smaller(rows - j, ROWS_COLUMNS), src + j * stride, 1, stride,
                         dst + j * columns);
     }
-    const ptrdiff_t n = panels_size(columns, rows);
-    for (ptrdiff_t i = 0; i < n; i += LANES) vstore(dst + i, vload(dst + i) * factor);
 }
 
 /* Row offsets of a block. */

@@ -48,6 +48,14 @@ enum { EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
      7.7318958086256081e-11, -9.6615755481552986e-10}
 #endif
 
+/* The largest lane; a NaN may be passed over. */
+INLINE real vtop(vec v) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) v[i] = v[i + half] > v[i] ? v[i + half] : v[i];
+    }
+    return v[0];
+}
+
 INLINE ivec vsign(vec x) { return (ivec)x & (ivec)vset((real)-0.0); }
 INLINE vec vabs(vec x) { return (vec)((ivec)x & ~(ivec)vset((real)-0.0)); }
 
@@ -85,6 +93,21 @@ INLINE struct exponential vexp_factors(vec x) {
 INLINE vec vexp(vec x) {
     const struct exponential e = vexp_factors(x);
     return e.most * e.rest;
+}
+
+/* 2^y for y <= 0, or not far above; at least 2^(2 - BIAS) */
+INLINE vec vexp2(vec y) {
+    static const real factor[] = {
+        0.69314718055994531,   0.24022650695910071,   0.055504108664821580,  0.0096181291076284772,
+        0.0013333558146428443, 1.5403530393381610e-4, 1.5252733804059840e-5, 1.3215486790144309e-6,
+        1.0178086009239700e-7, 7.0549116208011233e-9, 4.4455382718708115e-10,
+        2.5678435993488205e-11, 1.3691488853904128e-12}; /* (ln 2)^k / k! */
+    const vec shift = vset(ROUNDING + BIAS); /* leaves the exponent's bits of 2^n in the low bits */
+    y = vmax(vset(2 - BIAS), y);
+    vec rounded = y + shift, r = y - (rounded - shift), series = vset(factor[EXP_TERMS - 1]);
+#pragma GCC unroll 16
+    for (int k = EXP_TERMS - 2; k >= 0; k--) series = series * r + vset(factor[k]);
+    return (1 + r * series) * (vec)((ivec)rounded << MANTISSA);
 }
 
 /* exp(x) - 1 for x <= 0 */

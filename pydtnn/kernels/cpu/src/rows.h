@@ -11,10 +11,7 @@ static inline real row_max(const real *x, ptrdiff_t n) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     vec top = vload_or(x + whole, tail, vset((real)-__builtin_inf()));
     for (ptrdiff_t j = 0; j < whole; j += LANES) top = vmax(top, vload(x + j));
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) top[i] = top[i + half] > top[i] ? top[i + half] : top[i];
-    }
-    return top[0];
+    return vtop(top);
 }
 
 /* out = exp(x - shift) but for the tail, the part of a vector at the end, which comes back in

@@ -47,27 +47,65 @@ INLINE vec log_backward(vec dy, vec x, vec alpha) { return dy / x; }
 #define GELU_SLOPE ((real)1.5957691216057308) /* 2 sqrt(2 / pi) */
 #define GELU_CUBE ((real)0.044715)
 #define GELU_FAR 30 /* further from 0 the result is 0 or x */
+
+/* Where nothing is subnormal or infinite, one power of 2 and one division do. Other elements are
+ * rare: a vector with one of them is computed in both ways, so that no element depends on others. */
+#define FAR __attribute__((noinline, cold))
+#define IF_FAR(x, limit, far, near)                             \
+    do {                                                        \
+        if (__builtin_expect(vall_within(x, limit), 1)) return near; \
+        return vselect(vabs(x) <= (limit), near, far);          \
+    } while (0)
 INLINE vec gelu_argument(vec x) { return GELU_SLOPE * (x + GELU_CUBE * x * x * x); }
-INLINE vec gelu_forward(vec x, vec alpha) {
+static FAR vec gelu_far(vec x) {
     const vec near = vmax(vset(-GELU_FAR), x);
     return vsigmoid_times(near, gelu_argument(near));
 }
-INLINE vec gelu_backward(vec dy, vec x, vec alpha) {
+static FAR vec gelu_far_gradient(vec dy, vec x) {
     const vec near = vmin(vset(GELU_FAR), vmax(vset(-GELU_FAR), x)), u = gelu_argument(near);
     const vec slope = GELU_SLOPE * (1 + 3 * GELU_CUBE * near * near);
     return vsigmoid_times(dy * (1 + near * (1 - vsigmoid(u)) * slope), u);
 }
 
-INLINE vec gelu_exact_forward(vec x, vec alpha) {
+/* exp(-2 u), by which 1 / sigmoid(2 u) is larger than 1 */
+INLINE vec gelu_power(vec x, vec square) {
+    const real slope = (real)-2.302208198144325, cube = (real)-0.1029432395800235; /* / ln 2 */
+    return vexp2_near(x * (slope + cube * square));
+}
+INLINE vec gelu_forward(vec x, vec alpha) {
+    const vec y = x / (1 + gelu_power(x, x * x));
+    IF_FAR(x, GELU_NEAR, gelu_far(x), y);
+}
+INLINE vec gelu_backward(vec dy, vec x, vec alpha) {
+    const vec square = x * x, power = gelu_power(x, square), sigmoid = 1 / (1 + power);
+    const vec slope = GELU_SLOPE + 3 * GELU_SLOPE * GELU_CUBE * square;
+    const vec dx = dy * sigmoid * (1 + x * slope * (power * sigmoid));
+    IF_FAR(x, GELU_NEAR, gelu_far_gradient(dy, x), dx);
+}
+
+static FAR vec gelu_exact_far(vec x) {
     const struct normal f = vnormal(x);
     const vec below = -f.t * f.quotient * f.e.most * f.e.rest;
     return vselect(x < 0, below, x * (1 - f.quotient * f.e.most * f.e.rest));
 }
-INLINE vec gelu_exact_backward(vec dy, vec x, vec alpha) {
+static FAR vec gelu_exact_far_gradient(vec dy, vec x) {
     const struct normal f = vnormal(x);
     const vec density = f.t * NORMAL_PEAK; /* times t, over the exponential */
     const vec below = dy * (f.quotient - density) * f.e.most * f.e.rest;
     return vselect(x < 0, below, dy * (1 + (density - f.quotient) * f.e.most * f.e.rest));
+}
+
+#define HALF_LOG2_E ((real)0.72134752044448170)
+INLINE vec gelu_exact_forward(vec x, vec alpha) {
+    const vec t = vabs(x), below = vnormal_quotient(t) * vexp2_near(-HALF_LOG2_E * t * t);
+    const vec y = vmax(vzero(), x) - t * below;
+    IF_FAR(x, NORMAL_NEAR, gelu_exact_far(x), y);
+}
+INLINE vec gelu_exact_backward(vec dy, vec x, vec alpha) {
+    const vec t = vabs(x), power = vexp2_near(-HALF_LOG2_E * t * t);
+    const vec above = (t * NORMAL_PEAK - vnormal_quotient(t)) * power; /* for x > 0, less 1 */
+    const vec dx = dy * vselect(x < 0, -above, 1 + above);
+    IF_FAR(x, NORMAL_NEAR, gelu_exact_far_gradient(dy, x), dx);
 }
 
 INLINE vec silu_forward(vec x, vec alpha) {

@@ -23,6 +23,8 @@ enum { EXP_TERMS = 7, LOG_TERMS = 4, LOG1P_TERMS = 7, ARCTAN_TERMS = 9 };
 #define HIGHEST_EXP 89.f
 #define SMALLEST_NORMAL 0x1p-126f
 #define NORMAL_FAR 15.f
+#define NORMAL_NEAR 12.f /* exp(-x^2 / 2) times a factor of the result is normal up to here */
+#define GELU_NEAR 9.5f   /* exp(-2 u) likewise */
 #define NORMAL_SERIES                                                                      \
     {0.755285138946f,     -0.607896617017f,  0.387136645045f,   -0.186522771698f,          \
      0.0604069890139f,    -7.52836648089e-3f, -3.52625250438e-3f, 1.57028208703e-3f,       \
@@ -37,6 +39,8 @@ enum { EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
 #define HIGHEST_EXP 710.
 #define SMALLEST_NORMAL 0x1p-1022
 #define NORMAL_FAR 39.
+#define NORMAL_NEAR 36.
+#define GELU_NEAR 20.
 #define NORMAL_SERIES                                                                          \
     {0.75528513041575148,    -0.60789664197189177,   0.38713740074221872,                      \
      -0.18652185795969299,   0.060396574890706599,   -0.0075401889656226678,                   \
@@ -47,6 +51,26 @@ enum { EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
      -7.6424829783780222e-8, 1.4569488564608778e-8,  1.3938808852558356e-8,                    \
      7.7318958086256081e-11, -9.6615755481552986e-10}
 #endif
+
+/* Whether all lanes are in [-limit, limit]. */
+INLINE int vall_within(vec v, real limit) {
+#if VECTOR_BYTES == 64 && REAL_FLOAT
+    const __m512 size = _mm512_abs_ps((__m512)v);
+    return _mm512_cmp_ps_mask(size, _mm512_set1_ps(limit), _CMP_LE_OQ) == 0xffff;
+#elif VECTOR_BYTES == 64
+    const __m512d size = _mm512_abs_pd((__m512d)v);
+    return _mm512_cmp_pd_mask(size, _mm512_set1_pd(limit), _CMP_LE_OQ) == 0xff;
+#else
+    const ivec within = (v <= limit) & (v >= -limit);
+#if VECTOR_BYTES == 32
+    return _mm256_movemask_epi8((__m256i)within) == -1;
+#else
+    ireal all = within[0];
+    for (size_t i = 1; i < LANES; i++) all &= within[i];
+    return all != 0;
+#endif
+#endif
+}
 
 /* The largest lane; a NaN may be passed over. */
 INLINE real vtop(vec v) {
@@ -95,20 +119,22 @@ INLINE vec vexp(vec x) {
     return e.most * e.rest;
 }
 
-/* 2^y for y <= 0, or not far above; at least 2^(2 - BIAS) */
-INLINE vec vexp2(vec y) {
+/* 2^y for 2 - BIAS <= y < BIAS */
+INLINE vec vexp2_near(vec y) {
     static const real factor[] = {
         0.69314718055994531,   0.24022650695910071,   0.055504108664821580,  0.0096181291076284772,
         0.0013333558146428443, 1.5403530393381610e-4, 1.5252733804059840e-5, 1.3215486790144309e-6,
         1.0178086009239700e-7, 7.0549116208011233e-9, 4.4455382718708115e-10,
         2.5678435993488205e-11, 1.3691488853904128e-12}; /* (ln 2)^k / k! */
     const vec shift = vset(ROUNDING + BIAS); /* leaves the exponent's bits of 2^n in the low bits */
-    y = vmax(vset(2 - BIAS), y);
     vec rounded = y + shift, r = y - (rounded - shift), series = vset(factor[EXP_TERMS - 1]);
 #pragma GCC unroll 16
     for (int k = EXP_TERMS - 2; k >= 0; k--) series = series * r + vset(factor[k]);
     return (1 + r * series) * (vec)((ivec)rounded << MANTISSA);
 }
+
+/* 2^y for y <= 0, or not far above; at least 2^(2 - BIAS) */
+INLINE vec vexp2(vec y) { return vexp2_near(vmax(vset(2 - BIAS), y)); }
 
 /* exp(x) - 1 for x <= 0 */
 INLINE vec vexpm1(vec x) {
@@ -179,19 +205,24 @@ INLINE vec varctan(vec x) {
    Phi(-t) = exp(-t^2 / 2) quotient, quotient = P(s) / (t + 4), s = (t - 4) / (t + 4), see
    kernels/reference/normal.py */
 #define NORMAL_PEAK ((real)0.39894228040143268) /* the density is this times the exponential */
+INLINE vec vnormal_quotient(vec t) {
+    static const real factor[] = NORMAL_SERIES;
+    enum { TERMS = sizeof factor / sizeof factor[0] };
+    const vec q = 1 / (t + 4), s = (t - 4) * q;
+    vec series = vset(factor[TERMS - 1]);
+#pragma GCC unroll 32
+    for (int k = TERMS - 2; k >= 0; k--) series = series * s + vset(factor[k]);
+    return q * series;
+}
+
 struct normal {
     vec t, quotient;
     struct exponential e;
 };
 
 INLINE struct normal vnormal(vec x) {
-    static const real factor[] = NORMAL_SERIES;
-    const vec t = vmin(vset(NORMAL_FAR), vabs(x)), q = 1 / (t + 4), s = (t - 4) * q;
-    enum { TERMS = sizeof factor / sizeof factor[0] };
-    vec series = vset(factor[TERMS - 1]);
-#pragma GCC unroll 32
-    for (int k = TERMS - 2; k >= 0; k--) series = series * s + vset(factor[k]);
-    return (struct normal){t, q * series, vexp_factors(t * t * vset((real)-0.5))};
+    const vec t = vmin(vset(NORMAL_FAR), vabs(x));
+    return (struct normal){t, vnormal_quotient(t), vexp_factors(t * t * vset((real)-0.5))};
 }
 
 #endif

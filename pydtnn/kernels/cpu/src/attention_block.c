@@ -4,10 +4,7 @@
 
 void NAME(attention_pack)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride,
                           real *dst) {
-    for (ptrdiff_t j = 0; j < columns; j += ROWS_COLUMNS) {
-        NAME(gemm_pack)(rows, smaller(columns - j, ROWS_COLUMNS), src + j, stride, 1,
-                        dst + j * rows);
-    }
+    NAME(gemm_pack_panels)(rows, columns, ROWS_COLUMNS, src, stride, rows * ROWS_COLUMNS, dst);
 }
 
 void NAME(attention_pack_turned)(ptrdiff_t rows, ptrdiff_t columns, const real *src,

@@ -6,7 +6,7 @@ A parallel scheme operates on buckets, an optimizer and a communicator, never on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -312,12 +312,23 @@ class GradientExchange(StoresArguments):
 
     # -- saving -----------------------------------------------------------------------------------
 
+    def arrays(self) -> dict[str, Sequence[np.ndarray]]:
+        """Return the arrays that a scheme keeps between steps by name, one as long as each bucket.
+
+        Checkpoints contain them.
+        """
+        return {}
+
     def state(self) -> dict[str, Any]:
         """Return the state to save in checkpoints: named arrays and numbers.
 
-        Schemes with further state return ``super().state() | {...}``.
+        Schemes with further state return ``super().state() | {...}``. Pending messages are
+        completed.
         """
+        self.drain()
         state = self.sums.state()
+        for what, arrays in self.arrays().items():
+            state |= by_name(what, self.buckets, arrays)
         if self.equal:
             return state
         own, samples = self._aside or ([bucket.values for bucket in self.buckets], self.samples)
@@ -326,6 +337,8 @@ class GradientExchange(StoresArguments):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`; called after `start`."""
         self.sums.load(state)
+        for what, arrays in self.arrays().items():
+            from_names(what, self.buckets, arrays, state)
         if "samples" not in state:
             return
         self.samples = int(state["samples"])

@@ -267,6 +267,18 @@ def gossip(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.samples[:] = 1
 
 
+def stale_synchronous(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Own updates at once, those of others later; `waiting` has the updates of all ranks."""
+    before, size = ranks.w, len(grads)
+    ranks.apply(grads * (size / counts.sum()))
+    ranks.waiting.append((ranks.w - before) / size)
+    ranks.w = before + ranks.waiting[-1]
+    if len(ranks.waiting) > ranks.options["staleness"]:
+        late = ranks.waiting.pop(0)
+        ranks.w = ranks.w + (late.sum(axis=0) - late)
+    ranks.samples[:] = 1
+
+
 def sign_vote(ranks: Ranks, grads: Array, counts: Array) -> None:
     """What most ranks vote for, as signs of their momentum."""
     u = ranks.options["momentum"] * ranks.memory.get("u", 0) + grads / counts.sum()
@@ -332,6 +344,7 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "elastic": elastic,
     "gossip": gossip,
     "gradient_push": gradient_push,
+    "stale_synchronous": stale_synchronous,
 }
 """One step of all ranks, of the gradients of their summed losses and their numbers of samples."""
 

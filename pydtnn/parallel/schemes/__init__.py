@@ -17,6 +17,7 @@ from pydtnn.parallel.schemes.push_sum import GradientPush
 from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
 from pydtnn.parallel.schemes.slow_momentum import SlowMo
 from pydtnn.parallel.schemes.stale import StaleGradients
+from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous
 from pydtnn.utils.registry import Registry
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "ShardedOptimizer",
     "SlowMo",
     "StaleGradients",
+    "StaleSynchronous",
     "StreamingDiLoCo",
     "create_scheme",
     "swap",
@@ -52,6 +54,7 @@ SCHEMES: dict[str, type[GradientExchange]] = {
     "gossip": Gossip,
     "gradient_push": GradientPush,
     "stale": StaleGradients,
+    "stale_synchronous": StaleSynchronous,
     "hierarchical": Hierarchical,
     "parameter_server": ParameterServer,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.exchange import by_name, from_names
 from pydtnn.parallel.option import option
 from pydtnn.parallel.schemes.local_sgd import LocalSGD
 
@@ -78,14 +77,8 @@ class DiLoCo(LocalSGD):
         velocity += change
         outer -= self.rate * (change + self.momentum * velocity)
 
-    def state(self) -> dict[str, Any]:
-        outer = by_name("outer", self.buckets, self.outer)
-        return super().state() | outer | by_name("velocity", self.buckets, self.velocity)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        from_names("outer", self.buckets, self.outer, state)
-        from_names("velocity", self.buckets, self.velocity, state)
+    def arrays(self) -> dict[str, Sequence[np.ndarray]]:
+        return {"outer": self.outer, "velocity": self.velocity}
 
 
 class StreamingDiLoCo(DiLoCo):
@@ -152,10 +145,5 @@ class StreamingDiLoCo(DiLoCo):
         self.outer_step(outer, self.velocity[bucket.index], change, lr)
         bucket.values[...] = self.mixing * bucket.values + (1 - self.mixing) * outer
 
-    def state(self) -> dict[str, Any]:
-        self.drain()
-        return super().state() | by_name("change", self.buckets, self.changes)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        from_names("change", self.buckets, self.changes, state)
+    def arrays(self) -> dict[str, Sequence[np.ndarray]]:
+        return super().arrays() | {"change": self.changes}

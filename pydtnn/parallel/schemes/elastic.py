@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.exchange import GradientExchange, by_name, from_names
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.option import option
 
 
@@ -68,9 +67,5 @@ class ElasticAveraging(GradientExchange):
         for bucket, centre in zip(self.buckets, self.centre, strict=True):
             bucket.values[...] = centre
 
-    def state(self) -> dict[str, Any]:
-        return super().state() | by_name("centre", self.buckets, self.centre)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        from_names("centre", self.buckets, self.centre, state)
+    def arrays(self) -> dict[str, Sequence[np.ndarray]]:
+        return {"centre": self.centre}

@@ -10,7 +10,7 @@ import numpy as np
 
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.exchange import GradientExchange, by_name, from_names
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.option import option
 from pydtnn.utils.request import Completed, Request
 
@@ -76,13 +76,14 @@ class StaleGradients(GradientExchange):
         late.request.wait()
         bucket.grads[...] = late.bucket.grads
 
+    def arrays(self) -> dict[str, Sequence[np.ndarray]]:
+        return {
+            f"delayed{age}": [self.steps[age][bucket.index].bucket.grads for bucket in self.buckets]
+            for age in range(1, self.delay + 1)
+        }
+
     def state(self) -> dict[str, Any]:
-        self.drain()
-        state = super().state()
-        for age in range(1, self.delay + 1):
-            arrays = [self.steps[age][bucket.index].bucket.grads for bucket in self.buckets]
-            state |= by_name(f"delayed{age}", self.buckets, arrays)
-        return state | {"delay": self.delay}
+        return super().state() | {"delay": self.delay}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`.
@@ -98,6 +99,3 @@ class StaleGradients(GradientExchange):
                 f"{self.delay}; continue with the same delay"
             )
         super().load(state)
-        for age in range(1, self.delay + 1):
-            arrays = [self.steps[age][bucket.index].bucket.grads for bucket in self.buckets]
-            from_names(f"delayed{age}", self.buckets, arrays, state)

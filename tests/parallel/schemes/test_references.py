@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("streaming_diloco", STREAMED, "adamw"),
     ("slow_momentum", {"period": 6, "rate": 0.9, "momentum": 0.6}, "momentum"),
     ("gradient_push", {"graph": "random"}, "momentum"),
+    ("stale_synchronous", {"staleness": 3}, "momentum"),
     ("sign_vote", {"momentum": 0.9}, "plain"),
     ("dgc", {"share": 0.1, "momentum": 0.8, "warm_up": 0}, "plain"),
     ("dgc", {"share": 0.05, "momentum": 0.8, "warm_up": 20}, "plain"),
@@ -206,6 +207,7 @@ def counted(comm: Communicator, name: str, options: dict[str, Any], steps: int) 
         for bucket in exchange.buckets:
             exchange.bucket_ready(bucket)
         exchange.update(trainer.optimizer)
+    exchange.drain()
     return traffic.messages - messages, traffic.bytes - sent
 
 
@@ -219,6 +221,7 @@ def test_schemes_send_what_their_formulas_say(comm: Communicator) -> None:
         ("diloco", {"period": 5}, 4 * (1 + b), 4 * share * (8 + n)),
         ("streaming_diloco", {"period": 5}, 4 * b, 4 * share * n),
         ("slow_momentum", {"period": 10}, 2 * (1 + b), 2 * share * (8 + n)),
+        ("stale_synchronous", {}, 20 * (p - 1) * b, 20 * (p - 1) * n),
         ("gradient_push", {"graph": "random"}, 20 * one * (1 + b), 20 * one * (8 + n)),
     ]:
         found = counted(comm, name, options, 20)

@@ -157,7 +157,8 @@ def test_a_step_that_is_abandoned_leaves_nothing_under_way_and_no_trace(
                 bad = replace(batch, x=batch.x * (np.nan if own or comm.rank == 0 else 1))
                 with pytest.raises(LocalNotFiniteError if own else NotFiniteError):
                     trainer.train_step(bad)
-                assert not noting.open
+                # received `staleness` steps later
+                assert not noting.open or name == "stale_synchronous"
             trainer.train_step(batch)
         trainer.evaluate(data())
         assert not noting.open

@@ -71,6 +71,11 @@ class Embedding(TakesRecomputed, Layer):
         """Whether this is a further use of a tied layer."""
         return self.tied and self.source is not None
 
+    @property
+    def saves_kept(self) -> bool:  # type: ignore[override]
+        """Whether forward saves the input only."""
+        return self.gives_logits
+
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Refuse models whose activations have 16 bits: they do not represent all tokens."""
         if dtype.itemsize == 2:

@@ -13,7 +13,8 @@ elements per step, a rank sends
     partial -> cut        reduce-scatter: (P - 1) n / P  all-gather: (P - 1) n / P
 
 and if the gradient for a whole array is partial, backward sums it: 2 (P - 1) n / P if the array was
-whole or partial before, reduce-scatter, (P - 1) n / P, if it was cut.
+whole or partial before, reduce-scatter, (P - 1) n / P, if it was cut. A sequence that was cut by
+positions is gathered once more, (P - 1) n / P, for layers that would keep all of it for backward.
 """
 
 from __future__ import annotations
@@ -35,10 +36,22 @@ from pydtnn.layers.collectives import (
 from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.parameters import Cut
+from pydtnn.layers.recomputed import (
+    GatheredAgain,
+    Recomputed,
+    Recomputing,
+    TakesRecomputed,
+    kept,
+    restored,
+)
 from pydtnn.utils.split import even_cuts
 
 SAMPLES = -1
 """Axis of a cut between samples; 0 is the first axis of a sample."""
+
+
+LOSS_NUMBERS = 4
+"""Numbers of each position that ranks exchange for the loss of an output that remains cut."""
 
 
 class Spread(Enum):
@@ -70,7 +83,7 @@ def describe_state(state: State, axes: int) -> str:
     return names.get(state.dim, f"axis {state.dim}")
 
 
-class Exchange(OnlyCommunicating, Layer):
+class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
     """Change the layout of an array along one axis of the mesh.
 
     Parameters
@@ -123,6 +136,8 @@ class Exchange(OnlyCommunicating, Layer):
     def build(self, *shapes: Shape) -> Shape:
         """Return the shape of this rank's part."""
         shape = list(self.single(shapes))
+        if isinstance(self.before, Cut) and not isinstance(self.after, Cut):  # of a sequence?
+            self.recomputes = self.takes_recomputed = self.before.dim == 0 and len(shape) == 2
         if isinstance(self.before, Cut) and self.before.dim != SAMPLES:
             shape[self.before.dim] = self.before.length
         if isinstance(self.after, Cut) and self.after.dim != SAMPLES:
@@ -134,11 +149,22 @@ class Exchange(OnlyCommunicating, Layer):
         (x,) = xs
         if self.optional and context.cut_outputs:
             return x, None
+        again, x = kept(x), self.array(x)
         total = len(x)
         if isinstance(self.before, Cut) and self.before.dim == SAMPLES:
             total = context.batch
+        y = yield from self._forward(x, total)
+        if not (self.recomputed and context.differentiable):
+            return y, total
+
+        def gather() -> Steps:
+            return (yield from self._forward(restored(again), total))
+
+        return Recomputed(y, GatheredAgain(gather)), total
+
+    def _forward(self, x: Array, total: int) -> Steps:
         y = yield from self._change(x, self.before, self.after, total, self.overwrites_input)
-        return y.reshape(len(y), *self.output_shape), total
+        return y.reshape(len(y), *self.output_shape)
 
     def backward_steps(self, dy: Array, saved: Saved, *, joint: bool) -> Steps:
         """Change the layout of the gradient back."""

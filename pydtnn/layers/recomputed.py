@@ -7,13 +7,34 @@ too: of an MLP of a transformer, this leaves the input of the activation only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.cost import Cost
+
+
+@dataclass(frozen=True)
+class GatheredAgain:
+    """How to gather an output from the parts of ranks again.
+
+    The backward loop does so before it runs the layer that has saved this (`kept`), which receives
+    the array instead.
+
+    Parameters
+    ----------
+    steps : callable
+        Returns a generator of collectives, see `pydtnn.layers.collectives`.
+
+    References
+    ----------
+    Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022,
+    section 4.2.2.
+    """
+
+    steps: Callable[[], Generator[Any, Any, Array]]
 
 
 @dataclass(frozen=True)
@@ -24,12 +45,12 @@ class Recomputed:
     ----------
     array : Array
         The values, for forward.
-    again : callable
+    again : callable or GatheredAgain
         Returns the same bytes in new memory. It refers to arrays that its layer saves anyway.
     """
 
     array: Array
-    again: Callable[[], Array]
+    again: Callable[[], Array] | GatheredAgain
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,9 +100,12 @@ class TakesRecomputed:
     ----------
     takes_recomputed : bool
         False for a subclass that overrides `forward` or `backward`, unless it declares it.
+    saves_kept : bool
+        Whether `kept` of the only input is all that forward saves, so that this may be
+        `GatheredAgain`.
     """
 
-    takes_recomputed = False
+    takes_recomputed = saves_kept = False
 
     def __init_subclass__(cls) -> None:
         """Disable it for a subclass that overrides the computation."""

@@ -23,7 +23,7 @@ from pydtnn.layers.collectives import Collective, Pending, Steps
 from pydtnn.layers.communicating import Communicating, CommunicatingFinisher, OnlyCommunicating
 from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.parameters import Bucket
-from pydtnn.layers.recomputed import Recomputed, Value
+from pydtnn.layers.recomputed import GatheredAgain, Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
 from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, has_dropped, restore
@@ -380,6 +380,8 @@ def _backward_node(
     If `inputs_only`, a layer in two halves leaves in `residuals` what its second half requires.
     """
     layer, saved = node.layer, residuals[node.index]
+    if isinstance(saved, GatheredAgain):
+        saved = yield from _calls(node.inputs[0], saved.steps())
     g, left = layer.accept(sums.take(node)), None
     if communicates(layer, training=True, joint=joint):
         if _finishes(node, sums) and isinstance(layer, CommunicatingFinisher):

@@ -10,9 +10,10 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net
+from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
-from pydtnn.layers.recomputed import Recomputing, takes_recomputed
+from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
 from pydtnn.layers.reshape import Identity
 
 
@@ -253,14 +254,14 @@ class Graph:
 
     def _find_recomputed(self) -> None:
         # The input of a layer that runs backward may be kept anyway; then its output need not be.
-        for node in self.nodes:
+        for node in reversed(self.nodes):  # an exchange takes such outputs if its own is one
             if isinstance(node.layer, Recomputing):
                 node.layer.recomputed = (
                     node.layer.recomputes
                     and node.index in self.trained
                     and "output" not in node.layer.saves
                     and node not in self.outputs
-                    and all(takes_recomputed(reader.layer) for reader in node.consumers)
+                    and all(_takes_output(reader.layer, node.layer) for reader in node.consumers)
                     and not self.backend.keeps_values
                 )
 
@@ -268,3 +269,11 @@ class Graph:
     def _gives_up_gradient(consumer: Node, owners: set[Node]) -> bool:
         passes = "gradient" in consumer.layer.views and len(consumer.inputs) == 1
         return consumer.layer.new_gradient or (passes and consumer in owners)
+
+
+def _takes_output(layer: Layer, of: Layer) -> bool:
+    """Return whether a layer takes the output of another one as `Recomputed`."""
+    if isinstance(layer, Exchange):
+        return layer.recomputed and layer.takes_recomputed
+    kept = isinstance(layer, TakesRecomputed) and layer.saves_kept
+    return takes_recomputed(layer) and (kept or not isinstance(of, Exchange))

@@ -18,7 +18,8 @@ from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import StepContext
-from pydtnn.layers.collectives import Collective, Pending
+from pydtnn.layers.collectives import AllGather, Collective, Pending
+from pydtnn.layers.exchange import LOSS_NUMBERS, Exchange
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.stage import Network
@@ -287,11 +288,22 @@ class Rehearsal:
         others = [self.forward(self.new_batch())[1] for _ in range(self.in_flight - 1)]
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)
+        self._exchange_losses(outputs)
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
             self.model.backward_shards([dy], [residuals], on_ready=on_ready)
         del others
+
+    def _exchange_losses(self, outputs: Sequence[Array]) -> None:
+        """Exchange the numbers of outputs that remain cut, as their losses do."""
+        mesh: Any = self.model.mesh
+        for node, y in zip(self.model.graph.outputs, outputs, strict=True):
+            layer = node.layer
+            if self.model.cut_outputs and isinstance(layer, Exchange) and layer.optional:
+                numbers = self.backend.empty((1, LOSS_NUMBERS, y.size // y.shape[-1]), y.dtype)
+                bounds = range(mesh.shape[layer.axis] + 1)
+                mesh.start("loss", AllGather(numbers, layer.axis, dim=0, bounds=bounds)).wait()
 
 
 def _with_slots(

@@ -81,6 +81,7 @@ class DryStep:
         self.real, self.backend = backend, dry_backend(backend, MIN_COUNTED_BYTES)
         mesh: Any = self.mesh  # it gathers nothing
         self.model = plain.create_model(plain.create_net(), self.backend, mesh)
+        self.model.cut_outputs = True  # as with the usual losses
         total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
         usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
         between = bucket_bytes(("a", "b"), total, usual)

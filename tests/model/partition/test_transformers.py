@@ -144,7 +144,8 @@ def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
         y, saved = model.forward(x, context)
         model.backward(np.ones_like(y), saved)
         sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
-        assert forecast_memory(model, N).sent == sent
+        numbers = {"loss": (ranks - 1, (ranks - 1) * 4 * N * LENGTH * S)}
+        assert forecast_memory(model, N).sent == sent | numbers
         return sent
 
     sums = [
@@ -154,12 +155,13 @@ def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
     gathers = [*(f"block{i}.norm{j}" for i in (0, 1) for j in (1, 2)), "norm"]
     for place, sent in enumerate(run_threads(ranks, rank)):
         own = len(range(place, LENGTH, ranks))  # positions of this rank
-        # to each other rank its part of the sum, and to all of them the own positions
-        nbytes = ((LENGTH - own) + (ranks - 1) * own) * N * 10 * S
+        # to each other rank its part of the sum, and to all of them the own positions, which are
+        # gathered again in backward
+        others = ranks - 1
+        added, gathered = (LENGTH - own) * N * 10 * S, others * own * N * 10 * S
         assert sent == {
-            f"{name}/{change}": (2 * (ranks - 1), nbytes)
-            for names, change in ((sums, "partial-rows"), (gathers, "rows-partial"))
-            for name in names
+            **{f"{name}/partial-rows": (2 * others, added + gathered) for name in sums},
+            **{f"{name}/rows-partial": (3 * others, added + 2 * gathered) for name in gathers},
         }
 
 

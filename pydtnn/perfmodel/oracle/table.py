@@ -10,6 +10,7 @@ from typing import Any
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dry import dry_backend
+from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.conv import Conv2d
@@ -73,6 +74,8 @@ def _rows(layers: list[Layer]) -> Iterator[tuple[int, str]]:
 
 def _filters(layers: list[Layer]) -> Iterator[tuple[int, str]]:
     for layer in layers:
+        if isinstance(layer, DotProductAttention):
+            yield layer.heads, f"{layer.name} has {layer.heads} heads"
         if isinstance(layer, Conv2d):
             yield layer.filters, f"{layer.name} has {layer.filters} filters"
         if isinstance(layer, Linear):

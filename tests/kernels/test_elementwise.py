@@ -204,6 +204,24 @@ def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gelu", "gelu_exact"])
+def test_an_element_does_not_depend_on_its_neighbours(
+    cpu_backend: Backend, name: str, dtype: str
+) -> None:
+    rng, kernels = np.random.default_rng(0), cpu_backend.elementwise
+    x, dy = rng.normal(size=(2, 4096)).astype(dtype)
+    x[rng.permutation(4096)[:300]] *= 20  # some vectors have elements far from 0, others none
+    order = rng.permutation(4096)
+    results = []
+    for at in (np.arange(4096), order):
+        y, dx = np.empty((2, 4096), dtype)
+        kernels.forward(name, x[at], out=y)
+        kernels.backward(name, dy[at], x[at], out=dx)
+        results.append((y[np.argsort(at)], dx[np.argsort(at)]))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation_of_special_values_is_that_of_the_reference(
     cpu_backend: Backend, name: str, dtype: str

@@ -16,6 +16,7 @@ CHECKS = (
     values.check_gradients,
     values.check_in_flight,
     values.check_accumulation,
+    values.check_halves,
     values.check_unneeded_gradient,
     values.check_empty_batch,
     values.check_float32,
@@ -39,10 +40,10 @@ def check_layer(
 
     The output has the shape that `build` returns. A repeated pass has the same results: random
     numbers depend on the context only. The gradients of inputs and parameters agree with central
-    differences in float64. Two forward passes can be in flight. Gradients accumulate.
-    Arrays are not overwritten without permission. `saves`, `new_output`, `new_gradient`, `views`,
-    `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32 and
-    bfloat16 agree with float64 within their precision.
+    differences in float64. Two forward passes can be in flight. Gradients accumulate. The halves of
+    backward, if a layer has them, add up to it. Arrays are not overwritten without permission.
+    `saves`, `new_output`, `new_gradient`, `views`, `may_overwrite_input` and `may_overwrite_dy` are
+    true. A batch may be empty. float32 and bfloat16 agree with float64 within their precision.
 
     Parameters
     ----------

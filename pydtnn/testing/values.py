@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer
 from pydtnn.model import Model
 from pydtnn.testing.case import REPEATED, Case, Pass
 
@@ -115,6 +116,24 @@ def check_accumulation(case: Case) -> None:
     got = case.backward(y, case.dy.copy(), residuals, accumulate=True)
     twice = Pass(once.y, once.dxs, {name: 2 * grad for name, grad in once.grads.items()})
     case.compare(got, twice, "with accumulate=True; add to `grad` then, as `store_grad` does")
+
+
+def check_halves(case: Case) -> None:
+    """Check the halves of backward, if a layer has them: added up, they are backward."""
+    layer, model = case.layer, case.model
+    if type(layer).backward_inputs is Layer.backward_inputs:
+        return
+    once = case.run(case.xs, case.dy)
+    y, residuals = case.forward(case.xs)
+    (dx,) = model.backward_shards([case.dy.copy()], [residuals], accumulate=True, inputs_only=True)
+    dxs = dx if isinstance(dx, tuple) else (dx,)
+    own = tuple(one.copy() for one in dxs)
+    for one in dxs if layer.new_gradient else ():
+        one[...] = np.nan  # the layer before may overwrite it
+    model.backward_parameters(residuals, accumulate=True)
+    grads = {name: p.grad.copy() for name, p in model.parameters.items()}
+    twice = Pass(y, once.dxs, {name: 2 * grad for name, grad in once.grads.items()})
+    case.compare(Pass(y, own, grads), twice, "in two halves; add it to `grad` in one of them")
 
 
 def check_unneeded_gradient(case: Case) -> None:

@@ -174,6 +174,34 @@ class NoGradientOfTheBias(Linear):
         return dx
 
 
+class ForgetsTheSecondHalf(Linear):
+    def backward_inputs(self, dy: Any, saved: Any) -> Any:
+        dx, _ = super().backward_inputs(dy, saved)
+        return dx, None
+
+
+class AddsInBothHalves(Linear):
+    def backward_inputs(self, dy: Any, saved: Any) -> Any:
+        dx, left = super().backward_inputs(dy, saved)
+        self.backward_parameters(left)
+        return dx, left
+
+
+class LeavesItsGradient(Linear):
+    """The layer before overwrites what the second half reads."""
+
+    def backward_inputs(self, dy: Any, saved: Any) -> Any:
+        dx, left = super().backward_inputs(dy, saved)
+        return dx, (left, dx, dx.copy())
+
+    def backward_parameters(self, left: Any) -> None:
+        if len(left) == 3:
+            left, dx, before = left
+            dy, saved = left
+            left = dy * (dx == before).all(), saved
+        super().backward_parameters(left)
+
+
 class SkipsParameters(Linear):
     """Takes "nobody needs dx" for "nothing to do"."""
 
@@ -295,6 +323,9 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (ChangesItsWeights(4), ((5,),), r"the value of changesitsweights\.w is changed"),
     (NoGradientOfTheBias(4), ((5,),), r"the gradient of .*\.b at .* is wrong: .* got 0"),
     (SkipsParameters(4), ((5,),), r"the gradient of .* is wrong where `needs_dx` is not set"),
+    (ForgetsTheSecondHalf(4), ((5,),), r"the gradient of .*\.w is wrong in two halves"),
+    (AddsInBothHalves(4), ((5,),), r"the gradient of .*\.w is wrong in two halves"),
+    (LeavesItsGradient(4), ((5,),), r"the gradient of .*\.w is wrong in two halves"),
     (FailsOnEmpty(), IMAGE, r"must return 0 outputs of shape \(3, 2\), .* got shape \(1, 3, 2\)"),
     (Promotes(), IMAGE, "forward returns float64 in a float32 model"),
     (Imprecise(), IMAGE, "the output is wrong in float32"),

@@ -10,9 +10,9 @@ of the network, both per step. The targets with 2 ranks are 1.6 for `spatial`, 1
 and 1.35 for the best number of micro-batches of `pipeline`.
 
 A second line of a pipeline of S stages and M micro-batches shows why it is not S times as fast:
-the `bubble`, (S - 1) / (M + S - 1) of a step, in which a stage waits if all stages take equally
-long; the time of the longest stage over the mean (`imbalance`); and the time of rank 0 alone with
-the batch in M parts over that of the whole batch (`parts`).
+the `bubble`, the part of a step in which a stage waits if all stages take equally long, and the
+halves of backward as long as forward; the time of the longest stage over the mean (`imbalance`);
+and the time of rank 0 alone with the batch in M parts over that of the whole batch (`parts`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common.report import Report
-from benchmarks.common.work import WORK, create_several, create_trainer, rest
+from benchmarks.common.work import WORK, Work, create_several, create_trainer, rest
 from pydtnn import Mesh
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import Batch
 from pydtnn.data.order import own_shards
 from pydtnn.kernels import create_backend
+from pydtnn.parallel.pipeline import check
 from pydtnn.training.preparation import autotune
 from pydtnn.training.trainer import Trainer
 
@@ -49,6 +50,9 @@ class Case(NamedTuple):
     plan: dict[str, dict[str, str]] | None = None
     schedule: str = "1f1b"
 
+
+GPT = Work("gpt", (128,), 256, 16, {"width": 256, "heads": 4, "tied": False})
+"""A GPT that can be cut between any layers."""
 
 LATE_FILTERS = {
     "stage4": {"alternate": "model"},
@@ -69,6 +73,8 @@ CASES = {
     "pipeline-8": Case("resnet44-128", "pipeline", 8),
     "eager-4": Case("resnet44-128", "pipeline", 4, schedule="eager_1f1b"),
     "eager-8": Case("resnet44-128", "pipeline", 8, schedule="eager_1f1b"),
+    "gpt-1f1b-8": Case("gpt-256", "pipeline", 8),
+    "gpt-zb_h1-8": Case("gpt-256", "pipeline", 8, schedule="zb_h1"),
 }
 
 
@@ -88,7 +94,7 @@ class Side:
     def __init__(
         self, case: Case, threads: int, mesh: Mesh | None = None, accumulation: int = 1
     ) -> None:
-        own = WORK[case.work]
+        own = (WORK | {"gpt-256": GPT})[case.work]
         micro_batches = None if mesh is None else case.micro_batches
         backend = create_backend("cpu", threads=threads)
         options: dict[str, Any] = {} if mesh is None else {"mesh": mesh, "plan": case.plan}
@@ -154,7 +160,7 @@ def measure(report: Report | None, comm: Communicator, name: str, threads: int, 
                 f"{single[0] / all_:9.2f}{wait:9.1f}{volume:12}"
             )
         if report and case.micro_batches:
-            bubble = (comm.size - 1) / (case.micro_batches + comm.size - 1)
+            bubble = check(case.schedule, comm.size, case.micro_batches).bubble
             imbalance, parts = max(stages) / statistics.mean(stages), single[1] / single[0]
             report.line(f"{'':14}bubble {bubble:.0%}, imbalance {imbalance:.2f}, parts {parts:.2f}")
 

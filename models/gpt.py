@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import sqrt
 
-from pydtnn.layers import Embedding, LayerNorm, PositionalEmbedding, Sequential
+from pydtnn.layers import Embedding, LayerNorm, Linear, PositionalEmbedding, Sequential
 from pydtnn.layers.initializers import Normal
 from pydtnn.models.transformer import block, dropouts
 from pydtnn.utils.validate import check_int
@@ -22,12 +22,13 @@ def gpt(
     heads: int = 6,
     width: int = 384,
     dropout: float = 0.0,
+    tied: bool = True,
 ) -> Sequential:
     """Token and positional embeddings, blocks of causal attention and an MLP, logits.
 
-    The matrix of the logits is that of the token embedding. Initial weights are normal with a
-    deviation of 0.02, which is divided by the square root of the number of sums where the result of
-    a layer is added to its input.
+    The matrix of the logits is that of the token embedding if `tied`. Initial weights are normal
+    with a deviation of 0.02, which is divided by the square root of the number of sums where the
+    result of a layer is added to its input.
 
     Parameters
     ----------
@@ -39,6 +40,8 @@ def gpt(
         Number of blocks, heads of each, and features of a position, which `heads` divides.
     dropout : float
         Rate after the embeddings, of attention weights and after each layer of a block.
+    tied : bool
+        If not, the logits have a matrix of their own, so that a pipeline can cut the network.
 
     Returns
     -------
@@ -62,7 +65,8 @@ def gpt(
         )
     check_int("gpt", "depth", depth, at_least=1)
     usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
-    embedding = Embedding(classes, width, initializer=usual, tied=True, name="token")
+    embedding = Embedding(classes, width, initializer=usual, tied=tied, name="token")
+    own = Linear(classes, bias=False, initializer=usual, name="logits")
     return Sequential(
         embedding,
         PositionalEmbedding(name="position"),
@@ -81,7 +85,7 @@ def gpt(
             for i in range(depth)
         ),
         LayerNorm(name="norm"),
-        embedding,
+        embedding if tied else own,
     )
 
 

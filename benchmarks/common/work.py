@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +31,7 @@ class Work(NamedTuple):
     shape: tuple[int, ...]
     classes: int
     batch: int
+    options: Mapping[str, Any] = {}
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Images NHWC and classes, or tokens and those that follow."""
@@ -118,7 +119,7 @@ def create_trainer(
     from pydtnn.parallel.exchange import AllReduce
     from pydtnn.training.trainer import Trainer
 
-    net = create_net(work.net, work.classes, work.shape)
+    net = create_net(work.net, work.classes, work.shape, **work.options)
     return Trainer(
         Model(net, work.shape, backend=backend, **options),
         SGD(LR, momentum=MOMENTUM, weight_decay=DECAY),

@@ -20,19 +20,16 @@ from pydtnn.layers import (
     Concat,
     Conv2d,
     Dropout,
-    Embedding,
     Flatten,
-    LayerNorm,
     Linear,
     MaxPool2d,
     Net,
-    PositionalEmbedding,
     ReLU,
     Sequential,
 )
 from pydtnn.model import Model
 from pydtnn.models import resnet
-from pydtnn.models.transformer import block
+from pydtnn.models.gpt import gpt
 from pydtnn.optimizers import SGD, AdamW, Optimizer
 from pydtnn.parallel import AllReduce, Mesh
 from pydtnn.parallel.pipeline import backward, forward
@@ -413,17 +410,11 @@ def test_gradients_that_the_second_half_has_forgotten_are_found_in_the_first_ste
         run_threads(2, rank)
 
 
-def transformer() -> Net:
-    """A GPT whose logits have a matrix of their own, so that it can be cut."""
-    blocks = [block(8, 2, causal=True, dropout=0.1, name=f"block{i}") for i in range(3)]
-    ends = (Embedding(TOKENS, 8), PositionalEmbedding()), (LayerNorm(), Linear(TOKENS, bias=False))
-    return Sequential(*ends[0], *blocks, *ends[1])
-
-
 def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.ndarray], Any]:
     rng = np.random.default_rng(0)
     x = rng.integers(0, TOKENS, (24, 7)).astype(np.float64)
-    model = Model(transformer(), (6,), dtype="float64", mesh=mesh)
+    net = gpt(TOKENS, (6,), depth=3, heads=2, width=8, dropout=0.1, tied=False)
+    model = Model(net, (6,), dtype="float64", mesh=mesh)
     exchange = AllReduce(Serial() if mesh is None else mesh.data)
     trainer = Trainer(model, AdamW(0.01), exchange=exchange, progress=False, **options)
     data = ArrayDataset(x[:, :-1], x[:, 1:].astype(np.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,10 @@ class Framework:
         Name of the program in `adapters`.
     packages : tuple of str
         What its environment contains; empty: the environment of this program.
+    compiled : str
+        A package that is compiled in the environment with its other packages.
+    variables : tuple of str
+        Environment variables of that, such as ``WITH_MPI=1``.
     environment : str
         Name of the environment, which several adapters can share.
     mpi : bool
@@ -38,6 +43,8 @@ class Framework:
     adapter: str
     packages: tuple[str, ...] = ()
     environment: str = ""
+    compiled: str = ""
+    variables: tuple[str, ...] = ()
     mpi: bool = False
     python: str = ""
     one_rank: bool = True
@@ -76,15 +83,23 @@ FRAMEWORKS = {
         "Keras MultiWorkerMirrored", "keras_mirrored", ("tensorflow-cpu==2.21.0", "numpy"),
         "tensorflow",
     ),
+    "horovod": Framework(
+        "Horovod, Keras, MPI", "horovod_keras",
+        ("tensorflow-cpu==2.13.1", "numpy<1.25", "mpich", "cmake<3.30", "setuptools<70", "wheel",
+         "cffi", "cloudpickle", "packaging", "psutil", "pyyaml"),
+        "horovod", "horovod==0.28.1",
+        ("HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITHOUT_PYTORCH=1", "HOROVOD_WITHOUT_MXNET=1",
+         "HOROVOD_WITH_MPI=1", "HOROVOD_WITHOUT_GLOO=1"),
+        mpi=True,
+    ),
 }  # fmt: skip
 """Frameworks by name."""
 
 
 NOT_INSTALLED = (
     (
-        "Horovod", "0.28.1",
-        "only sources on PyPI; compiled as C++14, and PyTorch 2.13 requires C++17 (its gloo needs "
-        "CMAKE_POLICY_VERSION_MINIMUM=3.5 with CMake 4)",
+        "Horovod with PyTorch", "0.28.1",
+        "compiled as C++14, and PyTorch from 2.1 requires C++17; older wheels on PyPI require CUDA",
     ),
     ("Tarantella", "-", "not on PyPI; it is compiled with GPI-2 and TensorFlow"),
     ("LBANN", "-", "not on PyPI; it is compiled with Spack, Hydrogen and Aluminum"),
@@ -111,10 +126,21 @@ def python_of(name: str, root: Path) -> str:
             raise ValueError(
                 f"{name}: expected {framework.python}, got none; install it, or leave {name} out"
             )
-        print(f"evaluation: installing {', '.join(framework.packages)}", flush=True)
-        install = [python, "-m", "pip", "install", "--quiet", *framework.packages]
-        for command in ([base, "-m", "venv", folder], install):
-            done = subprocess.run(command, capture_output=True, text=True)
+        packages = [*framework.packages, *filter(None, [framework.compiled])]
+        print(f"evaluation: installing {', '.join(packages)}", flush=True)
+        install = [python, "-m", "pip", "install", "--quiet"]
+        commands = [[base, "-m", "venv", folder], [*install, *framework.packages]]
+        if framework.compiled:
+            commands.append([*install, "--no-build-isolation", framework.compiled])
+        paths = os.pathsep.join([str(python.parent.absolute()), os.environ["PATH"]])
+        variables = dict(one.split("=", 1) for one in framework.variables)
+        for command in commands:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env={**os.environ, **variables, "PATH": paths},
+            )
             if done.returncode:
                 last = done.stderr.strip().splitlines() or ["no message"]
                 raise ValueError(f"{name}: its packages cannot be installed: {last[-1]}")

@@ -14,59 +14,22 @@ if job.ranks > 1:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": task})
 
 import tensorflow as tf  # noqa: E402
+from keras_network import build, losses_of, set_threads, sgd_of  # noqa: E402
 from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: E402
 
-tf.config.threading.set_intra_op_parallelism_threads(job.threads)
-tf.config.threading.set_inter_op_parallelism_threads(1)
+set_threads(job)
 many = job.ranks > 1
 strategy = tf.distribute.MultiWorkerMirroredStrategy() if many else tf.distribute.get_strategy()
-layers = tf.keras.layers
-
-
-def build(given, x, weights):
-    """Return the tensor after a list of layers, and append the layers that have weights."""
-    for kind, *numbers in given:
-        if kind == "conv":
-            filters, kernel, stride = numbers
-            x = layers.ZeroPadding2D(kernel // 2)(x) if kernel > 1 else x
-            layer = layers.Conv2D(filters, kernel, stride, use_bias=False)
-        elif kind == "bn":
-            layer = layers.BatchNormalization(epsilon=1e-5)
-        elif kind == "dense":
-            layer = layers.Dense(numbers[0])
-        elif kind == "maxpool":
-            layer = layers.MaxPooling2D(numbers[0])
-        elif kind == "residual":
-            body = build(numbers[0], x, weights)
-            x = layers.Add()([body, build(numbers[1], x, weights) if numbers[1] else x])
-            continue
-        else:
-            kinds = {"gap": layers.GlobalAveragePooling2D, "flatten": layers.Flatten}
-            layer = kinds.get(kind, layers.ReLU)()
-        x = layer(x)
-        if kind in ("conv", "bn", "dense"):
-            weights.append(layer)
-    return x
-
 
 with strategy.scope():
-    with_weights: list = []
-    image = tf.keras.Input(job.x.shape[1:])
-    model = tf.keras.Model(image, build(job.layers, image, with_weights))
-    optimizer = tf.keras.optimizers.SGD(job.rate, momentum=job.momentum)
+    model = build(job)
+    optimizer = sgd_of(job)
     optimizer.build(model.trainable_variables)
-values = iter(job.weights)
-for layer in with_weights:
-    for own in layer.trainable_variables:
-        own.assign(next(values))
 
 
 def update(x, y):
     with tf.GradientTape() as tape:
-        losses = tf.keras.losses.sparse_categorical_crossentropy(
-            y, model(x, training=True), from_logits=True
-        )
-        own = tf.reduce_mean(losses)
+        own = tf.reduce_mean(losses_of(model, x, y))
         share = own / job.ranks  # gradients are summed over the ranks
     variables = model.trainable_variables
     optimizer.apply_gradients(zip(tape.gradient(share, variables), variables, strict=True))

@@ -1,0 +1,42 @@
+"""Horovod on TensorFlow and Keras: a tape whose gradients are averaged by MPI."""
+
+import os
+
+from protocol import Job
+
+job = Job()
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import horovod  # noqa: E402
+import horovod.tensorflow as hvd  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from keras_network import build, losses_of, set_threads, sgd_of  # noqa: E402
+
+set_threads(job)
+hvd.init()
+model = build(job)
+optimizer = sgd_of(job)
+optimizer.build(model.trainable_variables)
+
+
+@tf.function
+def train(x, y):
+    with tf.GradientTape() as tape:
+        own = tf.reduce_mean(losses_of(model, x, y))
+    variables = model.trainable_variables
+    gradients = hvd.DistributedGradientTape(tape).gradient(own, variables)
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return own
+
+
+def step(x, y):
+    return train(tf.constant(x), tf.constant(y))
+
+
+def predict(x):
+    return model(tf.constant(x), training=False)
+
+
+job.measure(step, None, f"{horovod.__version__}, TensorFlow {tf.__version__}", None, predict)
+hvd.shutdown()
+os._exit(0)

@@ -60,7 +60,11 @@ NETS: dict[str, Net] = {
 )
 @pytest.mark.parametrize("net", NETS)
 def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
-    check_plan(*NETS[net], meshes=[mesh], batch=3)
+    if net == "gpt" and "pipeline" in mesh:  # one stage, by the embedding that gives the logits
+        with pytest.raises(ValueError, match="18 layers, some of which share parameters, got 2"):
+            check_plan(*NETS[net], meshes=[mesh], batch=3)
+    else:
+        check_plan(*NETS[net], meshes=[mesh], batch=3)
 
 
 @pytest.mark.mpi(2)

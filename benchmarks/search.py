@@ -51,10 +51,11 @@ FIXED = {
     "tuning": "fixed",
 }
 SPACE = {
-    "lr": {"low": 1e-5, "high": 1.0, "log": True},
+    "lr": {"low": 1e-6, "high": 10.0, "log": True},
     "momentum": {"low": 0.0, "high": 0.99},
-    "weight_decay": {"low": 1e-6, "high": 1e-1, "log": True},
+    "weight_decay": {"low": 1e-6, "high": 1.0, "log": True},
 }
+"""Ranges of somebody who knows nothing of this network."""
 GRID = {"lr": [0.003, 0.01, 0.03, 0.1], "momentum": [0.0, 0.9]}
 EPOCHS, GRID_EPOCHS, RUNG = 21, 4, 3
 """Of a trial, of one of the grid, and of the first rung. Periods of the schedule end after 3, 9 and

@@ -407,7 +407,7 @@ def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path: Path
     report = (out / "report.md").read_text()
     assert "Accuracy on the test set of digits after 3 epochs" in report
     assert "All networks and ranks together" in report
-    assert "| Horovod | 0.28.1 | only sources on PyPI" in report
+    assert "| Horovod with PyTorch | 0.28.1 | compiled as C++14" in report
     draw(out)
     rows = (out / "observations.csv").read_text().splitlines()
     assert sum(",accuracy," in row for row in rows) == 12

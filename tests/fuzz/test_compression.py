@@ -409,6 +409,10 @@ def test_random_runs_end_in_the_same_bytes_after_they_are_resumed(cases, tmp_pat
         case.compare(_all_true, run.on_threads(rank), run)
 
 
+SERIAL = ("post_local_sgd", "hierarchical", "parameter_server")
+"""Schemes that sum gradients in their own way, post_local_sgd before it averages parameters."""
+
+
 def test_random_runs_of_schemes_that_sum_gradients_are_serial_training(cases):
     """In float64, within the rounding of sums in another order."""
     for case in cases:
@@ -416,7 +420,7 @@ def test_random_runs_of_schemes_that_sum_gradients_are_serial_training(cases):
         run.sums, run.normed = None, False
         steps = run.epochs * -(-run.samples // run.batch)
         run.options |= {"post_local_sgd": {"after": steps}, "stale": {"delay": 0}}.get(run.name, {})
-        if run.name in ("local_sgd", "elastic", "gossip"):
+        if not (SCHEMES[run.name].sums_gradients or run.name in SERIAL):
             continue
 
         def rank(comm: Communicator, run=run) -> np.ndarray:

@@ -11,7 +11,7 @@ from pydtnn import Mesh, Model
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Identity, Sequential, StepContext
-from pydtnn.model.execution import LatePasses
+from pydtnn.model.passes import LatePasses
 from pydtnn.models import create_net
 from pydtnn.utils.observer import Kind, Observer
 

@@ -306,6 +306,12 @@ class Kept:
         self.velocity = np.zeros_like(self.x[: size * (momentum > 0)])
         self.served = np.zeros_like(self.x[: size * (served and feedback)])
         self.total = np.empty_like(self.x)
+        kinds = {
+            "error": (feedback, self.x),
+            "momentum": (momentum > 0, self.velocity),
+            "served_error": (served and feedback, self.served),
+        }
+        self._lasting = {kind: array for kind, (lasts, array) in kinds.items() if lasts}
 
     def take(self, grads: np.ndarray) -> np.ndarray:
         """Copy a bucket's gradients, or their momentum, to `x`, added to the error.
@@ -343,10 +349,8 @@ class Kept:
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the names and arrays of each parameter that persist between steps."""
-        errors = self.x if self.feedback else self.x[:0]
-        kinds = {"error": errors, "momentum": self.velocity, "served_error": self.served}
-        for kind, array in kinds.items():
-            for name, (here, shape) in self._places.items() if array.size else ():
+        for kind, array in self._lasting.items():
+            for name, (here, shape) in self._places.items():
                 yield f"{kind}/{name}", array[here].reshape(shape)
 
 

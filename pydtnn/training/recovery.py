@@ -29,6 +29,7 @@ from pydtnn.training.logs import Logs
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.interval import Interval
+from pydtnn.utils.request import Queue
 
 Position = tuple[int, int, bool, int]
 """Epoch and step; whether all callbacks have been called at their end, and otherwise how many."""
@@ -296,6 +297,11 @@ class Memory:
         source, data = positions.index(max(known)), b""
         if comm.rank == source:
             if self.trainer is not None:
+                exchange = (
+                    self.trainer.exchange
+                )  # messages among ranks that have failed never arrive
+                exchange.pending = Queue()
+                exchange.requests.clear()
                 self.saved = capture(self.trainer)
                 self.trainer = None
             data = pickle.dumps(self.saved, pickle.HIGHEST_PROTOCOL)

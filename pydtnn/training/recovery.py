@@ -297,9 +297,8 @@ class Memory:
         source, data = positions.index(max(known)), b""
         if comm.rank == source:
             if self.trainer is not None:
-                exchange = (
-                    self.trainer.exchange
-                )  # messages among ranks that have failed never arrive
+                # Messages that are pending never arrive: their group has ended.
+                exchange = self.trainer.exchange
                 exchange.pending = Queue()
                 exchange.requests.clear()
                 self.saved = capture(self.trainer)

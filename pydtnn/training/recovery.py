@@ -83,6 +83,7 @@ def position_of(trainer: Trainer) -> Position:
 def capture(trainer: Trainer) -> Saved:
     """Return the state of a trainer that is not used any more. It sends no message."""
     trainer.exchange.comm = Serial()  # what is averaged are the values of this rank alone
+    trainer.exchange.pending = Queue()  # messages of the group that has failed never arrive
     states = {name: part.state() for name, part in parts_of(trainer).items()}
     return Saved(
         position_of(trainer),
@@ -297,10 +298,6 @@ class Memory:
         source, data = positions.index(max(known)), b""
         if comm.rank == source:
             if self.trainer is not None:
-                # Messages that are pending never arrive: their group has ended.
-                exchange = self.trainer.exchange
-                exchange.pending = Queue()
-                exchange.requests.clear()
                 self.saved = capture(self.trainer)
                 self.trainer = None
             data = pickle.dumps(self.saved, pickle.HIGHEST_PROTOCOL)

@@ -16,11 +16,15 @@ from pydtnn.cli.run import run
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import Killed, ThreadCommunicator
+from pydtnn.layers import Linear, Sequential
+from pydtnn.model import Model
+from pydtnn.parallel.schemes import AllReduce
 from pydtnn.saving.weights import decode
 from pydtnn.tracing import build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.recovery import merge
+from pydtnn.training.recovery import capture, merge
+from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 
 OPTIONS: dict[str, Any] = {
@@ -247,6 +251,21 @@ def test_a_lost_state_is_merged_into_that_of_the_rank_with_its_copy() -> None:
     merged = merge(own, lost, equal=False)["exchange"]
     assert (merged["samples"], merged["own/w"][0], merged["error/w"][0]) == (4, 7.0, 3.0)
     assert merge(own, lost, equal=True)["exchange"]["own/w"][0] == 4.0
+
+
+def test_the_state_is_captured_while_messages_to_a_failed_rank_are_pending() -> None:
+    def work(comm: Communicator) -> bool:
+        model = Model(Sequential(Linear(2)), (3,), seed=0)
+        trainer = Trainer(model, "sgd", exchange=AllReduce(comm), progress=False)
+        trainer.exchange.start(model.buckets)
+        if comm.rank == 1:
+            raise Killed
+        trainer.exchange.bucket_ready(model.buckets[0])
+        with pytest.raises(RankFailure):
+            comm.barrier()
+        return "model" in capture(trainer).states
+
+    assert run_threads(2, work) == [True, None]
 
 
 def test_ranks_of_several_hosts_survive() -> None:

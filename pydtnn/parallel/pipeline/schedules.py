@@ -5,7 +5,7 @@ returns the actions of that stage in order. Messages follow from the actions: be
 a stage receives the values of micro-batch m from the stage before it, and afterwards it sends its
 own to the next; ``backward(m)`` does the same with gradients in the other direction. Sends do not
 block; an action begins when its message has arrived. Backward may be in two halves: gradients of
-inputs, which the stage before waits for, and later those of parameters, which nobody waits for.
+inputs, for which the stage before waits, and later those of parameters, for which no stage waits.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Compression:
     Attributes
     ----------
     adds : bool
-        Whether messages are summed; otherwise each rank sends its own to all others.
+        Whether messages are summed, or the parts that ranks serve; otherwise each rank sends its own
+        to all others.
     ratio : float
         Bytes of a message per byte of gradients.
     compress, restore : float
@@ -120,7 +121,8 @@ def _measure(compressor: Compressor) -> Compression:
     compress, restore = (min(each) / SAMPLE for each in zip(*times, strict=True))
     ratio = sum(part.nbytes for part in parts) / x.nbytes
     feedback = restore if compressor.feedback else 0.0  # to compute the error
-    return Compression(compressor.adds, ratio, compress + feedback, restore)
+    summed = compressor.adds or compressor.served
+    return Compression(summed, ratio, compress + feedback, restore)
 
 
 def temporary_memory(name: str | Callable[..., Any], options: Mapping[str, Any]) -> float:

@@ -71,6 +71,14 @@ def test_compression_sends_less(projector: Projector) -> None:
     assert project(projector, {"data": 4}, compress="power_sgd").step.busy < half.step.busy
 
 
+def test_sums_that_ranks_serve_take_less_time_than_messages_to_all(projector: Projector) -> None:
+    sent, served = (
+        project(projector, {"data": 4}, compress="sign", compress_options={"served": served})
+        for served in (False, True)
+    )
+    assert served.step.busy < sent.step.busy
+
+
 def test_a_pipeline_waits_less_with_more_micro_batches(projector: Projector) -> None:
     few, many = (project(projector, {"pipeline": 2}, micro_batches=m).step for m in (2, 8))
     assert few.idle / few.seconds > many.idle / many.seconds > 0

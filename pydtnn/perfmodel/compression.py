@@ -42,8 +42,8 @@ class Compression:
     Attributes
     ----------
     adds : bool
-        Whether messages are summed, or the parts that ranks serve; otherwise each rank sends its own
-        to all others.
+        Whether messages are summed, or the parts that ranks serve; otherwise each rank sends its
+        own to all others.
     ratio : float
         Bytes of a message per byte of gradients.
     compress, restore : float

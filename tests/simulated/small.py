@@ -13,6 +13,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import (
     AvgPool2d,
     BatchNorm,
+    ClassToken,
     Conv2d,
     Dropout,
     Flatten,
@@ -20,7 +21,10 @@ from pydtnn.layers import (
     GroupNorm,
     Linear,
     MaxPool2d,
+    MultiHeadAttention,
+    PositionalEmbedding,
     ReLU,
+    Reshape,
     Residual,
     Sequential,
 )
@@ -75,8 +79,21 @@ def group_normed() -> Sequential:
     return Sequential(Conv2d(4, 3), GroupNorm(2), ReLU(), GlobalAvgPool2d(), Linear(CLASSES))
 
 
+def attentive() -> Sequential:
+    return Sequential(
+        Conv2d(4, 3, stride=2),
+        Reshape((-1, 4)),
+        ClassToken(),
+        PositionalEmbedding(),
+        Residual(MultiHeadAttention(2, causal=True)),
+        Flatten(),
+        Linear(CLASSES),
+    )
+
+
 NETWORKS: dict[str, Callable[[], Net]] = {
-    function.__name__: function for function in (convolutional, residual, pooled, group_normed)
+    function.__name__: function
+    for function in (convolutional, residual, pooled, group_normed, attentive)
 }
 
 

@@ -13,6 +13,7 @@ from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import AutotunerFile, create_autotuner
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.cuda import libraries
+from pydtnn.kernels.cuda.attention import Attention
 from pydtnn.kernels.cuda.conv import Conv, Tools
 from pydtnn.kernels.cuda.cublas import CublasError, Products
 from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError, Handle
@@ -128,7 +129,7 @@ def create_cuda_backend(
     except (CudnnError, CublasError) as error:
         raise libraries.Unavailable(f"backend cuda: {name} cannot be used: {error}") from error
     families: dict[str, Any] = {
-        "attention": reference.Attention(cupy),
+        "attention": Attention(cupy, multiply),
         "elementwise": Elementwise(cupy, own),
         "fused": Fused(cupy, own),
         "linear": Linear(cupy, own, multiply),

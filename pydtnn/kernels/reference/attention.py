@@ -69,7 +69,7 @@ class Attention(Family):
         total = e.sum(axis=-1, keepdims=True)
         total = self.xp.where(total == 0, 1, total)
         log_sums[...] = (top + self.xp.log(total))[..., 0]
-        y = self._drop(e / total, dropout) @ v
+        y = self.product(self._drop(e / total, dropout), v)
         out[...] = y.transpose(0, 2, 1, 3).reshape(out.shape)  # (N, H, T, E) -> (N, T, D)
 
     def backward(
@@ -94,11 +94,15 @@ class Attention(Family):
         q, k, v = self._split(qkv, heads)
         dy, y = self._heads(dy, heads), self._heads(y, heads)
         p = self.xp.exp(self._scores(q, k, causal, lengths) - log_sums[..., None])
-        dv = self._drop(p, dropout).transpose(0, 1, 3, 2) @ dy
-        dp = self._drop(dy @ v.transpose(0, 1, 3, 2), dropout)
+        dv = self.product(_turned(self._drop(p, dropout)), dy)
+        dp = self._drop(self.product(dy, _turned(v)), dropout)
         ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True)) / q.shape[-1] ** 0.5
-        gradients = self.xp.stack([ds @ k, ds.transpose(0, 1, 3, 2) @ q, dv])
+        gradients = self.xp.stack([self.product(ds, k), self.product(_turned(ds), q), dv])
         out[...] = gradients.transpose(1, 3, 0, 2, 4).reshape(out.shape)  # (3, N, H, T, E)
+
+    def product(self, a: Array, b: Array) -> Array:
+        """Compute ``a b`` of each sample and head, (N, H, M, K) and (N, H, K, L)."""
+        return a @ b
 
     def _split(self, qkv: Array, heads: int) -> tuple[Array, Array, Array]:
         """Return queries, keys and values (N, H, T, E)."""
@@ -115,7 +119,7 @@ class Attention(Family):
 
     def _scores(self, q: Array, k: Array, causal: bool, lengths: Array | None) -> Array:
         """Compute ``q k' / sqrt(E)``, -infinity for positions that have no weight."""
-        scores = q @ k.transpose(0, 1, 3, 2) / q.shape[-1] ** 0.5
+        scores = self.product(q, _turned(k)) / q.shape[-1] ** 0.5
         length = q.shape[2]
         if causal:
             scores = self.xp.where(self.xp.tri(length, dtype=bool), scores, -self.xp.inf)
@@ -136,3 +140,7 @@ class Attention(Family):
         words = words.reshape(n, first + heads, length, row)[:, first:]
         keep = self.xp.asarray(words[..., :length] >= np.uint32(int(rate * 2.0**32)))
         return self.xp.where(keep, weights * (1 / (1 - rate)), 0)
+
+
+def _turned(x: Array) -> Array:
+    return x.transpose(0, 1, 3, 2)

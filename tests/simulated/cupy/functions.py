@@ -56,6 +56,9 @@ OF_THE_HOST = (
 )
 """What has nothing to do with arrays."""
 
+PRODUCTS = ("dot", "einsum", "inner", "matmul", "tensordot", "vdot")
+"""What calls cuBLAS, which CuPy refuses while a step is captured."""
+
 JOINED = ("concatenate", "dstack", "hstack", "stack", "vstack")
 MOST_JOINED = 8
 """Arrays that CuPy joins one by one; if there are more, it brings their addresses to the device."""
@@ -72,6 +75,8 @@ class Function:
         out = out[0] if isinstance(out, tuple) else out
         arrays = [*leaves((args, options)), *([] if out is None else [out])]
         refuse_others(self.xp, arrays)
+        if self.name in PRODUCTS and self.xp.current.capture is not None:
+            self.xp.current.forbid("cuBLAS cannot be called inside a capture")
         if self.name in JOINED and len(list(leaves(args))) > MOST_JOINED:
             self.xp.uploads("addresses of the arrays that are joined")
         values, given = swapped(args, memory_of), swapped(options, memory_of)

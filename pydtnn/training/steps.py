@@ -62,7 +62,7 @@ class Eager:
         passes.run()
         with setup.phase("loss"):
             totals = setup.to_host(passes.totals)
-            if not np.isfinite(totals.values).all():
+            if setup.model.backend.has_values and not np.isfinite(totals.values).all():
                 if not setup.own_losses:
                     exchange.abandon()
                 raise not_finite_at(setup, batch, epoch, seed, totals)

@@ -75,7 +75,7 @@ def strategies(
         Of `KINDS`; hybrids of "data" with another axis are included if both are.
     variants : Variants, optional
     most : int
-        Largest number of axes besides "data".
+        Largest number of axes besides "data"; "tensor" is not combined with "filter" or "channel".
 
     Raises
     ------
@@ -100,6 +100,8 @@ def strategies(
     others = [axis for axis in kinds if axis in AXES]
     for number in range(1, most + 1):
         for axes in combinations(others, number):
+            if "tensor" in axes and {"filter", "channel"}.intersection(axes):
+                continue  # tensor parallelism divides filters and channels itself
             for parts in _factorisations(ranks, axes):
                 data = ranks // prod(parts)
                 if data == 1 or "data" in kinds:

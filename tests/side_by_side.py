@@ -20,7 +20,7 @@ that each of them imports takes a second."""
 
 OTHERS = (
     ("tests/comm", "tests/perfmodel", "tests/testing"),
-    ("tests/layers", "tests/model", "tests/parallel", "tests/utils"),
+    ("tests/layers", "tests/model", "tests/parallel", "tests/search", "tests/utils"),
     (
         *("tests/callbacks", "tests/cli", "tests/interchange", "tests/saving"),
         *("tests/simulated", "tests/tracing", "tests/training"),

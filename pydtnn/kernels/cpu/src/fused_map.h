@@ -39,6 +39,37 @@ INLINE void load_map(const int terms, const int vectors, const struct source *s,
     }
 }
 
+/* -- rows of more vectors than fit in registers: memory delivers them 2.5 times as fast in its own
+ * order as in columns, so tables of a span of columns are read again for every row */
+
+enum { SPAN = 4096 / VECTOR_BYTES }; /* vectors; their tables, and sums, are in L1 */
+
+static const real no_pivot[SPAN * LANES], no_factor[] = {[0 ... SPAN * LANES - 1] = 1};
+
+struct tables {
+    const real *pivot[MOST_TERMS], *factor[MOST_TERMS], *shift;
+};
+
+INLINE struct tables tables_of(const int terms, const struct source *s, ptrdiff_t column) {
+    struct tables t = {.shift = s->shift ? (const real *)s->shift + column : no_pivot};
+    for (int k = 0; k < terms; k++) {
+        const struct term *term = &s->term[k];
+        t.pivot[k] = term->pivot ? (const real *)term->pivot + column : no_pivot;
+        t.factor[k] = term->factor ? (const real *)term->factor + column : no_factor;
+    }
+    return t;
+}
+
+/* Load the map of the vector at `i` of a span. */
+INLINE void read_tables(const int terms, const struct tables *t, ptrdiff_t i, struct map *map) {
+    UNROLL
+    for (int k = 0; k < terms; k++) {
+        map->pivot[k][0] = vload(t->pivot[k] + i);
+        map->factor[k][0] = vload(t->factor[k] + i);
+    }
+    map->shift[0] = vload(t->shift + i);
+}
+
 /* The value before the cut at 0 from the centred terms x - pivot. */
 INLINE vec map_value(const int terms, const struct map *map, int j, const vec *centred) {
     vec v = map->shift[j];

@@ -1,16 +1,18 @@
 /* Operations on rows of y after they were computed: y += add, 0 where the gate is closed,
  * max(y, 0), sums over the rows.
  *
- *   for each chunk of rows (L1)
- *     for each WIDE vectors of columns   coefficients and sums: registers
- *       for each row                     every operand is loaded once
+ *   for each chunk of rows
+ *     for each row                         of more than NARROW columns: sums in L1 (sink_span)
+ *       for each vector of columns         every operand is loaded once
+ *     for each WIDE vectors of columns     what is left: coefficients and sums in registers
+ *       for each row
  *
- * FLIGHT vectors at a time, with separate sums, hide the latency of an addition; WIDE of them are
- * adjacent, which is faster than a column. Within a chunk sums are in the arrays' own type; they
- * are converted to double at its end, so the error of float32 grows with the rows of a chunk.
- * Moments are taken about the mean of a few rows of the chunk, from which those about zero are
- * computed in double: with a pivot k deviations from the mean the variance has an error of eps k^2,
- * for any mean.
+ * Memory delivers rows in their order 3 times as fast as columns of them. In narrow rows FLIGHT
+ * vectors at a time, with separate sums, hide the latency of an addition; up to WIDE of them are
+ * adjacent. Within a chunk sums are in the arrays' own type; they are converted to double at its
+ * end, so the error of float32 grows with the rows of a chunk. Moments are taken about the mean of
+ * a few rows of the chunk, from which those about zero are computed in double: with a pivot k
+ * deviations from the mean the variance has an error of eps k^2, for any mean.
  *
  * Whether there is an array to add is a run-time branch, which is always the same. The gate is
  * compiled in: its value (from its terms, or kept in an array) or only its centred terms, for the
@@ -20,8 +22,9 @@
 #include "stored.h"
 
 enum gating { OPEN, BY_VALUE, BY_KEPT };
-enum { FLIGHT = VECTOR_BYTES == 64 ? 4 : 2, WIDE = 2, PIVOT_ROWS = 4 };
-enum { CHUNK_BYTES = 16384, MOST_ROWS = 256, LEAST_ROWS = 16 }; /* of a chunk */
+enum { FLIGHT = VECTOR_BYTES == 64 ? 4 : 2, WIDE = FLIGHT, PIVOT_ROWS = 4 };
+enum { NARROW = 256 / sizeof(real) }; /* columns */
+enum { CHUNK_BYTES = 131072, MOST_ROWS = 256, LEAST_ROWS = 16 }; /* of a chunk */
 
 /* Pointers to a chunk: its first row and the first column of the array. */
 struct chunk {
@@ -49,62 +52,92 @@ INLINE vec finish(const int terms, const enum gating gating, const struct chunk 
     return vmax(c->low, y);
 }
 
-/* Sums of a chunk for a vector of columns: of u = y - pivot, and products of u. */
+/* Sums over rows for a vector of columns: of u = y - pivot, and products of u. */
 struct sums {
-    int products;
-    real pivot[LANES], sum[LANES], product[MOST_TERMS][LANES];
+    vec pivot, sum, product[MOST_TERMS];
 };
 
-/* Add them to the table; the pivot is 0 but for moments, which are turned into those about 0. */
-static __attribute__((noinline)) void add_sums(const struct sums *s, const struct chunk *c,
-                                               ptrdiff_t lanes, double *to) {
+/* Add those of a chunk to the table; the pivot is 0 but for moments, which are turned into those
+ * about 0. */
+INLINE void add_lanes(const struct sums *s, const int products, const struct chunk *c,
+                      const ptrdiff_t lanes, double *to) {
+    real pivot[LANES], sum[LANES], product[LANES];
+    double y[LANES];
+    vstore(pivot, s->pivot);
+    vstore(sum, s->sum);
     for (ptrdiff_t l = 0; l < lanes; l++) {
-        const double u = s->sum[l], p = s->pivot[l], y = (double)c->rows * p + u;
-        to[l] += y;
-        for (int k = 0; k < s->products; k++) {
-            to[(k + 1) * c->channels + l] += (double)s->product[k][l] + p * (u + y);
-        }
+        y[l] = (double)c->rows * pivot[l] + sum[l];
+        to[l] += y[l];
+    }
+    for (int k = 0; k < products; k++) {
+        to += c->channels;
+        vstore(product, s->product[k]);
+        for (ptrdiff_t l = 0; l < lanes; l++)
+            to[l] += (double)product[l] + (double)pivot[l] * (sum[l] + y[l]);
+    }
+}
+static __attribute__((noinline)) void add_sums(const struct sums *s, const int products,
+                                               const struct chunk *c, ptrdiff_t lanes, double *to) {
+    if (lanes == LANES) {
+        add_lanes(s, products, c, LANES, to);
+    } else {
+        add_lanes(s, products, c, lanes, to);
     }
 }
 
-/* Some vectors of columns of a chunk; sums are added to the double tables at `column`. */
+/* Sums of no rows, with the pivot of vector number `j` from `column` on. */
+INLINE struct sums no_sums(const int terms, const enum gating gating, const enum sink_sums kind,
+                           const struct chunk *c, const struct map *map, ptrdiff_t column,
+                           const int j, ptrdiff_t lanes) {
+    struct sums s = {.pivot = vzero()};
+    vec centred[MOST_TERMS];
+    if (kind != SUMS_MOMENTS) return s;
+    for (int k = 0; k < PIVOT_ROWS; k++) {
+        const ptrdiff_t i = c->rows * k / PIVOT_ROWS;
+        s.pivot += finish(terms, gating, c, map, i, column, j, lanes, centred);
+    }
+    s.pivot *= (real)1 / PIVOT_ROWS;
+    return s;
+}
+
+/* Finish and store vector number `j` from `column` on of row i, and add it to `s`, about `pivot`.
+ */
+INLINE void sink_vector(const int terms, const enum gating gating, const enum sink_sums kind,
+                        const struct chunk *c, const struct map *map, ptrdiff_t i,
+                        ptrdiff_t column, const int j, ptrdiff_t lanes, vec pivot,
+                        struct sums *s) {
+    const int products = kind == SUMS_MOMENTS ? 1 : terms;
+    vec centred[MOST_TERMS];
+    vec y = finish(terms, gating, c, map, i, column, j, lanes, centred);
+    store_stored(c->y + i * c->channels + column + j * LANES, y, lanes);
+    if (kind == SUMS_NONE) return;
+    y = sround(y);
+    if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot;
+    s->sum += y;
+    UNROLL
+    for (int k = 0; k < products; k++) s->product[k] += y * centred[k];
+}
+
+/* Some vectors of columns of a chunk, with sums in registers; sums are added to the double tables
+ * at `column`. */
 INLINE void sink_vectors(const int terms, const enum gating gating, const enum sink_sums kind,
                          const int vectors, const struct chunk *c, ptrdiff_t column,
                          ptrdiff_t lanes, double *sums) {
     const int flight = FLIGHT / vectors, products = kind == SUMS_MOMENTS ? 1 : terms;
-    vec sum[FLIGHT], product[FLIGHT][MOST_TERMS], pivot[WIDE], centred[MOST_TERMS];
+    struct sums sum[FLIGHT];
     struct map map;
     if (terms) load_map(terms, vectors, c->gate, column, lanes, &map);
     UNROLL
-    for (int j = 0; j < vectors; j++) {
-        pivot[j] = vzero();
-        if (kind != SUMS_MOMENTS) continue;
-        for (int k = 0; k < PIVOT_ROWS; k++) {
-            const ptrdiff_t i = c->rows * k / PIVOT_ROWS;
-            pivot[j] += finish(terms, gating, c, &map, i, column, j, lanes, centred);
-        }
-        pivot[j] *= (real)1 / PIVOT_ROWS;
-    }
-    UNROLL
     for (int g = 0; g < FLIGHT; g++) {
-        sum[g] = vzero();
-        UNROLL
-        for (int k = 0; k < MOST_TERMS; k++) product[g][k] = vzero();
+        sum[g] = (struct sums){.pivot = vzero()};
+        if (g < vectors) sum[g] = no_sums(terms, gating, kind, c, &map, column, g, lanes);
     }
-#define ROW(i, g)                                                                  \
-    do {                                                                           \
-        UNROLL                                                                     \
-        for (int j = 0; j < vectors; j++) {                                        \
-            vec y = finish(terms, gating, c, &map, i, column, j, lanes, centred);  \
-            store_stored(c->y + (i) * c->channels + column + j * LANES, y, lanes); \
-            y = sround(y);                                                         \
-            if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot[j];               \
-            if (kind == SUMS_NONE) continue;                                       \
-            sum[(g) * vectors + j] += y;                                           \
-            UNROLL                                                                 \
-            for (int k = 0; k < products; k++)                                     \
-                product[(g) * vectors + j][k] += y * centred[k];                   \
-        }                                                                          \
+#define ROW(i, g)                                                                     \
+    do {                                                                              \
+        UNROLL                                                                        \
+        for (int j = 0; j < vectors; j++)                                             \
+            sink_vector(terms, gating, kind, c, &map, i, column, j, lanes,            \
+                        sum[j].pivot, &sum[(g) * vectors + j]);                       \
     } while (0)
     ptrdiff_t i = 0;
     for (; i + flight <= c->rows; i += flight) {
@@ -116,27 +149,56 @@ INLINE void sink_vectors(const int terms, const enum gating gating, const enum s
     if (kind == SUMS_NONE) return;
     UNROLL
     for (int j = 0; j < vectors; j++) {
-        struct sums total = {.products = products};
         UNROLL
         for (int g = 1; g < flight; g++) {
-            sum[j] += sum[g * vectors + j];
+            sum[j].sum += sum[g * vectors + j].sum;
             UNROLL
-            for (int k = 0; k < products; k++) product[j][k] += product[g * vectors + j][k];
+            for (int k = 0; k < products; k++)
+                sum[j].product[k] += sum[g * vectors + j].product[k];
         }
-        vstore(total.pivot, pivot[j]);
-        vstore(total.sum, sum[j]);
-        UNROLL
-        for (int k = 0; k < products; k++) vstore(total.product[k], product[j][k]);
-        add_sums(&total, c, lanes, sums + column + j * LANES);
+        add_sums(&sum[j], products, c, lanes, sums + column + j * LANES);
     }
+}
+
+/* Whole vectors of columns of a chunk, row by row, with sums in L1. */
+INLINE void sink_span(const int terms, const enum gating gating, const enum sink_sums kind,
+                      const ptrdiff_t vectors, const struct chunk *c, ptrdiff_t column,
+                      double *sums) {
+    const int products = kind == SUMS_MOMENTS ? 1 : terms;
+    struct sums sum[SPAN];
+    struct tables tables;
+    struct map map;
+    if (terms) tables = tables_of(terms, c->gate, column);
+    for (ptrdiff_t j = 0; j < vectors; j++) {
+        if (terms) read_tables(terms, &tables, j * LANES, &map);
+        sum[j] = no_sums(terms, gating, kind, c, &map, column + j * LANES, 0, LANES);
+    }
+    for (ptrdiff_t i = 0; i < c->rows; i++) {
+        for (ptrdiff_t j = 0; j < vectors; j++) {
+            if (terms) read_tables(terms, &tables, j * LANES, &map);
+            sink_vector(terms, gating, kind, c, &map, i, column + j * LANES, 0, LANES,
+                        sum[j].pivot, &sum[j]);
+        }
+    }
+    if (kind == SUMS_NONE) return;
+    for (ptrdiff_t j = 0; j < vectors; j++)
+        add_sums(&sum[j], products, c, LANES, sums + column + j * LANES);
 }
 
 INLINE void sink_columns(const int terms, const enum gating gating, const enum sink_sums kind,
                          const struct chunk *c, const struct window *w, double *sums) {
     const ptrdiff_t end = w->column + w->columns;
     ptrdiff_t column = w->column;
+    while (w->columns > NARROW && column + LANES <= end) {
+        const ptrdiff_t left = (end - column) / LANES, vectors = left < SPAN ? left : SPAN;
+        sink_span(terms, gating, kind, vectors, c, column, sums);
+        column += vectors * LANES;
+    }
     for (; column + WIDE * LANES <= end; column += WIDE * LANES) {
         sink_vectors(terms, gating, kind, WIDE, c, column, LANES, sums);
+    }
+    for (; column + 2 * LANES <= end; column += 2 * LANES) {
+        sink_vectors(terms, gating, kind, 2, c, column, LANES, sums);
     }
     if (column + LANES <= end) {
         sink_vectors(terms, gating, kind, 1, c, column, LANES, sums);

@@ -1,10 +1,11 @@
 /* Backward of filters: dw[o, tap, c] = sum over pixels of dy[pixel, o] x[its window at tap, c].
  *
- *   for each part of the batch and 64 filters (in parallel)    their dw: L2
+ *   for each part of the batch and piece of the filters (in parallel)
  *     for each block of the part                               copy with zeros around it: L2
  *                                                              deferred dy: a scratch, L2
- *       for each row of the kernel, 3 vectors of (tap, channel)
- *         for each tile of 8 filters                           gemm_outer: a segment per row
+ *       for each 64 filters of the piece                       their dw: L2
+ *         for each row of the kernel, 3 vectors of (tap, channel)
+ *           for each tile of 8 filters                         gemm_outer: a segment per row
  *
  * Rows of outputs for which a row of the kernel is outside the image are omitted from its sums.
  * In NHWC a row of the kernel, taps x channels, lies side by side in x, so a vector of dw is a
@@ -17,9 +18,10 @@
  * pixels that are neighbours in dy: of x at every pixel, since a pair may start at any.
  *
  * Every block is summed from zero in registers and added to its part's dw; the parts are added in
- * order at the end. Their number, and therefore the bytes, depend only on the shape; and the
- * rounding error of float32 grows with the pixels of a block and the number of blocks, not with the
- * pixels of the batch.
+ * order at the end. Where they are few, the filters are shared out, too, and every piece reads x
+ * again. Their number, and therefore the bytes, depend only on the shape; and the rounding error of
+ * float32 grows with the pixels of a block and the number of blocks, not with the pixels of the
+ * batch.
  */
 #include <stdlib.h>
 
@@ -35,8 +37,9 @@ struct filtering {
     struct plan plan;
     ptrdiff_t channels, filters, groups; /* channels and filters of one group */
     ptrdiff_t depth, size; /* elements of dw: per filter, and of one part */
-    ptrdiff_t parts, units, units_per_group;
+    ptrdiff_t parts, pieces, units, units_per_group;
     struct views views; /* a single one, with all segments */
+    ptrdiff_t dy_stride; /* from pixel to pixel of what is read of dy */
     int turned, paired;
     const struct source *x, *dy;
     real *sums; /* [part][size] */
@@ -61,10 +64,12 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
     const ptrdiff_t length = f->views.view[0].length, lanes = vectors_of(length) * LANES;
     f->turned = f->filters % LANES == 0 && 5 * length <= 4 * lanes;
     f->paired = HAS_DOTS && !f->turned;
+    f->dy_stride = s->filters + (is_plain(f->dy) ? 0 : LANES); /* rows lie in different sets */
     f->units_per_group = ceil_div(f->filters, UNIT_FILTERS);
     f->units = f->groups * f->units_per_group;
     const ptrdiff_t most = larger(SUMS_BYTES / (f->size * (ptrdiff_t)sizeof(real)), 1);
-    f->parts = smaller(smaller(ceil_div(PIECES, f->units), most), f->plan.blocks);
+    f->parts = smaller(smaller(PIECES, most), ceil_div(f->plan.blocks, 2));
+    f->pieces = smaller(f->units, ceil_div(PIECES, larger(f->parts, 1)));
     f->sums = NAME(scratch_new)(f->parts * f->size);
     return f->sums ? 0 : -1;
 }
@@ -76,10 +81,16 @@ static void free_filtering(struct filtering *f) {
     free(f);
 }
 
+/* The filters that come before unit number `unit`. */
+static ptrdiff_t filters_before(const struct filtering *f, ptrdiff_t unit) {
+    return unit / f->units_per_group * f->filters + unit % f->units_per_group * UNIT_FILTERS;
+}
+
 /* Where the rows of outputs of a block start that row `tap` of the kernel sees inside the image, in
  * what is read and in dy from the block's first pixel. */
-static ptrdiff_t output_rows(const struct plan *plan, const struct block *block, ptrdiff_t tap,
+static ptrdiff_t output_rows(const struct filtering *f, const struct block *block, ptrdiff_t tap,
                              ptrdiff_t *in, ptrdiff_t *out) {
+    const struct plan *plan = &f->plan;
     const struct axis *vertical = &plan->axis[0][0], *horizontal = &plan->axis[1][0];
     ptrdiff_t n = 0, end = smaller(block->end, vertical->outputs);
     for (ptrdiff_t i = 0; i < block->images; i++) {
@@ -89,7 +100,7 @@ static ptrdiff_t output_rows(const struct plan *plan, const struct block *block,
             in[n] = i * plan->image_stride +
                     (vertical->first + u * vertical->step - block->first_row) * plan->row_stride +
                     (horizontal->first - plan->first_column) * plan->in_channels;
-            out[n++] = (i * plan->out[0] + u - block->row) * plan->out[1] * plan->out_channels;
+            out[n++] = (i * plan->out[0] + u - block->row) * plan->out[1] * f->dy_stride;
         }
     }
     return n;
@@ -100,20 +111,19 @@ static void add_block(const struct filtering *f, const struct block *block, cons
                       ptrdiff_t *in, ptrdiff_t *out, ptrdiff_t unit, int accumulate, real *dw) {
     const struct view *view = &f->views.view[0];
     ptrdiff_t per_row = view->segments / f->plan.axis[0][0].taps, rows = 0;
-    ptrdiff_t group = unit / f->units_per_group, first = unit % f->units_per_group * UNIT_FILTERS;
-    ptrdiff_t filter = group * f->filters + first,
-              count = smaller(f->filters - first, UNIT_FILTERS);
+    const ptrdiff_t group = unit / f->units_per_group, filter = filters_before(f, unit),
+                    count = filters_before(f, unit + 1) - filter;
     const ptrdiff_t wide = f->turned ? view->length : OUTER_COLUMNS, pair = f->paired ? 2 : 1;
     void (*const multiply)(ptrdiff_t, const struct gemm_outer *) =
         f->turned   ? NAME(gemm_outer_turned)
         : f->paired ? NAME(gemm_outer_pairs)
                     : NAME(gemm_outer);
     for (ptrdiff_t r = 0; r < view->segments; r++) {
-        if (r % per_row == 0) rows = output_rows(&f->plan, block, r / per_row, in, out);
+        if (r % per_row == 0) rows = output_rows(f, block, r / per_row, in, out);
         for (ptrdiff_t column = 0; column < view->length; column += wide) {
             struct gemm_outer task = {.a = dy + filter,
                                       .a_offset = out,
-                                      .lda = f->plan.out_channels,
+                                      .lda = f->dy_stride,
                                       .b = block->base + view->segment[r] + group * f->channels +
                                            column,
                                       .b_offset = in,
@@ -130,16 +140,15 @@ static void add_block(const struct filtering *f, const struct block *block, cons
     }
 }
 
-/* dy from the block's first pixel on: the array itself, or the unit's columns in `scratch`. */
-static const real *load_dy(const struct filtering *f, const struct block *block, ptrdiff_t unit,
-                           real *scratch) {
-    ptrdiff_t channels = f->plan.out_channels;
+/* dy from the block's first pixel on: the array itself, or the columns of units [begin, end) in
+ * `scratch`. */
+static const real *load_dy(const struct filtering *f, const struct block *block, ptrdiff_t begin,
+                           ptrdiff_t end, real *scratch) {
+    const ptrdiff_t channels = f->plan.out_channels, first = filters_before(f, begin);
     if (is_plain(f->dy)) return (const real *)f->dy->term[0].x + block->first * channels;
-    const ptrdiff_t first = unit % f->units_per_group * UNIT_FILTERS;
-    const struct window window = {block->first, block->outputs, channels,
-                                  unit / f->units_per_group * f->filters + first,
-                                  smaller(f->filters - first, UNIT_FILTERS)};
-    NAME(source_window)(f->dy, &window, scratch + window.column, channels);
+    const struct window window = {block->first, block->outputs, channels, first,
+                                  filters_before(f, end) - first};
+    NAME(source_window)(f->dy, &window, scratch + first, f->dy_stride);
     return scratch;
 }
 
@@ -165,10 +174,9 @@ static void pair_x(const struct plan *plan, const struct block *block, real *x) 
 /* Turn the rows of a unit's columns of dy into half as many pixels of pairs. */
 static void pair_dy(const struct filtering *f, const struct block *block, ptrdiff_t unit,
                     real *dy) {
-    const ptrdiff_t channels = f->plan.out_channels, width = f->plan.out[1];
-    const ptrdiff_t first = unit % f->units_per_group * UNIT_FILTERS;
-    const ptrdiff_t count = smaller(f->filters - first, UNIT_FILTERS);
-    dy += unit / f->units_per_group * f->filters + first;
+    const ptrdiff_t channels = f->dy_stride, width = f->plan.out[1];
+    const ptrdiff_t first = filters_before(f, unit), count = filters_before(f, unit + 1) - first;
+    dy += first;
     for (ptrdiff_t pixel = 0; pixel < block->outputs; pixel += width, dy += width * channels) {
         for (ptrdiff_t u = 0; u < width; u += 2) {
             const real *from = dy + u * channels;
@@ -198,7 +206,7 @@ static void shut(void *thread) {
 static void *open(const struct walk *walk) {
     const struct filtering *f = walk->state;
     const struct plan *plan = &f->plan;
-    ptrdiff_t mapped = is_plain(f->dy) ? 0 : plan->outputs * plan->out_channels;
+    ptrdiff_t mapped = is_plain(f->dy) ? 0 : plan->outputs * f->dy_stride;
     struct workspace *work = malloc(sizeof *work + 2 * (size_t)plan->pixels * sizeof work->in[0]);
     if (!work) return NULL;
     work->input = NAME(scratch_new)(plan->scratch + mapped);
@@ -207,22 +215,23 @@ static void *open(const struct walk *walk) {
     return NULL;
 }
 
-/* Add a block to its part's sum for one unit, whose dw stays in L2. */
-static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t unit,
+/* Add a block to its part's sum for the units of a piece. */
+static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t piece,
                  void *thread) {
     const struct filtering *f = walk->state;
     const struct plan *plan = &f->plan;
     struct workspace *work = thread;
     real *input = work->input, *dw = f->sums + part * f->size;
     ptrdiff_t *in = work->in, *out = in + plan->pixels;
+    const ptrdiff_t begin = f->units * piece / f->pieces, end = f->units * (piece + 1) / f->pieces;
     int first = number == first_block(walk, part);
     struct block block = NAME(plan_load)(plan, number, f->x, input);
-    const real *g = load_dy(f, &block, unit, input + plan->scratch);
-    if (f->paired) {
-        pair_x(plan, &block, input);
-        pair_dy(f, &block, unit, input + plan->scratch);
+    const real *g = load_dy(f, &block, begin, end, input + plan->scratch);
+    if (f->paired) pair_x(plan, &block, input);
+    for (ptrdiff_t unit = begin; unit < end; unit++) {
+        if (f->paired) pair_dy(f, &block, unit, input + plan->scratch);
+        add_block(f, &block, g, in, out, unit, !first, dw);
     }
-    add_block(f, &block, g, in, out, unit, !first, dw);
 }
 
 /* Elements [number REDUCE, ...) of dw = [dw +] sum of the parts, in order. */
@@ -254,7 +263,7 @@ int NAME(filter_walk)(struct walk *walk, const struct conv_shape *s, const struc
     }
     *walk = (struct walk){.blocks = f->plan.blocks,
                           .parts = f->parts,
-                          .pieces = f->units,
+                          .pieces = f->pieces,
                           .ends = ceil_div(f->size, REDUCE),
                           .resident = f->size * (ptrdiff_t)sizeof(real),
                           .state = f,

@@ -57,7 +57,7 @@ def filters(draft: Draft, axis: str) -> None:
     if isinstance(layer, Linear):
         heads = _heads_read(draft)
         if heads:
-            size = layer.features // 3
+            size = cast(Linear, draft.whole).features // 3
             cut = draft.even(last, axis, size, "heads", size // heads, blocks=3)
         else:
             cut = draft.even(last, axis, layer.features, "features")

@@ -260,3 +260,9 @@ def test_a_forgotten_sum_is_refused_with_the_name_of_the_layer(
     forget(monkeypatch, rule, kind, change)
     with pytest.raises(AssertionError, match=words):
         check_plan(*NETS["gpt"], meshes=[{"tensor": 2}], batch=3)
+
+
+def test_heads_that_two_axes_would_cut_are_refused() -> None:
+    net = gpt(9, (6,), depth=1, heads=4, width=8)
+    with pytest.raises(ValueError, match="token: cannot be partitioned along the axis tensor=2"):
+        check_plan(net, (6,), meshes=[{"filter": 3, "tensor": 2}])

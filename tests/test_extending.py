@@ -25,8 +25,10 @@ from pydtnn.layers.communicating import Communicating
 from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.parallel import pipeline
 from pydtnn.parallel.compression import Compressor
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.option import option
 from pydtnn.parallel.schemes import (
     GRAPHS,
@@ -44,7 +46,7 @@ DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
 LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 8, "gossip": 10, "sharded": 15}
 LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8, "dataset": 9, "loss": 5, "callback": 5}
-LIMITS |= {"filter_parallel": 20}
+LIMITS |= {"filter_parallel": 20, "pipeline_schedule": 4}
 LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
 """What the library has of which the blocks show the code."""
 
@@ -59,6 +61,7 @@ def run(block: str, old: str = "", new: str = "") -> Any:
     if block == "check_plan":
         names["FilterConv2d"] = run("filter_parallel")
     names |= {"check_scheme": check_scheme, "LocalSGD": LocalSGD, "SGD": SGD}
+    names |= {"forward": pipeline.forward, "backward": pipeline.backward}
     names |= {"Dataset": Dataset, "Loss": Loss, "Callback": Callback}
     before = dict(names)
     exec(BLOCKS[block].replace(old, new), names)
@@ -235,6 +238,31 @@ def test_the_collective_adds_up() -> None:
     for size in (1, 2, 5):
         check(star, range(size))
         assert run_threads(size, rank) == [[size * (i + (size - 1) / 2) for i in range(5)]] * size
+
+
+def test_the_schedule_of_a_pipeline_keeps_one_wave_and_trains_as_one_rank() -> None:
+    waves = run("pipeline_schedule")
+    actions = [str(action) for action in pipeline.actions_of(waves, 1, 2, 3)]
+    assert actions == [
+        *("forward 0", "forward 1", "backward 0", "backward 1"),
+        "forward 2",
+        "backward 2",
+    ]
+    done = pipeline.check(waves, 3, 7)
+    assert done.in_flight == (3, 3, 3)
+
+    def rank(comm: Any) -> list[float]:
+        mesh = Mesh(comm, pipeline=comm.size)
+        net = Sequential(Linear(4), Linear(3))
+        model = Model(net, (5,), backend="numpy", dtype="float64", mesh=mesh)
+        options = {"micro_batches": 4, "pipeline_schedule": waves} if comm.size > 1 else {}
+        trainer = Trainer(model, "sgd", mesh=mesh, **options)
+        trainer.fit(problem(), epochs=2, global_batch_size=16)
+        return trainer.losses
+
+    [alone] = run_threads(1, rank)
+    for found in run_threads(2, rank):
+        assert found == pytest.approx(alone, rel=1e-12)
 
 
 def test_the_model_is_built_for_classes_and_a_shape() -> None:

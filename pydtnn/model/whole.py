@@ -106,14 +106,6 @@ class WholeArrays:
             result = self._complete(self.mesh.group(axis), result, kept)
         return result
 
-    def is_partial(self, state: Mapping[str, Any]) -> bool:
-        """Return whether `gather` has kept an array that belongs to a part of a parameter."""
-        return any(
-            (part := self._part(name)) is not None and value.shape != part.shape
-            for name, value in state.items()
-            if isinstance(value, np.ndarray)
-        )
-
     def piece(self, name: str, values: np.ndarray) -> Piece:
         """Return the elements of the whole network's array that an array of a state contains."""
         values = np.ascontiguousarray(values).reshape(np.shape(values))

@@ -159,15 +159,3 @@ def share_replicas(mesh: Mesh | None, model: Model) -> None:
         for s in model.statistics.statistics:
             for array in (s.mean, s.variance) if s.part is None or axis not in s.part.axes else ():
                 mesh.group(axis).broadcast(array)
-
-
-def first_ranks(mesh: Mesh | None, comm: Communicator) -> list[int]:
-    """Return one rank for each position along "data": the first of each group with the network.
-
-    Collective: all ranks call it.
-    """
-    if mesh is None:
-        return [*range(comm.size)]
-    places = comm.gather_object(mesh.position)
-    first = [r for r, place in enumerate(places) if not any(place[a] for a in mesh.model_axes)]
-    return sorted(first, key=lambda rank: places[rank]["data"])

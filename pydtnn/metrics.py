@@ -48,8 +48,8 @@ class Metric(SuggestsNames, StoresArguments, ABC):
         Number of sums: `compute` returns an array of so many, and `finish` receives their means.
         `prepare` sets it if it depends on the predictions.
     takes_parts : bool
-        Whether there is a method `compute_cut` for scores of which ranks have different classes:
-        see `Accuracy`.
+        Whether there is a method `compute_cut` for scores of which ranks have different classes
+        (see `Accuracy`), and the metric is the mean of those of positions.
     """
 
     name: str

@@ -45,7 +45,8 @@ class StepContext:
     recomputing : bool
         Whether backward repeats the pass, so that statistics of the step must not be added again.
     cut_outputs : bool
-        Whether outputs of the model that ranks have cut by channels remain cut, for their loss.
+        Whether outputs of the model that ranks have cut by channels or positions remain cut, for
+        their loss.
     """
 
     training: bool

@@ -50,10 +50,6 @@ SAMPLES = -1
 """Axis of a cut between samples; 0 is the first axis of a sample."""
 
 
-LOSS_NUMBERS = 4
-"""Numbers of each position that ranks exchange for the loss of an output that remains cut."""
-
-
 class Spread(Enum):
     """How an array that is not cut is spread over the ranks along an axis of the mesh.
 
@@ -91,7 +87,8 @@ class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
     axis : str
     before, after : Cut or Spread
         The layout of the input, and the one that the following layers require. The axes of cuts are
-        those of a sample; `SAMPLES` cuts the batch, evenly. Of two cuts, none is of blocks.
+        those of a sample; `SAMPLES` cuts the batch, evenly. Of two cuts, one may be of blocks, of a
+        later axis than the other.
     position : mapping of str to int
         This rank's position in the mesh.
     ranks : int
@@ -100,8 +97,8 @@ class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
     Attributes
     ----------
     optional : bool
-        Whether this gathers an output of the model, which may remain cut by channels
-        (`StepContext.cut_outputs`).
+        Whether this gathers an output of the model, which may remain cut by channels, or a sequence
+        by positions (`StepContext.cut_outputs`).
 
     Notes
     -----

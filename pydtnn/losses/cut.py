@@ -1,4 +1,4 @@
-"""Scores of classes of which each rank has a part: what a loss and metrics know of all of them."""
+"""Scores of which each rank has a part: what a loss and metrics know of all of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,24 @@ class CutClasses:
     """
 
     first: int
+    gather: Gather
+
+
+@dataclass(frozen=True)
+class CutPositions:
+    """The positions of a rank, if ranks have the scores of all classes at different ones.
+
+    The loss of a sample is the mean over its positions: ranks add up those of their positions, and
+    likewise metrics.
+
+    Attributes
+    ----------
+    own : slice
+        The positions of this rank.
+    gather : callable
+    """
+
+    own: slice
     gather: Gather
 
 

@@ -125,8 +125,8 @@ class Loss(SuggestsNames, StoresArguments, ABC):
         Whether the mean loss is the sum over all samples of all ranks divided by the sum of `count`
         rather than by the number of samples.
     takes_parts : bool
-        Whether there is a method `compute_cut` for scores of which ranks have different classes:
-        see `CategoricalCrossEntropy`.
+        Whether there is a method `compute_cut` for scores of which ranks have different classes
+        (see `CategoricalCrossEntropy`), and the loss is the mean of those of positions.
     """
 
     metrics: tuple[str, ...] = ()

@@ -19,11 +19,15 @@ from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.collectives import AllGather, Collective, Pending
-from pydtnn.layers.exchange import LOSS_NUMBERS, Exchange
+from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.stage import Network
 from pydtnn.utils.request import Completed, Request
+
+CLASS_NUMBERS, POSITION_NUMBERS = 4, 2
+"""Numbers that ranks exchange for the loss and the accuracy of an output that remains cut: for each
+position if ranks have different classes, in total if they have different positions."""
 
 
 class Volume(NamedTuple):
@@ -301,7 +305,10 @@ class Rehearsal:
         for node, y in zip(self.model.graph.outputs, outputs, strict=True):
             layer = node.layer
             if self.model.cut_outputs and isinstance(layer, Exchange) and layer.optional:
-                numbers = self.backend.empty((1, LOSS_NUMBERS, y.size // y.shape[-1]), y.dtype)
+                if y.shape[1:-1] == node.shape[:-1]:
+                    numbers = self.backend.empty((1, CLASS_NUMBERS, y.size // y.shape[-1]), y.dtype)
+                else:
+                    numbers = self.backend.empty((1, POSITION_NUMBERS), "float64")
                 bounds = range(mesh.shape[layer.axis] + 1)
                 mesh.start("loss", AllGather(numbers, layer.axis, dim=0, bounds=bounds)).wait()
 

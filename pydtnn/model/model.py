@@ -182,7 +182,7 @@ class Model(NotCallable, Predictor):
         If ranks have parts of parameters, the whole arrays of the last `load`, until ranks train
         together.
     cut_outputs : bool
-        Whether outputs that ranks have cut by channels remain so in training
+        Whether outputs that ranks have cut by channels or positions remain so in training
         (`StepContext.cut_outputs`); set by a trainer whose losses and metrics take parts of them.
     observer : Observer or None
         Receives the forward and backward pass of each layer; set by a trainer with observers.

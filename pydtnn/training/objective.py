@@ -15,7 +15,7 @@ from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.losses import Loss, get_loss
-from pydtnn.losses.cut import CutClasses
+from pydtnn.losses.cut import CutClasses, CutPositions
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.metric_sums import Totals
@@ -77,7 +77,7 @@ class Objective:
         self.backend, outputs = backend, len(shapes)
         self._main = main = outputs if auxiliary is None else 1
         self._shapes = tuple(shapes)
-        self._classes: tuple[CutClasses | None, ...] = (None,) * outputs
+        self._parts: tuple[CutClasses | CutPositions | None, ...] = (None,) * outputs
         losses = tuple(map(get_loss, _one_each("loss", loss, main)))
         self.losses = losses if auxiliary is None else losses * outputs
         if auxiliary is not None:
@@ -138,33 +138,36 @@ class Objective:
         mesh : Mesh
         """
 
-        def classes_of(layer: Layer) -> CutClasses | None:
+        def part_of(layer: Layer) -> CutClasses | CutPositions | None:
             if not isinstance(layer, Exchange) or not layer.optional:
                 return None
             axis, cut = layer.axis, cast(Cut, layer.before)
+            own = cut.range(mesh.position)
 
             def gather(numbers: Array) -> Array:
                 bounds = range(mesh.shape[axis] + 1)
                 return mesh.start("loss", AllGather(numbers, axis, dim=0, bounds=bounds)).wait()
 
-            return CutClasses(cut.range(mesh.position).start, gather)
+            if cut.dim < len(layer.output_shape) - 1:
+                return CutPositions(own, gather)
+            return CutClasses(own.start, gather)
 
-        found = [classes_of(node.layer) for node in outputs]
+        found = [part_of(node.layer) for node in outputs]
         parts = zip(found, self.losses, self.metrics, strict=False)  # other stages have none
         if not any(found) or not all(
-            classes is None or (loss.takes_parts and all(m.takes_parts for m in own))
-            for classes, loss, own in parts
+            part is None or (loss.takes_parts and all(m.takes_parts for m in own))
+            for part, loss, own in parts
         ):
             return False
-        self._classes = tuple(found)
+        self._parts = tuple(found)
         return True
 
     def takes_parts(self, target: Any) -> bool:
         """Return whether losses are computed on parts of outputs: if targets are classes."""
         targets = self._for_each(target if isinstance(target, tuple) else (target,))
-        return any(self._classes) and all(
-            classes is None or (part.dtype.kind in "biu" and part.ndim == len(shape))
-            for classes, part, shape in zip(self._classes, targets, self._shapes, strict=True)
+        return any(self._parts) and all(
+            part is None or (target.dtype.kind in "biu" and target.ndim == len(shape))
+            for part, target, shape in zip(self._parts, targets, self._shapes, strict=True)
         )
 
     def counts(self, shapes: Sequence[tuple[int, ...]], target: Any) -> Array | None:
@@ -226,10 +229,10 @@ class Objective:
         dys: list[Array] = []
         xp = self.backend.xp
         loss: Any
-        for y, target, loss, weight, metrics, ratio, shape, classes in zip(
+        for y, target, loss, weight, metrics, ratio, shape, part in zip(
             *(ys, targets, self.losses, self.weights, self.metrics),
             ratios or (1.0,) * len(ys),
-            *(self._shapes, self._classes),
+            *(self._shapes, self._parts),
             strict=True,
         ):
             target, dy = self.backend.asarray(target), self.backend.empty(y.shape, y.dtype)
@@ -237,8 +240,14 @@ class Objective:
             if y.shape[1:] == shape:
                 own = [metric.compute(xp, y, target) for metric in metrics]
                 value = loss.compute(self.backend, y, target, factor, dy)
+            elif isinstance(part, CutPositions):
+                here, share = target[:, part.own], y.shape[1] / shape[0]
+                value = loss.compute(self.backend, y, here, share * factor, dy)
+                means = [value, *(metric.compute(xp, y, here) for metric in metrics)]
+                numbers = share * xp.stack([xp.asarray(mean, "float64") for mean in means])
+                value, *own = part.gather(numbers[None]).sum(axis=0)
             else:
-                value, scores = loss.compute_cut(self.backend, y, target, factor, dy, classes)
+                value, scores = loss.compute_cut(self.backend, y, target, factor, dy, part)
                 own = [metric.compute_cut(scores, target) for metric in metrics]
             if self._counted:
                 pair = value, loss.count((len(y), *shape), target)

@@ -25,9 +25,9 @@ from pydtnn.utils.errors import RankError
 from tests.random_cases import Case, Cases
 
 STEPS, BATCH, PIXELS = 3, 24, (8, 8, 3)
-AXES = ("data", "tensor", "filter", "channel", "pipeline")
-REFUSED = ("some of which share parameters", "cut along")
-"""Tied weights are in one stage; two axes cannot cut the same axis of an array."""
+AXES = ("data", "tensor", "filter", "channel", "context", "pipeline")
+REFUSED = ("some of which share parameters", "cut along", "positions must be at least")
+"""Tied weights are in one stage; two axes cannot cut the same axis of an array; few positions."""
 
 
 class Drawn:

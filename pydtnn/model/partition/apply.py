@@ -244,7 +244,7 @@ class _Pass:
             return source
         key = (source, ((axis, after),))
         if key not in self.exchanged:
-            if isinstance(before, Cut) and isinstance(after, Cut) and before.blocks != after.blocks:
+            if _other_blocks(before, after):
                 return self._exchange(self._exchange(source, axis, Spread.WHOLE), axis, after)
             place, axes = self.mesh.position, len(source.shape)
             exchange = Exchange(axis, before, after, position=place, ranks=self.mesh.shape[axis])
@@ -258,11 +258,12 @@ class _Pass:
         return self._in_layout(self.new[node], {})
 
     def may_remain_cut(self, output: Node) -> None:
-        """Let an output of the model that is gathered along channels remain cut for its loss."""
+        """Let an output that is gathered along channels or positions remain cut for its loss."""
         layer, last = output.layer, len(output.shape) - 1
         if isinstance(layer, Exchange) and not output.consumers:
             cut = layer.before
-            layer.optional = isinstance(cut, Cut) and cut.dim == last and cut.blocks == 1
+            dims = (0, last) if last == 1 else (last,)
+            layer.optional = isinstance(cut, Cut) and cut.dim in dims and cut.blocks == 1
 
     def cut_input(self, node: Node, outputs: Sequence[Node]) -> None:
         """Let an input be the part of which this rank's layers take it, if all take the same."""
@@ -320,6 +321,13 @@ class _Pass:
                     f"Plan: no layer is cut along the axis {axis}={self.mesh.shape[axis]}; give a "
                     "plan with layers that can be"
                 )
+
+
+def _other_blocks(before: State, after: State) -> bool:
+    """Return whether two states cut an axis in different numbers of blocks."""
+    if not (isinstance(before, Cut) and isinstance(after, Cut)):
+        return False
+    return before.dim == after.dim and before.blocks != after.blocks
 
 
 def _blocked(have: Layout, wanted: State) -> bool:

@@ -194,6 +194,14 @@ def vocabulary(draft: Draft, axis: str) -> None:
     draft.output[axis] = cut if layer.gives_logits else PARTIAL
 
 
+def context(draft: Draft, axis: str) -> None:
+    """Cut the positions of a sequence: a layer follows as if its input was cut by positions."""
+    shape, kind = draft.whole.output_shape, kind_of(draft.whole)
+    if len(shape) != 2 or kind is None:
+        raise draft.refuse(axis, f"its output of shape {shape} is not a sequence (T, D)")
+    FOLLOWERS[kind](draft, draft.even(0, axis, shape[0], "positions"))
+
+
 def samples(draft: Draft, axis: str) -> None:
     """Cut the batch: data parallelism along an axis of the model."""
     draft.same(axis, Cut(SAMPLES, axis, ()))
@@ -206,8 +214,9 @@ STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
     Conv2d: ("filter", "channel", "alternate", "spatial", "width", "data"),
     Conv1d: ("filter", "channel", "alternate", "data"),
     Conv3d: ("filter", "channel", "alternate", "data"),
-    Linear: ("filter", "channel", "alternate", "data"),
-    Embedding: ("filter", "alternate", "data"),
+    Linear: ("filter", "channel", "alternate", "context", "data"),
+    Embedding: ("filter", "alternate", "context", "data"),
+    PositionalEmbedding: ("context",),
     MaxPool2d: ("spatial", "width", "data"),
     AvgPool2d: ("spatial", "width", "data"),
     ConvTranspose2d: ("data",),
@@ -221,7 +230,7 @@ STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
 
 def apply_strategy(name: str, draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     """Partition a layer with a strategy that it has."""
-    if isinstance(draft.layer, Embedding) and name != "data":
+    if isinstance(draft.layer, Embedding) and name in ("filter", "alternate"):
         vocabulary(draft, axis)
         return
     rules: dict[str, Callable[[], None]] = {
@@ -230,6 +239,7 @@ def apply_strategy(name: str, draft: Draft, axis: str, layouts: Sequence[Layout]
         "alternate": lambda: alternate(draft, axis, layouts),
         "spatial": lambda: stripes(draft, axis, 0),
         "width": lambda: stripes(draft, axis, 1),
+        "context": lambda: context(draft, axis),
         "data": lambda: samples(draft, axis),
     }
     rules[name]()
@@ -330,6 +340,14 @@ def _linear(draft: Draft, cut: Cut) -> bool:
     return _each(draft, cut)
 
 
+def _embedding(draft: Draft, cut: Cut) -> bool:
+    """Look up the vectors of own positions, or compute the logits of their tokens."""
+    if cast(Embedding, draft.layer).gives_logits:
+        return _linear(draft, cut)
+    draft.summed.append(cut.axis)
+    return _each(draft, cut)
+
+
 def _window(draft: Draft, cut: Cut) -> bool:
     """Pool own channels, or own rows."""
     if _last(draft, cut):
@@ -417,10 +435,10 @@ def _slice(draft: Draft, cut: Cut) -> bool:
 
 
 def _attention(draft: Draft, cut: Cut) -> bool:
-    """Compute own heads: a cut by heads, or a reduction to one."""
+    """Compute own heads, of all positions (Ulysses, see `docs/parallelism.md`)."""
     layer = cast(DotProductAttention, draft.layer)
     features = draft.whole.output_shape[-1]
-    if not _last(draft, cut) or layer.heads < draft.ranks(cut.axis):
+    if layer.heads < draft.ranks(cut.axis) or also_cut(draft.inputs[0], replace(cut, dim=1)):
         return False
     heads = draft.even(1, cut.axis, layer.heads, "heads")
     width = features // layer.heads
@@ -455,7 +473,7 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     GlobalAvgPool1d: _global_pool,
     GlobalAvgPool3d: _global_pool,
     Identity: _each,
-    Embedding: _whole_samples,
+    Embedding: _embedding,
     LayerNorm: _layer_norm,
     Linear: _linear,
     LocalResponseNorm: _positions,

@@ -16,6 +16,7 @@ from pydtnn import Trainer
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.serial import Serial
 from pydtnn.data import ArrayDataset
+from pydtnn.layers import Dropout, Flatten, Linear
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.embedding import Embedding
@@ -46,11 +47,18 @@ NETS: dict[str, Net] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "mesh",
     [
-        *({plan: ranks} for plan in ("tensor", "filter", "channel") for ranks in (2, 3, 4)),
+        *(
+            {plan: ranks}
+            for plan in ("tensor", "filter", "channel", "context")
+            for ranks in (2, 3, 4)
+        ),
+        {"data": 2, "context": 2},
+        {"tensor": 2, "context": 2},
+        {"context": 2, "tensor": 2},
         {"data": 2, "tensor": 2},
         {"data": 2, "filter": 2},
         {"filter": 2, "channel": 2},
@@ -68,8 +76,16 @@ def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_a_transformer_equals_serial_training_on_mpi(comm: Communicator) -> None:
-    check_plan(*NETS["gpt"], meshes=[{"tensor": 2}], comm=comm, batch=3)
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_a_transformer_equals_serial_training_on_mpi(comm: Communicator, axis: str) -> None:
+    check_plan(*NETS["gpt"], meshes=[{axis: 2}], comm=comm, batch=3)
+
+
+def test_a_network_without_sequences_has_no_context() -> None:
+    net = [Flatten(name="flatten"), Linear(3, name="fc")]
+    words = r"^fc: .* context=2: its output of shape \(3,\) is not a sequence \(T, D\); use fewer"
+    with pytest.raises(ValueError, match=words):
+        check_plan(net, (4, 4, 2), meshes=[{"context": 2}])
 
 
 # -- losses of parts
@@ -101,6 +117,9 @@ def train(comm: Communicator, net: str, axes: Axes, **options: Any) -> tuple[Any
         ("gpt", {"data": 2, "filter": 2}, {"metrics": ["accuracy"]}),
         ("vit", {"tensor": 2}, {}),
         ("gpt", {"tensor": 2}, {"metrics": ["top2_accuracy"]}),  # takes whole outputs
+        ("gpt", {"context": 3}, {"metrics": ["accuracy", "perplexity"]}),
+        ("gpt", {"context": 2}, {"metrics": ["top2_accuracy"]}),
+        ("gpt", {"tensor": 2, "context": 2}, {}),
     ],
 )
 def test_losses_of_parts_are_those_of_one_rank(net: str, axes: Axes, options: Any) -> None:
@@ -114,7 +133,9 @@ def test_losses_of_parts_are_those_of_one_rank(net: str, axes: Axes, options: An
         parts = "top2_accuracy" not in own[1]
         assert (own[3].get("loss", (0,))[0] > 0) is parts
         logits = "token_1" if net == "gpt" else "head.fc"
-        gathered = own[3].get(f"{logits}/channels-whole", (0,))[0]
+        last = "rows" if [*axes][-1] == "context" else "channels"
+        before = "/channels-whole" if len({*axes} - {"data"}) > 1 else ""
+        gathered = own[3].get(f"{logits}{before}/{last}-whole", (0,))[0]
         assert (gathered < STEPS) is parts  # once to choose algorithms, or never
 
 
@@ -166,6 +187,37 @@ def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
         assert sent == {
             **{f"{name}/partial-rows": (2 * others, added + gathered) for name in sums},
             **{f"{name}/rows-partial": (3 * others, added + 2 * gathered) for name in gathers},
+        }
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
+    x = np.zeros((N, LENGTH))
+
+    def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
+        mesh = Mesh(comm, context=ranks)
+        net = gpt(TOKENS, (LENGTH,), depth=2, heads=5, width=10)
+        model = Model(net, (LENGTH,), dtype="float64", mesh=mesh)
+        model.cut_outputs = True
+        context = StepContext(training=True, samples=np.arange(N), cut_outputs=True)
+        y, saved = model.forward(x, context)
+        assert y.shape == (N, len(range(mesh.position["context"], LENGTH, ranks)), TOKENS)
+        model.backward(np.ones_like(y), saved)
+        sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
+        numbers = {"loss": (ranks - 1, (ranks - 1) * 2 * 8)}
+        assert forecast_memory(model, N).sent == sent | numbers
+        return sent
+
+    for place, sent in enumerate(run_threads(ranks, rank)):
+        own = len(range(place, LENGTH, ranks))  # positions of this rank, and heads of 2 features
+        there, back = own * (5 - own) * 2, (LENGTH - own) * own * 2
+        assert sent == {
+            name: (2 * (ranks - 1), blocks * (there + back) * N * S)
+            for i in (0, 1)
+            for name, blocks in (
+                (f"block{i}.attention.in_proj/rows-heads", 3),
+                (f"block{i}.attention.attention/channels-rows", 1),
+            )
         }
 
 
@@ -221,10 +273,49 @@ def forget(patch: pytest.MonkeyPatch, rule: str, kind: Any, change: Callable[[An
         patch.setitem(rules.FOLLOWERS, kind, wrong)
 
 
+def shift_mask(draft: Any) -> None:
+    """Take a mask off by one token."""
+    rows, *others = draft.layer.part
+    draft.layer.part = (slice(rows.start - 1, rows.stop - 1) if rows.start else rows, *others)
+
+
 @pytest.mark.parametrize(
-    ("rule", "kind", "change", "words"),
+    ("axis", "rule", "kind", "change", "words"),
     [
         pytest.param(
+            "context",
+            "_embedding",
+            Embedding,
+            lambda draft: draft.summed.clear(),
+            r"token\S*: the gradient \S*token\.w of rank \d differs",
+            id="gradients of an embedding that are not summed",
+        ),
+        pytest.param(
+            "context",
+            "_linear",
+            Linear,
+            lambda draft: draft.summed.clear(),
+            r"\S*: the gradient \S*\.(w|b) of rank \d differs",
+            id="gradients of linear layers that are not summed",
+        ),
+        pytest.param(
+            "context",
+            "_dropout",
+            Dropout,
+            shift_mask,
+            "^dropout: the output is the first that differs",
+            id="a mask off by one token",
+        ),
+        pytest.param(
+            "context",
+            "_attention",
+            DotProductAttention,
+            lambda draft: setattr(draft.layer, "causal", False),
+            r"^block0\.attention\.attention: the output is the first that differs",
+            id="weights of later positions",
+        ),
+        pytest.param(
+            "tensor",
             "_layer_norm",
             LayerNorm,
             lambda draft: draft.summed.clear(),
@@ -232,6 +323,7 @@ def forget(patch: pytest.MonkeyPatch, rule: str, kind: Any, change: Callable[[An
             id="gradients of norms that are not summed",
         ),
         pytest.param(
+            "tensor",
             "vocabulary",
             Embedding,
             lambda draft: draft.layer.gives_logits or draft.output.clear(),
@@ -239,6 +331,7 @@ def forget(patch: pytest.MonkeyPatch, rule: str, kind: Any, change: Callable[[An
             id="vectors of other tokens that are not added",
         ),
         pytest.param(
+            "tensor",
             "vocabulary",
             Embedding,
             lambda draft: draft.require("tensor", Spread.WHOLE),
@@ -246,6 +339,7 @@ def forget(patch: pytest.MonkeyPatch, rule: str, kind: Any, change: Callable[[An
             id="gradients of parts of the logits that are not added",
         ),
         pytest.param(
+            "tensor",
             "_attention",
             DotProductAttention,
             lambda draft: setattr(draft.layer, "first_head", 0),
@@ -255,11 +349,11 @@ def forget(patch: pytest.MonkeyPatch, rule: str, kind: Any, change: Callable[[An
     ],
 )
 def test_a_forgotten_sum_is_refused_with_the_name_of_the_layer(
-    monkeypatch: pytest.MonkeyPatch, rule: str, kind: Any, change: Any, words: str
+    monkeypatch: pytest.MonkeyPatch, axis: str, rule: str, kind: Any, change: Any, words: str
 ) -> None:
     forget(monkeypatch, rule, kind, change)
     with pytest.raises(AssertionError, match=words):
-        check_plan(*NETS["gpt"], meshes=[{"tensor": 2}], batch=3)
+        check_plan(*NETS["gpt"], meshes=[{axis: 2}], batch=3)
 
 
 def test_heads_that_two_axes_would_cut_are_refused() -> None:

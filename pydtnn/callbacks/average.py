@@ -11,7 +11,7 @@ import numpy as np
 from pydtnn.comm.checks import fill, to_host
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.parameters import Bucket
-from pydtnn.parallel.exchange import by_name, from_names
+from pydtnn.parallel.named import by_name, from_names
 from pydtnn.parallel.sums import average
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.errors import AgreedError

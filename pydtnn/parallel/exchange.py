@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.comm.checks import fill, to_host
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
+from pydtnn.parallel.named import by_name, from_names
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.option import option, set_options, signature_of
@@ -101,11 +101,7 @@ class GradientExchange(StoresArguments):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for name in (
-            "exact",
-            "static",
-            "replicated",
-        ):  # not inherited: subclasses must redeclare them
+        for name in ("exact", "static", "replicated"):  # subclasses must redeclare them
             if name not in vars(cls):
                 setattr(cls, name, False)
         cls.__signature__ = signature_of(cls)
@@ -343,29 +339,6 @@ class GradientExchange(StoresArguments):
             return
         self.samples = int(state["samples"])
         from_names("own", self.buckets, [bucket.values for bucket in self.buckets], state)
-
-
-def by_name(
-    what: str, buckets: Iterable[Bucket], arrays: Iterable[np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Copy arrays as long as the buckets to NumPy arrays by parameter: "<what>/<name>"."""
-    return {
-        f"{what}/{entry.name}": to_host(array[entry.slice]).reshape(entry.shape)
-        for bucket, array in zip(buckets, arrays, strict=True)
-        for entry in bucket.parameters
-    }
-
-
-def from_names(
-    what: str,
-    buckets: Iterable[Bucket],
-    arrays: Iterable[np.ndarray],
-    state: Mapping[str, np.ndarray],
-) -> None:
-    """Fill arrays as long as the buckets from the result of `by_name`."""
-    for bucket, array in zip(buckets, arrays, strict=True):
-        for entry in bucket.parameters:
-            fill(array[entry.slice], state[f"{what}/{entry.name}"].reshape(-1))
 
 
 class AllReduce(GradientExchange):

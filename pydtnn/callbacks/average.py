@@ -107,10 +107,11 @@ class ExponentialMovingAverage(Callback):
         self.updates += 1
         self._samples += trainer.exchange.local_samples
         xp = trainer.model.backend.xp
-        for live, mean, scratch in zip(self._live, self._average, self._scratch, strict=True):
-            xp.subtract(live, mean, out=scratch)  # bucket by bucket, to stay in the cache
-            scratch *= new
-            mean += scratch
+        with trainer.exchange.whole():
+            for live, mean, scratch in zip(self._live, self._average, self._scratch, strict=True):
+                xp.subtract(live, mean, out=scratch)  # bucket by bucket, to stay in the cache
+                scratch *= new
+                mean += scratch
 
     def on_fit_end(self, trainer: Training) -> None:
         """Replace the model's parameters by the average. Collective: all ranks call it."""

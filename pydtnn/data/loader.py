@@ -118,6 +118,8 @@ class Loader(SuggestsNames):
         otherwise samples, of which smaller batches have proportional ones. None: nearly equal.
     whole_shards : bool
         Whether shards are the same for any `counts`.
+    equal_numbers : bool
+        Whether all ranks have as many shards in every batch, of which the last may have no rows.
     prepare : Prepare
         Augmentation and normalisation, on the host or on the device; of the first input if samples
         have several.
@@ -178,7 +180,7 @@ class Loader(SuggestsNames):
         self.prefetch, self.mix = prefetch, tuple(mix)
         self.shards = shards or size
         self.counts: Sequence[int] | None = None
-        self.whole_shards = False
+        self.whole_shards = self.equal_numbers = False
         self._steps = steps_per_epoch or steps
         shapes = shapes_of(dataset.input_shape)
         statistics = parts(dataset.statistics or (None,) * len(shapes))
@@ -277,9 +279,15 @@ class Loader(SuggestsNames):
 
     def _divide(self, n: int) -> tuple[slice, tuple[Shard, ...]]:
         """Return this rank's rows of a batch, and its shards."""
+        number = self.shards // self.size
         if self.counts is None or self.whole_shards:
-            return own_shards(n, self.shards, self.rank, self.size, self.counts)
-        return own_part(n, self.shards // self.size, self.rank, self.counts)
+            rows, shards = own_shards(n, self.shards, self.rank, self.size, self.counts)
+        else:
+            rows, shards = own_part(n, number, self.rank, self.counts)
+        if self.equal_numbers:
+            end = rows.stop - rows.start
+            shards += (Shard(None, slice(end, end)),) * (number - len(shards))
+        return rows, shards
 
     def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:
         classes = self.dataset.classes

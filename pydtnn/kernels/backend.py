@@ -97,6 +97,17 @@ class Backend:
         if self.memory:
             self.memory.trim()
 
+    def clear(self, array: Array) -> None:
+        """Set an array to 0; the memory of its whole pages is free until they are written.
+
+        The array is contiguous, of this backend's `zeros`, or a part of such an array. A backend
+        without a pool only sets it to 0.
+        """
+        if hasattr(self.memory, "clear"):
+            self.memory.clear(array)
+        elif self.has_values:
+            array[...] = 0
+
     def asarray(self, value: Any, dtype: Any = None) -> Array:
         """Convert an array or a sequence to a device array in C order; copies only if necessary."""
         return self.xp.asarray(value, dtype, order="C")

@@ -388,6 +388,12 @@ class Bucket:
             )
         array[...] = value
 
+    def clear(self, array: Array, kept: slice) -> None:
+        """Set `values` or `grads` to 0 outside of a range, and free the memory: `Backend.clear`."""
+        for part in (array[: kept.start], array[kept.stop :]):
+            if len(part):
+                self.buffer.backend.clear(part)
+
     def gradients(self, slot: int) -> Array:
         """Return the bucket's range of one of the sets of gradients; 0 is `grads`."""
         return self.buffer.slots[slot][self.start : self.stop]
@@ -443,7 +449,7 @@ class ParameterBuffer:
         if copied and any(p.working for p, _ in parameters):
             self.working = backend.zeros((self.size,), np.dtype(working))
         self.slots = [self.grads]
-        self._backend, self._offsets, self._slot = backend, offsets, 0
+        self.backend, self._offsets, self._slot = backend, offsets, 0
         for p, offset in zip(self.parameters, offsets, strict=False):
             place = slice(offset, offset + p.size)
             p.buffer = self
@@ -456,12 +462,12 @@ class ParameterBuffer:
     def refresh(self) -> None:
         """Round all values into the working copies."""
         if self.working is not None:
-            self._backend.elementwise.convert(self.values, out=self.working)
+            self.backend.elementwise.convert(self.values, out=self.working)
 
     def write_to(self, slot: int) -> None:
         """Select one of several sets of gradients for backward, allocated at first use."""
         while slot >= len(self.slots):
-            self.slots.append(self._backend.zeros((self.size,), self.dtype))
+            self.slots.append(self.backend.zeros((self.size,), self.dtype))
         if slot != self._slot:
             self._slot = slot
             for p, offset in zip(self.parameters, self._offsets, strict=False):

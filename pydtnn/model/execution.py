@@ -115,6 +115,8 @@ def _forward_node(
     joint: bool,
 ) -> Generator[CollectiveCall, Pending, tuple[Value, Saved]]:
     """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
+    if graph.presence:
+        graph.presence.forward(node, again=context.recomputing)
     layer = node.layer
     xs = [layer.accept(values[i.index]) for i in node.inputs]
     if layer.batch_part is not None:
@@ -211,6 +213,8 @@ def parameters_loop(
     for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
         if (left := residuals[node.index]) is not None:
             residuals[node.index] = None
+            if graph.presence:
+                graph.presence.backward(node)
             if reports:
                 reports.begin(Kind.BACKWARD, node.name + HALVES[1])
             node.layer.backward_parameters(left)
@@ -242,6 +246,8 @@ def _backward_node(
 
     If `inputs_only`, a layer in two halves leaves in `residuals` what its second half requires.
     """
+    if graph.presence:
+        graph.presence.backward(node)
     layer, saved = node.layer, residuals[node.index]
     if isinstance(saved, GatheredAgain):
         saved = yield from _calls(node.inputs[0], saved.steps())

@@ -15,6 +15,7 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
 from pydtnn.layers.reshape import Identity
+from pydtnn.model.presence import Presence
 
 
 def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
@@ -52,6 +53,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.outputs: tuple[Node, ...] = ()
         self.cuts_batch = False
+        self.presence: Presence | None = None  # during a step, if the scheme has parts only
         self._scope: list[str] = []
         self._blocks = 0
         self._unnamed: tuple[int, ...] = ()  # numbers of the open blocks without a component

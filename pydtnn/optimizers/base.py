@@ -554,12 +554,11 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
                 "step; use a Trainer, or call it"
             )
         self._terms = self.next_terms() if self._given is None else self._given
+        grads = [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
         if self.loss_scale is not None:
-            grads = [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
             self.loss_scale.unscale(grads, self._count)
             self.loss_scale.adjust()
         if self._clipping is not None:
-            grads = [buffer.grads for buffer in self._buffers]
             self._clipping.apply(self.backend, self._total, grads)
 
     def next_terms(self) -> dict[str, float]:

@@ -81,6 +81,9 @@ class GradientExchange(StoresArguments):
     keeps_gradients : bool
         Class attribute: whether gradients of one step are used in another. Not supported by float16
         models, whose loss scale changes between steps.
+    releases, gathers : bool
+        Class attributes: whether the memory of gradients is released in a step (`Bucket.clear`),
+        and whether a rank has parts of the parameters in it, unless `before_layer` gathers them.
     static : bool
         Class attribute, not inherited: whether every step makes the same calls and reads no host
         values that change between steps, so that a step can be captured in a CUDA graph and
@@ -97,7 +100,7 @@ class GradientExchange(StoresArguments):
     exact = False
     replicated = False
     static = True
-    keeps_gradients = False
+    keeps_gradients = releases = gathers = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -242,6 +245,12 @@ class GradientExchange(StoresArguments):
         """
         self.pending.progress()
 
+    def before_layer(self, now: Sequence[Bucket], ahead: Sequence[Bucket]) -> None:
+        """Called in a step before a layer's pass, with the buckets that it and later ones read.
+
+        Only for schemes that have `gathers`, and before layers with parameters.
+        """
+
     def update(self, optimizer: Optimizer) -> None:
         """Update the parameters; called after backward."""
         optimizer.step()
@@ -263,6 +272,15 @@ class GradientExchange(StoresArguments):
 
     # -- parameters that differ between ranks -----------------------------------------------------
 
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which this rank has all elements of its parameters. Collective."""
+        return contextlib.nullcontext()
+
+    def make_equal(self) -> None:
+        """Make the parameters of all ranks equal, at the end of training."""
+        if not self.equal:
+            self.average_parameters()
+
     def average_parameters(self) -> None:
         """Average the parameters of all ranks, weighted by `samples` since the last average."""
         self.average(bucket.values for bucket in self.buckets)
@@ -280,7 +298,8 @@ class GradientExchange(StoresArguments):
         """
         self.drain()
         if self.equal or self._aside is not None:
-            yield
+            with self.whole():
+                yield
             return
         own, samples = [bucket.values.copy() for bucket in self.buckets], self.samples
         self._aside = own, samples

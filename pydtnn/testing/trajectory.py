@@ -371,8 +371,7 @@ class Rank:
                 setattr(self.exchange, conditions.fails, _fail)
             self._step(step)
         trajectory.last_loss, outputs = self._evaluate()
-        if not self.exchange.equal:
-            self.exchange.average_parameters()
+        self.exchange.make_equal()
         end = {(END, "output"): outputs, (END, "parameter"): self._parameters()}
         trajectory.values.update(end)
         trainer.comm.barrier()  # all matching operations are complete
@@ -470,7 +469,8 @@ class Rank:
         return _joined([f"output {i}" for i in range(count)], self.model.outputs, rows)
 
     def _parameters(self) -> dict[str, Local]:
-        return {n: Local(p.master.copy(), p.part) for n, p in self.model.parameters.items()}
+        with self.exchange.whole():
+            return {n: Local(p.master.copy(), p.part) for n, p in self.model.parameters.items()}
 
     def _check_abandoned(self, before: dict[str, Local]) -> None:
         """No request is pending after an abandoned step, and no parameter has changed."""

@@ -386,6 +386,8 @@ def check_options(setup: Setup, accumulation: int) -> None:
     _check_exact(setup, accumulation)
     if setup.loss_scale is not None:
         _check_loss_scale(setup.exchange)
+    if setup.exchange.releases:
+        _check_released(setup)
 
 
 def _check_exact(setup: Setup, accumulation: int) -> None:
@@ -424,6 +426,20 @@ def _check_loss_scale(exchange: GradientExchange) -> None:
                 f"Trainer: {type(what).__name__} keeps gradients between steps, which a float16 "
                 "model scales by different factors; use bfloat16"
             )
+
+
+def _check_released(setup: Setup) -> None:
+    """Raise ValueError if memory of parameters and gradients cannot be released."""
+    model, who = setup.model, type(setup.exchange).__name__
+    if model.backend.name == "cuda":
+        raise ValueError(
+            f"Trainer: {who} releases memory of the host, not of a GPU; use ShardedOptimizer"
+        )
+    if setup.exchange.gathers and any(b.working is not None for b in model.buffers):
+        raise ValueError(
+            f"Trainer: {who} does not divide the 16-bit copies of the parameters; use float32, or "
+            "ShardedGradients"
+        )
 
 
 def check_binding(optimizer: Optimizer, binding: object, model: Model | None = None) -> None:

@@ -143,7 +143,8 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     comm, whole = trainer.comm, trainer.model.whole
     states: dict[str, State] = {}
     for name, part in parts_of(trainer).items():
-        state = part.state()
+        with trainer.exchange.whole():
+            state = part.state()
         states[name] = state if name in ("model", "exchange") else whole.gather(state)
     states = {
         name: {key: np.array(v) if isinstance(v, np.ndarray) else v for key, v in state.items()}

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from pydtnn.data import Batch
+from pydtnn.model.presence import Presence
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.pipeline import create_passes
@@ -52,6 +53,11 @@ class Eager:
 
     def __init__(self, setup: Setup, graph: str = "") -> None:
         self._setup, self.graph = setup, graph
+        exchange, network = setup.exchange, setup.model.graph
+        self._presence: Presence | None = None
+        if exchange.gathers:
+            parts = network.nodes, network.trained, setup.model.buckets
+            self._presence = Presence(*parts, exchange.before_layer)
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
         """Run a whole step; the parameters are not changed if the loss is not finite."""
@@ -59,7 +65,11 @@ class Eager:
         exchange, statistics = setup.exchange, setup.model.statistics
         with setup.phase("forward"):
             passes = create_passes(setup, batch, epoch, seed)
-        passes.run()
+        setup.model.graph.presence = self._presence
+        try:
+            passes.run()
+        finally:
+            setup.model.graph.presence = None
         with setup.phase("loss"):
             totals = setup.to_host(passes.totals)
             if setup.model.backend.has_values and not np.isfinite(totals.values).all():

@@ -317,8 +317,7 @@ class Trainer(SuggestsNames):
                     with self.setup.phase("epoch"):
                         self._run_epoch(loader, seed, validation)
             self.synchronise()
-            if not self.exchange.equal:
-                self.exchange.average_parameters()
+            self.exchange.make_equal()
             self._notify("on_fit_end")
             self._notify("finish")
         except NotFiniteError:
@@ -471,6 +470,7 @@ class Trainer(SuggestsNames):
         """Run the remaining steps of an epoch."""
         setup, observer = self.setup, self.setup.observer
         loader.counts, loader.whole_shards = self.shares, setup.exchange.sums.shards is not None
+        loader.equal_numbers = setup.exchange.gathers
         batches = loader.epoch(self.epoch, start=self.step)
         if self.pending is not None:
             self._notify_of_end("on_step_end")

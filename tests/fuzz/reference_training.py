@@ -333,6 +333,8 @@ COMPRESSED: dict[str, Callable[[Ranks, Array, Array], None]] = {
 STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "allreduce": summed,
     "sharded": summed,
+    "sharded_gradients": summed,
+    "sharded_parameters": summed,
     "hierarchical": summed,
     "parameter_server": summed,
     "stale": stale,

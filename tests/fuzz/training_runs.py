@@ -19,7 +19,12 @@ from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Nadam, Optimizer, RMSProp
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import Hierarchical, ParameterServer, ShardedOptimizer
+from pydtnn.parallel.schemes import (
+    Hierarchical,
+    ParameterServer,
+    ShardedGradients,
+    ShardedOptimizer,
+)
 from pydtnn.parallel.sums import Sums
 from pydtnn.schedules import get_schedule
 from pydtnn.training.trainer import Trainer
@@ -47,7 +52,7 @@ RULES: dict[str, Callable[..., Optimizer]] = {
 Result = dict[str, np.ndarray]
 """What a run leaves, by name."""
 
-EQUAL = (AllReduce, ShardedOptimizer, Hierarchical, ParameterServer)
+EQUAL = (AllReduce, ShardedOptimizer, ShardedGradients, Hierarchical, ParameterServer)
 """Schemes that compute what one rank computes, within rounding."""
 
 

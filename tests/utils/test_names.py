@@ -27,7 +27,7 @@ def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name: str, sentenc
         ("schedule", "cosine_decay", ["constant", "cosine"], "; did you mean 'cosine'?"),
         ("option", "--wandb", ["--plan", "--save"], "; choose one of '--plan', '--save'"),
         ("option", "--batch-size-of-rank", ["--plan", "--batch-size"], "; did you mean '--batch-s"),
-        ("scheme", "FSDP", ["allreduce", "sharded"], "; use 'sharded'"),
+        ("scheme", "FSDP", ["sharded", "sharded_parameters"], "; use 'sharded_parameters'"),
     ],
 )
 def test_a_name_of_another_library_is_answered_with_ours(

@@ -23,6 +23,7 @@ cdef extern from "recycle.h":
     recycler_counts recycler_count(recycler *r) nogil
     void recycler_reset_peak(recycler *r) nogil
     void recycler_trim(recycler *r) nogil
+    void recycler_clear(char *start, size_t size) nogil
 
 cdef extern from "numpy/arrayobject.h":
     # both steal the reference to the type
@@ -170,6 +171,13 @@ cdef class MemoryPool:
     def trim(self):
         """Return the memory after the last existing array to the system."""
         recycler_trim(self.recycler)
+
+    def clear(self, array):
+        """Set a contiguous part of an array to 0, and return its whole pages to the system.
+
+        They are resident again when they are written.
+        """
+        recycler_clear(cnp.PyArray_BYTES(array), cnp.PyArray_NBYTES(array))
 
 
 cdef object create(int axes, cnp.npy_intp *sizes, cnp.dtype descr, bint zeroed):

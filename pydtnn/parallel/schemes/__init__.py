@@ -15,6 +15,7 @@ from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
 from pydtnn.parallel.schemes.parameter_server import ParameterServer
 from pydtnn.parallel.schemes.push_sum import GradientPush
 from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
+from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
 from pydtnn.parallel.schemes.slow_momentum import SlowMo
 from pydtnn.parallel.schemes.stale import StaleGradients
 from pydtnn.parallel.schemes.stale_synchronous import StaleSynchronous
@@ -33,7 +34,9 @@ __all__ = [
     "ParameterServer",
     "Partition",
     "PostLocalSGD",
+    "ShardedGradients",
     "ShardedOptimizer",
+    "ShardedParameters",
     "SlowMo",
     "StaleGradients",
     "StaleSynchronous",
@@ -45,6 +48,8 @@ __all__ = [
 SCHEMES: dict[str, type[GradientExchange]] = {
     "allreduce": AllReduce,
     "sharded": ShardedOptimizer,
+    "sharded_gradients": ShardedGradients,
+    "sharded_parameters": ShardedParameters,
     "local_sgd": LocalSGD,
     "post_local_sgd": PostLocalSGD,
     "diloco": DiLoCo,

@@ -169,7 +169,8 @@ def watched_arrays(setup: Setup, numbers: np.ndarray) -> list[ComparedArray]:
         return (*stages, *(() if part is None else part.axes), *others)
 
     result = [ComparedArray("number of updates or learning rate", numbers, ())]
-    for p in reversed(setup.model.parameters.values()):  # forward's order
+    parameters = [] if setup.exchange.gathers else [*setup.model.parameters.values()]
+    for p in reversed(parameters):  # forward's order
         result.append(ComparedArray(f"parameter {p.name}", p.master, cut(p.part)))
     for slot, name, array in _slots(setup):
         result.append(ComparedArray(f"{slot} of {name}", array, cut(parts[name])))

@@ -390,6 +390,17 @@ void recycler_trim(struct recycler *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
+void recycler_clear(char *start, size_t size) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *end = start + size, *first = aligned(start, page), *last = end - (uintptr_t)end % page;
+    if (first < last && drop_pages(first, (size_t)(last - first)) == 0) {
+        memset(start, 0, (size_t)(first - start));
+        memset(last, 0, (size_t)(end - last));
+    } else {
+        memset(start, 0, size);
+    }
+}
+
 /* Scratch memory of the kernels of this extension; see scratch.h. */
 
 #ifdef PLAIN_MEMORY

@@ -26,6 +26,7 @@ void recycler_give_back(struct recycler *r, void *memory);
 struct recycler_counts recycler_count(struct recycler *r);
 void recycler_reset_peak(struct recycler *r); /* peaks start again from what is in use now */
 void recycler_trim(struct recycler *r);       /* return the memory behind the last block in use */
+void recycler_clear(char *start, size_t size); /* set to 0; whole pages are not resident any more */
 
 /* Scratch memory of the kernels, from a recycler of its own in each extension; see scratch.h. */
 void *scratch_take(size_t size); /* aligned to 64 bytes, or NULL */

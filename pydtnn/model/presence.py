@@ -1,0 +1,81 @@
+"""The buckets whose values the passes of layers read, for schemes that keep parts of them only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from pydtnn.layers.exchange import Exchange
+from pydtnn.layers.node import Node
+from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.recomputed import Recomputing
+
+BeforeLayer = Callable[[Sequence[Bucket], Sequence[Bucket]], None]
+"""Called with the buckets that the next pass of a layer reads, and those of later passes."""
+
+Reads = dict[int, tuple[list[Bucket], list[Bucket]]]
+"""By the index of a node, its buckets, and those of the first later node with others."""
+
+
+class Presence:
+    """Tells a scheme before the pass of each layer with parameters which buckets it reads.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+    trained : collection of int
+        Indices of the nodes that run backward.
+    buckets : sequence of Bucket
+    before_layer : callable
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        trained: Collection[int],
+        buckets: Sequence[Bucket],
+        before_layer: BeforeLayer,
+    ) -> None:
+        of = {entry.name: bucket for bucket in buckets for entry in bucket.parameters}
+
+        def read(nodes: Sequence[Node]) -> list[Bucket]:
+            names = [p.name for node in nodes for p in node.layer.parameters]
+            return list({of[name].index: of[name] for name in names if name in of}.values())
+
+        self._tell = before_layer
+        self._forward = _with_next([(node, read([node])) for node in nodes])
+        backward = [node for node in reversed(nodes) if node.index in trained]
+        self._backward = _with_next([(node, read([node, *recomputed(node)])) for node in backward])
+
+    def forward(self, node: Node, *, again: bool) -> None:
+        """Called before a node's forward pass; `again` in the recomputation of a segment."""
+        if node.index in self._forward:
+            now, ahead = self._forward[node.index]
+            self._tell(now, [] if again else ahead)
+
+    def backward(self, node: Node) -> None:
+        """Called before a node's backward pass, or each of its halves."""
+        if node.index in self._backward:
+            self._tell(*self._backward[node.index])
+
+
+def recomputed(node: Node) -> list[Node]:
+    """Return the nodes whose output the backward pass of a node computes again."""
+    found = []
+    for source in node.inputs:
+        while isinstance(source.layer, Exchange):
+            source = source.inputs[0]
+        if isinstance(source.layer, Recomputing) and source.layer.recomputed:
+            found.append(source)
+    return found
+
+
+def _with_next(reads: Sequence[tuple[Node, list[Bucket]]]) -> Reads:
+    """Add to the buckets of nodes, in the order of a pass, those that are read next."""
+    result: Reads = {}
+    later: list[list[Bucket]] = []
+    for node, now in reversed(reads):
+        if now:
+            ahead = next((n for n in reversed(later) if any(b not in now for b in n)), [])
+            result[node.index] = now, [bucket for bucket in ahead if bucket not in now]
+            later.append(now)
+    return result

@@ -1,0 +1,151 @@
+"""ZeRO-2 and ZeRO-3: every rank keeps a part of the gradients, and of the parameters.
+
+Buckets stay where they are. The memory of what a rank does not keep is released, and used again
+when backward writes gradients there, or the values of the other ranks arrive (`Bucket.clear`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.layers.parameters import Bucket
+from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.utils.request import Completed, Request
+
+
+class ShardedGradients(ShardedOptimizer):
+    """`ShardedOptimizer` in which each rank keeps its part of the gradients only.
+
+    A bucket is reduced (reduce-scatter) as soon as backward completes it; the memory of the parts
+    of other ranks is then free. The messages, and the results, are those of `ShardedOptimizer`.
+    With accumulation, gradients are whole until the last micro-batch completes them.
+
+    References
+    ----------
+    Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC
+    2020, section 5.2 (P_os+g).
+    """
+
+    equal = sums_gradients = exact = releases = True
+
+    def bucket_ready(self, bucket: Bucket) -> None:
+        """Sum the bucket's gradients, and keep this rank's part of the sum."""
+        super().reduce(bucket)
+        bucket.clear(bucket.grads, self.local_slice(bucket))
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Do nothing: `bucket_ready` has summed the gradients."""
+
+
+class ShardedParameters(ShardedGradients):
+    """`ShardedGradients` in which each rank keeps its part of the parameters only, too.
+
+    Before a layer's pass, the parts of its buckets are gathered from all ranks (all-gather), and
+    those of the next buckets in advance; the others are released. A step sends each bucket three
+    times instead of twice: gathered for forward and for backward, and its gradients reduced.
+
+    Between steps a rank has its own part; `whole` gathers all, as evaluations and checkpoints do.
+
+    Raises
+    ------
+    ValueError
+        For exact sums, in which ranks have different numbers of passes.
+
+    References
+    ----------
+    Rajbhandari et al., 2020, section 5.3 (P_os+g+p). Zhao et al., "PyTorch FSDP: experiences on
+    scaling fully sharded data parallel", VLDB 2023, section 3.
+    """
+
+    equal = sums_gradients = exact = gathers = True
+
+    def __init__(self, comm: Communicator, **options: Any) -> None:
+        super().__init__(comm, **options)
+        self._gathered: dict[int, Request] = {}  # what this rank has of the parts of others
+        if self.sums.shards is not None:
+            raise ValueError(
+                "ShardedParameters: ranks gather parameters together before each pass, but have "
+                "different numbers of passes in exact training; use ShardedGradients"
+            )
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        self._gathered = {bucket.index: Completed() for bucket in buckets}
+        super().start(buckets)
+
+    def broadcast_parameters(self) -> None:
+        self.gather_all()
+        super().broadcast_parameters()
+
+    def before_layer(self, now: Sequence[Bucket], ahead: Sequence[Bucket]) -> None:
+        """Gather what the next pass reads, start to gather what later ones read; release others."""
+        kept = {bucket.index for bucket in (*now, *ahead)}
+        for bucket in self.buckets:
+            if bucket.index in self._gathered and bucket.index not in kept:
+                self.release(bucket)
+        for bucket in (*now, *ahead):
+            self.start_gather(bucket)
+        for bucket in now:
+            self._gathered[bucket.index].wait()
+
+    def start_gather(self, bucket: Bucket) -> None:
+        """Start to gather the values of a bucket, unless this rank has them."""
+        if bucket.index in self._gathered:
+            return
+        cuts = pairwise(accumulate(self.counts[bucket.index], initial=0))
+        parts = [bucket.values[start:stop] for start, stop in cuts]
+        rank, size = self.comm.rank, self.comm.size
+        others = [(rank + shift) % size for shift in range(1, size)]  # each begins with another
+        self._gathered[bucket.index] = self.comm.exchange(
+            [(parts[rank], other) for other in others if len(parts[rank])],
+            [(parts[other], other) for other in others if len(parts[other])],
+            bucket.index,
+        )
+
+    def release(self, bucket: Bucket) -> None:
+        """Free the memory of the parts of other ranks."""
+        self._gathered.pop(bucket.index).wait()
+        bucket.clear(bucket.values, self.local_slice(bucket))
+
+    def gather_all(self) -> None:
+        """Gather all parameters."""
+        for bucket in self.buckets:
+            self.start_gather(bucket)
+        for request in self._gathered.values():
+            request.wait()
+
+    def progress(self) -> None:
+        super().progress()
+        for request in self._gathered.values():
+            request.test()
+
+    def update(self, optimizer: Optimizer) -> None:
+        optimizer.step()
+        self.release_all()
+
+    def release_all(self) -> None:
+        """Keep this rank's part of each bucket only."""
+        for bucket in self.buckets:
+            if bucket.index in self._gathered:
+                self.release(bucket)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.gather_all()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        divided = len(self._gathered) < len(self.buckets)
+        self.gather_all()
+        try:
+            yield
+        finally:
+            if divided:
+                self.release_all()
+
+    def make_equal(self) -> None:
+        self.gather_all()

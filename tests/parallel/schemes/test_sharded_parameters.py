@@ -1,0 +1,228 @@
+"""Ranks that keep parts of gradients and parameters compute what all-reduce does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn import Trainer
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import LayerNorm, Linear, Sequential
+from pydtnn.model import Model
+from pydtnn.model.presence import Presence
+from pydtnn.models import create_net, gpt
+from pydtnn.models.vit import vit
+from pydtnn.optimizers import LAMB, SGD, AdamW
+from pydtnn.parallel.compression import top_k
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
+from pydtnn.testing import check_scheme
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.parallel.schemes.course import assert_close, fit, train_serially, trainer_of, weights
+
+SCHEMES = [ShardedGradients, ShardedParameters]
+
+NETS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "gpt": (lambda: gpt(11, (6,), depth=2, heads=2, width=8), (6,)),
+    "vit": (lambda: vit(8, 2, 2, 3, (8, 8, 3), patch=4), (8, 8, 3)),
+    "resnet8": (lambda: create_net("resnet8", 3, (8, 8, 3)), (8, 8, 3)),
+}
+
+
+def train(comm: Communicator, scheme: Any, name: str, **options: Any) -> tuple[Any, ...]:
+    """Three steps; loss, parameters and statistics, and bytes sent in a step."""
+    net, shape = NETS[name]
+    rng = np.random.default_rng(1)
+    tokens = len(shape) == 1
+    x = rng.integers(11, size=(24, *shape)) if tokens else rng.normal(size=(24, *shape))
+    y = rng.integers(11, size=(24, 6)) if tokens else rng.integers(3, size=24)
+    recompute = options.pop("recompute", None)
+    model = Model(net(), shape, dtype="float64", bucket_bytes=2000, recompute=recompute)
+    trainer = Trainer(
+        model,
+        options.pop("optimizer", lambda: SGD(0.1, momentum=0.9, clip_norm=0.5))(),
+        exchange=scheme(comm),
+        sync_batch_norm=True,
+        progress=False,
+        **options,
+    )
+    trainer.fit(ArrayDataset(x.astype("float64"), y), epochs=1, global_batch_size=8)
+    return trainer.losses, {k: np.array(v) for k, v in model.state().items()}
+
+
+@pytest.mark.threads(2, 3, 4)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("name", NETS)
+def test_three_steps_equal_serial_ones(comm: Communicator, name: str) -> None:
+    """And have the bytes of the sharded optimizer."""
+    expected = train(Serial(), AllReduce, name)
+    before = train(comm, ShardedOptimizer, name)
+    for scheme in SCHEMES:
+        losses, state = train(comm, scheme, name)
+        np.testing.assert_allclose(losses, expected[0], rtol=1e-12)
+        for key, value in expected[1].items():
+            np.testing.assert_allclose(state[key], value, rtol=0, atol=1e-12, err_msg=key)
+            assert (state[key] == before[1][key]).all(), key
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "accumulation": {"accumulation": 2},
+    "recomputation": {"recompute": 3},
+    "adam": {"optimizer": lambda: AdamW(0.01, clip_norm=0.5)},
+    "whole parameters": {"optimizer": lambda: LAMB(0.01)},
+}
+
+
+@pytest.mark.threads(3)
+@pytest.mark.parametrize("case", CASES)
+def test_options_change_nothing(comm: Communicator, case: str) -> None:
+    before = train(comm, ShardedOptimizer, "gpt", **CASES[case])
+    for scheme in SCHEMES:
+        losses, state = train(comm, scheme, "gpt", **CASES[case])
+        assert losses == before[0]
+        assert all((state[key] == value).all() for key, value in before[1].items())
+
+
+class Counted(ShardedParameters):
+    """Counts gathers, and what a rank has of the parameters at most."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        self.count, self.most = 0, 0
+
+    def start_gather(self, bucket: Any) -> None:
+        self.count += bucket.index not in self._gathered
+        super().start_gather(bucket)
+        self.most = max(self.most, len(self._gathered))
+
+
+@pytest.mark.threads(4)
+def test_messages_are_those_of_the_formula(comm: Communicator) -> None:
+    """Each part is sent to the others for forward, for backward, and as a sum of gradients.
+
+    The last bucket of forward is the first of backward.
+    """
+    net = Sequential(*(Linear(16, bias=False) for _ in range(6)))
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(8, 16)), rng.integers(16, size=8))
+    model = Model(net, (16,), dtype="float64", bucket_bytes=1)
+    exchange = Counted(comm)
+    trainer = Trainer(model, SGD(0.1), exchange=exchange, metrics=(), progress=False)
+    trainer.fit(data, epochs=1, global_batch_size=8)
+    batch = next(trainer.setup.loader(data, 8, 4).epoch(1))
+    trainer.train_step(batch, 1)
+    exchange.count = exchange.most = 0
+    before = comm.traffic.bytes
+    trainer.train_step(batch, 1)
+    whole, bucket = model.buffers[0].values.nbytes, model.buckets[0].values.nbytes
+    losses = 2 * 8 * 3 / 4 * 2  # of loss and samples
+    sent = comm.traffic.bytes - before
+    assert exchange.count == 2 * 6 - 1
+    assert exchange.most == 2
+    assert abs(sent - 3 / 4 * (3 * whole - bucket)) <= losses
+    for one in model.buckets:
+        own = exchange.local_slice(one)
+        for array in (one.values, one.grads):  # nothing of the other ranks is left
+            assert array[own].any()
+            assert not array[: own.start].any()
+            assert not array[own.stop :].any()
+
+
+def test_memory_that_is_released_is_not_resident() -> None:
+    array = Model(Linear(4), (4,)).backend.zeros((1 << 20,), np.dtype("float32"))
+    array[:] = 1
+    before = resident()
+    Model(Linear(4), (4,)).backend.clear(array[1000:-1000])
+    assert not array[1000:-1000].any()
+    assert array[:1000].all()
+    assert array[-1000:].all()
+    assert resident() < before - 3_500_000
+
+
+def resident() -> int:
+    path = Path("/proc/self/statm")
+    if not path.exists():
+        pytest.skip("no /proc")
+    return int(path.read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_training_continues_on_another_number_of_ranks(scheme: Any, tmp_path: Path) -> None:
+    def begin(comm: Communicator) -> None:
+        trainer = trainer_of(scheme(comm), AdamW(0.02))
+        fit(trainer, 1)
+        save_checkpoint(tmp_path, trainer)
+
+    def go_on(comm: Communicator) -> Any:
+        trainer = trainer_of(scheme(comm), AdamW(0.02))
+        load_checkpoint(tmp_path, trainer)
+        fit(trainer, 3)
+        return weights(trainer)
+
+    run_threads(3, begin)
+    for size in (1, 2, 4):
+        for ours in run_threads(size, go_on):
+            assert_close(ours, train_serially(AdamW(0.02)))
+
+
+class Stale(ShardedParameters):
+    """Continues with the values of other ranks of the step before."""
+
+    def release_all(self) -> None:
+        pass
+
+
+class Missing(ShardedParameters):
+    """Forgets a bucket."""
+
+    def start_gather(self, bucket: Any) -> None:
+        if bucket.index == 1 and bucket.index not in self._gathered:
+            self._gathered[1] = self.comm.exchange([], [])
+        super().start_gather(bucket)
+
+
+@pytest.mark.parametrize("broken", [Stale, Missing])
+def test_a_parameter_that_is_not_gathered_is_refused_with_its_name(broken: Any) -> None:
+    message = rf"{broken.__name__} on 2 ranks: .* (first|second)\.[wb]"
+    with pytest.raises(AssertionError, match=message):
+        check_scheme(broken, ranks=[2])
+
+
+def test_backward_has_the_parameters_of_norms_that_it_computes_again() -> None:
+    model = Model(Sequential(LayerNorm(), Linear(3)), (4,), bucket_bytes=1)
+    told: list[list[str]] = []
+    nodes, trained = model.graph.nodes, model.graph.trained
+    presence = Presence(
+        nodes,
+        trained,
+        model.buckets,
+        lambda now, _: told.append([b.parameters[0].name for b in now]),
+    )
+    presence.backward(nodes[-1])
+    norm, linear = (node.name for node in nodes[1:])
+    assert {name.rpartition(".")[0] for name in told[0]} == {norm, linear}
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(ValueError, match="different numbers of passes in exact training"):
+        ShardedParameters(Serial(), sums=lambda comm: ExactSums(comm, shards=4))
+    model = Model(Linear(3), (4,), dtype="bfloat16")
+    with pytest.raises(ValueError, match="16-bit copies of the parameters; use float32, or"):
+        Trainer(model, SGD(0.1), exchange=ShardedParameters(Serial()))
+
+
+@pytest.mark.threads(3)
+def test_compressed_sums_are_those_of_the_sharded_optimizer(comm: Communicator) -> None:
+    def run(scheme: Any) -> Any:
+        return fit(trainer_of(scheme(comm, sums=top_k(share=0.5)), SGD(0.1)), 1)
+
+    expected = run(ShardedOptimizer)
+    for scheme in SCHEMES:
+        for name, value in run(scheme).items():
+            assert (value == expected[name]).all(), name

@@ -26,6 +26,7 @@ from tests.random_cases import Case, Cases
 
 STEPS, BATCH, PIXELS = 3, 24, (8, 8, 3)
 AXES = ("data", "tensor", "filter", "channel", "context", "pipeline")
+SCHEMES = ("allreduce", "sharded", "sharded_gradients", "sharded_parameters")
 REFUSED = ("some of which share parameters", "cut along", "positions must be at least")
 """Tied weights are in one stage; two axes cannot cut the same axis of an array; few positions."""
 
@@ -43,7 +44,7 @@ class Drawn:
         self.clip = 0.5 if rng.random() < 0.4 else None
         self.recompute = 3 if rng.random() < 0.3 else None
         self.optimizer = str(rng.choice(["sgd", "adamw"]))
-        self.scheme = str(rng.choice(["allreduce", "sharded"]))
+        self.scheme = str(rng.choice(SCHEMES))
         self.options: dict[str, Any] = {}
         if "pipeline" in self.axes:
             self.options["micro_batches"] = int(rng.integers(2, 5))

@@ -58,10 +58,11 @@ static inline __attribute__((unused)) int isa_available(int isa) {
                  __builtin_cpu_supports("avx512cd");
     WITH_AVX2(if (isa == ISA_AVX2) return avx2;)
     WITH_AVX512(if (isa == ISA_AVX512) return avx512;)
-    WITH_AVX512_BF16(int bf16 = avx512 && has_avx512bf16();
-                     if (isa == ISA_AVX512_BF16 || isa == ISA_AMX_EMULATED) return bf16;)
+    int bf16 = avx512 && has_avx512bf16();
+    WITH_AVX512_BF16(if (isa == ISA_AVX512_BF16) return bf16;)
+    WITH_AMX_EMULATED(if (isa == ISA_AMX_EMULATED) return bf16;)
     WITH_AMX(if (isa == ISA_AMX) return bf16 && has_amx();)
-    (void)avx512;
+    (void)bf16;
 #endif
     WITH_GENERIC(if (isa == ISA_GENERIC) return 1;)
     return 0;

@@ -19,7 +19,7 @@ from pydtnn.optimizers import LARS, SGD
 from pydtnn.parallel.compression import top_k
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
+from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, ShardedParameters
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training import find_learning_rate
 from pydtnn.training.checkpoint import load_checkpoint
@@ -51,7 +51,11 @@ def name_of(axes: Axes) -> str:
 
 @pytest.mark.parametrize(
     ("axes", "scheme"),
-    [*((axes, AllReduce) for axes in MESHES), (MESHES[0], ShardedOptimizer)],
+    [
+        *((axes, AllReduce) for axes in MESHES),
+        (MESHES[0], ShardedOptimizer),
+        (MESHES[0], ShardedParameters),
+    ],
     ids=lambda case: name_of(case) if isinstance(case, dict) else case.__name__,
 )
 def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
@@ -75,7 +79,7 @@ def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
 @pytest.mark.parametrize(
     "axes", [{"data": 2, "pipeline": 2}, {"pipeline": 2, "filter": 2}], ids=name_of
 )
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
 def test_training_of_stages_equals_serial_training(axes: Axes, scheme: Any) -> None:
     """Also the norm of the gradient, to which each stage contributes."""
 

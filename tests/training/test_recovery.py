@@ -194,6 +194,7 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
     "options",
     [
         {"scheme": "sharded", "exact": True},
+        {"scheme": "sharded_parameters"},
         {"compress": "top_k"},
         {"scheme": "local_sgd", "scheme_options": {"period": 3}},
         {"parallel": "data=1,filter=3"},

@@ -263,6 +263,7 @@ class Graph:
                     and node.index in self.trained
                     and "output" not in node.layer.saves
                     and node not in self.outputs
+                    and len(node.consumers) == 1  # it is computed again once
                     and all(_takes_output(reader.layer, node.layer) for reader in node.consumers)
                     and not self.backend.keeps_values
                 )

@@ -27,6 +27,7 @@ from pydtnn.models.densenet import (
 from pydtnn.models.googlenet import googlenet
 from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano
 from pydtnn.models.inception import inception_v3
+from pydtnn.models.llama import llama, llama_nano
 from pydtnn.models.lstm import char_gru, char_lstm, char_rnn
 from pydtnn.models.mlp import mlp
 from pydtnn.models.mobilenet import mobilenet_v1, mobilenet_v2
@@ -99,6 +100,8 @@ MODELS: dict[str, Callable[..., Block]] = {
     "gpt": gpt,
     "gpt_nano": gpt_nano,
     "gpt2_small": gpt2_small,
+    "llama": llama,
+    "llama_nano": llama_nano,
     "char_lstm": char_lstm,
     "char_gru": char_gru,
     "vit_tiny": vit_tiny,
@@ -170,6 +173,8 @@ __all__ = [
     "imagenet_densenet",
     "imagenet_resnet",
     "inception_v3",
+    "llama",
+    "llama_nano",
     "mlp",
     "mobilenet_v1",
     "mobilenet_v2",

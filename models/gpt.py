@@ -7,6 +7,7 @@ from math import sqrt
 
 from pydtnn.layers import Embedding, LayerNorm, Linear, PositionalEmbedding, Sequential
 from pydtnn.layers.initializers import Normal
+from pydtnn.models.tokens import check_tokens
 from pydtnn.models.transformer import block, dropouts
 from pydtnn.utils.validate import check_int
 
@@ -58,11 +59,7 @@ def gpt(
     Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section
     2.3. Press and Wolf, "Using the output embedding to improve language models", EACL 2017.
     """
-    if len(input_shape) != 1:
-        raise ValueError(
-            f"gpt: expected sequences of tokens, of shape (T,), got {tuple(input_shape)}; use "
-            "--dataset text, or another network for images"
-        )
+    check_tokens("gpt", input_shape)
     check_int("gpt", "depth", depth, at_least=1)
     usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
     embedding = Embedding(classes, width, initializer=usual, tied=tied, name="token")

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from pydtnn.layers import GRU, LSTM, Dropout, Embedding, Linear, Sequential
+from pydtnn.models.tokens import check_tokens
 from pydtnn.utils.validate import check_int
 
 
@@ -50,11 +51,7 @@ def char_rnn(
     3. Zaremba, Sutskever and Vinyals, "Recurrent neural network regularization", 2014
     (arXiv:1409.2329), for dropout between layers.
     """
-    if len(input_shape) != 1:
-        raise ValueError(
-            f"char_rnn: expected sequences of tokens, of shape (T,), got {tuple(input_shape)}; use "
-            "--dataset text, or another network for images"
-        )
+    check_tokens("char_rnn", input_shape)
     kinds: dict[str, Any] = {"lstm": LSTM, "gru": GRU}
     if kind not in kinds:
         raise ValueError(f"char_rnn: kind must be lstm or gru, got {kind!r}")

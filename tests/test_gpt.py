@@ -17,8 +17,9 @@ PATTERN = np.tile([0, 3, 1, 1, 4, 2, 3, 0, 2], 60)
 """The token after 0, 1 or 3 depends on the tokens before it."""
 
 
-def test_logits_depend_on_no_later_token(rng):
-    model = Model(create_net("gpt_nano", 11, (9,)), (9,), backend="cpu", dtype="float64")
+@pytest.mark.parametrize("name", ["gpt_nano", "llama_nano"])
+def test_logits_depend_on_no_later_token(name, rng):
+    model = Model(create_net(name, 11, (9,)), (9,), backend="cpu", dtype="float64")
     x = rng.integers(11, size=(2, 9)).astype("float64")
     changed = x.copy()
     changed[:, 5:] = (x[:, 5:] + 1) % 11

@@ -82,6 +82,8 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("vit_tiny", CIFAR, 10): 5_362_762,
     ("gpt", (256,), 256): 10_844_160,
     ("gpt_nano", (64,), 256): 100_272,
+    ("llama", (256,), 256): 9_540_480,
+    ("llama_nano", (64,), 256): 88_656,
     ("char_lstm", (64,), 256): 1_184_000,
     ("char_gru", (64,), 256): 920_832,
     ("cnn1d", (1024, 1), 5): 264_837,
@@ -132,7 +134,7 @@ def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], in
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
     assert parameters(graph) == PARAMETERS[key]
-    positions = shape if len(shape) == 1 and name.startswith(("gpt", "char")) else ()
+    positions = shape if len(shape) == 1 and name.startswith(("gpt", "llama", "char")) else ()
     assert [node.shape for node in graph.outputs] == [(*positions, classes)]
 
 
@@ -155,6 +157,45 @@ def test_options_change_the_number_of_parameters_as_published(
 ) -> None:
     classes = 10 if shape == CIFAR else 1000
     assert parameters(wire(create_net(name, classes, shape, **options), shape)) == count
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "count"),
+    [  # Llama 3.2 1B and Llama 2 7B, as published
+        (
+            128_256,
+            {"depth": 16, "heads": 32, "groups": 8, "width": 2048, "hidden": 8192},
+            1_235_814_400,
+        ),
+        (
+            32_000,
+            {
+                "depth": 32,
+                "heads": 32,
+                "groups": 32,
+                "width": 4096,
+                "hidden": 11_008,
+                "tied": False,
+            },
+            6_738_415_616,
+        ),
+    ],
+)
+def test_a_llama_has_as_many_parameters_as_published(
+    classes: int, options: dict[str, Any], count: int
+) -> None:
+    assert parameters(wire(create_net("llama", classes, (8,), **options), (8,))) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [({"heads": 5}, "5 heads"), ({"heads": 6, "groups": 4}, "6 heads, .* and 4 groups")],
+)
+def test_heads_and_groups_of_a_llama_that_do_not_divide_are_refused(
+    options: dict[str, Any], given: str
+) -> None:
+    with pytest.raises(ValueError, match=f"llama: twice the heads must divide .*, got {given}"):
+        create_net("llama", 10, (8,), **options)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,8 @@ def match(
     if naming is not None:
         expected = {slot.name: slot.their_shape for slot in own}
         for name, shape in shapes.items():
+            if name in used:
+                continue
             for copy, ours in naming.copies.items():
                 if _ends_in(re.escape(copy), name) and ours in pairs and shape == expected[ours]:
                     copies[name] = ours

@@ -235,6 +235,20 @@ GPT_CONSTANTS = r"h\.\d+\.attn\.(bias|masked_bias)"
 """Causal masks, which earlier versions of transformers store."""
 
 
+LLAMA = {
+    "token.": "model.embed_tokens.",
+    "block#.norm1.": "model.layers.#.input_layernorm.",
+    "block#.norm2.": "model.layers.#.post_attention_layernorm.",
+    "block#.attention.": "model.layers.#.self_attn.",
+    "block#.mlp.": "model.layers.#.mlp.",
+    "norm.": "model.norm.",
+    "logits.": "lm_head.",
+}
+
+LLAMA_CONSTANTS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+"""Angles per position, which earlier versions of transformers store."""
+
+
 def _vgg(layers: Sequence[str]) -> Rules:
     """Number convolutions and batch norms as torchvision does, which counts ReLU and pooling."""
     convolutions = [layer for layer in layers if re.fullmatch(r"stage\d+\.conv\d+", layer)]
@@ -288,5 +302,6 @@ NAMINGS = (
         constants=GPT_CONSTANTS,
     ),
     Naming(GPT, copies=GPT_COPIES, constants=GPT_CONSTANTS),  # nanoGPT: matrices as in PyTorch
+    Naming(LLAMA, copies={"lm_head.weight": "token.w"}, constants=LLAMA_CONSTANTS),
 )
 """All of them: two that differ in layouts only are distinguished by the shapes of the arrays."""

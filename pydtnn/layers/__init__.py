@@ -27,11 +27,12 @@ from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat, Multiply
-from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm
+from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.recurrent import GRU, LSTM, GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice, Transpose
+from pydtnn.layers.rotary import Rotary
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
 from pydtnn.layers.upsample import Upsample
@@ -87,11 +88,13 @@ __all__ = [
     "Net",
     "Pad",
     "PositionalEmbedding",
+    "RMSNorm",
     "ReLU",
     "ReLU6",
     "Rescale",
     "Reshape",
     "Residual",
+    "Rotary",
     "Sequential",
     "SiLU",
     "Sigmoid",

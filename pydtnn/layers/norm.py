@@ -272,7 +272,7 @@ class GroupNorm(Recomputing, Layer):
         shape = self.single(shapes, axes=1)
         if shape[-1] % self.groups:
             raise self.fail(f"channels must be divisible by groups={self.groups}, got {shape[-1]}")
-        self.row_shape = (-1, prod(shape[:-1]), shape[-1])  # (N, P, C)
+        self.row_shape: Shape = (-1, prod(shape[:-1]), shape[-1])  # (N, P, C)
         self._declare(self.row_shape[-1])
         return shape
 
@@ -354,3 +354,59 @@ class LayerNorm(GroupNorm):
         self.row_shape = (-1, 1, prod(shape[-self.axes :]))  # (N * leading axes, 1, elements)
         self._declare(self.row_shape[-1])
         return shape
+
+
+class RMSNorm(GroupNorm):
+    """``y = gamma x / sqrt(mean x^2 + epsilon)`` of each row, over the last axis.
+
+    Parameters
+    ----------
+    epsilon : float
+
+    Notes
+    -----
+    Input and output ``(N, ..., C)``, parameter ``gamma (C,)``.
+
+    References
+    ----------
+    Zhang and Sennrich, "Root mean square layer normalization", NeurIPS 2019, equation 4.
+    """
+
+    recomputes = True
+
+    def __init__(self, *, epsilon: float = 1e-5, name: str | None = None) -> None:
+        super().__init__(1, epsilon=epsilon, name=name)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare gamma (C,)."""
+        shape = self.single(shapes, axes=1)
+        self.row_shape = (-1, shape[-1])  # (N * leading axes, C)
+        self.gamma = self.parameter("gamma", shape[-1:], "ones", decay=False)
+        return shape
+
+    def _normalize(self, x: Array) -> tuple[Array, Saved]:
+        rows = x.reshape(self.row_shape)
+        y = self.backend.empty(rows.shape, rows.dtype)
+        inv_rms = self.backend.empty((len(rows), 1), "float64")
+        gamma = self.gamma.value
+        self.backend.norm.rms_forward(rows, gamma, self.epsilon, out=y, inv_rms=inv_rms)
+        return y.reshape(x.shape), (rows, inv_rms)
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Differentiate through each row's own mean square."""
+        rows, inv_rms = saved
+        dx = self.gradient_like(dy)
+        self.backend.norm.rms_backward(
+            rows,
+            dy.reshape(rows.shape),
+            self.gamma.value,
+            inv_rms,
+            out=dx.reshape(rows.shape),
+            dgamma=self.gamma.grad,
+            accumulate=self.gamma.accumulate,
+        )
+        return dx
+
+    def cost(self, batch: int) -> Cost:
+        """A sum of squares (2), two factors; two sums (5), a difference and two factors (3)."""
+        return self.with_readers(per_element(self.elements(batch), self.dtype.itemsize, 4, 8))

@@ -15,6 +15,7 @@ from pydtnn.layers import (
     LayerNorm,
     LocalResponseNorm,
     ReLU,
+    RMSNorm,
     Sequential,
     StepContext,
 )
@@ -37,6 +38,8 @@ AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "layer norm": (lambda: LayerNorm(), (2, 5)),
     "layer norm over two axes": (lambda: LayerNorm(axes=2, epsilon=1e-2), (2, 3, 4)),
     "layer norm over all axes": (lambda: LayerNorm(axes=3), (2, 3, 2)),
+    "RMS norm": (lambda: RMSNorm(epsilon=1e-2), (2, 5)),
+    "RMS norm of vectors": (lambda: RMSNorm(), (7,)),
 }
 
 
@@ -113,8 +116,17 @@ def test_group_norm_normalises_each_sample_and_group(backend: Backend) -> None:
     np.testing.assert_allclose(groups.var(axis=(1, 3)), 1, rtol=1e-7)
 
 
+def test_rms_norm_keeps_the_mean_and_scales_to_a_mean_square_of_1(backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(3, 5, size=(4, 3, 6))
+    model = Model(RMSNorm(epsilon=1e-9), (3, 6), backend=backend, dtype="float64")
+    assert set(model.parameters) == {"rmsnorm.gamma"}
+    y = backend.to_numpy(model.predict(x))
+    np.testing.assert_allclose((y * y).mean(axis=-1), 1, rtol=1e-9)
+    np.testing.assert_allclose(y / x, (y / x)[..., :1] * np.ones(6), rtol=1e-12)
+
+
 def test_parameters_of_norms_do_not_decay() -> None:
-    for layer in (BatchNorm(), GroupNorm(1), LayerNorm()):
+    for layer in (BatchNorm(), GroupNorm(1), LayerNorm(), RMSNorm()):
         parameters = Model(layer, (2, 3), backend="numpy").parameters
         assert not any(p.decay for p in parameters.values())
 

@@ -136,6 +136,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Rescale": ((1.2,), {}),
     "Reshape": (((2, -1),), {}),
     "Residual": ((Linear(2),), {"shortcut": Linear(2)}),
+    "Rotary": ((4,), {"base": 5e5}),
     "Sequential": ((Linear(2), Sequential(ReLU(), LayerNorm(epsilon=1e-3))), {"name": "b"}),
     "Slice": ((slice(0, 2), slice(None, None, 2)), {}),
     "Transpose": (((1, 0),), {}),

@@ -1,4 +1,4 @@
-"""Reference kernels of batch, layer, group and local response normalisation.
+"""Reference kernels of batch, layer, group, root mean square and local response normalisation.
 
 Batch norm has several phases, so that statistics of several shards or ranks can be added between
 them: `statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
@@ -269,6 +269,34 @@ class Norm(Family):
         mean_g = g.mean(axis=(1, 3), keepdims=True)
         mean_gx = (g * xhat).mean(axis=(1, 3), keepdims=True)
         out[...] = ((g - mean_g - xhat * mean_gx) * rstd).reshape(x.shape)
+
+    def rms_forward(
+        self, x: Array, gamma: Array, epsilon: float, *, out: Array, inv_rms: Array
+    ) -> None:
+        """Compute ``out = x gamma / sqrt(mean x^2 + epsilon)`` of each row of ``x (N, C)``.
+
+        `inv_rms` (N, 1) float64 receives the factors of the rows.
+        """
+        rows = x.astype("float64")
+        inv_rms[...] = 1 / self.xp.sqrt((rows * rows).mean(axis=1, keepdims=True) + epsilon)
+        out[...] = rows * inv_rms * gamma
+
+    def rms_backward(
+        self,
+        x: Array,
+        dy: Array,
+        gamma: Array,
+        inv_rms: Array,
+        *,
+        out: Array,
+        dgamma: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute dx into `out`, which may be `dy`, and the gradient of gamma (C,)."""
+        xhat, dy = x * inv_rms, dy.astype("float64")
+        self.store((dy * xhat).sum(axis=0), dgamma, accumulate)
+        g = dy * gamma
+        out[...] = (g - xhat * (g * xhat).mean(axis=1, keepdims=True)) * inv_rms
 
     def local_response_forward(
         self, x: Array, size: int, alpha: float, beta: float, k: float, *, out: Array

@@ -17,13 +17,14 @@ from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.exchange import SAMPLES, Spread
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
-from pydtnn.layers.merge import Add, Concat
-from pydtnn.layers.norm import BatchNorm, LayerNorm, LocalResponseNorm
+from pydtnn.layers.merge import Add, Concat, Multiply
+from pydtnn.layers.norm import BatchNorm, LayerNorm, LocalResponseNorm, RMSNorm
 from pydtnn.layers.parameters import Cut
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.recurrent import GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
+from pydtnn.layers.rotary import Rotary
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
 from pydtnn.layers.striped_conv import ExtendedConv2d, StripedConv2d, readers_of, stripe_padding
@@ -55,12 +56,10 @@ def filters(draft: Draft, axis: str) -> None:
     layer: Any = draft.layer
     last = len(draft.whole.output_shape) - 1
     if isinstance(layer, Linear):
-        heads = _heads_read(draft)
-        if heads:
-            size = cast(Linear, draft.whole).features // 3
-            cut = draft.even(last, axis, size, "heads", size // heads, blocks=3)
-        else:
-            cut = draft.even(last, axis, layer.features, "features")
+        heads, blocks = _heads_read(draft)
+        size = cast(Linear, draft.whole).features // blocks
+        what = "heads" if heads else "features"
+        cut = draft.even(last, axis, size, what, size // heads if heads else 1, blocks)
         layer.features = draft.own(cut)
     elif layer.groups > 1:
         unit, channels = layer.filters // layer.groups, draft.whole.input_shapes[0][-1]
@@ -78,12 +77,18 @@ def filters(draft: Draft, axis: str) -> None:
     draft.output[axis] = cut
 
 
-def _heads_read(draft: Draft) -> int:
-    """Return the heads of the attention that alone reads a layer's output, otherwise 0."""
+def _heads_read(draft: Draft) -> tuple[int, int]:
+    """Return the heads of the attention that alone reads a layer's output, 0 otherwise, and blocks.
+
+    These are the queries, keys and values; or one of them, with the heads that share keys together.
+    """
     readers = [node.layer for node in draft.node.consumers]
-    if len(readers) != 1 or not isinstance(readers[0], DotProductAttention):
-        return 0
-    return readers[0].heads if kind_of(readers[0]) else 0
+    kind = kind_of(readers[0]) if len(readers) == 1 else None
+    if kind is Rotary:
+        return cast(Rotary, readers[0]).groups, 1
+    return (
+        (cast(DotProductAttention, readers[0]).heads, 3) if kind is DotProductAttention else (0, 1)
+    )
 
 
 def channels(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
@@ -276,7 +281,7 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
         draft.same(axis, WHOLE)
 
 
-BETWEEN = (Add, Dropout, LayerNorm, PositionalEmbedding)
+BETWEEN = (Add, Dropout, LayerNorm, PositionalEmbedding, RMSNorm)
 """Layers between those of a transformer that multiply matrices: a partial sequence is cut by
 positions there (Korthikanti et al., "Reducing activation recomputation in large transformer
 models", 2022, section 4.2.2)."""
@@ -309,10 +314,22 @@ def _layer_norm(draft: Draft, cut: Cut) -> bool:
     return _each(draft, cut)
 
 
+def _rms_norm(draft: Draft, cut: Cut) -> bool:
+    """Normalise own rows."""
+    if _last(draft, cut):
+        return False
+    draft.summed.append(cut.axis)
+    return _each(draft, cut)
+
+
 def _positional_embedding(draft: Draft, cut: Cut) -> bool:
     """Add the vectors of own positions, or own features of all vectors."""
     draft.cut_parameters(cut.dim, cut, "w")
     return _each(draft, cut)
+
+
+def _multiply(draft: Draft, cut: Cut) -> bool:
+    return not cast(Multiply, draft.whole).repeated and _each(draft, cut)
 
 
 def _concat(draft: Draft, cut: Cut) -> bool:
@@ -437,16 +454,34 @@ def _slice(draft: Draft, cut: Cut) -> bool:
 def _attention(draft: Draft, cut: Cut) -> bool:
     """Compute own heads, of all positions (Ulysses, see `docs/parallelism.md`)."""
     layer = cast(DotProductAttention, draft.layer)
-    features = draft.whole.output_shape[-1]
+    width = draft.whole.output_shape[-1] // layer.heads
     if layer.heads < draft.ranks(cut.axis) or also_cut(draft.inputs[0], replace(cut, dim=1)):
         return False
-    heads = draft.even(1, cut.axis, layer.heads, "heads")
-    width = features // layer.heads
-    output = Cut(1, cut.axis, tuple(width * bound for bound in heads.bounds))
+    if cut.blocks == 3 and not any(bound % width for bound in cut.bounds):
+        output = replace(cut, blocks=1)
+    else:
+        output = draft.even(1, cut.axis, layer.heads * width, "heads", width)
     draft.inputs[0][cut.axis] = replace(output, blocks=3)
     draft.output[cut.axis] = output
-    layer.first_head += heads.range(draft.mesh.position).start
-    layer.heads = draft.own(heads)
+    layer.first_head += output.range(draft.mesh.position).start // width
+    layer.heads = draft.own(output) // width
+    return True
+
+
+def _rotary(draft: Draft, cut: Cut) -> bool:
+    """Rotate own heads, of whole groups, or all heads of own positions."""
+    layer, whole = cast(Rotary, draft.layer), cast(Rotary, draft.whole)
+    if cut.dim == 0:
+        layer.first_position += cut.range(draft.mesh.position).start
+        return _each(draft, cut)
+    if whole.groups < draft.ranks(cut.axis):
+        return False
+    for layout, (_, features) in zip(draft.inputs, whole.input_shapes, strict=True):
+        unit = features // whole.groups
+        layout[cut.axis] = draft.even(1, cut.axis, features, "groups of heads", unit)
+    queries = cast(Cut, draft.inputs[0][cut.axis])
+    draft.output[cut.axis] = replace(queries, blocks=3)
+    layer.heads = draft.own(queries) * whole.heads // whole.input_shapes[0][1]
     return True
 
 
@@ -483,9 +518,12 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     AvgPool1d: _channelwise,
     MaxPool3d: _channelwise,
     AvgPool3d: _channelwise,
+    Multiply: _multiply,
     Pad: _pad,
     PositionalEmbedding: _positional_embedding,
+    RMSNorm: _rms_norm,
     Rescale: _each,
+    Rotary: _rotary,
     Slice: _slice,
     Upsample: _channelwise,
 }

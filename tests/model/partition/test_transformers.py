@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from models.gpt import gpt
+from models.llama import llama
 from models.vit import vit
 from pydtnn import Trainer
 from pydtnn.comm import Communicator, run_threads
@@ -73,6 +74,26 @@ def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
             check_plan(*NETS[net], meshes=[mesh], batch=3)
     else:
         check_plan(*NETS[net], meshes=[mesh], batch=3)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    "mesh",
+    [{"tensor": 2}, {"tensor": 3}, {"data": 2, "filter": 2}, {"pipeline": 2, "tensor": 2}],
+    ids=lambda mesh: "x".join(f"{axis}{n}" for axis, n in mesh.items()),
+)
+def test_groups_of_heads_equal_serial_training(mesh: Axes) -> None:
+    net = partial(
+        llama,
+        TOKENS,
+        (LENGTH,),
+        depth=2,
+        heads=6,
+        groups=3,
+        width=WIDTH,
+        tied="pipeline" not in mesh,
+    )
+    check_plan(net, (LENGTH,), meshes=[mesh], batch=3)
 
 
 @pytest.mark.mpi(2)

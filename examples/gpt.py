@@ -7,10 +7,9 @@ mpirun -np 2 python examples/gpt.py                   # data-parallel
 
 import argparse
 
-import numpy as np
-
 from pydtnn import Model, Trainer, create_communicator
 from pydtnn.data import load_text
+from pydtnn.model import generate
 from pydtnn.models import gpt
 from pydtnn.optimizers import AdamW
 from pydtnn.parallel.schemes import create_scheme
@@ -25,19 +24,6 @@ parser.add_argument("--temperature", type=float, default=0.7)
 args = parser.parse_args()
 
 
-def generate(model: Model, begin: bytes, count: int, temperature: float) -> bytes:
-    """Append bytes, each drawn from its probabilities after those before it."""
-    rng, text, (length,) = np.random.default_rng(0), bytearray(begin), model.input_shapes[0]
-    for _ in range(count):
-        seen = text[-length:]
-        window = np.zeros((1, length), model.dtype)
-        window[0, : len(seen)] = list(seen)  # the zeros after it have no influence
-        logits = model.predict(window)[0, len(seen) - 1].astype("float64") / temperature
-        probabilities = np.exp(logits - logits.max())
-        text.append(rng.choice(len(logits), p=probabilities / probabilities.sum()))
-    return bytes(text)
-
-
 comm = create_communicator()
 train, test = load_text(args.text, length=args.length)
 model = Model(gpt(256, (args.length,), depth=2, heads=4, width=64), (args.length,))
@@ -49,5 +35,6 @@ trainer.fit(train, epochs=epochs, steps_per_epoch=steps, global_batch_size=32)
 found = trainer.evaluate(test.subset(range(min(len(test), 512))))
 if comm.rank == 0:
     print(f"{comm.size} ranks: test perplexity {found['perplexity']:.1f}")
-    text = generate(model, args.begin.encode(), args.count, args.temperature)
-    print(text.decode(errors="replace"))
+    begin = list(args.begin.encode())
+    text = generate(model, begin, args.count, temperature=args.temperature)
+    print(bytes(text.tolist()).decode(errors="replace"))

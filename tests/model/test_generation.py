@@ -1,0 +1,143 @@
+"""Texts that a network continues."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.kernels import Backend
+from pydtnn.layers import Embedding, Linear, MultiHeadAttention, Sequential
+from pydtnn.model import Model, generate
+from pydtnn.model.generation import Cached, draw
+from pydtnn.models import create_net
+from pydtnn.parallel.mesh import Mesh
+
+TOKENS, LENGTH = 11, 7
+NAMES = ("gpt_nano", "llama_nano", "char_lstm")
+
+
+def made(name: str, mesh: Mesh | None = None, backend: Any = "cpu") -> Model:
+    """A network whose weights are large enough for logits that differ."""
+    options = {"width": 8} if name == "char_lstm" else {"depth": 2}
+    net = create_net(name, TOKENS, (LENGTH,), **options)
+    model = Model(net, (LENGTH,), dtype="float64", mesh=mesh, backend=backend)
+    rng = np.random.default_rng(1)
+    model.load({name: a + 0.3 * rng.normal(size=a.shape) for name, a in model.state().items()})
+    return model
+
+
+def after(model: Model, text: np.ndarray) -> np.ndarray:
+    """The logits after each text, by a pass over its last positions."""
+    window = text[:, -LENGTH:]
+    x = np.zeros((len(text), LENGTH))
+    x[:, : window.shape[1]] = window
+    return model.predict(x)[:, window.shape[1] - 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_temperature_each_token_is_the_most_likely_one(name: str) -> None:
+    model, begin = made(name), np.array([[1, 2], [7, 0], [3, 3]])
+    text = generate(model, begin, 9, temperature=0)  # beyond the length of the model's sequences
+    np.testing.assert_array_equal(text[:, :2], begin)
+    for n in range(2, text.shape[1]):
+        np.testing.assert_array_equal(text[:, n], after(model, text[:, :n]).argmax(axis=-1))
+    assert len(np.unique(text)) > 2
+
+
+@pytest.mark.parametrize("name", ["gpt_nano", "llama_nano"])
+def test_logits_of_one_position_with_a_cache_are_those_of_all_positions(
+    name: str, backend: Backend
+) -> None:
+    model = made(name, backend=backend)
+    text = np.random.default_rng(2).integers(TOKENS, size=(3, LENGTH))
+    assert Cached.fits(model)
+    cache = Cached(model, text[:, :2])
+    for n in range(2, LENGTH + 1):
+        if n > 2:
+            cache.add(text[:, n - 1])
+        np.testing.assert_allclose(cache.logits, after(model, text[:, :n]), rtol=0, atol=1e-12)
+
+
+def test_a_seed_gives_the_same_texts_and_another_one_others() -> None:
+    model, begin = made("llama_nano"), np.tile([4, 1], (8, 1))
+    texts = generate(model, begin, 8, seed=3)
+    np.testing.assert_array_equal(generate(model, begin, 8, seed=3), texts)
+    np.testing.assert_array_equal(generate(model, [4, 1], 8, seed=3), texts[0])
+    np.testing.assert_array_equal(generate(model, texts[:, :5], 5, seed=3), texts)  # in two parts
+    assert len(np.unique(texts, axis=0)) > 4
+    assert (generate(model, begin, 8, seed=4) != texts).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"temperature": 0.5}, np.square([0.5, 0.25, 0.15, 0.1]) / 0.345),
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_k": 9}, [0.5, 0.25, 0.15, 0.1]),
+        ({"top_p": 0.7}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.76}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+        ({"top_p": 1e-9}, [1, 0, 0, 0]),
+        ({"top_k": 3, "top_p": 0.8}, [2 / 3, 1 / 3, 0, 0]),  # 0.75 / 0.9 is enough
+        ({"temperature": 0}, [1, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_with_the_probabilities_of_those_that_are_left(
+    options: dict[str, float], expected: Any
+) -> None:
+    places = [2, 0, 3, 1]  # of the tokens, from the most to the least likely
+    logits = np.empty(4)
+    logits[places] = np.log([0.5, 0.25, 0.15, 0.1]) + 7
+    count = 1000
+    numbers = (np.arange(count) + 0.5) / count
+    drawn = draw(np.tile(logits, (count, 1)), numbers, **options)
+    found = np.bincount(drawn, minlength=4)[places] / count
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1 / count)
+
+
+def test_of_equal_logits_the_first_is_the_most_likely() -> None:
+    logits = np.array([[1.0, 3.0, 3.0, 3.0]])
+    for options in ({"temperature": 0}, {"top_k": 1}, {"top_p": 0.1}):
+        assert draw(logits, np.array([0.99]), **options) == [1]
+
+
+def test_all_ranks_of_a_mesh_get_the_texts_of_one() -> None:
+    run = partial(generate, tokens=[5, 2, 8], count=6, seed=1)
+    expected = run(made("llama_nano"))
+
+    def rank(comm: Communicator) -> np.ndarray:
+        return run(made("llama_nano", Mesh(comm, tensor=2)))
+
+    for text in run_threads(2, rank):
+        np.testing.assert_array_equal(text, expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        ([], {}, r"at least one of each text, got float64 of shape \(0,\)"),
+        ([1.0], {}, r"integers in 0\.\.10 .*, got float64 of shape \(1,\)"),
+        ([3, 11], {}, r"got int64 of shape \(2,\) in 3\.\.11"),
+        ([1], {"temperature": -1}, "generate: temperature must be at least 0, got -1"),
+        ([1], {"top_k": 0}, "generate: top_k must be at least 1, got 0"),
+        ([1], {"top_p": 0}, "generate: top_p must be above 0"),
+    ],
+)
+def test_invalid_arguments_are_refused(
+    tokens: list[float], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(made("gpt_nano"), tokens, 1, **options)
+
+
+def test_networks_that_do_not_predict_the_next_token_are_refused() -> None:
+    both = Sequential(Embedding(5, 4), MultiHeadAttention(2, name="a"), Linear(5))
+    with pytest.raises(ValueError, match=r"a\.attention is not causal; use causal=True"):
+        generate(Model(both, (6,), backend="numpy"), [1], 1)
+    with pytest.raises(ValueError, match=r"of tokens \(T,\) to logits \(T, K\), got one of \(6,\)"):
+        generate(Model(Linear(5), (6,), backend="numpy"), [1], 1)

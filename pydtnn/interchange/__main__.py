@@ -18,6 +18,7 @@ from pydtnn.interchange import (
 )
 from pydtnn.interchange.keras import SUFFIXES
 from pydtnn.interchange.onnx.importing import can_verify
+from pydtnn.interchange.published_names import LIBRARIES
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
@@ -78,6 +79,11 @@ def create_parser() -> Parser:
         "--like", metavar="FILE", help="state dict whose names and order the result has"
     )
     exporting.add_argument(
+        "--names",
+        choices=LIBRARIES,
+        help="library whose names and layouts the state dict has, such as hugging_face for GPTs",
+    )
+    exporting.add_argument(
         "--normalize",
         action="store_true",
         help="let the graph of an ONNX file normalise, so that raw pixels are its input",
@@ -120,13 +126,15 @@ def _import(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     model = load(options.folder)
     if Path(options.target).suffix == ONNX:
-        if options.like:
-            raise ValueError("export: --like is for state dicts, not for ONNX; omit it")
+        if options.like or options.names:
+            raise ValueError(
+                "export: --like and --names are for state dicts, not for ONNX; omit them"
+            )
         export_onnx(model, options.target, normalize=options.normalize)
     elif options.normalize:
         raise ValueError("export: --normalize is for ONNX, not for state dicts; omit it")
     else:
-        save_state_dict(model, options.target, like=options.like)
+        save_state_dict(model, options.target, like=options.like, names=options.names)
     print(f"wrote {options.target}: {model.whole.describe()}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydtnn.interchange.slots import Slot
+from pydtnn.utils.names import unknown
 
 Rules = Mapping[str, str]
 
@@ -33,6 +34,8 @@ class Naming:
         Names there of second copies of arrays, and the names here.
     constants : str
         Regular expression of the names there of arrays that are computed here.
+    library : str
+        That has the network.
     """
 
     rules: Rules | Callable[[Sequence[str]], Rules]
@@ -40,6 +43,7 @@ class Naming:
     leading: Mapping[str, int] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     constants: str = ""
+    library: str = "torchvision"
 
     def apply(self, slots: Sequence[Slot]) -> list[Slot] | None:
         """Return slots with the names and shapes there; None if an array has no name there."""
@@ -294,14 +298,37 @@ NAMINGS = (
     Naming(_mobilenet),
     Naming(VIT, leading={"class_token": 2, "encoder.pos_embedding": 1}),
     Naming(PUBLISHED_VIT, leading={"class_token": 2, "encoder.pos_embedding": 1}),
-    Naming(TIMM_VIT, leading={"cls_token": 2, "pos_embed": 1}),
+    Naming(TIMM_VIT, leading={"cls_token": 2, "pos_embed": 1}, library="timm"),
     Naming(
         GPT,
         transposed=r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight",
         copies=GPT_COPIES,
         constants=GPT_CONSTANTS,
+        library="hugging_face",
     ),
-    Naming(GPT, copies=GPT_COPIES, constants=GPT_CONSTANTS),  # nanoGPT: matrices as in PyTorch
-    Naming(LLAMA, copies={"lm_head.weight": "token.w"}, constants=LLAMA_CONSTANTS),
+    # matrices as in PyTorch
+    Naming(GPT, copies=GPT_COPIES, constants=GPT_CONSTANTS, library="nanogpt"),
+    Naming(LLAMA, copies=GPT_COPIES, constants=LLAMA_CONSTANTS, library="hugging_face"),
 )
 """All of them: two that differ in layouts only are distinguished by the shapes of the arrays."""
+
+LIBRARIES = tuple(dict.fromkeys(naming.library for naming in NAMINGS))
+
+
+def named_as_in(library: str, slots: Sequence[Slot]) -> list[Slot]:
+    """Return slots with the names and layouts of the network of a library.
+
+    Raises
+    ------
+    ValueError
+        If there is no such library here, or it has no such network.
+    """
+    if library not in LIBRARIES:
+        raise ValueError(unknown("names", library, LIBRARIES))
+    for naming in NAMINGS:
+        named = naming.apply(slots) if naming.library == library else None
+        if named is not None:
+            return named
+    raise ValueError(
+        f"names: no network of {library} has the layers of this model; use like= with a state dict"
+    )

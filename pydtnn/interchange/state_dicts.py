@@ -10,6 +10,7 @@ import numpy as np
 
 from pydtnn.interchange.files import read_state_dict, series_of, write_state_dict
 from pydtnn.interchange.matching import COUNTER, Match, StateDictReport, fit, match
+from pydtnn.interchange.published_names import named_as_in
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
@@ -75,7 +76,9 @@ def load_state_dict(
     return report
 
 
-def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndarray]:
+def state_dict(
+    model: Model, *, like: Source | None = None, names: str | None = None
+) -> dict[str, np.ndarray]:
     """Return parameters and running statistics in the names and layouts of PyTorch.
 
     Parameters
@@ -86,6 +89,9 @@ def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndar
         State dict of the module that shall load the result, in any form that `load_state_dict`
         accepts: the result has its names, in its order. By default names are those of the layers
         here, with PyTorch's names of parameters: "conv1.weight", "bn1.running_var".
+    names : {"torchvision", "timm", "hugging_face", "nanogpt"}, optional
+        Library whose names and layouts the result has instead, such as those of GPT-2 and Llama of
+        Hugging Face; without second copies of arrays.
 
     Returns
     -------
@@ -96,9 +102,16 @@ def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndar
     Raises
     ------
     ValueError
-        If `like` does not fit the model.
+        If `like` does not fit the model, the library has no such network, or both are given.
     """
     slots, state = slots_of(model), model.state()
+    if names is not None:
+        if like is not None:
+            raise ValueError("state_dict: like and names exclude each other; omit one of them")
+        try:
+            slots = named_as_in(names, slots)
+        except ValueError as error:
+            raise ValueError(f"state_dict: {error}") from error
     dtype = arithmetic(model.dtype)
     pairs, order = {slot.name: slot.their_name for slot in slots}, None
     arrays: dict[str, np.ndarray] = {}
@@ -124,7 +137,9 @@ def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndar
     return arrays if order is None else {name: arrays[name] for name in order if name in arrays}
 
 
-def save_state_dict(model: Model, path: str | Path, *, like: Source | None = None) -> None:
+def save_state_dict(
+    model: Model, path: str | Path, *, like: Source | None = None, names: str | None = None
+) -> None:
     """Write the result of `state_dict` to a file, which is replaced atomically.
 
     With several ranks, call it on one of them.
@@ -135,7 +150,7 @@ def save_state_dict(model: Model, path: str | Path, *, like: Source | None = Non
     path : str or Path
         Its suffix determines the format: ``.safetensors``, or that of ``torch.save`` for ``.pt``,
         ``.pth``, ``.bin`` and ``.ckpt``, which requires PyTorch.
-    like : str, Path or mapping, optional
+    like, names
         See `state_dict`.
 
     Raises
@@ -145,6 +160,6 @@ def save_state_dict(model: Model, path: str | Path, *, like: Source | None = Non
     ImportError
         If the format requires PyTorch and it is not installed.
     ValueError
-        If the suffix is another one, or `like` does not fit the model.
+        If the suffix is another one, or as for `state_dict`.
     """
-    write_state_dict("save_state_dict", path, state_dict(model, like=like))
+    write_state_dict("save_state_dict", path, state_dict(model, like=like, names=names))

@@ -31,7 +31,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
-from pydtnn.saving.weights import encode
+from pydtnn.saving.weights import decode, encode
 
 SHAPE = (8, 9, 3)
 Arrays = dict[str, np.ndarray]
@@ -322,6 +322,36 @@ def test_weights_of_gpt_2_are_read_and_written(prefix: str, transposed: bool) ->
     assert list(written) == list(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(written[name], array)
+
+
+@pytest.mark.parametrize(
+    ("names", "transposed"), [("hugging_face", True), ("nanogpt", False)], ids=str
+)
+def test_weights_are_written_in_the_names_of_a_library(
+    names: str, transposed: bool, tmp_path: Path
+) -> None:
+    expected = {
+        name.removeprefix("transformer."): array
+        for name, array in in_the_names_of_gpt_2(gpt(0), transposed).items()
+        if not name.endswith(".attn.bias") and name != "lm_head.weight"
+    }
+    save_state_dict(gpt(0), tmp_path / "model.safetensors", names=names)
+    written = decode((tmp_path / "model.safetensors").read_bytes())
+    assert set(written) == set(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(written[name], array)
+    other = gpt(1)
+    load_state_dict(other, tmp_path / "model.safetensors")
+    assert encode(other.state()) == encode(gpt(0).state())
+
+
+def test_a_library_without_the_network_and_two_kinds_of_names_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"names: no network of timm has the layers of this model"):
+        state_dict(gpt(0), names="timm")
+    with pytest.raises(ValueError, match=r"unknown names 'hugging'; did you mean 'hugging_face'"):
+        state_dict(gpt(0), names="hugging")
+    with pytest.raises(ValueError, match="like and names exclude each other"):
+        state_dict(gpt(0), names="nanogpt", like={})
 
 
 def test_a_gpt_2_with_a_matrix_of_its_own_for_the_logits_is_refused() -> None:

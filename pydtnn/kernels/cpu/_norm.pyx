@@ -258,13 +258,15 @@ cdef class NormKernels:
 
     def group_forward(self, x, gamma, beta, ptrdiff_t groups, double epsilon, out, mean, inv_std,
                       int threads):
-        """out = normalised x (N, P, C); mean and inv_std (N, G) float64."""
+        """out = normalised x (N, P, C); mean and inv_std (N, G) float64; without beta, RMS norm."""
         cdef int size = itemsize(x)
         cdef ptrdiff_t batch = x.shape[0], positions = x.shape[1], channels = x.shape[2]
         cdef ptrdiff_t n = batch * positions * channels
         cdef const void *x_ = data(x, size, n)
         cdef const void *gamma_ = data(gamma, real_size(size), channels)
-        cdef const void *beta_ = data(beta, real_size(size), channels)
+        cdef const void *beta_ = NULL
+        if beta is not None:
+            beta_ = data(beta, real_size(size), channels)
         cdef void *out_ = output(out, size, n)
         cdef double *mean_ = <double *>output(mean, sizeof(double), batch * groups)
         cdef double *inv_std_ = <double *>output(inv_std, sizeof(double), batch * groups)
@@ -290,7 +292,9 @@ cdef class NormKernels:
         cdef const double *inv_std_ = <const double *>data(inv_std, sizeof(double), batch * groups)
         cdef void *out_ = output(out, size, n)
         cdef void *dgamma_ = output(dgamma, real_size(size), channels)
-        cdef void *dbeta_ = output(dbeta, real_size(size), channels)
+        cdef void *dbeta_ = NULL
+        if dbeta is not None:
+            dbeta_ = output(dbeta, real_size(size), channels)
         cdef const norm_kernels *kernels = norm_select(self.isa, size)
         cdef int status
         with nogil:

@@ -201,6 +201,37 @@ class Norm(Widened, Compiled, reference.Norm):
             self.threads,
         )
 
+    def rms_forward(
+        self, x: Array, gamma: Array, epsilon: float, *, out: Array, inv_rms: Array
+    ) -> None:
+        """Compute ``x gamma / sqrt(mean x^2 + epsilon)`` of each row: a layer norm of mean 0."""
+        if not (supported(out, x) and beside(x, gamma) and _doubles(inv_rms)):
+            return super().rms_forward(x, gamma, epsilon, out=out, inv_rms=inv_rms)
+        x, gamma, mean = contiguous(x), contiguous(gamma), np.empty_like(inv_rms)
+        given = x[:, None], gamma, None, 1, epsilon, out[:, None], mean, inv_rms
+        self.kernels.group_forward(*given, self.threads)
+
+    def rms_backward(
+        self,
+        x: Array,
+        dy: Array,
+        gamma: Array,
+        inv_rms: Array,
+        *,
+        out: Array,
+        dgamma: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute dx into `out`, which may be `dy`, and the gradient of gamma (C,)."""
+        taken = supported(out, x, dy) and beside(x, gamma) and native(dgamma, gamma)
+        if not (taken and _doubles(inv_rms)):
+            return super().rms_backward(
+                x, dy, gamma, inv_rms, out=out, dgamma=dgamma, accumulate=accumulate
+            )
+        x, dy, gamma = (contiguous(array) for array in (x, dy, gamma))
+        given = x[:, None], dy[:, None], gamma, 1, np.zeros_like(inv_rms), inv_rms
+        self.kernels.group_backward(*given, out[:, None], dgamma, None, accumulate, self.threads)
+
     @through_float32
     def local_response_forward(
         self, x: Array, size: int, alpha: float, beta: float, k: float, *, out: Array

@@ -1,11 +1,11 @@
 /* Layer and group norm: x (N, P, C), one mean and variance per sample and group of channels.
  *
  * A sample is read for its statistics and again, from cache, for the map that they define. With one
- * position and one group (layer norm) it is a row, norm_row.h; otherwise the sums per channel of
- * channels.h are added up by groups, and the map has one coefficient per channel. Samples are
- * distributed over threads in parts of a size that depends only on the shape. The gradients of
- * gamma and beta are sums over samples: each part has its own, and after every WAVE of parts these
- * are added in order, so that scratch memory is bounded.
+ * position and one group (layer norm; RMS norm without beta) it is a row, norm_row.h; otherwise the
+ * sums per channel of channels.h are added up by groups, and the map has one coefficient per
+ * channel. Samples are distributed over threads in parts of a size that depends only on the shape.
+ * The gradients of gamma and beta are sums over samples: each part has its own, and after every WAVE
+ * of parts these are added in order, so that scratch memory is bounded.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ enum { WAVE = 16, MAX_SAMPLES = 128 };
 struct task {
     struct lines lines; /* of one sample */
     ptrdiff_t size, groups;
-    int is_row;
+    int is_row, centred;
     const real *gamma, *beta;
     double epsilon;
 };
@@ -159,8 +159,10 @@ static void forward_part(const struct task *t, const stored *x, ptrdiff_t sample
                          stored *out, double *mean, double *inv_std) {
     for (ptrdiff_t i = 0; i < samples;
          i++, x += t->size, out += t->size, mean += t->groups, inv_std += t->groups) {
-        if (t->is_row) {
-            row_forward(x, t->size, t->gamma, t->beta, t->epsilon, out, mean, inv_std);
+        if (t->is_row && t->beta) {
+            row_forward(x, t->size, t->gamma, t->beta, 1, t->epsilon, out, mean, inv_std);
+        } else if (t->is_row) {
+            row_forward(x, t->size, t->gamma, 0, 0, t->epsilon, out, mean, inv_std);
         } else {
             sample_forward(t, x, s, out, mean, inv_std);
         }
@@ -175,8 +177,11 @@ static void backward_part(const struct task *t, const stored *x, const stored *d
     memset(s.gradients, 0, 2 * (size_t)channels * sizeof *s.gradients);
     if (t->is_row) memset(row_gradients, 0, 2 * (size_t)channels * sizeof *row_gradients);
     for (ptrdiff_t i = 0; i < samples; i++, x += t->size, dy += t->size, out += t->size) {
-        if (t->is_row) {
-            row_backward(x, dy, t->size, t->gamma, mean[i], inv_std[i], out, row_gradients,
+        if (t->is_row && t->centred) {
+            row_backward(x, dy, t->size, t->gamma, 1, mean[i], inv_std[i], out, row_gradients,
+                         row_gradients + channels);
+        } else if (t->is_row) {
+            row_backward(x, dy, t->size, t->gamma, 0, 0, inv_std[i], out, row_gradients,
                          row_gradients + channels);
         } else {
             sample_backward(t, x, dy, mean + i * t->groups, inv_std + i * t->groups, s, out);
@@ -218,7 +223,8 @@ int NAME(group_backward)(const void *x_, const void *dy_, ptrdiff_t batch, ptrdi
                          void *dbeta, int accumulate, int threads) {
     const stored *x = x_, *dy = dy_;
     stored *out = out_;
-    const struct task t = task_of(positions, channels, groups, gamma, 0, 0);
+    struct task t = task_of(positions, channels, groups, gamma, 0, 0);
+    t.centred = dbeta != 0;
     const ptrdiff_t samples = part_samples(&t);
     double *memory = scratch_create(&t), *total = calloc(2 * (size_t)channels + 1, sizeof *total);
     if (!memory || !total) {
@@ -239,7 +245,7 @@ int NAME(group_backward)(const void *x_, const void *dy_, ptrdiff_t batch, ptrdi
         }
     }
     store_gradient(total, channels, accumulate, dgamma);
-    store_gradient(total + channels, channels, accumulate, dbeta);
+    if (dbeta) store_gradient(total + channels, channels, accumulate, dbeta);
     free(memory);
     free(total);
     return 0;

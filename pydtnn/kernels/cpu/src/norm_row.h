@@ -1,4 +1,5 @@
 /* Layer norm of one row of n elements, which stays in L1: statistics and map, or their derivatives.
+ * RMS norm is the case without beta, which is not `centred`: the mean counts as 0.
  *
  * Deviations are summed in vectors relative to a pivot, the mean of the row's first vector, to
  * avoid cancellation; the normalised row is computed in the same way: xhat = (x - pivot) inv_std +
@@ -14,11 +15,11 @@
 
 enum { CHAINS = 4 }; /* independent sums, which hide the latency of an addition */
 
-static inline void row_statistics(const stored *x, ptrdiff_t n, double epsilon, double *mean,
-                                  double *inv_std) {
+INLINE void row_statistics(const stored *x, ptrdiff_t n, int centred, double epsilon,
+                           double *mean, double *inv_std) {
     const ptrdiff_t first = min_of(n, LANES), tail = n % LANES, whole = n - tail,
                     step = CHAINS * LANES;
-    const real pivot = vsum(sload_part(x, first)) / (real)first;
+    const real pivot = centred ? vsum(sload_part(x, first)) / (real)first : 0;
     const vec p = vset(pivot), end = sload_part(x + whole, tail);
     const vec rest = vselect(vlanes(0) < (ireal)tail, end, p) - p;
     vec sum[CHAINS] = {rest}, square[CHAINS] = {rest * rest};
@@ -35,7 +36,8 @@ static inline void row_statistics(const stored *x, ptrdiff_t n, double epsilon, 
         sum[0] += d;
         square[0] += d * d;
     }
-    const double offset = (double)vsum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n;
+    const double offset =
+        centred ? (double)vsum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n : 0;
     const double about_pivot =
         (double)vsum((square[0] + square[1]) + (square[2] + square[3])) / (double)n;
     *mean = (double)pivot + offset;
@@ -55,16 +57,19 @@ INLINE struct standard standard_of(double mean, double inv_std) {
 
 INLINE vec standardize(vec x, struct standard s) { return (x - s.pivot) * s.scale + s.offset; }
 
-static inline void row_forward(const stored *x, ptrdiff_t n, const real *gamma, const real *beta,
-                               double epsilon, stored *out, double *mean, double *inv_std) {
-    row_statistics(x, n, epsilon, mean, inv_std);
+INLINE void row_forward(const stored *x, ptrdiff_t n, const real *gamma, const real *beta,
+                        int centred, double epsilon, stored *out, double *mean, double *inv_std) {
+    row_statistics(x, n, centred, epsilon, mean, inv_std);
     const struct standard s = standard_of(*mean, *inv_std);
     ptrdiff_t j = 0;
-    for (; j + LANES <= n; j += LANES)
-        sstore(out + j, standardize(sload(x + j), s) * vload(gamma + j) + vload(beta + j));
+    for (; j + LANES <= n; j += LANES) {
+        const vec b = centred ? vload(beta + j) : vzero();
+        sstore(out + j, standardize(sload(x + j), s) * vload(gamma + j) + b);
+    }
     const ptrdiff_t tail = n - j;
     const vec xhat = standardize(sload_part(x + j, tail), s);
-    sstore_part(out + j, xhat * vload_part(gamma + j, tail) + vload_part(beta + j, tail), tail);
+    const vec b = centred ? vload_part(beta + j, tail) : vzero();
+    sstore_part(out + j, xhat * vload_part(gamma + j, tail) + b, tail);
 }
 
 struct row_sums {
@@ -92,16 +97,17 @@ INLINE void row_gradient(const stored *x, const stored *dy, const real *gamma, s
     store_stored(out + j, (g - means.g - xhat * means.gx) * s.scale, lanes);
 }
 
-static inline void row_backward(const stored *x, const stored *dy, ptrdiff_t n, const real *gamma,
-                                double mean, double inv_std, stored *out, real *dgamma,
-                                real *dbeta) {
+INLINE void row_backward(const stored *x, const stored *dy, ptrdiff_t n, const real *gamma,
+                         int centred, double mean, double inv_std, stored *out, real *dgamma,
+                         real *dbeta) {
     const struct standard s = standard_of(mean, inv_std);
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     struct row_sums sums = {vzero(), vzero()};
     for (ptrdiff_t j = 0; j < whole; j += LANES)
         row_products(x, dy, gamma, s, j, LANES, &sums, dgamma, dbeta);
     if (tail) row_products(x, dy, gamma, s, whole, tail, &sums, dgamma, dbeta);
-    const struct row_sums means = {vset(vsum(sums.g) / (real)n), vset(vsum(sums.gx) / (real)n)};
+    const real mean_g = centred ? vsum(sums.g) / (real)n : 0;
+    const struct row_sums means = {vset(mean_g), vset(vsum(sums.gx) / (real)n)};
     for (ptrdiff_t j = 0; j < whole; j += LANES)
         row_gradient(x, dy, gamma, s, means, j, LANES, out);
     if (tail) row_gradient(x, dy, gamma, s, means, whole, tail, out);

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from models.gpt import gpt
+from models.llama import llama
 from models.vit import vit
 from pydtnn import Trainer
 from pydtnn.comm import Communicator, run_threads
@@ -39,7 +40,8 @@ class Drawn:
         self.width = self.heads * int(rng.integers(2, 4)) * 2  # not 2: rounding
         self.classes, self.length = int(rng.integers(5, 14)), int(rng.integers(3, 9))
         self.dropout = float(rng.choice([0.0, 0.2]))
-        self.net = str(rng.choice(["gpt", "gpt, not tied", "vit"]))
+        self.net = str(rng.choice(["gpt", "gpt, not tied", "vit", "llama", "llama, not tied"]))
+        self.groups = int(rng.choice([n for n in range(1, self.heads + 1) if self.heads % n == 0]))
         self.axes = self._axes(rng)
         self.clip = 0.5 if rng.random() < 0.4 else None
         self.recompute = 3 if rng.random() < 0.3 else None
@@ -71,14 +73,16 @@ class Drawn:
                 attention_dropout=self.dropout,
             )
             return Model(net, PIXELS, dtype="float64", seed=2, **options)
-        shape, tied = (self.length,), self.net == "gpt"
-        net = gpt(
+        shape = (self.length,)
+        name, _, untied = self.net.partition(", ")
+        own = {"gpt": {"dropout": self.dropout}, "llama": {"groups": self.groups}}[name]
+        net = (gpt if name == "gpt" else llama)(
             *(self.classes, shape),
             depth=self.depth,
             heads=self.heads,
             width=self.width,
-            dropout=self.dropout,
-            tied=tied,
+            tied=not untied,
+            **own,
         )
         return Model(net, shape, dtype="float64", seed=2, **options)
 

@@ -79,7 +79,7 @@ def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
     "mesh",
-    [{"tensor": 2}, {"tensor": 3}, {"data": 2, "filter": 2}, {"pipeline": 2, "tensor": 2}],
+    [{"tensor": 2}, {"context": 3}, {"context": 2, "tensor": 2}, {"pipeline": 2, "tensor": 3}],
     ids=lambda mesh: "x".join(f"{axis}{n}" for axis, n in mesh.items()),
 )
 def test_groups_of_heads_equal_serial_training(mesh: Axes) -> None:

@@ -543,7 +543,8 @@ def test_the_documented_networks_of_sequences_are_built() -> None:
     text, code, recurrent = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(text, names)
-    assert names["text"].shape == (24,) and bytes(names["text"][:4].tolist()) == b"def "
+    assert names["text"].shape == (24,)
+    assert bytes(names["text"][:4].tolist()) == b"def "
     exec(code, names)
     x, lengths = np.ones((2, 50, 64), "float32"), np.array([[50], [3]], "float32")
     assert names["model"].predict((x, lengths)).shape == (2, 50, 10)

@@ -84,6 +84,13 @@ class IdleAttention(Idle):
         self.sizes.add((length, features // heads))
         return 0.0
 
+    def backward_block(
+        self, dy: Any, q: Any, kv: Any, y: Any, log_sums: Any, heads: int, at: Any, **options: Any
+    ) -> float:
+        """Note the size."""
+        self.sizes.add((max(q.shape[1], kv.shape[1]), y.shape[2] // heads))
+        return 0.0
+
 
 class IdleRecurrent(Idle):
     """Idle kernels of recurrent layers.

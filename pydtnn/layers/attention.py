@@ -111,6 +111,11 @@ class DotProductAttention(TakesLengths):
         key = context.seed, self.stream, int(context.epoch), samples
         return Dropped(self.dropout, *key, self.first_head)
 
+    def pairs(self) -> int:
+        """Count the pairs of a query and a key of a sample, for which a head has weights."""
+        length = self.output_shape[0]
+        return length * (length + 1) // 2 if self.causal else length * length
+
     def cost(self, batch: int) -> Cost:
         """Two products, a scale and a softmax (5) forward; four products, 4 and a scale backward.
 
@@ -120,7 +125,7 @@ class DotProductAttention(TakesLengths):
         """
         (length, features), (_, outputs) = self.output_shape, self.elements(batch)
         inputs = 3 * outputs
-        seen = length * (length + 1) // 2 if self.causal else length * length
+        seen = self.pairs()
         weights, dropped = batch * self.heads * seen, 2 * (self.dropout > 0)
         products = 2 * batch * seen * features
         sums = batch * self.heads * length * self.parameter_dtype.itemsize

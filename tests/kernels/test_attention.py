@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference import Attention
-from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.attention import At, Dropped
 from pydtnn.kernels.reference.random import stream
 from tests.kernels.checks import numeric_gradient, same_for_all_threads
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
@@ -96,6 +97,59 @@ def test_kernels_agree_with_the_reference(
     for name, value in run(cpu_backend.attention, size[2], arrays, **options).items():
         assert value.dtype == dtype
         assert_close(value, expected[name], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize(
+    ("size", "bounds"),
+    [((2, 13, 3, 5), (0, 4, 5, 11, 13)), ((1, 300, 1, 33), (0, 61, 190, 300))],
+    ids=str,
+)
+def test_blocks_of_queries_and_keys_are_parts_of_the_whole(
+    cpu_backend: Backend,
+    rng: np.random.Generator,
+    size: tuple[int, int, int, int],
+    bounds: tuple[int, ...],
+    options: dict[str, Any],
+) -> None:
+    if "dropout" in options:
+        options = {**options, "dropout": dropped(size[0], options["dropout"])}
+    (samples, length, heads, width), arrays = size, operands(rng, size)
+    features, parts = heads * width, [*pairwise(bounds)]
+    expected = run(REFERENCE, heads, arrays, **options)
+    for kernels in (REFERENCE, cpu_backend.attention):
+        gradient = np.zeros_like(arrays["qkv"])
+        for start, stop in parts:
+            q = guarded(arrays["qkv"][:, start:stop, :features].copy())
+            shape = (samples, heads, stop - start)
+            blocks = []
+            for first, last in parts:
+                if options.get("causal") and first > start:
+                    continue
+                kv = guarded(arrays["qkv"][:, first:last, features:].copy())
+                y, sums = guarded(np.full_like(q, np.nan)), guarded(np.full(shape, np.nan))
+                at = At(start, first, length)
+                kernels.forward_block(q, kv, heads, at, out=y, log_sums=sums, **options)
+                assert_guards_hold(y)
+                assert_guards_hold(sums)
+                blocks.append((first, last, kv, at, y, sums))
+            total = np.logaddexp.reduce([sums for *_, sums in blocks])
+            shares = [np.exp(sums - total).transpose(0, 2, 1)[..., None] for *_, sums in blocks]
+            heads_of = [y.reshape(*y.shape[:2], heads, width) for *_, y, _ in blocks]
+            y = sum(a * b for a, b in zip(shares, heads_of, strict=True)).reshape(q.shape)
+            assert_close(y, expected["y"][:, start:stop], 1e-12)
+            assert_close(total, expected["log_sums"][..., start:stop], 1e-12)
+            dy = arrays["dy"][:, start:stop].copy()
+            for first, last, kv, at, *_ in blocks:
+                dq, dkv = guarded(np.full_like(q, np.nan)), guarded(np.full_like(kv, np.nan))
+                kernels.backward_block(
+                    *(dy, q, kv, y, total, heads, at), out=dq, out_kv=dkv, **options
+                )
+                assert_guards_hold(dq)
+                assert_guards_hold(dkv)
+                gradient[:, start:stop, :features] += dq
+                gradient[:, first:last, features:] += dkv
+        assert_close(gradient, expected["dqkv"], 1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -11,8 +11,14 @@ cdef extern from "attention.h":
     struct attention_shape:
         ptrdiff_t batch
         ptrdiff_t length
+        ptrdiff_t keys
         ptrdiff_t heads
         ptrdiff_t width
+        ptrdiff_t ldq
+        ptrdiff_t ldk
+        ptrdiff_t query
+        ptrdiff_t key
+        ptrdiff_t whole
         int causal
         const int64_t *lengths
         const int64_t *samples
@@ -23,19 +29,27 @@ cdef extern from "attention.h":
         ptrdiff_t first_head
         double factor
     struct attention_kernels:
-        int (*forward)(const attention_shape *shape, const void *qkv, void *y, void *log_sums,
-                       int threads) nogil
-        int (*backward)(const attention_shape *shape, const void *dy, const void *qkv,
-                        const void *y, const void *log_sums, void *dqkv, int threads) nogil
+        int (*forward)(const attention_shape *shape, const void *q, const void *k, void *y,
+                       void *log_sums, int threads) nogil
+        int (*backward)(const attention_shape *shape, const void *dy, const void *q,
+                        const void *k, const void *y, const void *log_sums, void *dq, void *dk,
+                        int threads) nogil
     const attention_kernels *attention_select(int isa, int itemsize)
 
 
-cdef attention_shape shape_of(qkv, ptrdiff_t heads, bint causal, lengths, dropout) except *:
-    """The shape of (N, T, 3 D) arrays; lengths are int64 or None, dropout (samples, seed, stream,
-    epoch, threshold, factor, first_head) or None, with samples of int64."""
+cdef attention_shape shape_of(q, kv, ptrdiff_t heads, at, bint causal, lengths,
+                              dropout) except *:
+    """The shape of q (N, T1, D) and kv (N, T2, 2 D), which are at (query, key, length); or of q
+    (N, T, 3 D) with keys and values if kv is None. Lengths are int64 or None, dropout (samples,
+    seed, stream, epoch, threshold, factor, first_head) or None, with samples of int64."""
     cdef attention_shape s
-    s.batch, s.length, s.heads = qkv.shape[0], qkv.shape[1], heads
-    s.width = qkv.shape[2] // (3 * heads)
+    s.batch, s.length, s.heads, s.ldq = q.shape[0], q.shape[1], heads, q.shape[2]
+    if kv is None:
+        s.keys, s.ldk, s.width = s.length, s.ldq, s.ldq // (3 * heads)
+        s.query, s.key, s.whole = 0, 0, s.length
+    else:
+        s.keys, s.ldk, s.width = kv.shape[1], kv.shape[2], s.ldq // heads
+        s.query, s.key, s.whole = at
     s.causal = causal
     s.lengths = <const int64_t *>optional(lengths, sizeof(int64_t), s.batch)
     samples, s.seed, s.stream, s.epoch, s.threshold, s.factor, s.first_head = dropout or (
@@ -45,7 +59,7 @@ cdef attention_shape shape_of(qkv, ptrdiff_t heads, bint causal, lengths, dropou
 
 
 cdef inline double operations(const attention_shape *s) noexcept:
-    return 2.0 * s.batch * s.heads * s.length * s.length * s.width
+    return 2.0 * s.batch * s.heads * s.length * s.keys * s.width
 
 
 cdef class AttentionKernels:
@@ -58,36 +72,44 @@ cdef class AttentionKernels:
         if attention_select(isa, 4) == NULL:
             raise ValueError(f"instruction set number {isa} was not built.")
 
-    def forward(self, qkv, ptrdiff_t heads, bint causal, lengths, dropout, out, log_sums,
+    def forward(self, q, kv, ptrdiff_t heads, at, bint causal, lengths, dropout, out, log_sums,
                 int threads):
-        """out (N, T, D) and log_sums (N, heads, T) of qkv (N, T, 3 D)."""
-        cdef attention_shape s = shape_of(qkv, heads, causal, lengths, dropout)
+        """out (N, T1, D) and log_sums (N, heads, T1) of the arrays of `shape_of`."""
+        cdef attention_shape s = shape_of(q, kv, heads, at, causal, lengths, dropout)
         cdef ptrdiff_t rows = s.batch * s.length, features = s.heads * s.width
         cdef int size = itemsize(out), status
-        cdef const void *qkv_ = data(qkv, size, 3 * rows * features)
+        cdef const char *q_ = <const char *>data(q, size, rows * s.ldq)
+        cdef const void *k_ = q_ + features * size
+        if kv is not None:
+            k_ = data(kv, size, s.batch * s.keys * 2 * features)
         cdef void *out_ = output(out, size, rows * features)
         cdef void *log_sums_ = output(log_sums, size, rows * s.heads)
         cdef const attention_kernels *kernels = attention_select(self.isa, size)
         threads = team(operations(&s), threads)
         with nogil:
-            status = kernels.forward(&s, qkv_, out_, log_sums_, threads)
+            status = kernels.forward(&s, q_, k_, out_, log_sums_, threads)
         if status != 0:
             raise MemoryError("attention.forward: no memory for packed operands.")
 
-    def backward(self, dy, qkv, y, log_sums, ptrdiff_t heads, bint causal, lengths,
-                 dropout, out, int threads):
-        """out (N, T, 3 D), the gradient of qkv, from dy and the results of forward."""
-        cdef attention_shape s = shape_of(qkv, heads, causal, lengths, dropout)
+    def backward(self, dy, q, kv, y, log_sums, ptrdiff_t heads, at, bint causal, lengths, dropout,
+                 out, out_kv, int threads):
+        """out and out_kv, the gradients of q and kv, from dy and the results of forward."""
+        cdef attention_shape s = shape_of(q, kv, heads, at, causal, lengths, dropout)
         cdef ptrdiff_t rows = s.batch * s.length, features = s.heads * s.width
         cdef int size = itemsize(out), status
         cdef const void *dy_ = data(dy, size, rows * features)
-        cdef const void *qkv_ = data(qkv, size, 3 * rows * features)
+        cdef const char *q_ = <const char *>data(q, size, rows * s.ldq)
+        cdef char *dq_ = <char *>output(out, size, rows * s.ldq)
+        cdef const void *k_ = q_ + features * size
+        cdef void *dk_ = dq_ + features * size
+        if kv is not None:
+            k_ = data(kv, size, s.batch * s.keys * 2 * features)
+            dk_ = output(out_kv, size, s.batch * s.keys * 2 * features)
         cdef const void *y_ = data(y, size, rows * features)
         cdef const void *log_sums_ = data(log_sums, size, rows * s.heads)
-        cdef void *out_ = output(out, size, 3 * rows * features)
         cdef const attention_kernels *kernels = attention_select(self.isa, size)
         threads = team(operations(&s), threads)
         with nogil:
-            status = kernels.backward(&s, dy_, qkv_, y_, log_sums_, out_, threads)
+            status = kernels.backward(&s, dy_, q_, k_, y_, log_sums_, dq_, dk_, threads)
         if status != 0:
             raise MemoryError("attention.backward: no memory for packed operands.")

@@ -9,7 +9,7 @@ import numpy as np
 from pydtnn.kernels.cpu._attention import AttentionKernels
 from pydtnn.kernels.cpu.compiled import Compiled, Widened, contiguous, native, through_float32
 from pydtnn.kernels.reference import attention as reference
-from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.attention import At, Dropped
 from pydtnn.kernels.reference.family import Array
 
 WORD = 0xFFFFFFFF
@@ -43,8 +43,29 @@ class Attention(Widened, Compiled, reference.Attention):
                 lengths=lengths,
                 dropout=dropout,
             )
-        options = heads, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
-        self.kernels.forward(contiguous(qkv), *options, out, log_sums, self.threads)
+        options = heads, None, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        self.kernels.forward(contiguous(qkv), None, *options, out, log_sums, self.threads)
+
+    def forward_block(
+        self,
+        q: Array,
+        kv: Array,
+        heads: int,
+        at: At,
+        *,
+        out: Array,
+        log_sums: Array,
+        causal: bool = False,
+        dropout: Dropped | None = None,
+    ) -> None:
+        """Compute the same for queries and keys of different positions."""
+        if not native(out, q, kv, log_sums):
+            return super().forward_block(
+                q, kv, heads, at, out=out, log_sums=log_sums, causal=causal, dropout=dropout
+            )
+        options = heads, at, causal, None, _numbers(dropout)
+        q, kv = contiguous(q), contiguous(kv)
+        self.kernels.forward(q, kv, *options, out, log_sums, self.threads)
 
     @through_float32
     def backward(
@@ -73,9 +94,37 @@ class Attention(Widened, Compiled, reference.Attention):
                 lengths=lengths,
                 dropout=dropout,
             )
-        options = heads, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
-        arrays = map(contiguous, (dy, qkv, y, log_sums))
-        self.kernels.backward(*arrays, *options, out, self.threads)
+        options = heads, None, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        dy, qkv, y, log_sums = map(contiguous, (dy, qkv, y, log_sums))
+        self.kernels.backward(dy, qkv, None, y, log_sums, *options, out, None, self.threads)
+
+    def backward_block(
+        self,
+        dy: Array,
+        q: Array,
+        kv: Array,
+        y: Array,
+        log_sums: Array,
+        heads: int,
+        at: At,
+        *,
+        out: Array,
+        out_kv: Array,
+        causal: bool = False,
+        dropout: Dropped | None = None,
+    ) -> None:
+        """Compute the terms of a block in the gradients of `q` and `kv`."""
+        if not native(out, dy, q, kv, y, log_sums, out_kv):
+            return super().backward_block(
+                *(dy, q, kv, y, log_sums, heads, at),
+                out=out,
+                out_kv=out_kv,
+                causal=causal,
+                dropout=dropout,
+            )
+        options = heads, at, causal, None, _numbers(dropout)
+        arrays = map(contiguous, (dy, q, kv, y, log_sums))
+        self.kernels.backward(*arrays, *options, out, out_kv, self.threads)
 
 
 def _checked(lengths: Array | None, most: int) -> Array | None:

@@ -34,6 +34,14 @@ class Dropped(NamedTuple):
     first_head: int = 0
 
 
+class At(NamedTuple):
+    """Where queries and keys are in a sequence: their first positions, and its positions T."""
+
+    query: int
+    key: int
+    length: int
+
+
 class Attention(Family):
     """``softmax(q k' / sqrt(E)) v`` of each head, with weights ``softmax(...)`` ``(T, T)``.
 
@@ -61,15 +69,42 @@ class Attention(Family):
         `log_sums` is (N, heads, T), of float32 for 16-bit arrays: ``exp(scores - log_sums)`` are
         the weights, which backward computes again.
         """
-        q, k, v = self._split(qkv, heads)
-        scores = self._scores(q, k, causal, lengths)
+        (q, k, v), at = self._split(qkv, heads, 3), At(0, 0, qkv.shape[1])
+        scores = self._scores(q, k, causal, at, lengths)
+        self._forward(scores, v, self._kept(scores, dropout, at), out, log_sums)
+
+    def forward_block(
+        self,
+        q: Array,
+        kv: Array,
+        heads: int,
+        at: At,
+        *,
+        out: Array,
+        log_sums: Array,
+        causal: bool = False,
+        dropout: Dropped | None = None,
+    ) -> None:
+        """Compute the same for queries and keys of different positions, as if there were no others.
+
+        Queries are (N, T1, D), keys and values ``kv (N, T2, 2 D)``; `causal` queries are not before
+        the first key. Outputs ``y`` with `log_sums` l of several blocks of keys are those of all of
+        them as ``sum y exp(l - L)`` with ``L = log sum exp l`` (Milakov and Gimelshein, 2018).
+        """
+        (q,), (k, v) = self._split(q, heads, 1), self._split(kv, heads, 2)
+        scores = self._scores(q, k, causal, at)
+        self._forward(scores, v, self._kept(scores, dropout, at), out, log_sums)
+
+    def _forward(
+        self, scores: Array, v: Array, kept: Array | None, out: Array, log_sums: Array
+    ) -> None:
         top = scores.max(axis=-1, keepdims=True)
         top = self.xp.where(top == -self.xp.inf, 0, top)  # of positions that do not exist
         e = self.xp.exp(scores - top)
         total = e.sum(axis=-1, keepdims=True)
         total = self.xp.where(total == 0, 1, total)
         log_sums[...] = (top + self.xp.log(total))[..., 0]
-        y = self.product(self._drop(e / total, dropout), v)
+        y = self.product(_drop(e / total, kept), v)
         out[...] = y.transpose(0, 2, 1, 3).reshape(out.shape)  # (N, H, T, E) -> (N, T, D)
 
     def backward(
@@ -91,55 +126,99 @@ class Attention(Family):
         dp))``, where the sum is ``sum(dy y)``, ``dq = ds k / sqrt(E)`` and ``dk = ds' q / sqrt(E)``
         (Dao et al. 2022, appendix B.2).
         """
-        q, k, v = self._split(qkv, heads)
-        dy, y = self._heads(dy, heads), self._heads(y, heads)
-        p = self.xp.exp(self._scores(q, k, causal, lengths) - log_sums[..., None])
-        dv = self.product(_turned(self._drop(p, dropout)), dy)
-        dp = self._drop(self.product(dy, _turned(v)), dropout)
+        (q, k, v), at = self._split(qkv, heads, 3), At(0, 0, qkv.shape[1])
+        p = self.xp.exp(self._scores(q, k, causal, at, lengths) - log_sums[..., None])
+        kept = self._kept(p, dropout, at)
+        self._join(
+            self._backward(self._heads(dy, heads), q, k, v, self._heads(y, heads), p, kept), out
+        )
+
+    def backward_block(
+        self,
+        dy: Array,
+        q: Array,
+        kv: Array,
+        y: Array,
+        log_sums: Array,
+        heads: int,
+        at: At,
+        *,
+        out: Array,
+        out_kv: Array,
+        causal: bool = False,
+        dropout: Dropped | None = None,
+    ) -> None:
+        """Compute the terms of a block in the gradients of `q` and `kv`, see `forward_block`.
+
+        `y` and `log_sums` are those of all blocks of keys.
+        """
+        (q,), (k, v) = self._split(q, heads, 1), self._split(kv, heads, 2)
+        p = self.xp.exp(self._scores(q, k, causal, at) - log_sums[..., None])
+        kept = self._kept(p, dropout, at)
+        dq, *others = self._backward(
+            self._heads(dy, heads), q, k, v, self._heads(y, heads), p, kept
+        )
+        self._join([dq], out)
+        self._join(others, out_kv)
+
+    def _backward(
+        self, dy: Array, q: Array, k: Array, v: Array, y: Array, p: Array, kept: Array | None
+    ) -> list[Array]:
+        """Return the gradients of queries, keys and values, all (N, H, T, E)."""
+        dv = self.product(_turned(_drop(p, kept)), dy)
+        dp = _drop(self.product(dy, _turned(v)), kept)
         ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True)) / q.shape[-1] ** 0.5
-        gradients = self.xp.stack([self.product(ds, k), self.product(_turned(ds), q), dv])
-        out[...] = gradients.transpose(1, 3, 0, 2, 4).reshape(out.shape)  # (3, N, H, T, E)
+        return [self.product(ds, k), self.product(_turned(ds), q), dv]
+
+    def _join(self, gradients: list[Array], out: Array) -> None:
+        """Write gradients (N, H, T, E) next to each other."""
+        together = self.xp.stack(gradients).transpose(1, 3, 0, 2, 4)  # (N, T, 1 to 3, H, E)
+        out[...] = together.reshape(out.shape)
 
     def product(self, a: Array, b: Array) -> Array:
         """Compute ``a b`` of each sample and head, (N, H, M, K) and (N, H, K, L)."""
         return a @ b
 
-    def _split(self, qkv: Array, heads: int) -> tuple[Array, Array, Array]:
-        """Return queries, keys and values (N, H, T, E)."""
-        features = qkv.shape[-1] // 3
-        q, k, v = (
-            self._heads(qkv[..., i * features : (i + 1) * features], heads) for i in range(3)
-        )
-        return q, k, v
+    def _split(self, x: Array, heads: int, parts: int) -> list[Array]:
+        """Return the parts (N, H, T, E) of an array, such as queries, keys and values."""
+        features = x.shape[-1] // parts
+        return [self._heads(x[..., i * features : (i + 1) * features], heads) for i in range(parts)]
 
     @staticmethod
     def _heads(x: Array, heads: int) -> Array:
         n, length, features = x.shape
         return wide(x).reshape(n, length, heads, features // heads).transpose(0, 2, 1, 3)
 
-    def _scores(self, q: Array, k: Array, causal: bool, lengths: Array | None) -> Array:
+    def _scores(
+        self, q: Array, k: Array, causal: bool, at: At, lengths: Array | None = None
+    ) -> Array:
         """Compute ``q k' / sqrt(E)``, -infinity for positions that have no weight."""
         scores = self.product(q, _turned(k)) / q.shape[-1] ** 0.5
-        length = q.shape[2]
         if causal:
-            scores = self.xp.where(self.xp.tri(length, dtype=bool), scores, -self.xp.inf)
+            seen = self.xp.tri(*scores.shape[2:], at.query - at.key, dtype=bool)
+            scores = self.xp.where(seen, scores, -self.xp.inf)
         if lengths is not None:
-            exist = self.xp.arange(length) < lengths[:, None]  # (N, T)
+            exist = self.xp.arange(at.length) < lengths[:, None]  # (N, T)
             pairs = exist[:, None, :, None] & exist[:, None, None, :]
             scores = self.xp.where(pairs, scores, -self.xp.inf)
         return scores
 
-    def _drop(self, weights: Array, dropout: Dropped | None) -> Array:
-        """Zero dropped weights and multiply the others by ``1 / (1 - rate)``."""
+    def _kept(self, weights: Array, dropout: Dropped | None, at: At) -> Array | None:
+        """Return the factors of weights: 0 if they are dropped, ``1 / (1 - rate)`` otherwise."""
         if dropout is None:
-            return weights
+            return None
         rate, seed, stream, epoch, samples, first = dropout
-        n, heads, length, _ = weights.shape
-        row = -(-length // BLOCK) * BLOCK
-        words = bits(seed, stream, epoch, samples, (first + heads) * length * row)
-        words = words.reshape(n, first + heads, length, row)[:, first:]
-        keep = self.xp.asarray(words[..., :length] >= np.uint32(int(rate * 2.0**32)))
-        return self.xp.where(keep, weights * (1 / (1 - rate)), 0)
+        n, heads, queries, keys = weights.shape
+        row = -(-at.length // BLOCK) * BLOCK
+        words = bits(seed, stream, epoch, samples, (first + heads) * at.length * row)
+        words = words.reshape(n, first + heads, at.length, row)[:, first:]
+        words = words[:, :, at.query : at.query + queries, at.key : at.key + keys]
+        keep = self.xp.asarray(words >= np.uint32(int(rate * 2.0**32)))
+        return self.xp.where(keep, weights.dtype.type(1 / (1 - rate)), weights.dtype.type(0))
+
+
+def _drop(weights: Array, kept: Array | None) -> Array:
+    return weights if kept is None else weights * kept
 
 
 def _turned(x: Array) -> Array:

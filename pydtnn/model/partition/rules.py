@@ -24,6 +24,7 @@ from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, Ma
 from pydtnn.layers.recurrent import GRULayer, LSTMLayer
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
+from pydtnn.layers.ring_attention import RingAttention
 from pydtnn.layers.rotary import Rotary
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.signal import AvgPool1d, Conv1d, GlobalAvgPool1d, MaxPool1d
@@ -452,10 +453,15 @@ def _slice(draft: Draft, cut: Cut) -> bool:
 
 
 def _attention(draft: Draft, cut: Cut) -> bool:
-    """Compute own heads, of all positions (Ulysses, see `docs/parallelism.md`)."""
+    """Compute own heads of all positions, or own positions if there are fewer heads than ranks."""
     layer = cast(DotProductAttention, draft.layer)
     width = draft.whole.output_shape[-1] // layer.heads
-    if layer.heads < draft.ranks(cut.axis) or also_cut(draft.inputs[0], replace(cut, dim=1)):
+    if layer.heads < draft.ranks(cut.axis):
+        if cut.dim > 0 or len(draft.inputs) > 1:
+            return False
+        draft.layer = RingAttention(layer, cut)
+        return _each(draft, cut)
+    if also_cut(draft.inputs[0], replace(cut, dim=1)):
         return False
     if cut.blocks == 3 and not any(bound % width for bound in cut.bounds):
         output = replace(cut, blocks=1)

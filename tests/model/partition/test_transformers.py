@@ -17,12 +17,13 @@ from pydtnn import Trainer
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.serial import Serial
 from pydtnn.data import ArrayDataset
-from pydtnn.layers import Dropout, Flatten, Linear
+from pydtnn.layers import Dropout, Flatten, Linear, MultiHeadAttention
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.exchange import Spread
 from pydtnn.layers.norm import LayerNorm
+from pydtnn.layers.ring_attention import RingAttention
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
 from pydtnn.model.partition import rules
@@ -242,6 +243,33 @@ def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
         }
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_keys_and_values_travel_around_the_ring(ranks: int, causal: bool) -> None:
+    length, width = 8 * ranks, 4
+    x = np.random.default_rng(1).normal(size=(N, length, width))
+
+    def rank(comm: Communicator) -> tuple[int, dict[str, tuple[int, int]]]:
+        mesh = Mesh(comm, context=ranks)
+        net = MultiHeadAttention(1, causal=causal, name="mha")
+        model = Model(net, x.shape[1:], dtype="float64", mesh=mesh)
+        y, saved = model.forward(x, StepContext(training=True, samples=np.arange(N)))
+        model.backward(np.ones_like(y), saved)
+        sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
+        assert forecast_memory(model, N).sent == sent
+        layer = next(n.layer for n in model.graph.nodes if isinstance(n.layer, RingAttention))
+        return layer.pairs(), {name: sent[name] for name in sent if "rows-whole" not in name}
+
+    found = run_threads(ranks, rank)
+    pairs = length * (length + 1) // 2 if causal else length**2
+    assert [own for own, _ in found] == [pairs // ranks] * ranks  # equal work
+    block = 2 * N * (length // ranks) * width * S  # keys and values of a rank
+    for place, (_, sent) in enumerate(found):
+        swaps = 4 * (causal and place != ranks - 1 - place)  # of half of a block each, over 2
+        messages = 3 * ranks - 2
+        assert sent == {"mha.attention": (messages + swaps, messages * block + swaps * block // 4)}
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_loss_sends_four_numbers_for_each_position(ranks: int) -> None:
     for *_, sent in run_threads(ranks, lambda comm: train(comm, "gpt", {"tensor": ranks})):
@@ -298,6 +326,22 @@ def shift_mask(draft: Any) -> None:
     """Take a mask off by one token."""
     rows, *others = draft.layer.part
     draft.layer.part = (slice(rows.start - 1, rows.stop - 1) if rows.start else rows, *others)
+
+
+def test_a_causal_mask_of_a_ring_that_is_off_by_one_token_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = RingAttention._blocks
+
+    def wrong(layer: RingAttention, place: int) -> Any:
+        return [
+            (i, at._replace(query=at.query + 1), causal) for i, at, causal in right(layer, place)
+        ]
+
+    monkeypatch.setattr(RingAttention, "_blocks", wrong)
+    words = r"^block0\.attention\.attention: the output is the first that differs"
+    with pytest.raises(AssertionError, match=words):
+        check_plan(*NETS["gpt"], meshes=[{"context": 4}], batch=3)
 
 
 @pytest.mark.parametrize(

@@ -108,39 +108,41 @@ static void normalize(const struct attention_shape *s, ptrdiff_t queries,
 }
 
 static ptrdiff_t forward_scratch(const struct attention_shape *s) {
-    return panels_size(s->width, s->length) + panels_size(s->length, s->width) + QUERIES * KEYS;
+    return panels_size(s->width, s->keys) + panels_size(s->keys, s->width) + QUERIES * KEYS;
 }
 
 /* Output of one head; scratch: forward_scratch. */
 static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
-                         const real *qkv, real *y, real *log_sums, real *scratch) {
-    const ptrdiff_t length = positions(s, sample), width = s->width, ldy = s->heads * width,
-                    ld = 3 * ldy;
-    const real *q = qkv + sample * s->length * ld + head * width, *k = q + ldy, *v = k + ldy;
-    real *keys_packed = scratch, *values = keys_packed + panels_size(width, length),
-         *score = values + panels_size(length, width);
+                         const real *q, const real *k, real *y, real *log_sums, real *scratch) {
+    const ptrdiff_t length = positions(s, sample, s->length), keys = positions(s, sample, s->keys),
+                    width = s->width, ldy = s->heads * width, ldq = s->ldq;
+    real *keys_packed = scratch, *values = keys_packed + panels_size(width, keys),
+         *score = values + panels_size(keys, width);
     struct softmax state;
+    q += sample * s->length * ldq + head * width;
+    k += sample * s->keys * s->ldk + head * width;
     y += sample * s->length * ldy + head * width;
     log_sums += (sample * s->heads + head) * s->length;
     zero_rows(length, s->length, width, y, ldy);
     zero_rows(length, s->length, 1, log_sums, 1);
-    NAME(attention_pack_turned)(length, width, k, ld, keys_packed);
-    NAME(attention_pack)(length, width, v, ld, values);
+    NAME(attention_pack_turned)(keys, width, k, s->ldk, keys_packed);
+    NAME(attention_pack)(keys, width, k + ldy, s->ldk, values);
     for (ptrdiff_t i = 0; i < length; i += QUERIES) {
         const ptrdiff_t queries = smaller(length - i, QUERIES);
         for (ptrdiff_t r = 0; r < queries; r++) state.top[r] = (real)-__builtin_inf();
-        for (ptrdiff_t j = 0; j < (s->causal ? i + queries : length); j += KEYS) {
-            const struct block block = block_of(s, length, i, j);
-            NAME(attention_scores)(&block, length, width, q + i * ld, ld, keys_packed, score);
+        const ptrdiff_t seen = s->causal ? smaller(i + queries + ahead(s), keys) : keys;
+        for (ptrdiff_t j = 0; j < seen; j += KEYS) {
+            const struct block block = block_of(s, length, keys, i, j);
+            NAME(attention_scores)(&block, keys, width, q + i * ldq, ldq, keys_packed, score);
             weigh(s, sample, head, &block, score, &state, y + i * ldy, ldy);
-            NAME(attention_values)(&block, length, width, score, values, y + i * ldy, ldy);
+            NAME(attention_values)(&block, keys, width, score, values, y + i * ldy, ldy);
         }
         normalize(s, queries, &state, y + i * ldy, ldy, log_sums + i);
     }
 }
 
-static int forward(const struct attention_shape *s, const void *qkv, void *y, void *log_sums,
-                   int threads) {
+static int forward(const struct attention_shape *s, const void *q, const void *k, void *y,
+                   void *log_sums, int threads) {
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -152,15 +154,15 @@ static int forward(const struct attention_shape *s, const void *qkv, void *y, vo
 #pragma omp for schedule(static) nowait
         for (ptrdiff_t i = 0; i < s->batch * s->heads; i++) {
             if (!scratch) continue;
-            forward_head(s, i / s->heads, i % s->heads, qkv, y, log_sums, scratch);
+            forward_head(s, i / s->heads, i % s->heads, q, k, y, log_sums, scratch);
         }
         free(scratch);
     }
     return status;
 }
 
-static int backward(const struct attention_shape *s, const void *dy, const void *qkv,
-                    const void *y, const void *log_sums, void *dqkv, int threads) {
+static int backward(const struct attention_shape *s, const void *dy, const void *q, const void *k,
+                    const void *y, const void *log_sums, void *dq, void *dk, int threads) {
     int status = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -172,8 +174,8 @@ static int backward(const struct attention_shape *s, const void *dy, const void 
 #pragma omp for schedule(static) nowait
         for (ptrdiff_t i = 0; i < s->batch * s->heads; i++) {
             if (!scratch) continue;
-            NAME(attention_backward_head)(s, i / s->heads, i % s->heads, dy, qkv, y, log_sums,
-                                          dqkv, scratch);
+            NAME(attention_backward_head)(s, i / s->heads, i % s->heads, dy, q, k, y, log_sums, dq,
+                                          dk, scratch);
         }
         free(scratch);
     }

@@ -65,46 +65,52 @@ static void row_dots(const struct attention_shape *s, ptrdiff_t rows, const real
 }
 
 ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s) {
-    return 2 * panels_size(s->width, s->length) + 3 * panels_size(s->length, s->width) +
-           2 * QUERIES * KEYS + s->length;
+    return 2 * panels_size(s->width, s->keys) + panels_size(s->keys, s->width) +
+           2 * panels_size(s->length, s->width) + 2 * QUERIES * KEYS + s->length;
 }
 
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
-                                   ptrdiff_t head, const real *dy, const real *qkv, const real *y,
-                                   const real *log_sums, real *dqkv, real *scratch) {
-    const ptrdiff_t length = positions(s, sample), width = s->width, ldy = s->heads * width,
-                    ld = 3 * ldy;
+                                   ptrdiff_t head, const real *dy, const real *q, const real *k,
+                                   const real *y, const real *log_sums, real *dq, real *dk,
+                                   real *scratch) {
+    const ptrdiff_t length = positions(s, sample, s->length), keys = positions(s, sample, s->keys),
+                    width = s->width, ldy = s->heads * width, ldq = s->ldq, ldk = s->ldk;
     const ptrdiff_t at = sample * s->length * ldy + head * width,
-                    at3 = sample * s->length * ld + head * width;
-    const real *q = qkv + at3, *k = q + ldy, *v = k + ldy;
-    real *dq = dqkv + at3, *dk = dq + ldy, *dv = dk + ldy;
-    real *keys_turned = scratch, *values_turned = keys_turned + panels_size(width, length),
-         *q_rows = values_turned + panels_size(width, length),
+                    at_q = sample * s->length * ldq + head * width,
+                    at_k = sample * s->keys * ldk + head * width;
+    const real *v = k + at_k + ldy;
+    real *dv = dk + at_k + ldy;
+    real *keys_turned = scratch, *values_turned = keys_turned + panels_size(width, keys),
+         *q_rows = values_turned + panels_size(width, keys),
          *k_rows = q_rows + panels_size(length, width),
-         *dy_rows = k_rows + panels_size(length, width), *p = dy_rows + panels_size(length, width),
+         *dy_rows = k_rows + panels_size(keys, width), *p = dy_rows + panels_size(length, width),
          *dp = p + QUERIES * KEYS, *dot = dp + QUERIES * KEYS;
     const real scale = (real)(1 / __builtin_sqrt((double)width));
+    q += at_q;
+    dq += at_q;
+    k += at_k;
+    dk += at_k;
     dy += at;
     log_sums += (sample * s->heads + head) * s->length;
-    zero_rows(length, s->length, width, dq, ld);
-    zero_rows(s->causal ? 0 : length, s->length, width, dk, ld);
-    zero_rows(s->causal ? 0 : length, s->length, width, dv, ld);
-    NAME(attention_pack_turned)(length, width, k, ld, keys_turned);
-    NAME(attention_pack_turned)(length, width, v, ld, values_turned);
-    NAME(attention_pack)(length, width, q, ld, q_rows);
-    NAME(attention_pack)(length, width, k, ld, k_rows);
+    zero_rows(length, s->length, width, dq, ldq);
+    zero_rows(s->causal ? 0 : keys, s->keys, width, dk, ldk);
+    zero_rows(s->causal ? 0 : keys, s->keys, width, dv, ldk);
+    NAME(attention_pack_turned)(keys, width, k, ldk, keys_turned);
+    NAME(attention_pack_turned)(keys, width, v, ldk, values_turned);
+    NAME(attention_pack)(length, width, q, ldq, q_rows);
+    NAME(attention_pack)(keys, width, k, ldk, k_rows);
     NAME(attention_pack)(length, width, dy, ldy, dy_rows);
     row_dots(s, length, dy, y + at, dot);
-    for (ptrdiff_t j = 0; j < length; j += KEYS) {
-        const ptrdiff_t start = s->causal ? j / QUERIES * QUERIES : 0; /* those before see none */
-        for (ptrdiff_t i = start; i < length; i += QUERIES) {
-            const struct block block = block_of(s, length, i, j);
-            NAME(attention_scores)(&block, length, width, q + i * ld, ld, keys_turned, p);
-            NAME(attention_scores)(&block, length, width, dy + i * ldy, ldy, values_turned, dp);
+    for (ptrdiff_t j = 0; j < keys; j += KEYS) {
+        const ptrdiff_t before = s->causal ? larger(j - ahead(s), 0) : 0; /* queries that see none */
+        for (ptrdiff_t i = before / QUERIES * QUERIES; i < length; i += QUERIES) {
+            const struct block block = block_of(s, length, keys, i, j);
+            NAME(attention_scores)(&block, keys, width, q + i * ldq, ldq, keys_turned, p);
+            NAME(attention_scores)(&block, keys, width, dy + i * ldy, ldy, values_turned, dp);
             differentiate(s, sample, head, &block, log_sums + i, dot + i, scale, p, dp);
-            NAME(attention_outer)(&block, length, width, p, dy_rows, dv + j * ld, ld);
-            NAME(attention_outer)(&block, length, width, dp, q_rows, dk + j * ld, ld);
-            NAME(attention_values)(&block, length, width, dp, k_rows, dq + i * ld, ld);
+            NAME(attention_outer)(&block, length, width, p, dy_rows, dv + j * ldk, ldk);
+            NAME(attention_outer)(&block, length, width, dp, q_rows, dk + j * ldk, ldk);
+            NAME(attention_values)(&block, keys, width, dp, k_rows, dq + i * ldq, ldq);
         }
     }
 }

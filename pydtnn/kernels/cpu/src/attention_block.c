@@ -107,15 +107,16 @@ void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_
 void NAME(attention_mask)(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
                           ptrdiff_t query, ptrdiff_t first, ptrdiff_t keys, real *factor) {
     const struct draw draw = {s->seed, s->stream, s->epoch, s->threshold};
-    const ptrdiff_t row = ceil_div(s->length, 4); /* counters of a row, of four words each */
-    const ptrdiff_t place = (s->first_head + head) * s->length + query;
-    const uint64_t counter = (uint64_t)(place * row + first / 4);
-    uint32_t word[KEYS];
-    for (ptrdiff_t j = 0; j < keys; j += 4 * WIDTH) {
+    const ptrdiff_t row = ceil_div(s->whole, 4); /* counters of a row, of four words each */
+    const ptrdiff_t place = (s->first_head + head) * s->whole + s->query + query;
+    const ptrdiff_t key = s->key + first, skipped = key % 4;
+    const uint64_t counter = (uint64_t)(place * row + key / 4);
+    uint32_t word[KEYS + 4 * WIDTH];
+    for (ptrdiff_t j = 0; j < keys + skipped; j += 4 * WIDTH) {
         philox(draw, (uint64_t)s->samples[sample], counter + (uint64_t)j / 4, word + j);
     }
     for (ptrdiff_t j = 0; j < keys; j += LANES) {
-        const ivec kept = at_least(word + j, draw.threshold);
+        const ivec kept = at_least(word + skipped + j, draw.threshold);
         vstore(factor + j, vselect(kept, vset((real)s->factor), vzero()));
     }
 }

@@ -33,11 +33,16 @@ struct block {
     ptrdiff_t seen; /* keys, or causal those of the first query: each one sees one more */
 };
 
-INLINE struct block block_of(const struct attention_shape *s, ptrdiff_t length, ptrdiff_t query,
-                             ptrdiff_t key) {
-    const ptrdiff_t queries = smaller(length - query, QUERIES), keys = smaller(length - key, KEYS);
+/* Positions between the first key and the first query. */
+INLINE ptrdiff_t ahead(const struct attention_shape *s) {
+    return s->query - s->key;
+}
+
+INLINE struct block block_of(const struct attention_shape *s, ptrdiff_t length, ptrdiff_t all,
+                             ptrdiff_t query, ptrdiff_t key) {
+    const ptrdiff_t queries = smaller(length - query, QUERIES), keys = smaller(all - key, KEYS);
     if (!s->causal) return (struct block){query, queries, key, keys, 0, keys};
-    const ptrdiff_t seen = query + 1 - key;
+    const ptrdiff_t seen = query + ahead(s) + 1 - key;
     return (struct block){query, queries, key, smaller(keys, seen + queries - 1), 1, seen};
 }
 
@@ -73,9 +78,9 @@ void NAME(attention_values)(const struct block *block, ptrdiff_t length, ptrdiff
 void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
                            const real *weights, const real *b, real *c, ptrdiff_t ldc);
 
-/* Number of positions of a sample. */
-INLINE ptrdiff_t positions(const struct attention_shape *s, ptrdiff_t sample) {
-    return s->lengths ? (ptrdiff_t)s->lengths[sample] : s->length;
+/* Number of positions of a sample, of queries or keys. */
+INLINE ptrdiff_t positions(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t most) {
+    return s->lengths ? (ptrdiff_t)s->lengths[sample] : most;
 }
 
 /* Set rows [first, last) of `columns` elements, `stride` apart, to 0. */
@@ -98,7 +103,8 @@ void NAME(attention_mask)(const struct attention_shape *s, ptrdiff_t sample, ptr
 /* Gradients of one head, and the elements of its scratch memory. */
 ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s);
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
-                                   ptrdiff_t head, const real *dy, const real *qkv, const real *y,
-                                   const real *log_sums, real *dqkv, real *scratch);
+                                   ptrdiff_t head, const real *dy, const real *q, const real *k,
+                                   const real *y, const real *log_sums, real *dq, real *dk,
+                                   real *scratch);
 
 #endif

@@ -26,7 +26,7 @@ class Attention(reference.Attention):
         super().__init__(xp)
         self._multiply = multiply
 
-    def product(self, a: Array, b: Array) -> Array:
+    def _product(self, a: Array, b: Array) -> Array:
         """Compute ``a b`` of each sample and head, (N, H, M, K) and (N, H, K, L)."""
         shape = (*a.shape[:-1], b.shape[-1])
         a, b = (x.reshape(-1, *x.shape[2:]) for x in (a, b))

@@ -104,7 +104,7 @@ class Attention(Family):
         total = e.sum(axis=-1, keepdims=True)
         total = self.xp.where(total == 0, 1, total)
         log_sums[...] = (top + self.xp.log(total))[..., 0]
-        y = self.product(_drop(e / total, kept), v)
+        y = self._product(_drop(e / total, kept), v)
         out[...] = y.transpose(0, 2, 1, 3).reshape(out.shape)  # (N, H, T, E) -> (N, T, D)
 
     def backward(
@@ -165,17 +165,17 @@ class Attention(Family):
         self, dy: Array, q: Array, k: Array, v: Array, y: Array, p: Array, kept: Array | None
     ) -> list[Array]:
         """Return the gradients of queries, keys and values, all (N, H, T, E)."""
-        dv = self.product(_turned(_drop(p, kept)), dy)
-        dp = _drop(self.product(dy, _turned(v)), kept)
+        dv = self._product(_turned(_drop(p, kept)), dy)
+        dp = _drop(self._product(dy, _turned(v)), kept)
         ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True)) / q.shape[-1] ** 0.5
-        return [self.product(ds, k), self.product(_turned(ds), q), dv]
+        return [self._product(ds, k), self._product(_turned(ds), q), dv]
 
     def _join(self, gradients: list[Array], out: Array) -> None:
         """Write gradients (N, H, T, E) next to each other."""
         together = self.xp.stack(gradients).transpose(1, 3, 0, 2, 4)  # (N, T, 1 to 3, H, E)
         out[...] = together.reshape(out.shape)
 
-    def product(self, a: Array, b: Array) -> Array:
+    def _product(self, a: Array, b: Array) -> Array:
         """Compute ``a b`` of each sample and head, (N, H, M, K) and (N, H, K, L)."""
         return a @ b
 
@@ -193,7 +193,7 @@ class Attention(Family):
         self, q: Array, k: Array, causal: bool, at: At, lengths: Array | None = None
     ) -> Array:
         """Compute ``q k' / sqrt(E)``, -infinity for positions that have no weight."""
-        scores = self.product(q, _turned(k)) / q.shape[-1] ** 0.5
+        scores = self._product(q, _turned(k)) / q.shape[-1] ** 0.5
         if causal:
             seen = self.xp.tri(*scores.shape[2:], at.query - at.key, dtype=bool)
             scores = self.xp.where(seen, scores, -self.xp.inf)

@@ -19,7 +19,7 @@ from pydtnn.kernels import (
 )
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import FAMILIES
-from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.attention import At, Dropped
 from tests.conftest import instruction_sets
 from tests.kernels.checks import REFERENCE
 from tests.kernels.test_backend import COMBINED
@@ -439,6 +439,25 @@ def _(b: Backend, a: Arrays) -> Any:
     dqkv = a.out(3, 20, 24)
     b.attention.backward(dy, qkv, y, log_sums, 2, out=dqkv, dropout=dropout)
     return dqkv
+
+
+@case("attention.forward_block")
+def _(b: Backend, a: Arrays) -> Any:
+    y, log_sums = a.out(3, 20, 8), a.grad(3, 2, 20)
+    at = At(5, 2, 25)
+    b.attention.forward_block(
+        a.x(3, 20, 8), a.x(3, 9, 16), 2, at, out=y, log_sums=log_sums, causal=True
+    )
+    return y, log_sums
+
+
+@case("attention.backward_block")
+def _(b: Backend, a: Arrays) -> Any:
+    dy, q, kv, y = a.x(3, 20, 8), a.x(3, 20, 8), a.x(3, 9, 16), a.x(3, 20, 8)
+    log_sums, at = 3 + a.p(3, 2, 20), At(5, 2, 25)
+    dq, dkv = a.out(3, 20, 8), a.out(3, 9, 16)
+    b.attention.backward_block(dy, q, kv, y, log_sums, 2, at, out=dq, out_kv=dkv)
+    return dq, dkv
 
 
 @pytest.mark.few(129)

@@ -6,8 +6,8 @@
 Steps of the same global batch alternate: some by rank 0 alone, while the other ranks sleep, and
 some by all ranks, each with `--threads` threads; the times are medians over the turns. `wait` is
 the time inside communication calls and `sent` the bytes that rank 0 sends to ranks with other parts
-of the network, both per step. The targets with 2 ranks are 1.6 for `spatial`, 1.4 for `alternate`
-and 1.35 for the best number of micro-batches of `pipeline`.
+of the network, both per step. The targets with 2 ranks are 1.6 for `spatial`, `gpt-tensor` and
+`gpt-context`, 1.4 for `alternate` and 1.35 for the best number of micro-batches of `pipeline`.
 
 A second line of a pipeline of S stages and M micro-batches shows why it is not S times as fast:
 the `bubble`, the part of a step in which a stage waits if all stages take equally long, and the
@@ -75,6 +75,8 @@ CASES = {
     "eager-8": Case("resnet44-128", "pipeline", 8, schedule="eager_1f1b"),
     "gpt-1f1b-8": Case("gpt-256", "pipeline", 8),
     "gpt-zb_h1-8": Case("gpt-256", "pipeline", 8, schedule="zb_h1"),
+    "gpt-tensor": Case("gpt-256", "tensor"),
+    "gpt-context": Case("gpt-256", "context"),
 }
 
 

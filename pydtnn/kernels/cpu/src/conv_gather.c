@@ -13,8 +13,9 @@
  * of a phase in the order in which its segments read them, which flips them in backward of data.
  * Where there are fewer blocks than PIECES, a block is shared out by panels, each share with its
  * own copy, and does the sink's work on its own channels. Sums are kept per block and added in
- * order. If the sink adds the previous contents of its output, or its elements are not real,
- * outputs are first computed in a scratch array.
+ * order. Outputs are first computed in a scratch array if the sink adds their previous contents, if
+ * their elements are not real, and if the sink has a gate, which reads memory anyway and then writes
+ * it in its order: 3 to 10 % of a 1x1 convolution of 128 filters.
  *
  * Where there are products of pairs of bfloat16 (HAS_DOTS), pairs of neighbouring channels are what
  * is read, in place or from a copy, and filters are packed by pairs.
@@ -106,7 +107,7 @@ static int slides(const struct gathering *g, struct phase *phase) {
 static int prepare(struct gathering *g, enum gather gather, int bias) {
     const struct conv_shape *s = g->shape;
     const struct sink *sink = g->sink;
-    g->aside = STORED_BF16 || (sink->add && sink->add == sink->y);
+    g->aside = STORED_BF16 || sink->gate || (sink->add && sink->add == sink->y);
     g->filters = view_filters(s, gather);
     g->groups = s->groups;
     g->padded = vectors_of(g->filters.out) * LANES;

@@ -74,7 +74,12 @@ INLINE void rows_tile(const int rows, const int vectors, const struct gemm_rows 
         for (int i = 0; i < rows; i++) sum[i][j] = start;
     }
     UNROLL
-    for (int i = 0; i < rows; i++) row[i] = t->a + t->a_offset[first + i];
+    for (int i = 0; i < rows; i++) {
+        row[i] = t->a + t->a_offset[first + i];
+        UNROLL
+        for (int j = 0; j < vectors; j++)
+            __builtin_prefetch(t->c + t->c_offset[first + i] + j * LANES, 1);
+    }
     for (ptrdiff_t s = 0; s < t->segments; s++) {
         ptrdiff_t k = t->segment[s], end = k + t->length;
         const real *b = t->b + t->b_row[s] * ldb;

@@ -7,6 +7,7 @@ model's weights it is the twin that parity tests hold the library to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -260,7 +261,8 @@ class WrittenOut(nn.Module):
         self.norms = nn.ModuleList(
             batch_norm(norm) if norm else nn.Identity() for norm in layer.norms
         )
-        self.relu = nn.ReLU() if layer.relu else nn.Identity()
+        bounded = nn.ReLU() if layer.limit == inf else nn.Hardtanh(0.0, layer.limit)
+        self.relu = bounded if layer.relu else nn.Identity()
 
     def forward(self, *xs: torch.Tensor) -> torch.Tensor:
         values = [norm(x) for norm, x in zip(self.norms, xs, strict=True)]

@@ -7,6 +7,7 @@ packing, so that the result is neither written to memory nor read again.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, NamedTuple
 
 Array = Any
@@ -27,12 +28,16 @@ class Term(NamedTuple):
 class Deferred:
     """``v = shift + sum of factor (x - pivot)`` over one or two terms, then a ReLU if `relu`.
 
+    The ReLU is ``min(max(v, 0), limit)``.
+
     Parameters
     ----------
     *terms : Term
         One or two, of equal shape and dtype.
     shift : Array, shape (C,), optional
     relu : bool
+    limit : float
+        6 for ReLU6.
 
     Attributes
     ----------
@@ -45,12 +50,14 @@ class Deferred:
         producer.
     """
 
-    __slots__ = ("__weakref__", "array", "keep", "relu", "shift", "sums", "terms")
+    __slots__ = ("__weakref__", "array", "keep", "limit", "relu", "shift", "sums", "terms")
 
-    def __init__(self, *terms: Term, shift: Array | None = None, relu: bool = False) -> None:
+    def __init__(
+        self, *terms: Term, shift: Array | None = None, relu: bool = False, limit: float = inf
+    ) -> None:
         self.terms = terms
         self.shift = shift
-        self.relu = relu
+        self.relu, self.limit = relu, limit
         self.array: Array | None = None
         self.keep = False
         self.sums: Any = None
@@ -61,6 +68,10 @@ class Deferred:
         value = cls(Term(array))
         value.array, value.sums = array, sums
         return value
+
+    def of_terms(self, *terms: Term, shift: Array | None) -> Deferred:
+        """Return the same map of other arrays."""
+        return Deferred(*terms, shift=shift, relu=self.relu, limit=self.limit)
 
     def forget_terms(self) -> None:
         """Release the arrays of the terms, if the values are stored, until `take_terms`."""

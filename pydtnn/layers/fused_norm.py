@@ -42,6 +42,8 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     norms : sequence of BatchNorm or None
         One per input, one or two.
     relu : bool
+    limit : float
+        Of the ReLU: 6 for `ReLU6`.
 
     Attributes
     ----------
@@ -61,12 +63,17 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     new_output = new_gradient = may_overwrite_dy = takes_deferred = takes_16_bits = True
 
     def __init__(
-        self, parts: Sequence[Layer], norms: Sequence[BatchNorm | None], *, relu: bool
+        self,
+        parts: Sequence[Layer],
+        norms: Sequence[BatchNorm | None],
+        *,
+        relu: bool,
+        limit: float = inf,
     ) -> None:
         super().__init__(name=parts[0].name)
         self.parts = tuple(parts)
         self.norms = tuple(norms)
-        self.relu = relu
+        self.relu, self.limit = relu, limit
         self.folded: tuple[FusedConv2d | None, ...] = (None,) * len(self.norms)
         self.keeps = False
         self.reader: FusedConv2d | None = None
@@ -126,7 +133,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     def _deferred(
         self, terms: list[Term], shift: Array | None, moments: list[Normalized | None]
     ) -> tuple[Deferred, Saved]:
-        y = Deferred(*terms, shift=shift, relu=self.relu)
+        y = Deferred(*terms, shift=shift, relu=self.relu, limit=self.limit)
         y.keep = self.keeps
         return y, (y, moments)
 
@@ -304,8 +311,9 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     def evaluation(self) -> Evaluation:
         """What the first reader does to compute the output."""
         norms, arrays = sum(norm is not None for norm in self.norms), len(self.norms)
-        operations = 2 * norms + arrays - 1 + self.relu
-        return Evaluation(arrays, operations, self.relu + 5 * norms, self.keeps)
+        bounds = self.relu + (self.limit < inf)
+        operations = 2 * norms + arrays - 1 + bounds
+        return Evaluation(arrays, operations, bounds + 5 * norms, self.keeps)
 
 
 def _computed_sums(x: Array | Deferred) -> Array | None:

@@ -102,7 +102,7 @@ def rows_of(layer: Layer, x: Array | Deferred, index: Index) -> Array:
 def deferred_rows(x: Deferred, index: Index) -> Deferred:
     """Return rows of a deferred array, deferred too."""
     terms = [Term(term.x[index].copy(), term.pivot, term.factor) for term in x.terms]
-    return Deferred(*terms, shift=x.shift, relu=x.relu)
+    return x.of_terms(*terms, shift=x.shift)
 
 
 def join(halo: Halo, received: Mapping[Range, Array], rows: Range) -> Array:

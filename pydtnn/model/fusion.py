@@ -11,15 +11,17 @@ few operations per element. This pass replaces
     convolution -> ReLU              by one that applies the ReLU, unless the next
                                      layer is a convolution: then the ReLU is deferred
 
-Results are equal within rounding. Parameters, statistics and their names remain those of the
-original layers.
+On backends whose convolutions apply masks, `ReLU6` is a ReLU with a limit, which the convolution
+before it does not apply. Results are equal within rounding. Parameters, statistics and their names
+remain those of the original layers.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
-from pydtnn.layers.activation import ReLU
+from pydtnn.layers.activation import ReLU, ReLU6
 from pydtnn.layers.base import computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
@@ -36,6 +38,7 @@ class Pattern(NamedTuple):
     inputs: tuple[Node, ...]
     norms: tuple[BatchNorm | None, ...]
     relu: bool
+    limit: float = inf  # of the ReLU
 
 
 def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -96,7 +99,7 @@ class _Pass:
         feeds_conv = any(map(_conv, node.consumers[:1]))
         if len(pattern.nodes) > 1 or feeds_conv or (conv and not pattern.relu):
             self.replace(node, pattern)
-        elif conv and pattern.relu:
+        elif conv and pattern.relu and pattern.limit == inf:
             conv.absorb_relu(node.name)
             self.absorbed.add(node)
             self.replaced[node] = source
@@ -106,13 +109,14 @@ class _Pass:
         layer = node.layer
         if type(layer) is BatchNorm:
             return Pattern((node,), node.inputs, (layer,), False)
-        if type(layer) is ReLU:
+        if type(layer) is ReLU or (type(layer) is ReLU6 and layer.backend.gates):
+            limit = 6 if type(layer) is ReLU6 else inf
             (source,) = node.inputs
             joins = type(source.layer) in (BatchNorm, Add) and self.hidden(source)
             inner = self.match(source) if joins else None
             if inner is None:
-                return Pattern((node,), node.inputs, (None,), True)
-            return Pattern((*inner.nodes, node), inner.inputs, inner.norms, True)
+                return Pattern((node,), node.inputs, (None,), True, limit)
+            return Pattern((*inner.nodes, node), inner.inputs, inner.norms, True, limit)
         if type(layer) is Add and len(node.inputs) == 2:
             parts = [self.match_norm(source) for source in node.inputs]
             return Pattern(
@@ -131,7 +135,7 @@ class _Pass:
 
     def replace(self, node: Node, pattern: Pattern) -> None:
         parts = [n.layer for n in pattern.nodes]
-        layer = NormAddReLU(parts, pattern.norms, relu=pattern.relu)
+        layer = NormAddReLU(parts, pattern.norms, relu=pattern.relu, limit=pattern.limit)
         layer.sum_axes = next((norm.sum_axes for norm in pattern.norms if norm), ())
         layer.batch_part = parts[-1].batch_part
         layer.bind(

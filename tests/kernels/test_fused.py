@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
 REFERENCE = Reference(np)
 
 # Rows and channels: none, narrower than half a vector and folded or not, whole vectors of every
-# width, tails, more rows than a chunk has.
+# width, tails, rows of one span and of several, more rows than a chunk has.
 SHAPES = [
     (0, 5),
     (1, 1),
@@ -30,7 +31,11 @@ SHAPES = [
     (65, 64),
     (9, 101),
     (33, 640),
+    (6, 1100),
 ]
+
+BOUNDS = [(False, inf), (True, inf), (True, 0.5)]
+"""ReLU or not, and its limit."""
 
 # Of the values' norm. A value is a sum of two products; float32 sums over a chunk of 256 rows of
 # both signs lose a few last places of their largest partial sum.
@@ -47,6 +52,7 @@ def deferred(
     terms: int = 1,
     plain: bool = False,
     relu: bool = True,
+    limit: float = inf,
 ) -> Deferred:
     """A deferred array between guards; `plain`: the last term has neither pivot nor factor."""
 
@@ -57,21 +63,23 @@ def deferred(
     parts = [Term(random(*shape), random(channels), random(channels)) for _ in range(terms)]
     if plain:
         parts[-1] = Term(random(*shape))
-    return Deferred(*parts, shift=None if plain else random(channels), relu=relu)
+    shift = None if plain else random(channels)
+    return Deferred(*parts, shift=shift, relu=relu, limit=limit)
 
 
 def cast(value: Deferred, dtype: Any) -> Deferred:
     """The same in another type."""
     terms = [Term(*(None if a is None else a.astype(dtype) for a in t)) for t in value.terms]
     shift = None if value.shift is None else value.shift.astype(dtype)
-    return Deferred(*terms, shift=shift, relu=value.relu)
+    return value.of_terms(*terms, shift=shift)
 
 
 def away_from_zero(value: Deferred) -> None:
-    """Move the values off the corner of ReLU, where rounding decides on which side they lie."""
+    """Move the values off the corners of ReLU, where rounding decides on which side they lie."""
     linear = Deferred(*value.terms, shift=value.shift)
     values = REFERENCE.values(cast(linear, np.float64))
-    value.terms[0].x[np.abs(values) < 1e-3] += 1
+    near = (np.abs(values) < 1e-3) | (np.abs(values - value.limit) < 1e-3)
+    value.terms[0].x[near] += 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,8 +89,8 @@ def test_values_agree_with_the_reference(
     cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], terms: int, dtype: Any
 ) -> None:
     for plain in (False, True):
-        for relu in (False, True):
-            value = deferred(rng, shape, dtype, terms=terms, plain=plain, relu=relu)
+        for relu, limit in BOUNDS:
+            value = deferred(rng, shape, dtype, terms=terms, plain=plain, relu=relu, limit=limit)
             out = guarded(np.full(shape, np.nan, dtype))
             cpu_backend.fused.evaluate(value, out=out)
             assert_guards_hold(out)
@@ -106,10 +114,12 @@ def test_values_may_overwrite_a_term(
 def test_gates_agree_with_the_reference(
     cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], terms: int, dtype: Any
 ) -> None:
-    for relu in (False, True):
+    for relu, limit in BOUNDS:
         for added in (False, True):
             for summed in (False, True):
-                value = deferred(rng, shape, dtype, terms=terms, plain=added, relu=relu)
+                value = deferred(
+                    rng, shape, dtype, terms=terms, plain=added, relu=relu, limit=limit
+                )
                 away_from_zero(value)
                 dy, add = (guarded(rng.standard_normal(shape).astype(dtype)) for _ in range(2))
                 out = guarded(np.full(shape, np.nan, dtype))

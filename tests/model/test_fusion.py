@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from pydtnn.layers import (
     ReLU6,
     Residual,
     Sequential,
+    SiLU,
     StepContext,
 )
 from pydtnn.layers.blocks import Block, Net, nodes
@@ -124,7 +126,10 @@ NETS: dict[str, Callable[[], Net]] = {
     "norm of a linear layer": lambda: Sequential(Flatten(), Linear(5), BatchNorm(), ReLU()),
     "biased convolution and norm": lambda: Sequential(*unit(4, bias=True), *unit(3, bias=True)),
     "norm without ReLU": lambda: Sequential(conv(4), BatchNorm(), conv(3)),
-    "norm and another activation": lambda: Sequential(conv(4), BatchNorm(), ReLU6(), conv(3)),
+    "norm and another activation": lambda: Sequential(conv(4), BatchNorm(), SiLU(), conv(3)),
+    "norm and ReLU6": lambda: Sequential(
+        *(conv(4), BatchNorm(), ReLU6(), conv(3), ReLU6(), conv(2), ReLU6(), MaxPool2d(2)),
+    ),
     "norm of norm": lambda: Sequential(conv(4), BatchNorm(), BatchNorm(), ReLU(), ReLU()),
     "ReLU between convolutions": lambda: Sequential(conv(4), ReLU(), conv(3), ReLU(), MaxPool2d(2)),
     "ReLU then dropout": lambda: Sequential(*unit(4), Dropout(0.5), conv(2)),
@@ -261,6 +266,14 @@ def test_a_relu_before_pooling_is_cut_off_by_the_convolution_and_one_before_anot
         "FusedConv2d",
         "MaxPool2d",
     ]
+
+
+def test_a_limited_relu_is_deferred_where_convolutions_apply_masks() -> None:
+    unit, units = ["FusedConv2d", "NormAddReLU"], NETS["norm and ReLU6"]
+    assert kinds(units()) == [*unit * 2, "FusedConv2d", "ReLU6", "MaxPool2d"]
+    without = replace(create_backend("numpy"), gates=False)
+    model = Model(units(), IMAGE, backend=without, fuse=True)
+    assert [type(layer).__name__ for layer in model.layers].count("ReLU6") == 3
 
 
 def test_what_has_nothing_to_fuse_with_stays() -> None:

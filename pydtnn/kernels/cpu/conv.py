@@ -335,6 +335,6 @@ def _packed(value: Any) -> Any:
     if not isinstance(value, Deferred):
         return None if value is None else contiguous(value)
     terms = (type(term)(*map(_packed, term)) for term in value.terms)
-    packed = Deferred(*terms, shift=_packed(value.shift), relu=value.relu)
+    packed = value.of_terms(*terms, shift=_packed(value.shift))
     packed.array = _packed(value.array)
     return packed

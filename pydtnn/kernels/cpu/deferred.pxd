@@ -13,6 +13,7 @@ cdef extern from "fused.h":
         int terms
         const void *shift
         int relu
+        double limit
         void *store
     enum sink_sums:
         SUMS_NONE, SUMS_MOMENTS, SUMS_GATE
@@ -38,7 +39,7 @@ cdef inline int fill_map(source *s, object value, int itemsize, Py_ssize_t size,
         s.term[k].pivot = optional(term[1], real_size(itemsize), channels)
         s.term[k].factor = optional(term[2], real_size(itemsize), channels)
     s.shift = optional(value.shift, real_size(itemsize), channels)
-    s.relu = value.relu
+    s.relu, s.limit = value.relu, value.limit
     s.store = NULL
     return 0
 

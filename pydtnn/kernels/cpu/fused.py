@@ -35,7 +35,7 @@ class Fused(Compiled, reference.Fused):
         elif out.ndim > 2 and len(out) and ready(out[0], value):  # rows of a larger array
             for sample, row in enumerate(out):
                 terms = [Term(x[sample], pivot, factor) for x, pivot, factor in value.terms]
-                part = Deferred(*terms, shift=value.shift, relu=value.relu)
+                part = value.of_terms(*terms, shift=value.shift)
                 self.kernels.evaluate(part, row, self.threads)
         else:
             super().evaluate(value, out=out)

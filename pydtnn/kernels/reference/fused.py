@@ -6,6 +6,7 @@ Coefficients of 16-bit arrays are float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from pydtnn.kernels.deferred import Deferred
@@ -27,7 +28,7 @@ class Fused(Family):
             centred = wide(x) if pivot is None else wide(x) - pivot
             result = result + (centred if factor is None else centred * factor)
         if value.relu:
-            result = self.xp.maximum(result, 0)
+            result = self.xp.clip(result, 0, value.limit)
         out[...] = result
 
     def gate(
@@ -41,13 +42,15 @@ class Fused(Family):
     ) -> None:
         """Apply the ReLU mask of `value` to a gradient, and compute its sums over the rows.
 
-        ``out = dy + add`` where the value is positive or NaN or has no ReLU, otherwise 0; `out`
-        may be `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out`` and, for each term,
-        ``sum out (x - pivot)``: the sums for the backward of batch norm.
+        ``out = dy + add`` where the value is positive and below its limit, or NaN, or has no ReLU,
+        otherwise 0; `out` may be `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out``
+        and, for each term, ``sum out (x - pivot)``: the sums for the backward of batch norm.
         """
         total = wide(dy) if add is None else wide(dy) + wide(add)
         if value.relu:
-            total = self.xp.where(self.values(value) <= 0, 0, total)
+            v = self.values(value)
+            closed = v <= 0 if value.limit == inf else (v <= 0) | (v >= value.limit)
+            total = self.xp.where(closed, 0, total)
         out[...] = total
         if sums is not None:
             axes = tuple(range(out.ndim - 1))

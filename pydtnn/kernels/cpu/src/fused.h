@@ -12,12 +12,13 @@ struct term {
     const void *x, *pivot, *factor;
 };
 
-/* v = shift + sum of the terms, max(v, 0) if relu. A plain array is one term without anything. */
+/* v = shift + sum of the terms, min(max(v, 0), limit) if relu. A plain array is one term without anything. */
 struct source {
     struct term term[2];
     int terms;
     const void *shift; /* NULL: 0 */
     int relu;
+    double limit; /* infinite: none */
     void *store; /* NULL, or where the values are written too; may be the array of a term */
 };
 
@@ -28,7 +29,8 @@ enum sink_sums {
 };
 
 /* What happens to y after it was computed, while it is in the cache, in this order: y += add;
- * y = 0 where the gate's value is not positive, if the gate has a relu; max(y, 0) if relu; sums. */
+ * y = 0 where the gate's value is not between 0 and its limit, if the gate has a relu; max(y, 0) if
+ * relu; sums. */
 struct sink {
     void *y;
     const void *add;           /* NULL: nothing; may be y only for kernels that allow it */

@@ -23,7 +23,7 @@
 
 enum gating { OPEN, BY_VALUE, BY_KEPT };
 enum { FLIGHT = VECTOR_BYTES == 64 ? 4 : 2, WIDE = FLIGHT, PIVOT_ROWS = 4 };
-enum { NARROW = 256 / sizeof(real) }; /* columns */
+enum { NARROW = 256 / sizeof(real), GROUP = 4 }; /* columns; rows that lie in the cache */
 enum { CHUNK_BYTES = 131072, MOST_ROWS = 256, LEAST_ROWS = 16 }; /* of a chunk */
 
 /* Pointers to a chunk: its first row and the first column of the array. */
@@ -32,9 +32,15 @@ struct chunk {
     const stored *add, *kept, *x[MOST_TERMS];
     stored *y;
     ptrdiff_t rows, stride, channels; /* stride: from row to row of `from` */
+    int writes; /* 0: y is where it was computed, and does not change */
     const struct source *gate;
-    vec low;
+    vec low, limit; /* of y; from where on the gate is closed: NaN if nowhere */
 };
+
+/* y where the gate's value is open; where the value is NaN, y passes. */
+INLINE vec pass(const struct chunk *c, vec value, vec y) {
+    return vselect((value <= 0) | (value >= c->limit), vzero(), y);
+}
 
 /* Vector number j from `column` on of y at row i, done. */
 INLINE vec finish(const int terms, const enum gating gating, const struct chunk *c,
@@ -46,9 +52,8 @@ INLINE vec finish(const int terms, const enum gating gating, const struct chunk 
     UNROLL
     for (int k = 0; k < terms; k++)
         centred[k] = load_stored(c->x[k] + at, lanes) - map->pivot[k][j];
-    /* not <= 0: where the value is NaN, y passes */
-    if (gating == BY_VALUE) y = vselect(map_value(terms, map, j, centred) <= 0, vzero(), y);
-    if (gating == BY_KEPT) y = vselect(load_stored(c->kept + at, lanes) <= 0, vzero(), y);
+    if (gating == BY_VALUE) y = pass(c, map_value(terms, map, j, centred), y);
+    if (gating == BY_KEPT) y = pass(c, load_stored(c->kept + at, lanes), y);
     return vmax(c->low, y);
 }
 
@@ -109,7 +114,7 @@ INLINE void sink_vector(const int terms, const enum gating gating, const enum si
     const int products = kind == SUMS_MOMENTS ? 1 : terms;
     vec centred[MOST_TERMS];
     vec y = finish(terms, gating, c, map, i, column, j, lanes, centred);
-    store_stored(c->y + i * c->channels + column + j * LANES, y, lanes);
+    if (c->writes) store_stored(c->y + i * c->channels + column + j * LANES, y, lanes);
     if (kind == SUMS_NONE) return;
     y = sround(y);
     if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot;
@@ -173,13 +178,22 @@ INLINE void sink_span(const int terms, const enum gating gating, const enum sink
         if (terms) read_tables(terms, &tables, j * LANES, &map);
         sum[j] = no_sums(terms, gating, kind, c, &map, column + j * LANES, 0, LANES);
     }
-    for (ptrdiff_t i = 0; i < c->rows; i++) {
-        for (ptrdiff_t j = 0; j < vectors; j++) {
-            if (terms) read_tables(terms, &tables, j * LANES, &map);
-            sink_vector(terms, gating, kind, c, &map, i, column + j * LANES, 0, LANES,
-                        sum[j].pivot, &sum[j]);
-        }
+#define ROWS(i, group)                                                                         \
+    for (ptrdiff_t j = 0; j < vectors; j++) {                                                  \
+        struct sums s = sum[j];                                                                \
+        if (terms) read_tables(terms, &tables, j * LANES, &map);                               \
+        UNROLL                                                                                 \
+        for (int g = 0; g < (group); g++)                                                      \
+            sink_vector(terms, gating, kind, c, &map, (i) + g, column + j * LANES, 0, LANES,   \
+                        s.pivot, &s);                                                          \
+        sum[j].sum = s.sum;                                                                    \
+        UNROLL                                                                                 \
+        for (int k = 0; k < products; k++) sum[j].product[k] = s.product[k];                   \
     }
+    ptrdiff_t i = 0;
+    for (; kind == SUMS_MOMENTS && i + GROUP <= c->rows; i += GROUP) ROWS(i, GROUP)
+    for (; i < c->rows; i++) ROWS(i, 1)
+#undef ROWS
     if (kind == SUMS_NONE) return;
     for (ptrdiff_t j = 0; j < vectors; j++)
         add_sums(&sum[j], products, c, LANES, sums + column + j * LANES);
@@ -245,7 +259,11 @@ static void sink_chunks(const struct sink *sink, const struct window *w, const r
     const ptrdiff_t fit = CHUNK_BYTES / (ptrdiff_t)sizeof(real) / (w->columns + 1);
     const ptrdiff_t size = fit < LEAST_ROWS ? LEAST_ROWS : fit > MOST_ROWS ? MOST_ROWS : fit;
     struct chunk c = {.stride = stride, .channels = w->channels, .gate = sink->gate};
+    const stored *to = (const stored *)sink->y + w->first * w->channels + w->column;
+    c.writes = (const void *)from != to || sink->add || sink->gate || sink->relu;
     c.low = vset(sink->relu ? 0 : -(real)__builtin_inf());
+    const int limited = sink->gate && sink->gate->limit < __builtin_inf();
+    c.limit = vset(limited ? (real)sink->gate->limit : (real)__builtin_nan(""));
     for (ptrdiff_t i = 0; i < w->rows; i += size) {
         const ptrdiff_t offset = (w->first + i) * w->channels;
         c.rows = w->rows - i < size ? w->rows - i : size;

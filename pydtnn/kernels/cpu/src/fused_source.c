@@ -1,7 +1,7 @@
 /* Rows of deferred arrays: v = shift + sum of factor (x - pivot), cut off at 0 or not.
  *
  *   for each WIDE vectors of columns    coefficients: registers
- *     for each row                      a load, a subtraction, a multiply-add per term, a maximum
+ *     for each row                      a load, a subtraction, a multiply-add per term, two bounds
  *
  * Rows of more than WIDE vectors are computed row by row, with coefficients from L1 (map_span):
  * memory that is read in its order comes 2.5 times as fast. Three operations a vector and term hide
@@ -18,11 +18,17 @@
 
 enum { WIDE = VECTOR_BYTES == 64 ? 4 : 2 };
 
+/* The range of the values; NaN remains, as the second operand of vmax and vmin. */
+INLINE real lowest(const struct source *s) { return s->relu ? 0 : -(real)__builtin_inf(); }
+INLINE real highest(const struct source *s) {
+    return s->relu ? (real)s->limit : (real)__builtin_inf();
+}
+
 /* `vectors` vectors of columns, the last of which has `lanes`. */
 INLINE void map_columns(const int terms, const int vectors, const struct source *s,
                         const struct window *w, ptrdiff_t column, ptrdiff_t lanes, real *dst,
                         ptrdiff_t stride) {
-    const vec low = vset(s->relu ? 0 : -(real)__builtin_inf());
+    const vec low = vset(lowest(s)), high = vset(highest(s));
     const ptrdiff_t channels = w->channels, at = w->first * channels + column;
     const stored *x[MOST_TERMS];
     struct map map;
@@ -37,8 +43,8 @@ INLINE void map_columns(const int terms, const int vectors, const struct source 
             for (int k = 0; k < terms; k++) {
                 centred[k] = load_stored(x[k] + i * channels + j * LANES, lanes) - map.pivot[k][j];
             }
-            store(dst + i * stride + j * LANES, vmax(low, map_value(terms, &map, j, centred)),
-                  lanes);
+            const vec value = map_value(terms, &map, j, centred);
+            store(dst + i * stride + j * LANES, vmin(high, vmax(low, value)), lanes);
         }
     }
 }
@@ -46,7 +52,7 @@ INLINE void map_columns(const int terms, const int vectors, const struct source 
 /* Whole vectors of columns, row by row. */
 INLINE void map_span(const int terms, const ptrdiff_t vectors, const struct source *s,
                      const struct window *w, ptrdiff_t column, real *dst, ptrdiff_t stride) {
-    const vec low = vset(s->relu ? 0 : -(real)__builtin_inf());
+    const vec low = vset(lowest(s)), high = vset(highest(s));
     const ptrdiff_t channels = w->channels, at = w->first * channels + column;
     const struct tables tables = tables_of(terms, s, column);
     const stored *x[MOST_TERMS];
@@ -60,7 +66,8 @@ INLINE void map_span(const int terms, const ptrdiff_t vectors, const struct sour
             UNROLL
             for (int k = 0; k < terms; k++)
                 centred[k] = sload(x[k] + i * channels + j) - map.pivot[k][0];
-            vstore(dst + i * stride + j, vmax(low, map_value(terms, &map, 0, centred)));
+            const vec value = map_value(terms, &map, 0, centred);
+            vstore(dst + i * stride + j, vmin(high, vmax(low, value)));
         }
     }
 }

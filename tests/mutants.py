@@ -189,8 +189,8 @@ MUTANTS = {
     ),
     "a ReLU whose backward replaces gradients at NaN by 0": Mutant(
         "pydtnn/kernels/reference/fused.py",
-        "total = self.xp.where(self.values(value) <= 0, 0, total)",
-        "total = self.xp.where(self.values(value) > 0, total, 0)",
+        "closed = v <= 0 if value.limit == inf else",
+        "closed = ~(v > 0) if value.limit == inf else",
         "tests/kernels/test_fused.py::"
         "test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan",
     ),

@@ -39,6 +39,9 @@ LOOK = {
 BEST = "#009E73"
 """Colour of the best trial."""
 
+NARROW = 0.04
+"""Part of the whole time below which the bar of a trial has no number."""
+
 MAX_CURVES = 400
 """Maximum number of curves of a figure, those of the last trials."""
 
@@ -346,6 +349,7 @@ def _use(trials: Sequence[Any]) -> Section:
     if not spans:
         return Section("use", title, absent="no trial has ended")
     begin = min(span["begin"] for _, span in spans)
+    least = NARROW * (max(span["end"] for _, span in spans) - begin)
     groups = sorted({_group(span) for _, span in spans})
     share, seconds = use_of(trials)
     data = []
@@ -360,9 +364,14 @@ def _use(trials: Sequence[Any]) -> Section:
                     "base": [span["begin"] - begin for _, span in own],
                     "x": [span["end"] - span["begin"] for _, span in own],
                     "y": [_group(span) for _, span in own],
-                    "text": [str(one.number) for one, _ in own],
+                    "text": [
+                        str(one.number) if span["end"] - span["begin"] > least else ""
+                        for one, span in own
+                    ],
+                    "textposition": "inside",
+                    "customdata": [one.number for one, _ in own],
                     "marker": {"color": colour, "line": {"color": "#FFFFFF", "width": 1}},
-                    "hovertemplate": "trial %{text}: %{x:.1f} s<extra></extra>",
+                    "hovertemplate": "trial %{customdata}: %{x:.1f} s<extra></extra>",
                 }
             )
     figure = Figure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ SECTIONS = ["results", "history", "importance", "parallel", "options", "curves",
 
 
 def learn(trial: Trial) -> float:
-    """Return a value that depends on the learning rate, after five epochs."""
+    """Return a value that depends on the learning rate, after five epochs; one trial is slow."""
+    if trial.number == 0:
+        time.sleep(0.5)
     if trial.number == 3:
         raise ValueError("no <memory>")
     value = 0.0

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -317,12 +318,17 @@ def test_an_error_of_one_rank_ends_the_job_and_is_the_trials_reason(written: Pat
 def interrupted(
     folder: Path, kills: int, begin: Callable[[], Any], kill: Callable[[Any], None]
 ) -> int:
-    """Start a search and end it at random moments, so often; return its last status."""
-    generator = random.Random(folder.name)
+    """Start a search and end it at random moments, so often; return its last status.
+
+    The moments begin when a program has started: trials that never come further are given up.
+    """
+    generator, begun = random.Random(folder.name), time.monotonic()
+    subprocess.run([sys.executable, "-c", "import optuna, pydtnn.train"], check=True)
+    start = time.monotonic() - begun
     while True:
         process = begin()
         try:
-            return int(process.wait(generator.uniform(0.7, 4) if kills else 120))
+            return int(process.wait(start + generator.uniform(0, 3.3) if kills else 120))
         except subprocess.TimeoutExpired:
             kill(process)
             process.wait()

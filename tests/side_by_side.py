@@ -23,7 +23,7 @@ OTHERS = (
     ("tests/layers", "tests/model", "tests/parallel", "tests/search", "tests/utils"),
     (
         *("tests/callbacks", "tests/cli", "tests/interchange", "tests/saving"),
-        *("tests/simulated", "tests/tracing", "tests/training"),
+        *("tests/simulated", "tests/test_packaging.py", "tests/tracing", "tests/training"),
     ),
 )
 """Tests of the other processes: about a quarter of the time each."""

@@ -178,29 +178,34 @@ def test_the_first_of_equal_scores_is_predicted_and_not_finite_ones_are_found() 
 # -- messages
 
 
+def sent_in_a_pass(comm: Communicator, axis: str, loss: int) -> dict[str, tuple[int, int]]:
+    """Run a GPT forward and backward; return the messages and bytes of each exchange.
+
+    `loss` are the bytes for the loss, which is not computed, to each other rank.
+    """
+    mesh, others = Mesh(comm, **{axis: comm.size}), comm.size - 1
+    net = gpt(TOKENS, (LENGTH,), depth=2, heads=5, width=10)
+    model = Model(net, (LENGTH,), dtype="float64", mesh=mesh)
+    model.cut_outputs = True
+    context = StepContext(training=True, samples=np.arange(N), cut_outputs=True)
+    y, saved = model.forward(np.zeros((N, LENGTH)), context)
+    if axis == "context":
+        assert y.shape == (N, len(range(comm.rank, LENGTH, comm.size)), TOKENS)
+    model.backward(np.ones_like(y), saved)
+    sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
+    assert forecast_memory(model, N).sent == sent | {"loss": (others, others * loss)}
+    return sent
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
-    x = np.zeros((N, LENGTH))
-
-    def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
-        mesh = Mesh(comm, tensor=ranks)
-        net = gpt(TOKENS, (LENGTH,), depth=2, heads=5, width=10)
-        model = Model(net, (LENGTH,), dtype="float64", mesh=mesh)
-        model.cut_outputs = True
-        context = StepContext(training=True, samples=np.arange(N), cut_outputs=True)
-        y, saved = model.forward(x, context)
-        model.backward(np.ones_like(y), saved)
-        sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
-        numbers = {"loss": (ranks - 1, (ranks - 1) * 4 * N * LENGTH * S)}
-        assert forecast_memory(model, N).sent == sent | numbers
-        return sent
-
     sums = [
         "token",
         *(f"block{i}.{name}" for i in (0, 1) for name in ("attention.out_proj", "fc2")),
     ]
     gathers = [*(f"block{i}.norm{j}" for i in (0, 1) for j in (1, 2)), "norm"]
-    for place, sent in enumerate(run_threads(ranks, rank)):
+    loss = 4 * N * LENGTH * S
+    for place, sent in enumerate(run_threads(ranks, lambda c: sent_in_a_pass(c, "tensor", loss))):
         own = len(range(place, LENGTH, ranks))  # positions of this rank
         # to each other rank its part of the sum, and to all of them the own positions, which are
         # gathered again in backward
@@ -214,23 +219,7 @@ def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
-    x = np.zeros((N, LENGTH))
-
-    def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
-        mesh = Mesh(comm, context=ranks)
-        net = gpt(TOKENS, (LENGTH,), depth=2, heads=5, width=10)
-        model = Model(net, (LENGTH,), dtype="float64", mesh=mesh)
-        model.cut_outputs = True
-        context = StepContext(training=True, samples=np.arange(N), cut_outputs=True)
-        y, saved = model.forward(x, context)
-        assert y.shape == (N, len(range(mesh.position["context"], LENGTH, ranks)), TOKENS)
-        model.backward(np.ones_like(y), saved)
-        sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
-        numbers = {"loss": (ranks - 1, (ranks - 1) * 2 * 8)}
-        assert forecast_memory(model, N).sent == sent | numbers
-        return sent
-
-    for place, sent in enumerate(run_threads(ranks, rank)):
+    for place, sent in enumerate(run_threads(ranks, lambda c: sent_in_a_pass(c, "context", 16))):
         own = len(range(place, LENGTH, ranks))  # positions of this rank, and heads of 2 features
         there, back = own * (5 - own) * 2, (LENGTH - own) * own * 2
         assert sent == {

@@ -20,7 +20,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.collectives import AllGather, Collective, Pending
 from pydtnn.layers.exchange import Exchange
-from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.node import Node
 from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.stage import Network
 from pydtnn.utils.request import Completed, Request
@@ -282,9 +282,7 @@ class Rehearsal:
             kept[index] = before - self.memory.in_use
         return tuple(kept)
 
-    def step(
-        self, x: tuple[Array, ...], on_ready: Callable[[Bucket, int], None] | None = None
-    ) -> None:
+    def step(self, x: tuple[Array, ...], after_node: Callable[[Node], None] | None = None) -> None:
         """Run a step; the pool records its peak, and `sent` its messages."""
         self.sent.clear()
         self.memory.trim()
@@ -296,7 +294,7 @@ class Rehearsal:
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
-            self.model.backward_shards([dy], [residuals], on_ready=on_ready)
+            self.model.backward_shards([dy], [residuals], after_node=after_node)
         del others
 
     def _exchange_losses(self, outputs: Sequence[Array]) -> None:

@@ -16,7 +16,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import PIPELINE, contiguous
 from pydtnn.layers.node import Node
-from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Communicate, check_inputs
 from pydtnn.model.graph import Graph
@@ -97,7 +97,7 @@ class Network(Protocol):
         dys: Sequence[Any],
         residuals: Sequence[list[Any]],
         *,
-        on_ready: Callable[[Bucket, int], None] | None = None,
+        after_node: Callable[[Node], None] | None = None,
     ) -> list[Any]:
         """Run every node's backward in reverse."""
 

@@ -9,7 +9,7 @@ their number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isqrt, prod
 from typing import Any
 
@@ -17,8 +17,10 @@ from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.layers.collectives import PIPELINE, Collective, Pending
+from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.model.memory import DryMesh, Rehearsal
+from pydtnn.model.model import Model
 from pydtnn.model.recompute import Cuts
 from pydtnn.model.recompute_choice import AUTO, check_recompute
 from pydtnn.perfmodel.compute import Label
@@ -57,13 +59,6 @@ class DryStep:
         The backend whose allocations are counted.
     stage : int
         Of a pipeline.
-    between_hosts : bool
-        Whether gradients are exchanged between hosts, which shortens buckets.
-
-    Attributes
-    ----------
-    same_buckets : bool
-        Whether buckets inside a host and between hosts have the same lengths.
 
     Raises
     ------
@@ -71,9 +66,7 @@ class DryStep:
         If the plan does not fit the network.
     """
 
-    def __init__(
-        self, work: Workload, backend: Backend, *, stage: int = 0, between_hosts: bool = False
-    ) -> None:
+    def __init__(self, work: Workload, backend: Backend, *, stage: int = 0) -> None:
         shape = work.cut
         position = inner_position(shape) | ({PIPELINE: stage} if PIPELINE in shape else {})
         plain = replace(work, recompute=None, memory_limit=None, plan=work.plan if shape else None)
@@ -82,12 +75,13 @@ class DryStep:
         mesh: Any = self.mesh  # it gathers nothing
         self.model = plain.create_model(plain.create_net(), self.backend, mesh)
         self.model.cut_outputs = True  # as with the usual losses
+        self._flat = [_flat_of(self.model)]  # inside a host, and between hosts
         total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
         usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
         between = bucket_bytes(("a", "b"), total, usual)
-        self.same_buckets = work.bucket_bytes is not None or {*between} == {usual}
-        if between_hosts:
-            self.model.choose_buckets(lambda total, usual: between)
+        self.model.choose_buckets(lambda total, usual: between)
+        self._flat.append(_flat_of(self.model))
+        self._passes: dict[str, _Passes] = {}
         # a layer may compute a part of the samples
         self.few = max(shape.values(), default=1) if self.model.graph.cuts_batch else 1
 
@@ -113,13 +107,32 @@ class DryStep:
         model.observer = recording
         if self.mesh is not None:
             self.mesh.recording = recording
-        rehearsal.step(rehearsal.new_batch(), recording.ready)
+        rehearsal.step(rehearsal.new_batch(), recording.after)
         model.observer = None
         if self.mesh is not None:
             self.mesh.recording = None
         return recording, rehearsal.memory.peak, kept
 
-    def outline(self, recompute: Any = None) -> Outline:
+    def _record(self, recompute: Any) -> _Passes:
+        """Run both passes with two numbers of samples."""
+        self._recompute(recompute)
+        few, many = map(self._run, (self.few, 2 * self.few))
+
+        def line(value: float, other: float) -> Linear:
+            return Linear.through(self.few, value, 2 * self.few, other)
+
+        layers = {node.name: node.layer for node in self.model.graph.nodes}
+        forward, backward = (
+            tuple(_join(a, b, layers, line))
+            for a, b in zip(few[0].passes, many[0].passes, strict=True)
+        )
+        own = self._flat[-1].nbytes
+        above = line(few[1] - own, many[1] - own)
+        nodes = tuple(map(line, few[2], many[2]))
+        self.backend.trim()
+        return _Passes(forward, backward, above, nodes)
+
+    def outline(self, recompute: Any = None, *, between_hosts: bool = False) -> Outline:
         """Return the outline of the step.
 
         Parameters
@@ -127,42 +140,87 @@ class DryStep:
         recompute : int, str or sequence of str, optional
             A number of parts or names of layers, see `Model`; "auto" is about the square root of
             the possible parts.
+        between_hosts : bool
+            Whether gradients are exchanged between hosts, which shortens buckets.
 
         Raises
         ------
         ValueError
             If a name matches no layer.
         """
-        self._recompute(recompute)
-        few, many = map(self._run, (self.few, 2 * self.few))
-
-        def line(value: float, other: float) -> Linear:
-            return Linear.through(self.few, value, 2 * self.few, other)
-
-        model, stage = self.model, self.model.stage
-        layers = {node.name: node.layer for node in model.graph.nodes}
-        forward, backward = (
-            tuple(_join(a, b, layers, line))
-            for a, b in zip(few[0].passes, many[0].passes, strict=True)
-        )
-        self.backend.trim()
-        buffers = (*model.buffers, *model.frozen_buffers)
+        key = repr(recompute)
+        if key not in self._passes:
+            self._passes[key] = self._record(recompute)
+        passes, flat, stage = self._passes[key], self._flat[between_hosts], self.model.stage
+        ready: dict[int, list[Ready]] = {}
+        for number, place in enumerate(flat.ready_at):
+            ready.setdefault(place, []).append(Ready(number))
         sides = ((), ()) if stage is None else (stage.receives, stage.sends)
         return Outline(
-            forward=forward,
-            backward=backward,
-            buckets=tuple(map(_outline_of, model.buckets)),
+            forward=passes.forward,
+            backward=tuple(
+                event
+                for entry in passes.backward
+                for event in (ready.get(entry, ()) if isinstance(entry, int) else (entry,))
+            ),
+            buckets=flat.buckets,
             memory=MemoryOutline(
-                values=sum(buffer.values.nbytes for buffer in buffers),
-                gradients=sum(buffer.grads.nbytes for buffer in buffers),
-                copies=sum(b.working.nbytes for b in buffers if b.working is not None),
-                trained=sum(buffer.values.nbytes for buffer in model.buffers),
-                peak=line(few[1], many[1]),
-                nodes=tuple(map(line, few[2], many[2])),
-                scratch=scratch(self.real, self.backend, model.graph.dtype.itemsize),
+                values=flat.values,
+                gradients=flat.gradients,
+                copies=flat.copies,
+                trained=flat.trained,
+                peak=Linear(passes.above.fixed + flat.nbytes, passes.above.per_sample),
+                nodes=passes.nodes,
+                scratch=scratch(self.real, self.backend, self.model.graph.dtype.itemsize),
             ),
             transfer=Transfer(*(sum(prod(v.shape) for v in values) * 4 for values in sides)),
         )
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Events of both passes; numbers in backward are nodes whose gradients are complete.
+
+    Attributes
+    ----------
+    above : Linear
+        Peak of memory above the flat arrays, in B.
+    nodes : tuple of Linear
+        What each node keeps, in B.
+    """
+
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+    above: Linear
+    nodes: tuple[Linear, ...]
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """The flat arrays of a model, in B, and its buckets with the nodes that complete them."""
+
+    buckets: tuple[BucketOutline, ...]
+    ready_at: tuple[int, ...]
+    values: int
+    gradients: int
+    copies: int
+    trained: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.values + self.gradients + self.copies
+
+
+def _flat_of(model: Model) -> _Flat:
+    buffers = (*model.buffers, *model.frozen_buffers)
+    return _Flat(
+        tuple(map(_outline_of, model.buckets)),
+        tuple(bucket.ready_at for bucket in model.buckets),
+        values=sum(buffer.values.nbytes for buffer in buffers),
+        gradients=sum(buffer.grads.nbytes for buffer in buffers),
+        copies=sum(b.working.nbytes for b in buffers if b.working is not None),
+        trained=sum(buffer.values.nbytes for buffer in model.buffers),
+    )
 
 
 class _Recording(Observer):
@@ -190,9 +248,9 @@ class _Recording(Observer):
             self.events.append(Label(*activity))
             activity[2] += 1
 
-    def ready(self, bucket: Bucket, shard: int) -> None:
-        """Record that a bucket is complete."""
-        self.events.append(Ready(bucket.index))
+    def after(self, node: Node) -> None:
+        """Record that the gradients that a node completes are complete."""
+        self.events.append(node.index)
 
     def start(self, *operation: Any) -> int:
         """Record the start of an operation; return its number."""

@@ -90,6 +90,7 @@ class Projector:
         self._steps: dict[Any, DryStep] = {}
         self._outlines: dict[Any, Outline | ValueError] = {}
         self._tables: dict[int, Tables] = {}
+        self._known: dict[int, dict[int, dict[int, float]]] = {}
         self._compression = lru_cache(maxsize=None)(
             lambda name, options: find_compression(name, dict(options), platform.rank_bandwidth)
         )
@@ -123,24 +124,23 @@ class Projector:
         key = place, between, repr(work.recompute)
         if key not in self._outlines:
             try:
-                step = self._step(work, place, between)
-                found: Outline | ValueError = step.outline(work.recompute)
+                if place not in self._steps:
+                    own = replace(
+                        self.work, axes=work.axes, plan=work.plan, bucket_bytes=work.bucket_bytes
+                    )
+                    self._steps[place] = DryStep(own, self.backend, stage=stage)
+                step = self._steps[place]
+                found: Outline | ValueError = step.outline(work.recompute, between_hosts=between)
             except ValueError as error:
                 found = error
             self._outlines[key] = found
         found = self._outlines[key]
         if isinstance(found, ValueError):
             raise found
-        return self._tables.setdefault(id(found), Tables(found, self.costs))
-
-    def _step(self, work: Workload, place: tuple[Any, ...], between: bool) -> DryStep:
-        """Return the network of a rank, which is built once for all kinds of recomputation."""
-        if (place, between) not in self._steps:
-            own = replace(self.work, axes=work.axes, plan=work.plan, bucket_bytes=work.bucket_bytes)
-            step = DryStep(own, self.backend, stage=place[-1], between_hosts=between)
-            for other in (False, True) if step.same_buckets else (between,):
-                self._steps[place, other] = step
-        return self._steps[place, between]
+        if id(found) not in self._tables:
+            known = self._known.setdefault(id(found.forward), {})  # has the same segments
+            self._tables[id(found)] = Tables(found, self.costs, known)
+        return self._tables[id(found)]
 
     def _between(self, work: Workload, axis: str = "data") -> bool:
         """Return whether the ranks along an axis are on several hosts."""

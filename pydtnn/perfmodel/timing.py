@@ -30,12 +30,19 @@ class Tables:
     ----------
     outline : Outline
     costs : ComputeCosts
+    known : dict, optional
+        What `of` has computed, by number of samples; outlines with the same segments share it.
     """
 
-    def __init__(self, outline: Outline, costs: ComputeCosts) -> None:
+    def __init__(
+        self,
+        outline: Outline,
+        costs: ComputeCosts,
+        known: dict[int, dict[int, float]] | None = None,
+    ) -> None:
         self.outline = outline
         self._costs = costs
-        self._known: dict[int, dict[int, float]] = {}
+        self._known = {} if known is None else known
 
     def of(self, samples: int) -> Mapping[int, float]:
         """Return the seconds of each segment, by the identity of its event."""

@@ -20,9 +20,9 @@ WORK = Workload("resnet20", INPUT)
 
 
 def outline(
-    axes: dict[str, int] | None = None, recompute: int | None = None, **options: Any
+    axes: dict[str, int] | None = None, recompute: int | None = None, stage: int = 0
 ) -> Outline:
-    return DryStep(replace(WORK, axes=axes or {}), BACKEND, **options).outline(recompute)
+    return DryStep(replace(WORK, axes=axes or {}), BACKEND, stage=stage).outline(recompute)
 
 
 def dry_model(shape: dict[str, int]) -> Model:
@@ -128,7 +128,17 @@ def test_a_plan_that_is_not_possible_is_refused() -> None:
 
 
 def test_buckets_are_shorter_between_hosts() -> None:
-    inside, between = (outline(between_hosts=several).buckets for several in (False, True))
-    assert nbytes(inside) == pytest.approx(nbytes(between), rel=0.01)
-    assert len(between) > len(inside)
-    assert between[0].nbytes < between[1].nbytes
+    step = DryStep(WORK, BACKEND)
+    inside, between = (step.outline(between_hosts=several) for several in (False, True))
+    assert nbytes(inside.buckets) == pytest.approx(nbytes(between.buckets), rel=0.01)
+    assert len(between.buckets) > len(inside.buckets)
+    assert between.buckets[0].nbytes < between.buckets[1].nbytes
+    assert inside.forward is between.forward  # costs of their segments are computed once
+    above = []
+    for own in (inside, between):
+        ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
+        assert ready == [*range(len(own.buckets))]
+        memory = own.memory
+        assert memory.gradients == nbytes(own.buckets)
+        above.append(memory.peak.at(4) - memory.values - memory.gradients - memory.copies)
+    assert above[0] == above[1] > 0

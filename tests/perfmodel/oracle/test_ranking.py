@@ -87,3 +87,13 @@ def test_rows_of_the_output_have_all_terms(projector: Projector) -> None:
     assert sum(row[name] for name in (*parts, *waits)) == pytest.approx(row["seconds_per_step"])
     memory = ("parameters", "gradients", "slots", "activations", "scratch", "messages", "process")
     assert sum(row[f"memory_{name}"] for name in memory) == pytest.approx(row["memory"])
+
+
+def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence() -> None:
+    work = Workload("gpt", (16,), batch=64, samples=1000)
+    oracle = Oracle(Projector(work, Platform.load("cpu-1gbit"), PerFlop()))
+    entries = {entry.work.strategy: entry for entry in oracle.sweep([4], variants=PLAIN, most=2)[4]}
+    for name in ("context 4", "tensor 4", "data 2 x context 2", "tensor 2 x context 2"):
+        assert entries[name].possible
+    for name in ("spatial 4", "pipeline 4"):  # nothing has maps; the last layer's matrix is tied
+        assert "\n" not in entries[name].reason != ""

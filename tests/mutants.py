@@ -332,9 +332,15 @@ MUTANTS = {
     ),
     "messages of different micro-batches with the same tag": Mutant(
         "pydtnn/model/stage.py",
-        "(micro_batch * values + value) % TAGS",
-        "(micro_batch + value) % TAGS",
+        "micro_batch % (width // values) * values",
+        "micro_batch % (width // values)",
         "tests/training/test_pipeline.py::test_a_schedule_of_ones_own_is_a_function",
+    ),
+    "values of another micro-batch, handed over between two stages of a rank": Mutant(
+        "pydtnn/model/stage.py",
+        "(to, direction, micro_batch), Transfer(arrays)",
+        "(to, direction, 0), Transfer(arrays)",
+        "tests/training/test_pipeline.py::test_three_steps_equal_those_with_accumulation",
     ),
     "a mean over stripes of two axes that is scaled by the share of the last": Mutant(
         "pydtnn/model/partition/rules.py",
@@ -468,15 +474,15 @@ MUTANTS = {
     ),
     "a pipeline stage that runs one micro-batch too many ahead": Mutant(
         "pydtnn/parallel/pipeline/schedules.py",
-        "return _alternating(stages - stage - 1, micro_batches)",
-        "return _alternating(stages - stage, micro_batches)",
+        "return _alternating(ranks - rank - 1, micro_batches)",
+        "return _alternating(ranks - rank, micro_batches)",
         "tests/parallel/pipeline/test_draw.py::test_the_command_shows_and_proves",
     ),
     # training and checkpoints
     "statistics of a shard that the next one overwrites": Mutant(
         "pydtnn/training/step.py",
-        "statistics.sums.copy()",
-        "statistics.sums",
+        "= statistics.sums + others",
+        "= statistics.sums",
         "tests/parallel/test_reproducible.py::"
         "test_a_step_is_that_of_accumulation_except_for_rounding",
     ),

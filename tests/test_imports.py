@@ -34,6 +34,7 @@ AREAS = {
         "layers.statistics",
     ],
     "layers": ["layers"],
+    "pipelines": ["parallel.pipeline.schedules"],
     "model": ["model"],
     "weights": ["saving.weights"],
     "saving": ["saving"],
@@ -70,7 +71,17 @@ AREAS = {
 
 BELOW_LAYERS = {"utils", "kernels", "random", "parameters"}
 BELOW_MODEL = {*BELOW_LAYERS, "layers"}
-BELOW_TRAINING = {*BELOW_MODEL, "model", "weights", "saving", "rules", "comm", "parallel", "data"}
+BELOW_TRAINING = {
+    *BELOW_MODEL,
+    "pipelines",
+    "model",
+    "weights",
+    "saving",
+    "rules",
+    "comm",
+    "parallel",
+    "data",
+}
 BELOW_PROGRAMS = {*BELOW_TRAINING, "training", "callbacks", "version"}
 
 # Area: what it may import besides itself.
@@ -82,12 +93,13 @@ ALLOWED = {
     "data": {"utils", "random"},
     "parameters": {"utils", "kernels", "random"},
     "layers": BELOW_LAYERS,
-    "model": {*BELOW_MODEL, "data"},
+    "pipelines": {"utils"},
+    "model": {*BELOW_MODEL, "pipelines", "data"},
     "weights": {"utils", "kernels", "model", "version"},
     "saving": {*BELOW_MODEL, "model", "weights", "data", "version"},
     "interchange": {*BELOW_MODEL, "model", "weights", "saving", "data", "version"},
     "rules": BELOW_LAYERS,
-    "parallel": {*BELOW_LAYERS, "comm", "rules"},
+    "parallel": {*BELOW_LAYERS, "pipelines", "comm", "rules"},
     "training": {*BELOW_TRAINING, "version"},
     "callbacks": {*BELOW_TRAINING, "training"},
     "models": {"utils", "layers", "parameters"},

@@ -516,7 +516,10 @@ class TrainConfig:
         COMMUNICATION, int, "per rank and step; by default 4 per stage of a pipeline", at_least=1
     )
     pipeline_schedule: str = option(
-        COMMUNICATION, "1f1b", "1f1b, eager_1f1b, gpipe, zb_h1, zb_2p or path/to/file.py:function"
+        COMMUNICATION,
+        "1f1b",
+        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v or "
+        "path/to/file.py:function",
     )
     plan: str | None = option(
         COMMUNICATION,

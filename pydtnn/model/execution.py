@@ -24,7 +24,7 @@ from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.recomputed import GatheredAgain, Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
-from pydtnn.model.graph import Graph, Node
+from pydtnn.model.graph import Graph, Node, Part
 from pydtnn.model.passes import LatePasses, Ready, Reports, may_be_late
 from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, has_dropped, restore
 from pydtnn.utils.observer import HALVES, Kind
@@ -42,6 +42,7 @@ Communicate = Callable[[Sequence[CollectiveCall]], Sequence[Pending]]
 
 def forward_loop(
     graph: Graph,
+    part: Part,
     x: Array | tuple[Array, ...],
     context: StepContext,
     keep: bool,
@@ -52,21 +53,22 @@ def forward_loop(
     progress: Callable[[], None] | None = None,
     reports: Reports | None = None,
 ) -> Loop:
-    """Run every node in order; if `joint`, all shards are normalised together.
+    """Run every node of a part in order; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.forward`; the values of `segments` are dropped
     for backward to recompute them. `progress` is called after each node. `reports` tell an observer
     of each node.
     """
     inputs = x if isinstance(x, tuple) else (x,)
-    check_inputs("Model", inputs, [node.shape for node in graph.inputs])
+    check_inputs("Model", inputs, [node.shape for node in part.inputs])
     samples = len(inputs[0])
     if context.differentiable is not keep:
         context = replace(context, differentiable=keep)
     if graph.cuts_batch:
         context = replace(context, batch=samples)
     values: list[Value] = [None] * len(graph.nodes)
-    values[: len(inputs)] = [_in_model_dtype(graph, x) for x in inputs]
+    for node, x in zip(part.inputs, inputs, strict=True):
+        values[node.index] = _in_model_dtype(graph, x)
     recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
     late = LatePasses()
 
@@ -76,7 +78,7 @@ def forward_loop(
         if keep:
             recorder.save(node, result[1])
 
-    for node in graph.nodes[len(inputs) :]:
+    for node in part.layers:
         for source in late.of(node):
             store(source, (yield from late.finish(source)))
         waits = may_be_late(node) and after_node is None and not segments.parts
@@ -100,7 +102,7 @@ def forward_loop(
             after_node(node, node.layer.array(values[node.index]))
     for node in late.of_all():
         store(node, (yield from late.finish(node)))
-    outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in graph.outputs)
+    outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in part.outputs)
     return (outputs if len(outputs) > 1 else outputs[0]), recorder.residuals
 
 
@@ -133,6 +135,7 @@ def _forward_node(
 
 def backward_loop(
     graph: Graph,
+    part: Part,
     buckets: Sequence[Bucket],
     dy: Array | tuple[Array, ...],
     residuals: list[Saved],
@@ -144,7 +147,7 @@ def backward_loop(
     inputs_only: bool = False,
     reports: Reports | None = None,
 ) -> Loop:
-    """Run every node's backward; if `joint`, all shards are normalised together.
+    """Run every node's backward in a part; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.backward_shards`; `on_ready` is given `shard`.
     If `inputs_only`, `residuals` keep what `parameters_loop` requires. `reports` tell an observer
@@ -155,7 +158,7 @@ def backward_loop(
     again: Run = partial(_forward_node, graph, joint=joint)
     if reports:
         again = reports.recomputed(again)
-    for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
+    for node, g in zip(part.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
         shapes = (node.shape, *(source.shape for source in node.inputs if _may_remain_cut(node)))
         if g.shape[1:] not in shapes:
             raise ValueError(
@@ -166,7 +169,7 @@ def backward_loop(
     del dy
     ready = Ready(() if inputs_only else buckets, on_ready, shard)
     late = LatePasses()
-    for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
+    for node in reversed(part.layers):
         for reader in late.towards((node, *node.inputs)):
             yield from late.finish(reader)
         if node.index in graph.trained:
@@ -192,13 +195,14 @@ def backward_loop(
             after_node(node)
     for reader in late.of_all():
         yield from late.finish(reader)
-    dxs = ((node, sums.take(node)) for node in graph.inputs)
+    dxs = ((node, sums.take(node)) for node in part.inputs)
     dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
     return dx if len(dx) > 1 else dx[0]
 
 
 def parameters_loop(
     graph: Graph,
+    part: Part,
     buckets: Sequence[Bucket],
     residuals: list[Saved],
     on_ready: Callable[[Bucket, int], None] | None,
@@ -210,7 +214,7 @@ def parameters_loop(
     The parameters are those of `Model.backward_parameters`.
     """
     ready = Ready(buckets, on_ready, 0)
-    for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
+    for node in reversed(part.layers):
         if (left := residuals[node.index]) is not None:
             residuals[node.index] = None
             if graph.presence:

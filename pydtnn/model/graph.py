@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, overload
+from itertools import islice
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -36,6 +37,29 @@ def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
     return tuple(tuple(map(int, shape)) for shape in shapes)
 
 
+class Part(NamedTuple):
+    """Nodes that run in one pass: all, or those of one of a rank's stages of a pipeline.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of Node
+    layers : tuple of Node
+        In the order of execution, without the inputs.
+    """
+
+    inputs: tuple[Node, ...]
+    layers: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+class PartSizes(NamedTuple):
+    """Numbers of inputs of the model, of received values, and of outputs of a `Part`."""
+
+    reads: int
+    receives: int
+    outputs: int
+
+
 class Graph:
     """Nodes added by layers and blocks for one backend and dtype.
 
@@ -52,6 +76,7 @@ class Graph:
         self.dtype = np.dtype(dtype)
         self.nodes: list[Node] = []
         self.outputs: tuple[Node, ...] = ()
+        self.parts: tuple[Part, ...] = ()
         self.cuts_batch = False
         self.presence: Presence | None = None  # during a step, if the scheme has parts only
         self._scope: list[str] = []
@@ -160,8 +185,22 @@ class Graph:
             self.nodes.append(node)
             self._names[node.name] = ()
 
-    def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
+    def finish(
+        self,
+        outputs: Sequence[Node],
+        *,
+        input_gradient: bool = False,
+        parts: Sequence[PartSizes] = (),
+    ) -> None:
         """Set the outputs; determine needed gradients, in-place operations and releases of arrays.
+
+        Parameters
+        ----------
+        outputs : sequence of Node
+        input_gradient : bool
+            Whether the gradients of all inputs are needed; those of received values are.
+        parts : sequence of PartSizes, optional
+            Of the parts of the graph, whose inputs and outputs follow each other; by default one.
 
         Raises
         ------
@@ -169,7 +208,7 @@ class Graph:
             If a layer's output is neither read nor an output of the model.
         """
         self.outputs = tuple(outputs)
-        self._input_gradient = input_gradient
+        self._find_parts(parts or (PartSizes(len(self.inputs), 0, len(outputs)),), input_gradient)
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
                 raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
@@ -179,12 +218,41 @@ class Graph:
         self._find_shared()
         self.find_trained()
 
+    def _find_parts(self, sizes: Sequence[PartSizes], input_gradient: bool) -> None:
+        """Order the layers by parts: a layer is in that of its inputs."""
+        inputs, outputs = iter(self.inputs), iter(self.outputs)
+        place: dict[Node, int] = {}
+        ends: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
+        self._differentiated: list[Node] = []
+        for number, (reads, receives, results) in enumerate(sizes):
+            own = tuple(islice(inputs, reads + receives))
+            place |= dict.fromkeys(own, number)
+            self._differentiated += own if input_gradient else own[reads:]
+            ends.append((own, tuple(islice(outputs, results))))
+        layers = self.nodes[len(self.inputs) :]
+        for node in layers:
+            place[node] = place[node.inputs[0]]
+        layers.sort(key=lambda node: place[node])
+        self.nodes = [*self.inputs, *layers]
+        for index, node in enumerate(self.nodes):
+            node.index = index
+        self.parts = tuple(
+            Part(own, tuple(node for node in layers if place[node] == number), results)
+            for number, (own, results) in enumerate(ends)
+        )
+
+    def part(self, number: int | None) -> Part:
+        """Return one of the parts; None: all nodes."""
+        if number is not None:
+            return self.parts[number]
+        return Part(self.inputs, tuple(self.nodes[len(self.inputs) :]), self.outputs)
+
     def find_trained(self) -> None:
         """Determine which gradients are needed, at the start and after `Parameter.frozen` changed.
 
         A node is trained, and runs backward, if it or any preceding node has trainable parameters.
         """
-        trained = {n.index for n in self.inputs if self._input_gradient}
+        trained = {n.index for n in self._differentiated}
         for node in self.nodes:
             node.layer.needs_dx = any(i.index in trained for i in node.inputs)
             if node.layer.needs_dx or node.layer.trainable:

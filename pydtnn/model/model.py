@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,40 +36,29 @@ from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recompute import cut
 from pydtnn.model.recompute_choice import Recompute, check_recompute, find_cuts
-from pydtnn.model.stage import create_stage
+from pydtnn.model.stage import create_pipeline
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import WholeArrays
+from pydtnn.parallel.pipeline.schedules import Schedule, find, placement
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
 
 
-def example_inputs(
-    graph: Graph,
-    shapes: Sequence[Shape],
-    batch: int,
-    rng: np.random.Generator,
-    reads: Sequence[int] | None = None,
-) -> tuple[Array, ...]:
-    """Return random samples for each input of a network, see `example_input`.
+def example_inputs(model: Model, batch: int, rng: np.random.Generator) -> tuple[Array, ...]:
+    """Return random samples for each input of a model, see `example_input`.
 
-    Parameters
-    ----------
-    graph : Graph
-        Its first inputs are those of the network that it reads; others are received.
-    shapes : sequence of tuple of int
-        Of one sample of each input of the network.
-    batch : int
-    rng : numpy.random.Generator
-    reads : sequence of int, optional
-        Numbers of the inputs that the graph, a stage of the network, reads. Default: all.
+    Those of inputs that are read by other stages of a pipeline only are any numbers.
     """
-    nodes = dict(zip(range(len(shapes)) if reads is None else reads, graph.inputs, strict=False))
+    nodes = dict(enumerate(model.graph.inputs))
+    if model.pipeline is not None:
+        parts = zip(model.pipeline.stages, model.graph.parts, strict=True)
+        nodes = {i: n for own, part in parts for i, n in zip(own.reads, part.inputs, strict=False)}
     return tuple(
         example_input(nodes[i], shape, batch, rng)
         if i in nodes
         else rng.standard_normal((batch, *shape), np.float32)
-        for i, shape in enumerate(shapes)
+        for i, shape in enumerate(model.input_shapes)
     )
 
 
@@ -150,6 +140,9 @@ class Model(NotCallable, Predictor):
     mesh : Mesh, optional
         The ranks. Each constructs the model, with its part of the parameters; all ranks at the same
         position of the axis "data" pass the same samples, and receive the same outputs.
+    pipeline_schedule : Schedule or str
+        The schedule of a pipeline, see `pydtnn.Trainer`: its actions determine the stages of each
+        rank along the axis "pipeline".
     recompute : int, str or sequence of str, optional
         Which values forward drops and backward computes again, with the same bytes: all but those
         at the borders of this number of parts; those between layers or blocks of these names; or
@@ -170,6 +163,10 @@ class Model(NotCallable, Predictor):
     buckets : tuple of Bucket
         In the order in which backward completes them.
     statistics : RunningStatistics
+    pipeline : Pipeline or None
+        The stages of this rank, if the mesh has an axis "pipeline".
+    schedule : Schedule
+        The order of micro-batches in its stages.
     description : Description
         The layers as they were constructed, before fusion.
     inputs : Inputs or None
@@ -204,6 +201,7 @@ class Model(NotCallable, Predictor):
         fuse: bool = True,
         plan: Plan | Mapping[str, Any] | str | None = None,
         mesh: MeshLike | None = None,
+        pipeline_schedule: str | Schedule = "1f1b",
         recompute: Recompute = None,
         memory_limit: int | None = None,
     ) -> None:
@@ -223,12 +221,20 @@ class Model(NotCallable, Predictor):
         self.inputs = None
         self.mesh = mesh
         self.communicate: Communicate | None = None if mesh is None else mesh.communicate
-        outputs, cut = partition(self.graph, outputs, plan, mesh, input_gradient=input_gradient)
-        self.stage = create_stage(cut, mesh, self.backend, self.dtype, input_gradient)
+        self.schedule = find(pipeline_schedule)
+        outputs, cut = partition(
+            self.graph,
+            outputs,
+            plan,
+            mesh,
+            input_gradient=input_gradient,
+            owners=partial(placement, self.schedule),
+        )
+        self.pipeline = create_pipeline(cut, mesh, self.backend, self.dtype, input_gradient)
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
-        received = self.stage is not None and bool(self.stage.receives)
-        self.graph.finish(outputs, input_gradient=input_gradient or received)
+        parts = () if cut is None else cut.sizes
+        self.graph.finish(outputs, input_gradient=input_gradient, parts=parts)
         self.parameters: dict[str, Parameter] = {}
         self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
         with self.backend.recycling():
@@ -276,8 +282,8 @@ class Model(NotCallable, Predictor):
         residuals : list
             The values that `backward` requires.
         """
-        if self.stage is not None:
-            return self.stage.forward(self, x, context, keep=keep, after_node=after_node)
+        if self.pipeline is not None:
+            return self.pipeline.forward(self, x, context, keep=keep, after_node=after_node)
         return self.forward_shards([x], [context], keep=keep, after_node=after_node)[0]
 
     @recycled
@@ -288,6 +294,7 @@ class Model(NotCallable, Predictor):
         *,
         communicate: Communicate | None = None,
         joint: bool = False,
+        part: int | None = None,
         keep: bool = True,
         after_node: Callable[[Node, Array], None] | None = None,
         progress: Callable[[], None] | None = None,
@@ -304,6 +311,8 @@ class Model(NotCallable, Predictor):
         joint : bool
             Whether layers that normalise over the batch do so over all shards, which run
             concurrently from one such layer to the next. Otherwise shards run one after the other.
+        part : int, optional
+            Run only this one of the rank's stages (`Graph.parts`), on its inputs.
         keep, after_node
             See `forward`.
         progress : callable, optional
@@ -319,6 +328,7 @@ class Model(NotCallable, Predictor):
         loops = [
             forward_loop(
                 self.graph,
+                self.graph.part(part),
                 self._own(x),
                 context,
                 keep,
@@ -335,7 +345,7 @@ class Model(NotCallable, Predictor):
     def _own(self, x: Array | tuple[Array, ...]) -> tuple[Array, ...]:
         """Return this rank's parts of inputs, of which whole ones may be given."""
         given = x if isinstance(x, tuple) else (x,)
-        if len(given) != len(self.input_shapes):
+        if self.pipeline is not None or len(given) != len(self.input_shapes):
             return given
         return tuple(
             part[:, *node.part].copy() if node.part and part.shape[1:] == shape else part
@@ -376,8 +386,8 @@ class Model(NotCallable, Predictor):
         """
         run = self.backward_shards
         options: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
-        if self.stage is not None:
-            return self.stage.backward(run, dy, residuals, accumulate=accumulate, **options)
+        if self.pipeline is not None:
+            return self.pipeline.backward(run, dy, residuals, accumulate=accumulate, **options)
         return run([dy], [residuals], accumulate=accumulate, **options)[0]
 
     @recycled
@@ -388,6 +398,7 @@ class Model(NotCallable, Predictor):
         *,
         communicate: Communicate | None = None,
         joint: bool = False,
+        part: int | None = None,
         on_ready: Callable[[Bucket, int], None] | None = None,
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
@@ -400,7 +411,7 @@ class Model(NotCallable, Predictor):
         ----------
         dys, residuals : sequence
             For each shard, see `backward`.
-        communicate, joint
+        communicate, joint, part
             See `forward_shards`.
         on_ready, after_node
             See `backward`.
@@ -428,7 +439,8 @@ class Model(NotCallable, Predictor):
         loops = [
             backward_loop(
                 self.graph,
-                self.buckets,
+                self.graph.part(part),
+                self.buckets_of(part),
                 dy,
                 saved,
                 on_ready,
@@ -451,6 +463,7 @@ class Model(NotCallable, Predictor):
         self,
         residuals: list[Saved],
         *,
+        part: int | None = None,
         on_ready: Callable[[Bucket, int], None] | None = None,
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
@@ -461,6 +474,8 @@ class Model(NotCallable, Predictor):
         ----------
         residuals : list
             Of one shard, as the first half has left it; it is emptied.
+        part
+            See `forward_shards`.
         on_ready, after_node
             See `backward`.
         accumulate : bool
@@ -469,7 +484,22 @@ class Model(NotCallable, Predictor):
         for buffer in self.buffers:
             buffer.accumulate = accumulate
         reports = Reports.to(self.observer, 1)
-        parameters_loop(self.graph, self.buckets, residuals, on_ready, after_node, reports)
+        own, buckets = self.graph.part(part), self.buckets_of(part)
+        parameters_loop(self.graph, own, buckets, residuals, on_ready, after_node, reports)
+
+    def buckets_of(self, part: int | None) -> tuple[Bucket, ...]:
+        """Return the buckets of one of the rank's stages, in order; of all by default."""
+        if part is None or len(self.graph.parts) == 1:
+            return self.buckets
+        own = {node.index for node in self.graph.parts[part].layers}
+        return tuple(bucket for bucket in self.buckets if bucket.ready_at in own)
+
+    @property
+    def output_nodes(self) -> tuple[Node, ...]:
+        """Nodes of the model's outputs; none on ranks that compute other stages."""
+        if self.pipeline is not None and not self.pipeline.last:
+            return ()
+        return self.graph.parts[-1].outputs
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
@@ -536,9 +566,9 @@ class Model(NotCallable, Predictor):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters of the network: of all stages, if it is cut into several."""
-        if self.stage is None:
+        if self.pipeline is None:
             return tuple(self.parameters)
-        return tuple(n for n in self.stage.shapes if n.rpartition(".")[2] not in RUNNING)
+        return tuple(n for n in self.pipeline.shapes if n.rpartition(".")[2] not in RUNNING)
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -593,14 +623,16 @@ class Model(NotCallable, Predictor):
 
     def cut(self, cuts: Sequence[int]) -> None:
         """Recompute the segments between cuts, and nothing if there are none."""
-        self.cuts = tuple(cuts)
+        inside = [part.layers[0].index for part in self.graph.parts if part.layers]
+        inside = [i for i in inside if cuts and cuts[0] < i < cuts[-1]]
+        self.cuts = tuple(sorted({*cuts, *inside}))
         self.segments = cut(self.graph.nodes, self.graph.trained, self.cuts)
         self.graph.find_overwrites(self.segments.checkpoints)
 
     @property
     def whole(self) -> WholeArrays:
         """Conversion of this rank's arrays to those of the whole network."""
-        others = None if self.stage is None else self.stage.shapes
+        others = None if self.pipeline is None else self.pipeline.shapes
         return WholeArrays(self.mesh, self.parameters.values(), self.statistics.statistics, others)
 
     def _own_state(self) -> dict[str, np.ndarray]:

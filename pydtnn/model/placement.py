@@ -34,10 +34,11 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
     options: dict[str, Any] = {"dtype": arithmetic(graph.dtype), "working": graph.dtype}
     buffers: list[ParameterBuffer] = []
     trained = [(p, node) for p, node in ready if not p.frozen]
-    for kind in dict.fromkeys(map(_kind, (p for p, _ in trained))):
+    part = {node.index: i for i, part in enumerate(graph.parts) for node in part.layers}
+    for kind in dict.fromkeys((part[node], _kind(p)) for p, node in trained):
         buffers.append(
             ParameterBuffer(
-                [(p, node) for p, node in trained if _kind(p) == kind],
+                [(p, node) for p, node in trained if (part[node], _kind(p)) == kind],
                 backend=graph.backend,
                 bucket_bytes=bucket_bytes,
                 first_index=sum(len(b.buckets) for b in buffers),

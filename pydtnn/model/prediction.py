@@ -14,7 +14,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers.base import Shape, StepContext
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.graph import Graph
-from pydtnn.model.stage import Stage
+from pydtnn.model.stage import Pipeline
 from pydtnn.utils.validate import check_int
 
 WHO = "Model.predict"
@@ -28,13 +28,13 @@ class Predictor(ABC):
     input_shapes: tuple[Shape, ...]
     graph: Graph
     inputs: Inputs | None
-    stage: Stage | None
+    pipeline: Pipeline | None
 
     @property
     def output_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the outputs of one sample."""
-        if self.stage is not None:
-            return self.stage.output_shapes
+        if self.pipeline is not None:
+            return self.pipeline.output_shapes
         return tuple(node.shape for node in self.graph.outputs)
 
     @property

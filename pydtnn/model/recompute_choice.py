@@ -58,7 +58,7 @@ def find_cuts(
     sizes = [batch * prod(node.shape) * itemsize for node in nodes]
     cuts = Cuts(nodes, trained, whole_step.kept, sizes)
     if isinstance(recompute, int):
-        if recompute > len(cuts.places) and model.stage is None:
+        if recompute > len(cuts.places) and model.pipeline is None:
             raise ValueError(
                 f"Model: recompute must be at most {len(cuts.places)}, the parts into which "
                 f"this network can be cut, got {recompute}"

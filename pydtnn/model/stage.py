@@ -1,4 +1,4 @@
-"""A stage of a pipeline: the messages to its neighbours, and passes through all stages."""
+"""A rank's stages of a pipeline: messages to their neighbours, and passes through all stages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Communicate, check_inputs
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.partition.stages import StageCut, Value
+from pydtnn.model.partition.stages import PipelineCut, Stage
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.split import even_cuts
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
 """Tags of the messages between stages, beside those of layers (`pydtnn.parallel.mesh`)."""
 
-PARTS_PER_STAGE = 2
-"""Parts per stage into which samples are divided in inference."""
+PARTS_PER_RANK = 2
+"""Parts per rank into which samples are divided in inference."""
 
 
 class Request(Protocol):
@@ -70,7 +70,7 @@ class Network(Protocol):
     frozen_buffers: tuple[ParameterBuffer, ...]
     statistics: RunningStatistics
     mesh: MeshLike | None
-    stage: Stage | None
+    pipeline: Pipeline | None
     communicate: Communicate | None
     observer: Observer | None
     cut_outputs: bool
@@ -87,10 +87,11 @@ class Network(Protocol):
         xs: Sequence[Any],
         contexts: Sequence[StepContext],
         *,
+        part: int | None = None,
         keep: bool = True,
         after_node: Callable[[Node, Array], None] | None = None,
     ) -> list[tuple[Any, list[Saved]]]:
-        """Run every node of this rank in order."""
+        """Run every node of this rank, or of one of its stages, in order."""
 
     def backward_shards(
         self,
@@ -128,12 +129,12 @@ class Transfer:
         return self.arrays
 
 
-class Stage:
-    """The stage of a network that a rank computes, and its messages.
+class Pipeline:
+    """The stages of a network that a rank computes, and their messages.
 
     Parameters
     ----------
-    cut : StageCut
+    cut : PipelineCut
     mesh : MeshLike
     backend : Backend
     dtype : numpy.dtype
@@ -141,100 +142,126 @@ class Stage:
 
     Attributes
     ----------
-    number, count : int
-        This stage, from 0, and the number of stages.
-    layers, first_layers : tuple of str
-        Names of the layers of all stages, and of the first one of each stage.
-    receives, sends : tuple of Value
-        See `StageCut`.
-    reads : tuple of int
-        Numbers of the inputs of the model that this stage reads.
+    rank, ranks : int
+        Along the axis "pipeline".
+    owners : tuple of int
+        The rank of each stage of the network.
+    stages : tuple of Stage
+        Those of this rank; the position of each is the number of its part of the graph.
     output_shapes : tuple of tuple of int
         Of the model.
     shapes : dict of str to tuple of int
         Of the parameters and running statistics of all stages, by name.
     """
 
-    def __init__(self, cut: StageCut, mesh: MeshLike, backend: Backend, dtype: np.dtype) -> None:
-        self.number, self.count = mesh.position[PIPELINE], mesh.shape[PIPELINE]
-        self.layers, self.first_layers, self.shapes = cut.layers, cut.first_layers, cut.shapes
-        self.receives, self.sends = cut.receives, cut.sends
+    def __init__(self, cut: PipelineCut, mesh: MeshLike, backend: Backend, dtype: np.dtype) -> None:
+        self.rank, self.ranks = mesh.position[PIPELINE], mesh.shape[PIPELINE]
+        self.owners, self.stages, self.shapes = cut.owners, cut.stages, cut.shapes
         self.output_shapes = cut.output_shapes
-        self.reads, self._mesh, self._backend, self._dtype = cut.reads, mesh, backend, dtype
+        self._mesh, self._backend, self._dtype = mesh, backend, dtype
         self._group: Group = cast(Group, mesh.group(PIPELINE))
+        self._handed: dict[tuple[int, int, int], Transfer] = {}  # between stages of this rank
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Stage:
-        """Return the stage itself: communicators cannot be copied."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline:
+        """Return the pipeline itself: communicators cannot be copied."""
         return self
 
     @property
     def last(self) -> bool:
-        """Whether this stage computes the outputs of the model."""
-        return self.number == self.count - 1
+        """Whether this rank computes the outputs of the model."""
+        return self.owners[-1] == self.rank
+
+    def is_last(self, stage: Stage) -> bool:
+        """Return whether a stage computes the outputs of the model."""
+        return stage.number == len(self.owners) - 1
 
     def describe(self) -> str:
-        """Return the stage and its messages in words; a gradient has the size of its value."""
-        words = [f"stage {self.number} of {self.count}"]
-        for what, values in (("receives", self.receives), ("sends", self.sends)):
-            if values:
-                nbytes = sum(prod(value.shape) for value in values) * self._dtype.itemsize
-                names = ", ".join(value.name for value in values)
-                words.append(f"{what} {names}: {nbytes:,} B per sample, and as much back")
+        """Return the stages and their messages in words; a gradient has the size of its value."""
+        words = []
+        for stage in self.stages:
+            words.append(f"stage {stage.number} of {len(self.owners)}")
+            for what, values in (("receives", stage.receives), ("sends", stage.sends)):
+                if values:
+                    nbytes = sum(prod(value.shape) for value in values) * self._dtype.itemsize
+                    names = ", ".join(value.name for value in values)
+                    words.append(f"{what} {names}: {nbytes:,} B per sample, and as much back")
         return "; ".join(words)
-
-    def inputs(self, x: Any, received: Iterable[Array]) -> tuple[Array, ...]:
-        """Return the inputs of the stage: those of the model that it reads, and received values."""
-        xs = _parts(x)
-        return (*(xs[i] for i in self.reads), *received)
 
     # -- messages: values to the stage after, gradients to the stage before -----------------------
 
-    def receive_values(self, samples: int, micro_batch: int = 0) -> Transfer:
-        """Start to receive the values of a micro-batch from the stage before."""
-        return self._receive(self.receives, self.number - 1, samples, micro_batch)
+    def receive(self, stage: Stage, direction: int, samples: int, micro_batch: int = 0) -> Transfer:
+        """Start to receive what a stage waits for.
 
-    def receive_gradients(self, samples: int, micro_batch: int = 0) -> Transfer:
-        """Start to receive the gradients of the sent values of a micro-batch."""
-        return self._receive(self.sends, self.number + 1, samples, micro_batch)
-
-    def send_values(self, y: Any, micro_batch: int = 0) -> Transfer:
-        """Start to send the outputs of this stage to the stage after; nothing in the last stage."""
-        return self._send(self.sends, y, self.number + 1, micro_batch)
-
-    def send_gradients(self, dx: Any, micro_batch: int = 0) -> Transfer:
-        """Start to send the gradients of this stage's inputs to the stage before, if any."""
-        return self._send(
-            self.receives, _parts(dx)[len(self.reads) :], self.number - 1, micro_batch
-        )
-
-    def _receive(
-        self, values: Sequence[Value], source: int, samples: int, micro_batch: int
-    ) -> Transfer:
+        Parameters
+        ----------
+        stage : Stage
+        direction : int
+            1 for the values of the stage before, -1 for the gradients of the sent values.
+        samples, micro_batch : int
+        """
+        source = stage.number - direction
+        values = stage.receives if direction > 0 else stage.sends
+        if not values:
+            return Transfer()
+        if self.owners[source] == self.rank:
+            return self._hand_over((stage.number, direction, micro_batch), Transfer())
         arrays = [self._backend.empty((samples, *v.shape), self._dtype) for v in values]
+        tags = self._tags(stage.number, direction, micro_batch, len(values))
         requests = [
-            self._group.irecv(array.reshape(-1), source, self._tag(micro_batch, i, len(values)))
-            for i, array in enumerate(arrays)
+            self._group.irecv(array.reshape(-1), self.owners[source], tag)
+            for array, tag in zip(arrays, tags, strict=True)
         ]
         return Transfer(arrays, requests)
 
-    def _send(self, values: Sequence[Value], sent: Any, to: int, micro_batch: int) -> Transfer:
+    def send(self, stage: Stage, direction: int, result: Any, micro_batch: int = 0) -> Transfer:
+        """Start to send the result of a pass to the stage that waits for it, if any.
+
+        Parameters
+        ----------
+        stage : Stage
+        direction : int
+            1 for the outputs of forward, -1 for the gradients of the stage's inputs.
+        result : Array or tuple of Array
+        micro_batch : int
+        """
+        to = stage.number + direction
+        values = stage.sends if direction > 0 else stage.receives
         if not values:
             return Transfer()
-        arrays = [contiguous(array) for array in _parts(sent)]
+        arrays = _parts(result)[0 if direction > 0 else len(stage.reads) :]
+        if self.owners[to] == self.rank:
+            return self._hand_over((to, direction, micro_batch), Transfer(arrays))
+        arrays = tuple(contiguous(array) for array in arrays)
+        tags = self._tags(to, direction, micro_batch, len(values))
         requests: list[Request] = []
-        for i, (value, array) in enumerate(zip(values, arrays, strict=True)):
+        for value, array, tag in zip(values, arrays, tags, strict=True):
             with self._mesh.counted(value.name):
-                tag = self._tag(micro_batch, i, len(values))
-                requests.append(self._group.isend(array.reshape(-1), to, tag))
+                requests.append(self._group.isend(array.reshape(-1), self.owners[to], tag))
         return Transfer(arrays, requests)
 
-    @staticmethod
-    def _tag(micro_batch: int, value: int, values: int) -> int:
-        return FIRST_TAG + (micro_batch * values + value) % TAGS
+    def _hand_over(self, key: tuple[int, int, int], own: Transfer) -> Transfer:
+        """Return the transfer between two stages of this rank, with the arrays once one sends."""
+        other = self._handed.pop(key, None)
+        if other is None:
+            self._handed[key] = own
+            return own
+        other.arrays = own.arrays = other.arrays or own.arrays
+        return own
+
+    def _tags(self, stage: int, direction: int, micro_batch: int, values: int) -> range:
+        """Return the tags of the messages that a stage receives.
+
+        They differ from those of the other direction, and of the rank's other stages.
+        """
+        place = self.owners[:stage].count(self.owners[stage])
+        width = TAGS // (2 * self.owners.count(self.owners[stage]))
+        first = FIRST_TAG + (2 * place + (direction > 0)) * width
+        first += micro_batch % (width // values) * values
+        return range(first, first + values)
 
     def broadcast(self, array: Array) -> None:
-        """Copy a flat array of the last stage to all stages. Collective: all stages call it."""
-        self._group.broadcast(array, root=self.count - 1)
+        """Copy a flat array of the last stage's rank to all. Collective: all ranks call it."""
+        self._group.broadcast(array, root=self.owners[-1])
 
     # -- passes through all stages ----------------------------------------------------------------
 
@@ -246,35 +273,43 @@ class Stage:
         *,
         keep: bool = True,
         after_node: Callable[[Node, Array], None] | None = None,
-    ) -> tuple[Any, list[Saved]]:
+    ) -> tuple[Any, list[list[Saved]]]:
         """Compute the outputs of the model, on the ranks of all stages.
 
-        Collective: all stages call it, with the same samples. Parameters and the result are those
-        of `Model.forward`. In inference the samples are divided, so that stages compute at the same
-        time.
+        Collective: all ranks call it, with the same samples. Parameters and the result are those of
+        `Model.forward`, with saved values for each stage. In inference the samples are divided, so
+        that stages compute at the same time.
         """
         xs = _parts(x)
         check_inputs("Model", xs, model.input_shapes)
         samples = len(xs[0])
         whole = keep or context.training  # batch norm normalises all samples together
-        pieces = 1 if whole else max(min(PARTS_PER_STAGE * self.count, samples), 1)
+        pieces = 1 if whole else max(min(PARTS_PER_RANK * self.ranks, samples), 1)
         cuts = [slice(a, b) for a, b in pairwise(even_cuts(samples, pieces))]
         outputs = [self._backend.empty((samples, *s), self._dtype) for s in self.output_shapes]
-        residuals: list[Saved] = []
+        residuals: list[list[Saved]] = []
         sent: list[Transfer] = []
-        awaited = self.receive_values(cuts[0].stop)
-        for number, rows in enumerate(cuts):
-            inputs = self.inputs(tuple(part[rows] for part in xs), awaited.wait())
-            if number + 1 < len(cuts):
-                following = cuts[number + 1]
-                awaited = self.receive_values(following.stop - following.start, number + 1)
+        passes = [(i, m, rows) for i in range(len(self.stages)) for m, rows in enumerate(cuts)]
+
+        def receive(i: int, m: int, rows: slice) -> Transfer:
+            return self.receive(self.stages[i], 1, rows.stop - rows.start, m)
+
+        awaited = receive(*passes[0])
+        for number, (i, m, rows) in enumerate(passes):
+            inputs = inputs_of(self.stages[i], tuple(part[rows] for part in xs), awaited.wait())
+            if number + 1 < len(passes):
+                awaited = receive(*passes[number + 1])
             ids = None if context.samples is None else context.samples[rows]
-            ((y, residuals),) = model.forward_shards(
-                [inputs], [replace(context, samples=ids)], keep=keep, after_node=after_node
+            own = replace(context, samples=ids)
+            ((y, saved),) = model.forward_shards(
+                [inputs], [own], part=i, keep=keep, after_node=after_node
             )
             del inputs
-            sent.append(self.send_values(y, number))
-            for output, part in zip(outputs, _parts(y), strict=True) if self.last else ():
+            residuals.append(saved)
+            sent.append(self.send(self.stages[i], 1, y, m))
+            for output, part in (
+                zip(outputs, _parts(y), strict=True) if self.is_last(self.stages[i]) else ()
+            ):
                 output[rows] = part
         for transfer in sent:
             transfer.wait()
@@ -286,12 +321,12 @@ class Stage:
         self,
         run: Callable[..., list[Any]],
         dy: Any,
-        residuals: list[Saved],
+        residuals: list[list[Saved]],
         **options: Any,
     ) -> None:
         """Compute the gradients of all stages from those of the model's outputs.
 
-        Collective: all stages call it.
+        Collective: all ranks call it.
 
         Parameters
         ----------
@@ -300,11 +335,13 @@ class Stage:
         dy, residuals, **options
             See `Model.backward`.
         """
-        if not self.last:
-            samples = len(_parts(dy)[0])
-            dy = self.receive_gradients(samples).wait()
-        dx = run([dy], [residuals], **options)[0]
-        self.send_gradients(dx).wait()
+        samples, sent = len(_parts(dy)[0]), []
+        for part, stage in reversed([*enumerate(self.stages)]):
+            own = dy if self.is_last(stage) else self.receive(stage, -1, samples).wait()
+            (dx,) = run([own], [residuals[part]], part=part, **options)
+            sent.append(self.send(stage, -1, dx))
+        for transfer in sent:
+            transfer.wait()
 
 
 def _parts(y: Any) -> tuple[Array, ...]:
@@ -312,14 +349,20 @@ def _parts(y: Any) -> tuple[Array, ...]:
     return y if isinstance(y, tuple) else (y,)
 
 
-def create_stage(
-    cut: StageCut | None,
+def inputs_of(stage: Stage, x: Any, received: Iterable[Array]) -> tuple[Array, ...]:
+    """Return the inputs of a stage: those of the model that it reads, and received values."""
+    xs = _parts(x)
+    return (*(xs[i] for i in stage.reads), *received)
+
+
+def create_pipeline(
+    cut: PipelineCut | None,
     mesh: MeshLike | None,
     backend: Backend,
     dtype: np.dtype,
     input_gradient: bool,
-) -> Stage | None:
-    """Return the stage of a model of a dtype; None if the network is not cut into stages.
+) -> Pipeline | None:
+    """Return the stages of a model of a dtype; None if the network is not cut into stages.
 
     Raises
     ------
@@ -333,4 +376,4 @@ def create_stage(
             "Model: the gradient of the inputs is not available from the stages of a pipeline; use "
             "input_gradient=False, or a mesh without this axis"
         )
-    return Stage(cut, mesh, backend, arithmetic(dtype))
+    return Pipeline(cut, mesh, backend, arithmetic(dtype))

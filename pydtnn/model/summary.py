@@ -163,8 +163,8 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
                 f"{quantity(without.peak, 1024, 'B')} are the peak",
             )
         )
-    if model.stage is not None:
-        totals.append(("pipeline", model.stage.describe()))
+    if model.pipeline is not None:
+        totals.append(("pipeline", model.pipeline.describe()))
     if memory.pool:  # arrays of small networks are not allocated from it
         pool = quantity(memory.pool, 1024, "B")
         totals.append(("memory pool", f"{pool} at the peak of a step"))

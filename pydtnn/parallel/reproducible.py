@@ -10,7 +10,7 @@ blocks + 1) (P - 1) / P times the array: as little as a ring if P and the shards
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -106,9 +106,10 @@ class ExactSums(Sums):
         self.present = min(samples, self.shards or 1)
         self.stacks = {}
 
-    def slots(self, shards: int) -> Sequence[int]:
-        """Return sets of gradients that contain no sum that is still needed."""
-        used = max((len(stack.blocks) for stack in self.stacks.values()), default=0)
+    def slots(self, shards: int, buckets: Iterable[Bucket]) -> Sequence[int]:
+        """Return sets of gradients of buckets that contain no sum that is still needed."""
+        stacks = (self.stacks.get(bucket.index) for bucket in buckets)
+        used = max((len(stack.blocks) for stack in stacks if stack), default=0)
         return range(used, used + shards)
 
     def push(self, shard: int | None, bucket: Bucket, grads: np.ndarray) -> None:

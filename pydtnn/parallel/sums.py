@@ -77,8 +77,8 @@ class Sums:
     def begin(self, samples: int) -> None:
         """Start a step on a batch of `samples` samples of all ranks."""
 
-    def slots(self, shards: int) -> Sequence[int] | None:
-        """Sets of gradients (`Bucket.gradients`) for this rank's next shards; None: one for all."""
+    def slots(self, shards: int, buckets: Iterable[Bucket]) -> Sequence[int] | None:
+        """Sets of gradients (`Bucket.gradients`) for next shards of buckets; None: one for all."""
         return None
 
     def push(self, shard: int | None, bucket: Bucket, grads: np.ndarray) -> None:

@@ -102,7 +102,7 @@ class DryStep:
     def _run(self, samples: int) -> tuple[_Recording, float, tuple[int, ...]]:
         """Run both passes; return their events, the peak of memory, and what nodes keep, in B."""
         model, rehearsal, recording = self.model, Rehearsal(self.model, samples), _Recording()
-        kept = rehearsal.kept() if model.stage is not None else ()
+        kept = rehearsal.kept() if model.pipeline is not None else ()
         model.statistics.begin_step()
         model.observer = recording
         if self.mesh is not None:
@@ -151,11 +151,12 @@ class DryStep:
         key = repr(recompute)
         if key not in self._passes:
             self._passes[key] = self._record(recompute)
-        passes, flat, stage = self._passes[key], self._flat[between_hosts], self.model.stage
+        passes, flat = self._passes[key], self._flat[between_hosts]
         ready: dict[int, list[Ready]] = {}
         for number, place in enumerate(flat.ready_at):
             ready.setdefault(place, []).append(Ready(number))
-        sides = ((), ()) if stage is None else (stage.receives, stage.sends)
+        stages = () if self.model.pipeline is None else self.model.pipeline.stages
+        sides = ([v for s in stages for v in s.receives], [v for s in stages for v in s.sends])
         return Outline(
             forward=passes.forward,
             backward=tuple(

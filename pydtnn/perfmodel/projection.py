@@ -11,6 +11,7 @@ from pydtnn.comm.schedules.auto import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.parallel.pipeline.check import StageTime, carry_out, most_in_flight, plan_of
+from pydtnn.parallel.pipeline.schedules import owners_of
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.dry_step import DryStep
@@ -120,14 +121,14 @@ class Projector:
             If the plan does not fit the network.
         """
         between = self._between(work)
-        place = (*work.cut.items(), repr(work.plan), work.bucket_bytes, stage)
+        cut = (*work.cut.items(), repr(work.plan), work.pipeline_schedule)
+        place = (*cut, work.bucket_bytes, stage)
         key = place, between, repr(work.recompute)
         if key not in self._outlines:
             try:
                 if place not in self._steps:
-                    own = replace(
-                        self.work, axes=work.axes, plan=work.plan, bucket_bytes=work.bucket_bytes
-                    )
+                    names = ("axes", "plan", "bucket_bytes", "pipeline_schedule")
+                    own = replace(self.work, **{name: getattr(work, name) for name in names})
                     self._steps[place] = DryStep(own, self.backend, stage=stage)
                 step = self._steps[place]
                 found: Outline | ValueError = step.outline(work.recompute, between_hosts=between)
@@ -194,7 +195,7 @@ class Projector:
         memory = max(memories, key=lambda memory: memory.total)
         return Prediction.of(work, self.platform, [RankPrediction(step, memory)], state)
 
-    def _memory(self, work: Workload, outline: Outline, samples: int, in_flight: int) -> Memory:
+    def _memory(self, work: Workload, outline: Outline, samples: int, in_flight: float) -> Memory:
         own = outline.memory
         sharded = work.scheme == "sharded"
         flat = own.values + own.gradients + own.copies
@@ -224,11 +225,11 @@ class Projector:
     # -- pipelines --------------------------------------------------------------------------------
 
     def _project_stages(self, work: Workload, messages: MessageCosts, samples: int) -> Prediction:
-        stages = work.stages
-        parts = min(work.micro_batches or DEFAULT_PER_STAGE * stages, samples)
+        ranks = work.stages
+        parts = min(work.micro_batches or DEFAULT_PER_STAGE * ranks, samples)
         own = ceil(samples / parts)
-        plan = plan_of(work.pipeline_schedule, stages, parts)
-        tables = [self.tables(work, stage) for stage in range(stages)]
+        plan = plan_of(work.pipeline_schedule, ranks, parts)
+        tables = [self.tables(work, rank) for rank in range(ranks)]
         passes = [pass_time(one, messages, own) for one in tables]
         times = [
             StageTime(
@@ -239,8 +240,11 @@ class Projector:
             )
             for one, table in zip(passes, tables, strict=True)
         ]
-        ends = carry_out(plan, times).ends
-        slowest = max(range(stages), key=lambda k: passes[k].forward + passes[k].backward)
+        owners = owners_of(plan)
+        count = len(owners) // ranks  # stages of a rank, of about equal times
+        own_times = [StageTime(*(time / count for time in one[:4])) for one in times]
+        ends = carry_out(plan, [own_times[rank] for rank in owners]).ends
+        slowest = max(range(ranks), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
         updates = [update_seconds(one, messages) for one in tables]
         last = max(end + e + u for end, e, u in zip(ends, exposed, updates, strict=True))

@@ -284,6 +284,7 @@ class Workload:
             fuse=self.fusion,
             plan=self.plan,
             mesh=mesh,
+            pipeline_schedule=self.pipeline_schedule,
             recompute=self.recompute,
             memory_limit=self.memory_limit,
         )
@@ -314,7 +315,7 @@ class Workload:
 
     def trainer_options(self) -> dict[str, Any]:
         """Return the arguments of `Trainer` about the passes of a step."""
-        names = ("accumulation", "micro_batches", "pipeline_schedule", "sync_batch_norm")
+        names = ("accumulation", "micro_batches", "sync_batch_norm")
         return {name: getattr(self, name) for name in names}
 
 
@@ -426,7 +427,7 @@ class Rank:
         node = model.graph.inputs[0]
         shape = workload.input_shape if node.part is None else node.shape
         x = example_input(node, shape, len(samples), rng)
-        positions = model.output_shape[:-1] if model.stage is None else ()  # of sequences
+        positions = model.output_shape[:-1] if model.pipeline is None else ()  # of sequences
         y = rng.integers(workload.classes, size=(len(samples), *positions))
         return Batch(
             x.astype(model.dtype), y, samples, 0, workload.batch, shards if parts > 1 else ()
@@ -442,11 +443,11 @@ class Rank:
     @property
     def in_flight(self) -> int:
         """Micro-batches whose saved values exist at a time."""
-        stage, shards = self.trainer.model.stage, max(len(self.batch.shards), 1)
-        if stage is None:
+        pipeline, shards = self.trainer.model.pipeline, max(len(self.batch.shards), 1)
+        if pipeline is None:
             return 1
         schedule = self.trainer.setup.schedule
-        return most_in_flight(actions_of(schedule, stage.number, stage.count, shards))
+        return ceil(most_in_flight(actions_of(schedule, pipeline.rank, pipeline.ranks, shards)))
 
     def step(self) -> None:
         """Run a training step. Collective: all ranks call it."""

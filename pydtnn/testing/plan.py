@@ -476,7 +476,7 @@ def _problem(
 def _dataset(problem: Problem, samples: int) -> ArrayDataset:
     """Return random samples and targets for a model of the network."""
     model, rng = problem.model(None, Conditions()), np.random.default_rng([problem.seed, samples])
-    x = example_inputs(model.graph, model.input_shapes, samples, rng)
+    x = example_inputs(model, samples, rng)
     y = tuple(rng.normal(size=(samples, *shape)) for shape in model.output_shapes)
     return ArrayDataset(x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
 

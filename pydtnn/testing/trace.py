@@ -95,9 +95,9 @@ class Trace:
         self.model, self.rows, self.position = model, rows, position
         self.records: Records = {}
 
-    def record_inputs(self, xs: Sequence[Any]) -> None:
-        """Record the inputs of the model."""
-        for node, x in zip(self.model.graph.inputs, xs, strict=True):
+    def record_inputs(self, nodes: Sequence[Node], xs: Sequence[Any]) -> None:
+        """Record the inputs of a pass."""
+        for node, x in zip(nodes, xs, strict=True):
             self._add(node, "output", x)
 
     def record_output(self, node: Node, y: Any) -> None:

@@ -272,10 +272,12 @@ class RecordedModel(Model):
     def forward_shards(self, xs: Any, contexts: Any, **options: Any) -> list[Any]:
         """Run forward, and record the outputs."""
         if self.trace is not None:
-            self.trace.record_inputs(self._own(xs[0]))
+            nodes = self.graph.part(options.get("part")).inputs
+            self.trace.record_inputs(nodes, self._own(xs[0]))
             options["after_node"] = self.trace.record_output
         results = super().forward_shards(xs, contexts, **options)
-        self.outputs += [self._copy(y) for y, _ in results]
+        if options.get("part") in (None, len(self.graph.parts) - 1):
+            self.outputs += [self._copy(y) for y, _ in results]
         return results
 
     def backward_shards(self, dys: Any, residuals: Any, **options: Any) -> list[Any]:
@@ -324,7 +326,7 @@ class Rank:
         data = self.exchange.comm
         shards = max(conditions.shards, data.size)
         split: Any = {
-            "accumulation" if model.stage is None else "micro_batches": shards // data.size
+            "accumulation" if model.pipeline is None else "micro_batches": shards // data.size
         }
         self.trainer = Trainer(
             model,
@@ -439,8 +441,8 @@ class Rank:
         return rows
 
     def _record(self, step: int, rows: slice, loss: float) -> None:
-        model, stage = self.model, self.model.stage
-        inputs = [node.name for node in model.graph.inputs] if stage is None else ()
+        model = self.model
+        inputs = [node.name for node in model.graph.inputs] if model.pipeline is None else ()
         statistics = {
             f"{s.name}.{what}": Local(array.copy(), s.part)
             for s in model.statistics.statistics
@@ -464,8 +466,7 @@ class Rank:
         self.trajectory.values.update({(step, kind): own for kind, own in kinds.items()})
 
     def _outputs(self, rows: slice) -> dict[str, Local]:
-        stage = self.model.stage
-        count = len(self.model.output_shapes) if stage is None or stage.last else 0
+        count = len(self.model.output_nodes)
         return _joined([f"output {i}" for i in range(count)], self.model.outputs, rows)
 
     def _parameters(self) -> dict[str, Local]:

@@ -161,7 +161,7 @@ def why_not(setup: Setup) -> str:
     """Return the reason why steps cannot be one CUDA graph, if it is known in advance."""
     if not setup.optimizer.capturable:
         return f"{type(setup.optimizer).__name__} does not say that it is `capturable`"
-    if setup.model.stage is not None:
+    if setup.model.pipeline is not None:
         return "the model is a stage of a pipeline"
     if len(setup.model.input_shapes) > 1 or len(setup.model.graph.outputs) > 1:
         return "the model has several inputs or outputs"

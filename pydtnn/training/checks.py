@@ -110,7 +110,7 @@ def describe_complete(epoch: int, epochs: int) -> str:
 
 
 DEFAULT_PER_STAGE = 4
-"""Micro-batches per stage by default; a stage then waits in at most a fifth of a step."""
+"""Micro-batches per rank of a pipeline by default; it then waits in at most a fifth of a step."""
 
 
 def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None) -> int:
@@ -130,8 +130,8 @@ def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None)
     accumulation = check_int("Trainer", "accumulation", accumulation, at_least=1)
     if micro_batches is not None:
         micro_batches = check_int("Trainer", "micro_batches", micro_batches, at_least=1)
-    stage = setup.model.stage
-    if stage is None:
+    pipeline = setup.model.pipeline
+    if pipeline is None:
         if micro_batches not in (None, 1):
             raise ValueError(
                 f"Trainer: micro_batches={micro_batches} requires a model that is cut into the "
@@ -141,7 +141,7 @@ def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None)
     if accumulation > 1:
         raise ValueError(
             f"Trainer: the micro-batches of a pipeline accumulate gradients, so accumulation must "
-            f"be 1, got {accumulation}; use micro_batches={accumulation * stage.count}"
+            f"be 1, got {accumulation}; use micro_batches={accumulation * pipeline.ranks}"
         )
     if setup.exchange.sums.shards is not None:
         if micro_batches is not None:
@@ -150,7 +150,7 @@ def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None)
                 f"micro_batches must be omitted, got {micro_batches}"
             )
         return 1
-    return micro_batches or DEFAULT_PER_STAGE * stage.count
+    return micro_batches or DEFAULT_PER_STAGE * pipeline.ranks
 
 
 def check_pipeline(setup: Setup) -> None:
@@ -160,7 +160,7 @@ def check_pipeline(setup: Setup) -> None:
     ------
     ValueError
     """
-    if setup.model.stage is None:
+    if setup.model.pipeline is None:
         return
     if setup.sync_batch_norm:
         raise ValueError(
@@ -188,8 +188,8 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
     PipelineError
         If the schedule does not compute a step.
     """
-    stage = setup.model.stage
-    if stage is None:
+    pipeline = setup.model.pipeline
+    if pipeline is None:
         return
     samples = len(loader.dataset)
     last = samples - (len(loader) - 1) * loader.global_batch_size
@@ -197,19 +197,26 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
         len(own_shards(n, loader.shards, loader.rank, loader.size)[1]) or 1
         for n in (min(loader.global_batch_size, samples), last)
     ]
-    checked = {number: check(setup.schedule, stage.count, number) for number in {*numbers}}
+    checked = {number: check(setup.schedule, pipeline.ranks, number) for number in {*numbers}}
+    for done in checked.values():
+        if done.owners != pipeline.owners:
+            raise ValueError(
+                f"Trainer: the pipeline's schedule has {done.stages} stages on {done.ranks} ranks, "
+                f"in another order or number than those of the model, {len(pipeline.owners)}; pass "
+                "pipeline_schedule to Model, too"
+            )
     micro_batches = numbers[0]
     if setup.exchange.sums.shards is not None and checked[micro_batches].has_halves:
         raise ValueError(
             "Trainer: exact training adds up whole gradients of micro-batches, so the schedule of "
             "a pipeline must compute backward in one piece; use 1f1b"
         )
-    if micro_batches < stage.count and stage.number == setup.comm.rank == 0:
-        better = DEFAULT_PER_STAGE * stage.count
+    if micro_batches < pipeline.ranks and setup.comm.rank == 0:
+        better = DEFAULT_PER_STAGE * pipeline.ranks
         warnings.warn(
-            f"Trainer: {micro_batches} micro-batches keep {stage.count} stages waiting "
+            f"Trainer: {micro_batches} micro-batches keep {pipeline.ranks} stages waiting "
             f"{100 * checked[micro_batches].bubble:.0f} % of the time; with {better} it is "
-            f"{100 * check(setup.schedule, stage.count, better).bubble:.0f} %",
+            f"{100 * check(setup.schedule, pipeline.ranks, better).bubble:.0f} %",
             stacklevel=3,
         )
 
@@ -361,9 +368,7 @@ def check_trainable(model: Model) -> None:
 
 def warn_of_probabilities(setup: Setup) -> None:
     """Warn if a loss that takes logits is given probabilities."""
-    if setup.model.stage is not None and not setup.model.stage.last:
-        return
-    for node, loss in zip(setup.model.graph.outputs, setup.objective.losses, strict=True):
+    for node, loss in zip(setup.model.output_nodes, setup.objective.losses, strict=False):
         for layer, taken in ((Softmax, CategoricalCrossEntropy), (Sigmoid, BinaryCrossEntropy)):
             if isinstance(node.layer, layer) and isinstance(loss, taken):
                 warnings.warn(
@@ -534,7 +539,7 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
     total = min(loader.global_batch_size, len(loader.dataset))
     most = -(-total // setup.data.size)
     if accumulation > most:
-        what = "accumulation" if setup.model.stage is None else "micro_batches"
+        what = "accumulation" if setup.model.pipeline is None else "micro_batches"
         raise ValueError(
             f"Trainer: {what} must be at most the {most} samples of a rank per step, got "
             f"{accumulation}; use at most {most}"

@@ -25,14 +25,17 @@ OnReady = Callable[[Bucket, int], None]
 
 
 def check_stored(
-    model: Model, on_ready: OnReady | None = None, slots: Sequence[int] | None = None
+    model: Model,
+    on_ready: OnReady | None = None,
+    slots: Sequence[int] | None = None,
+    part: int | None = None,
 ) -> OnReady:
     """Fill all gradients with the NaN; return `on_ready`, preceded by a check of the bucket.
 
     Parameters
     ----------
     model : Model
-    on_ready, slots
+    on_ready, slots, part
         Arguments of `Model.backward_shards` in the pass that follows, which must not accumulate.
 
     Returns
@@ -40,7 +43,7 @@ def check_stored(
     callable
         Raises ValueError, with layer and parameter, if backward has not overwritten a gradient.
     """
-    for buffer in model.buffers:
+    for buffer in dict.fromkeys(bucket.buffer for bucket in model.buckets_of(part)):
         for slot in slots or [0]:
             buffer.write_to(slot)
             for p in buffer.parameters:  # padding between parameters remains 0

@@ -1,4 +1,4 @@
-"""A training step of one stage of a pipeline: its micro-batches in the order of a schedule."""
+"""A training step of a rank's stages of a pipeline: micro-batches in the order of a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pydtnn.data import Batch
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
-from pydtnn.model.stage import Stage, Transfer
+from pydtnn.model.partition.stages import Stage
+from pydtnn.model.stage import Pipeline, Transfer, inputs_of
 from pydtnn.parallel.pipeline import Action, actions_of
 from pydtnn.parallel.pipeline.check import source_of
 from pydtnn.training.axis_sums import AxisSums
@@ -24,9 +25,12 @@ from pydtnn.training.step import Passes
 RECEIVES_AHEAD = 2
 """Messages whose receives are started before the action that needs the first of them."""
 
+Place = tuple[int, int]
+"""A micro-batch and a stage."""
+
 
 class StagePasses(Passes):
-    """Forward and backward of a rank's micro-batches in its stage.
+    """Forward and backward of a rank's micro-batches in its stages.
 
     The micro-batches are the shards of the batch. Receives are started before the preceding actions
     are computed, and sends are awaited at the end of the step.
@@ -35,115 +39,137 @@ class StagePasses(Passes):
     ----------
     setup, batch, epoch, seed
         See `Passes`.
-    stage : Stage
+    pipeline : Pipeline
 
     Attributes
     ----------
-    most_kept : int
-        The most micro-batches whose values were kept for backward at a time.
+    most_kept : float
+        The most micro-batches whose values were kept for backward at a time, see `most_in_flight`.
     """
 
-    def __init__(self, setup: Setup, batch: Batch, epoch: Number, seed: int, stage: Stage) -> None:
+    def __init__(
+        self, setup: Setup, batch: Batch, epoch: Number, seed: int, pipeline: Pipeline
+    ) -> None:
         super().__init__(setup, batch, epoch, seed)
-        self.stage = stage
-        self.most_kept = 0
-        self._actions = actions_of(setup.schedule, stage.number, stage.count, len(self.shards))
+        self.pipeline = pipeline
+        self.most_kept = 0.0
+        ranks = pipeline.rank, pipeline.ranks
+        self._actions = actions_of(setup.schedule, *ranks, len(self.shards))
+        self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
         self._awaited = self._messages()
         self._received: dict[Action, Transfer] = {}
         self._sent: deque[Transfer] = deque()
-        self._kept: dict[int, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
-        self._check: OnReady | None = None
+        self._kept: dict[Place, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
+        self._checks: dict[int, OnReady] = {}
         self._summed: Request | None = None
 
     def run(self) -> None:
-        """Compute all micro-batches. Collective: all stages call it."""
+        """Compute all micro-batches. Collective: all ranks call it."""
         compute = {
+            "forward": self._forward_of,
             "backward": self._backward_of,
             "backward_inputs": self._backward_inputs_of,
             "backward_parameters": self._backward_parameters_of,
         }
-        ends = {kind: self._first_and_last(kind) for kind in compute}
+        first = {(a.kind, a.stage): a for a in reversed(self._actions)}
+        last = {(a.kind, a.stage): a for a in self._actions}
         self._receive_ahead(RECEIVES_AHEAD)
         for action in self._actions:
-            number = action.micro_batch
+            number, kind = action.micro_batch, (action.kind, action.stage)
             with self.setup.phase("exchange", number):
                 arrays = self._receive(action)
+            with self.setup.phase(action.kind.partition("_")[0], number):
+                compute[action.kind](
+                    action, arrays, first=action == first[kind], last=action == last[kind]
+                )
             if action.kind == "forward":
-                self._forward_of(number, arrays)
-            else:
-                first, last = (number == end for end in ends[action.kind])
-                with self.setup.phase("backward", number):
-                    compute[action.kind](number, arrays, first=first, last=last)
+                self._end_forward(action)
         with self.setup.phase("loss"):
             if self._summed is not None:
                 self._summed.wait()
-            self.stage.broadcast(self.totals.values)
+            self.pipeline.broadcast(self.totals.values)
             self.fold_statistics()
         with self.setup.phase("exchange"):
             for sent in self._sent:
                 sent.wait()
 
-    def _first_and_last(self, kind: str) -> tuple[int, int]:
-        """Return the micro-batches of the first and the last action of a kind, -1 without any."""
-        numbers = [a.micro_batch for a in self._actions if a.kind == kind] or [-1]
-        return numbers[0], numbers[-1]
+    def _stage_of(self, action: Action) -> tuple[int, Stage]:
+        """Return the part of the graph and the stage of an action."""
+        part = self._parts[action.stage]
+        return part, self.pipeline.stages[part]
 
-    def _forward_of(self, number: int, received: tuple[Array, ...]) -> None:
-        model, shard = self.model, self.shards[number]
+    def _forward_of(
+        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
+    ) -> None:
+        model, (part, stage) = self.model, self._stage_of(action)
+        shard = self.shards[action.micro_batch]
         self.report_samples([shard])
-        with self.setup.phase("forward", number):
-            inputs = self.stage.inputs(self.batch.inputs(model.backend, shard.rows), received)
-            context = replace(self.context, samples=self.batch.samples[shard.rows])
-            self.in_flight = [shard.number]
-            ((y, saved),) = model.forward_shards(
-                [inputs],
-                [context],
-                communicate=self.communicate,
-                progress=self._progress,
-            )
-            del inputs, received
-            if not self.stage.last:
-                self._sent.append(self.stage.send_values(y, number))
-        self._kept[number] = self.compute_loss(shard, y) if self.stage.last else None, saved
-        self.most_kept = max(self.most_kept, len(self._kept))
+        inputs = inputs_of(stage, self.batch.inputs(model.backend, shard.rows), received)
+        context = replace(self.context, samples=self.batch.samples[shard.rows])
+        self.in_flight = [shard.number]
+        ((y, saved),) = model.forward_shards(
+            [inputs],
+            [context],
+            communicate=self.communicate,
+            part=part,
+            progress=self._progress,
+        )
+        self._send(action, y)
+        self._kept[place_of(action)] = y if self.pipeline.is_last(stage) else None, saved
+
+    def _end_forward(self, action: Action) -> None:
+        """Compute the loss in the last stage."""
+        shard, (y, saved) = self.shards[action.micro_batch], self._kept[place_of(action)]
+        if y is not None:
+            self._kept[place_of(action)] = self.compute_loss(shard, y), saved
+            if len(self.losses) == len(self.shards):  # overlapped with backward
+                self._summed = self.add_up_losses()
+        self.most_kept = max(self.most_kept, len(self._kept) / len(self._parts))
         self.take_statistics(shard)
-        if self.stage.last and len(self.losses) == len(self.shards):  # overlapped with backward
-            self._summed = self.add_up_losses()
 
     def _backward_of(
-        self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
+        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
     ) -> None:
-        dys, residuals = self._begin_backward(number, received)
+        dys, residuals = self._begin_backward(action, received)
         del received
-        (dx,) = self.backward([self.shards[number]], dys, residuals, first=first, last=last)
-        self._sent.append(self.stage.send_gradients(dx, number))
+        (dx,) = self.backward(
+            [self.shards[action.micro_batch]],
+            dys,
+            residuals,
+            first=first,
+            last=last,
+            part=self._parts[action.stage],
+        )
+        self._send(action, dx)
 
     def _backward_inputs_of(
-        self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
+        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
     ) -> None:
-        dys, residuals = self._begin_backward(number, received)
+        dys, residuals = self._begin_backward(action, received)
         del received
-        self.report_samples([self.shards[number]])
+        part = self._parts[action.stage]
+        self.report_samples([self.shards[action.micro_batch]])
         if first and self.setup.optimizer.iterations == 0:
-            self._check = check_stored(self.model)
+            self._checks[part] = check_stored(self.model, part=part)
         (dx,) = self.model.backward_shards(
             dys,
             residuals,
             communicate=self.communicate,
+            part=part,
             after_node=self.after_node(None),
             accumulate=not first,
             inputs_only=True,
         )
-        self._sent.append(self.stage.send_gradients(dx, number))
-        self._kept[number] = None, residuals[0]
+        self._send(action, dx)
+        self._kept[place_of(action)] = None, residuals[0]
 
     def _backward_parameters_of(
-        self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
+        self, action: Action, received: tuple[Array, ...], *, first: bool, last: bool
     ) -> None:
-        group = [self.shards[number]]
+        part, group = self._parts[action.stage], [self.shards[action.micro_batch]]
         self.report_samples(group)
         exchange, exchanged = self.exchange_of(group, None, last)
-        check = self._check if first else None
+        check = self._checks.get(part) if first else None
 
         def on_ready(bucket: Bucket, position: int) -> None:
             if check is not None:
@@ -151,7 +177,8 @@ class StagePasses(Passes):
             exchanged(bucket, position)
 
         self.model.backward_parameters(
-            self._kept.pop(number)[1],
+            self._kept.pop(place_of(action))[1],
+            part=part,
             on_ready=on_ready,
             after_node=self.after_node(exchange if last else None),
             accumulate=not first,
@@ -159,12 +186,12 @@ class StagePasses(Passes):
         exchange.finish()
 
     def _begin_backward(
-        self, number: int, received: tuple[Array, ...]
+        self, action: Action, received: tuple[Array, ...]
     ) -> tuple[list[Any], list[list[Any]]]:
         """Return the gradients of a micro-batch's outputs and its saved values; keep neither."""
-        dy, saved = self._kept.pop(number)
-        self.in_flight = [self.shards[number].number]
-        return [dy if self.stage.last else received], [saved]
+        dy, saved = self._kept.pop(place_of(action))
+        self.in_flight = [self.shards[action.micro_batch].number]
+        return [received if dy is None else dy], [saved]
 
     def after_node(self, exchange: AxisSums | None) -> Callable[[Node], None]:
         """Return the function that is called after each node of backward."""
@@ -184,22 +211,18 @@ class StagePasses(Passes):
     # -- messages ---------------------------------------------------------------------------------
 
     def _messages(self) -> Iterator[Action]:
-        """Yield the actions of this stage that wait for a message."""
+        """Yield the actions of this rank that wait for the message of another stage."""
         for action in self._actions:
-            if source_of(self.stage.number, self.stage.count, action) is not None:
+            if source_of(action, len(self.pipeline.owners)) is not None:
                 yield action
 
     def _receive_ahead(self, messages: int) -> None:
         """Start the receives of the next messages."""
         for action in islice(self._awaited, messages):
-            rows = self.shards[action.micro_batch].rows
-            samples = rows.stop - rows.start
-            start = (
-                self.stage.receive_values
-                if action.kind == "forward"
-                else self.stage.receive_gradients
+            rows, (_, stage) = self.shards[action.micro_batch].rows, self._stage_of(action)
+            self._received[action] = self.pipeline.receive(
+                stage, action.direction, rows.stop - rows.start, action.micro_batch
             )
-            self._received[action] = start(samples, action.micro_batch)
 
     def _receive(self, action: Action) -> tuple[Array, ...]:
         """Wait for the message of an action, if any, and start to receive another one."""
@@ -210,9 +233,19 @@ class StagePasses(Passes):
         self._receive_ahead(1)
         return arrays
 
+    def _send(self, action: Action, result: Any) -> None:
+        """Start to send the result of an action to the stage that waits for it."""
+        _, stage = self._stage_of(action)
+        self._sent.append(self.pipeline.send(stage, action.direction, result, action.micro_batch))
+
+
+def place_of(action: Action) -> Place:
+    """Return the micro-batch and the stage of an action."""
+    return action.micro_batch, action.stage
+
 
 def create_passes(setup: Setup, batch: Batch, epoch: Number, seed: int) -> Passes:
     """Create the computation of a rank in one step."""
-    if setup.model.stage is not None:
-        return StagePasses(setup, batch, epoch, seed, setup.model.stage)
+    if setup.model.pipeline is not None:
+        return StagePasses(setup, batch, epoch, seed, setup.model.pipeline)
     return Passes(setup, batch, epoch, seed)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,9 @@ def choose_segments(setup: Setup, loader: Loader, largest: int) -> None:
         return
     shards = -(-loader.shards // setup.data.size)
     together, in_flight = (shards if setup.sync_batch_norm else 1), 1
-    if (stage := model.stage) is not None:
-        actions = actions_of(setup.schedule, stage.number, stage.count, shards)
-        in_flight = most_in_flight(actions)
+    if (pipeline := model.pipeline) is not None:
+        actions = actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)
+        in_flight = ceil(most_in_flight(actions))
     error: Exception | None = None
     try:
         slots = len(setup.optimizer.slots)
@@ -244,8 +245,7 @@ def _rehearse(model: Model, batch: int, training: bool) -> None:
     """Run one step of the model, without loss and update."""
     rng = np.random.default_rng(0)
     backend, dtype = model.backend, model.dtype
-    reads = model.stage.reads if model.stage else None
-    inputs = example_inputs(model.graph, model.input_shapes, batch, rng, reads)
+    inputs = example_inputs(model, batch, rng)
     xs = tuple(backend.asarray(x, dtype) for x in inputs)
     context = StepContext(training=training, samples=np.arange(batch))
     y, residuals = model.forward(xs, context, keep=training)

@@ -65,7 +65,7 @@ class Passes:
         self.separate = self.sums.shards is not None and not self.joint  # statistics of each shard
         self.totals = setup.new_totals(setup.model.backend.xp)
         self.losses: list[Contribution] = []
-        self.statistics: list[Contribution] = []
+        self.statistics: dict[int | None, Array] = {}
         self.in_flight: list[int | None] = []
         self.sums.begin(batch.total)
         self.model.statistics.begin_step()
@@ -132,13 +132,14 @@ class Passes:
         """Keep the statistics of a shard apart if they are added in a fixed order."""
         if self.separate:
             statistics = self.model.statistics
-            self.statistics.append((shard.number, statistics.sums.copy()))
+            others = self.statistics.get(shard.number, 0)  # of its other stages
+            self.statistics[shard.number] = statistics.sums + others
             statistics.begin_step()
 
     def fold_statistics(self) -> None:
         """Add up the statistics of all shards that were kept apart."""
         if self.separate:
-            total, request = self.sums.add_up(self.statistics)
+            total, request = self.sums.add_up([*self.statistics.items()])
             request.wait()
             self.model.statistics.sums[:] = total
 
@@ -175,10 +176,11 @@ class Passes:
         residuals: list[Any],
         first: bool,
         last: bool,
+        part: int | None = None,
     ) -> list[Any]:
-        """Compute the gradients of shards; return those of the inputs."""
+        """Compute the gradients of shards, in a part of the graph; return those of the inputs."""
         self.report_samples(group)
-        slots = self.sums.slots(len(group))
+        slots = self.sums.slots(len(group), self.model.buckets_of(part))
         exchange, on_ready = self.exchange_of(group, slots, last)
         begins = first and self.setup.optimizer.iterations == 0
         dxs = self.model.backward_shards(
@@ -186,7 +188,8 @@ class Passes:
             residuals,
             communicate=self.communicate,
             joint=self.joint,
-            on_ready=check_stored(self.model, on_ready, slots) if begins else on_ready,
+            part=part,
+            on_ready=check_stored(self.model, on_ready, slots, part) if begins else on_ready,
             after_node=self.after_node(exchange if last else None),
             accumulate=not first,
             slots=slots,

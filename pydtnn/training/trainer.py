@@ -76,10 +76,11 @@ class Trainer(SuggestsNames):
         Micro-batches into which each rank divides its part of a step, to save memory.
     micro_batches : int, optional
         The same for the stages of a pipeline, which compute different ones at a time; by default
-        four per stage.
-    pipeline_schedule : Schedule or str
-        Order of the micro-batches in each stage: "1f1b", "eager_1f1b", "gpipe", or a
-        function of `pydtnn.parallel.pipeline`.
+        four per rank along the axis.
+    pipeline_schedule : Schedule or str, optional
+        Order of the micro-batches in each stage: a name or a function of
+        `pydtnn.parallel.pipeline`; by default that of the model. One with several stages per rank
+        is an argument of the model.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
         with those of each rank, micro-batch or shard.
@@ -160,7 +161,7 @@ class Trainer(SuggestsNames):
         callbacks: Sequence[Callback | Function] = (),
         accumulation: int = 1,
         micro_batches: int | None = None,
-        pipeline_schedule: str | Schedule = "1f1b",
+        pipeline_schedule: str | Schedule | None = None,
         sync_batch_norm: bool = False,
         graph: bool = True,
         check_equal: int | None = None,
@@ -184,7 +185,7 @@ class Trainer(SuggestsNames):
             exchange,
             mesh,
             sync_batch_norm=sync_batch_norm,
-            schedule=find(pipeline_schedule),
+            schedule=model.schedule if pipeline_schedule is None else find(pipeline_schedule),
             observer=combine(observers),
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
@@ -700,7 +701,7 @@ def _new_parts(setup: Setup, shards: range) -> dict[int, Totals]:
 def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
     """Add the contributions of the shards of a batch."""
     model, context = setup.model, CONTEXT
-    if model.stage is None:  # other stages receive whole outputs
+    if model.pipeline is None:  # other stages receive whole outputs
         context = replace(context, cut_outputs=setup.cuts_outputs(batch.y))
     for number, rows in batch.shards:
         assert number is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -129,11 +130,26 @@ QUICK = {
     (2, 1, "eager_1f1b"),
     (3, 1, "zb_h1"),
     (4, 1, "zb_2p"),
+    (2, 2, "interleaved"),
+    (3, 1, "interleaved:3"),
+    (2, 2, "zb_v"),
+    (4, 1, "zb_v"),
 }
 """Stages, data ranks and schedule of the quick tests."""
 
-SOME = {(2, 2, "1f1b")}
-"""The one of the largest network."""
+SOME = {(2, 2, "1f1b"), (2, 1, "zb_v")}
+"""Those of the largest network."""
+
+SCHEDULES = (
+    "1f1b",
+    "gpipe",
+    "eager_1f1b",
+    "zb_h1",
+    "zb_2p",
+    "interleaved",
+    "interleaved:3",
+    "zb_v",
+)
 
 
 def cases() -> list[Any]:
@@ -145,7 +161,7 @@ def cases() -> list[Any]:
             id="-".join(map(str, (name, *case))),
         )
         for name in NETS
-        for case in product((2, 3, 4), (1, 2), ("1f1b", "gpipe", "eager_1f1b", "zb_h1", "zb_2p"))
+        for case in product((2, 3, 4), (1, 2), SCHEDULES)
     ]
 
 
@@ -156,9 +172,8 @@ def test_three_steps_equal_those_with_accumulation(
 ) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(comm, data=data, pipeline=stages)
-        model = Model(NETS[name](), SHAPE, dtype="float64", mesh=mesh)
-        options = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": schedule}
-        return train(model, AllReduce(mesh.data), **options)
+        model = Model(NETS[name](), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule=schedule)
+        return train(model, AllReduce(mesh.data), micro_batches=MICRO_BATCHES)
 
     results = run_threads(data * stages, rank)
     assert_equal(results, reference(name, data))
@@ -168,10 +183,11 @@ def test_three_steps_equal_those_with_accumulation(
             np.testing.assert_allclose(state[key], serial[key], rtol=1e-11, atol=1e-13)
 
 
-def test_messages_may_be_late() -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+def test_messages_may_be_late(schedule: str) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(Delayed(comm, 1), data=1, pipeline=3)
-        model = Model(vgg_net(), SHAPE, dtype="float64", mesh=mesh)
+        model = Model(vgg_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule=schedule)
         return train(model, AllReduce(mesh.data), micro_batches=MICRO_BATCHES)
 
     assert_equal(run_threads(3, rank), reference("vgg", 1))
@@ -193,8 +209,8 @@ def test_a_schedule_of_ones_own_is_a_function(schedule: Any) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(comm, pipeline=3)
         model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh)
-        assert model.stage is not None
-        assert len(model.stage.sends) == 2 or model.stage.last
+        assert model.pipeline is not None
+        assert len(model.pipeline.stages[0].sends) == 2 or model.pipeline.last
         options: Any = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": schedule}
         return train(model, AllReduce(mesh.data), **options)
 
@@ -222,50 +238,57 @@ def test_a_broken_schedule_is_refused_before_the_first_step() -> None:
         ("gpipe", [5, 5, 5]),
         ("zb_h1", [3, 3, 3]),
         ("zb_2p", [5, 5, 5]),
+        ("interleaved", [4, 3, 2]),
+        ("zb_v", [3, 3, 3]),
     ],
     ids=str,
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
-    schedule: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
+    schedule: str, kept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: dict[int, int] = {}
+    found: dict[int, float] = {}
     run = StagePasses.run
 
     def watched(passes: StagePasses) -> None:
         run(passes)
-        found[passes.stage.number] = max(passes.most_kept, found.get(passes.stage.number, 0))
+        rank = passes.pipeline.rank
+        found[rank] = max(passes.most_kept, found.get(rank, 0))
 
     monkeypatch.setattr(StagePasses, "run", watched)
 
     def rank(comm: Communicator) -> None:
         mesh = Mesh(comm, pipeline=3)
-        model = Model(vgg_net(), SHAPE, mesh=mesh)
-        train(model, AllReduce(mesh.data), micro_batches=5, pipeline_schedule=schedule)
+        model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule=schedule)
+        train(model, AllReduce(mesh.data), micro_batches=5)
 
     run_threads(3, rank)
     assert [found[stage] for stage in range(3)] == kept
 
 
-def test_messages_and_bytes_of_a_step_are_those_of_the_formula() -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+def test_messages_and_bytes_of_a_step_are_those_of_the_formula(schedule: str) -> None:
     def rank(comm: Communicator) -> tuple[Any, dict[str, tuple[int, int]]]:
         mesh = Mesh(comm, data=2, pipeline=3)
-        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh)
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule=schedule)
         trainer = Trainer(
             model, SGD(0.1), exchange=AllReduce(mesh.data), micro_batches=3, progress=False
         )
         trainer.fit(dataset(), epochs=1, global_batch_size=12, steps_per_epoch=1)
         counted = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items()}
-        return model.stage, counted
+        return model.pipeline, counted
 
     samples, micro_batches, itemsize = 6, 3, 8
-    for stage, counted in run_threads(6, rank):
-        expected = {
-            value.name: (micro_batches, samples * int(np.prod(value.shape)) * itemsize)
-            for value in (*stage.receives, *stage.sends)
-        }
-        for value in {*stage.receives} & {*stage.sends}:  # passed on, in both directions
-            expected[value.name] = tuple(2 * n for n in expected[value.name])
-        assert counted == expected
+    for pipeline, counted in run_threads(6, rank):
+        expected: Counter[tuple[str, str]] = Counter()
+        for stage in pipeline.stages:
+            for values, other in ((stage.receives, -1), (stage.sends, 1)):  # both directions
+                for value in values:
+                    if pipeline.owners[stage.number + other] != pipeline.rank:
+                        expected[value.name, "messages"] += micro_batches
+                        nbytes = samples * int(np.prod(value.shape)) * itemsize
+                        expected[value.name, "bytes"] += nbytes
+        names = {name for name, _ in expected}
+        assert counted == {n: (expected[n, "messages"], expected[n, "bytes"]) for n in names}
 
 
 def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
@@ -291,6 +314,9 @@ def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
         ({"micro_batches": 30}, "must be at most the 13 samples of a rank per step, got 30"),
         ({"sync_batch_norm": True}, "sync_batch_norm must be False"),
         ({"pipeline_schedule": "1f2b"}, "unknown pipeline schedule '1f2b'"),
+        ({"pipeline_schedule": "1f1b:2"}, "1f1b:2: expected a schedule with a parameter chunks"),
+        ({"pipeline_schedule": "interleaved:0"}, "chunks must be at least 1, got 0"),
+        ({"pipeline_schedule": "zb_v"}, "has 4 stages on 2 ranks, .* those of the model, 2; pass"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_on_all_ranks(
@@ -322,11 +348,12 @@ def in_stages(stages: int, net: Any = concat_net, **options: Any) -> Result:
     """Train in stages; return the result of rank 0, with the state of the whole network."""
     plan, names = options.pop("recompute", None), options.pop("freeze", ())
     optimizer = options.pop("optimizer", SGD)
-    axes = options.pop("axes", {})
+    axes, schedule = options.pop("axes", {}), options.pop("pipeline_schedule", "1f1b")
 
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(comm, pipeline=stages, **axes)
-        model = Model(net(), SHAPE, dtype="float64", mesh=mesh, recompute=plan)
+        own: Any = {"recompute": plan, "pipeline_schedule": schedule}
+        model = Model(net(), SHAPE, dtype="float64", mesh=mesh, **own)
         model.freeze(*names) if names else None
         return train(model, None, optimizer(0.05), micro_batches=MICRO_BATCHES, **options)
 
@@ -362,6 +389,10 @@ def grouped(lr: float) -> SGD:
         {"axes": {"alternate": 2}},
         {"pipeline_schedule": "zb_h1", "recompute": 2, "optimizer": clipped},
         {"pipeline_schedule": "zb_h1", "axes": {"filter": 2}, "freeze": ("conv2d0", "batchnorm1")},
+        {"pipeline_schedule": "interleaved", "recompute": 2, "optimizer": clipped},
+        {"pipeline_schedule": "interleaved", "axes": {"alternate": 2}, "freeze": ("conv2d0",)},
+        {"pipeline_schedule": "zb_v", "recompute": 3, "axes": {"filter": 2}},
+        {"pipeline_schedule": "zb_v", "axes": {"spatial": 2}, "optimizer": grouped},
     ],
     ids=str,
 )
@@ -369,12 +400,18 @@ def test_stages_combine_with(options: dict[str, Any]) -> None:
     assert_equal([in_stages(2, **options)], whole(**options))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "schedule"),
+    [("float32", "1f1b"), ("float64", "1f1b"), ("float32", "interleaved")],
+)
+def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(
+    dtype: str, schedule: str
+) -> None:
     def rank(comm: Communicator) -> dict[str, np.ndarray]:
         mesh = Mesh(comm, data=comm.size // 2, pipeline=2)
         backend = create_backend("cpu", threads=1, tuning="fixed")
-        model = Model(concat_net(), SHAPE, dtype=dtype, mesh=mesh, backend=backend)
+        own: Any = {"backend": backend, "pipeline_schedule": schedule}
+        model = Model(concat_net(), SHAPE, dtype=dtype, mesh=mesh, **own)
         return train(model, AllReduce(mesh.data, sums=partial(ExactSums, shards=8)))[0]
 
     expected = run_threads(2, rank)[0]
@@ -414,7 +451,8 @@ def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.n
     rng = np.random.default_rng(0)
     x = rng.integers(0, TOKENS, (24, 7)).astype(np.float64)
     net = gpt(TOKENS, (6,), depth=3, heads=2, width=8, dropout=0.1, tied=False)
-    model = Model(net, (6,), dtype="float64", mesh=mesh)
+    schedule = options.pop("pipeline_schedule", "1f1b")
+    model = Model(net, (6,), dtype="float64", mesh=mesh, pipeline_schedule=schedule)
     exchange = AllReduce(Serial() if mesh is None else mesh.data)
     trainer = Trainer(model, AdamW(0.01), exchange=exchange, progress=False, **options)
     data = ArrayDataset(x[:, :-1], x[:, 1:].astype(np.int64))
@@ -422,7 +460,7 @@ def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.n
     return model.state(), trainer.losses
 
 
-@pytest.mark.parametrize("schedule", ["zb_h1", "zb_2p"])
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_2p", "interleaved", "zb_v"])
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_three_steps_of_a_transformer_equal_serial_ones(stages: int, schedule: str) -> None:
     def rank(comm: Communicator) -> Any:

@@ -297,7 +297,8 @@ def test_stages_that_receive_several_values_are_tuned(comm: Communicator) -> Non
     backend = create_backend("cpu", threads=1, tuning="measure")
     plan = {"pipeline": ["stage2.0.conv2"]}
     model = Model(create_net("resnet8", 3, shape), shape, backend=backend, plan=plan, mesh=mesh)
-    assert model.stage is not None
-    assert len(model.stage.receives or model.stage.sends) == 2
+    assert model.pipeline is not None
+    (stage,) = model.pipeline.stages
+    assert len(stage.receives or stage.sends) == 2
     autotune(model, comm, 4, training=True)
     assert len(backend.autotuner.report()) > 3

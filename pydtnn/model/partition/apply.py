@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, also_cut
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
-from pydtnn.model.partition.stages import StageCut, cut_stages
+from pydtnn.model.partition.stages import PipelineCut, cut_stages
 from pydtnn.utils.names import matches
 
 
@@ -27,7 +27,8 @@ def partition(
     mesh: MeshLike | None,
     *,
     input_gradient: bool = False,
-) -> tuple[tuple[Node, ...], StageCut | None]:
+    owners: Callable[[int], Sequence[int]] = range,
+) -> tuple[tuple[Node, ...], PipelineCut | None]:
     """Partition a graph that contains all nodes and is neither fused nor finished.
 
     Parameters
@@ -44,13 +45,15 @@ def partition(
     input_gradient : bool
         Whether the gradient of the inputs is needed; otherwise an input of which only a part is
         read on this rank becomes this part, unless there are stages.
+    owners : callable
+        Returns the rank of each stage for a number of ranks along "pipeline"; by default one each.
 
     Returns
     -------
     outputs : tuple of Node
-        The outputs, whole on every rank; of this rank's stage.
-    stage : StageCut or None
-        The messages of this rank's stage if there are several.
+        The outputs, whole on every rank; of this rank's stages, one after the other.
+    cut : PipelineCut or None
+        The messages of this rank's stages if there are several ranks along "pipeline".
 
     Raises
     ------
@@ -67,28 +70,29 @@ def partition(
     plan = find_plan(plan, axes, pipeline=PIPELINE in mesh.shape)
     plan.check([node.name for node in graph.nodes if node not in graph.inputs], axes)
     check_strategies(plan, [node.layer for node in graph.nodes if node not in graph.inputs])
-    stage = None
+    cut, final = None, len(outputs)
     if mesh.shape.get(PIPELINE, 1) > 1:
-        stages, number = mesh.shape[PIPELINE], mesh.position[PIPELINE]
-        stage = cut_stages(graph, outputs, stages, number, plan.stages)
-        outputs = stage.outputs
+        ranks, rank = mesh.shape[PIPELINE], mesh.position[PIPELINE]
+        cut = cut_stages(graph, outputs, owners(ranks), rank, plan.stages)
+        outputs = tuple(node for own in cut.outputs for node in own)
+        final = 0 if cut.stages[-1].sends else final
     used = [axis for axis in axes if mesh.shape[axis] > 1]
-    if stage is not None and not used:
-        return outputs, stage
+    if cut is not None and not used:
+        return outputs, cut
     work = _Pass(graph, plan, mesh, used)
     for node in graph.nodes[len(graph.inputs) :]:
         work.add(node)
     results = tuple(work.whole(node) for node in outputs)
-    for node in results if stage is None or not stage.sends else ():
+    for node in results[len(results) - final :]:
         work.may_remain_cut(node)
-    if stage is None:  # a stage may contain no layer that can be cut
+    if cut is None:  # a stage may contain no layer that can be cut
         work.check_use()
-    if stage is None and not input_gradient:
+    if cut is None and not input_gradient:
         for node in graph.inputs:
             work.cut_input(node, results)
     work.number()
     graph.nodes = work.nodes
-    return results, stage
+    return results, cut
 
 
 def check_strategies(plan: Plan, layers: Sequence[Layer]) -> None:

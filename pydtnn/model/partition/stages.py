@@ -13,7 +13,7 @@ from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.statistics import RUNNING
-from pydtnn.model.graph import Graph
+from pydtnn.model.graph import Graph, PartSizes
 from pydtnn.model.placement import completed
 from pydtnn.utils.names import some, unknown
 
@@ -211,43 +211,70 @@ class Value(NamedTuple):
     shape: Shape
 
 
-class StageCut(NamedTuple):
-    """One stage of a network.
+class Stage(NamedTuple):
+    """One of a rank's stages of a network.
 
     Attributes
     ----------
-    outputs : tuple of Node
-        The outputs of the model in the last stage, otherwise the values to send.
+    number : int
+        From 0, of all stages of the network.
     reads : tuple of int
         Positions of the inputs of the model that the stage reads.
     receives, sends : tuple of Value
         Values from the stage before and to the stage after. A value that a later stage reads is
         sent through all stages between.
+    """
+
+    number: int
+    reads: tuple[int, ...]
+    receives: tuple[Value, ...]
+    sends: tuple[Value, ...]
+
+
+class PipelineCut(NamedTuple):
+    """The stages of a rank.
+
+    Attributes
+    ----------
+    owners : tuple of int
+        The rank of each stage of the network.
+    stages : tuple of Stage
+        Those of this rank, in order.
+    outputs : tuple of tuple of Node
+        For each of them the values to send, or the outputs of the model in the last one.
     output_shapes : tuple of tuple of int
         Of the model.
     shapes : dict of str to tuple of int
         Of the parameters and running statistics of the model, all stages together, by name.
-    layers, first_layers : tuple of str
-        Names of the layers of the model, and of the first one of each stage.
     """
 
-    outputs: tuple[Node, ...]
-    reads: tuple[int, ...]
-    receives: tuple[Value, ...]
-    sends: tuple[Value, ...]
+    owners: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    outputs: tuple[tuple[Node, ...], ...]
     output_shapes: tuple[Shape, ...]
     shapes: dict[str, Shape]
-    layers: tuple[str, ...]
-    first_layers: tuple[str, ...]
+
+    @property
+    def sizes(self) -> list[PartSizes]:
+        """Numbers of inputs and outputs of each of the rank's stages."""
+        return [
+            PartSizes(len(stage.reads), len(stage.receives), len(outputs))
+            for stage, outputs in zip(self.stages, self.outputs, strict=True)
+        ]
 
 
 def cut_stages(
-    graph: Graph, outputs: Sequence[Node], stages: int, stage: int, names: Sequence[str] = ()
-) -> StageCut:
-    """Cut a graph into pipeline stages, and leave one of them in it.
+    graph: Graph,
+    outputs: Sequence[Node],
+    owners: Sequence[int],
+    rank: int,
+    names: Sequence[str] = (),
+) -> PipelineCut:
+    """Cut a graph into pipeline stages, and leave those of one rank in it.
 
     All ranks compute the same cut, each from the graph of the whole network. The inputs of the
-    graph are then those of the model that the stage reads, followed by the received values.
+    graph are then, for each stage of the rank, those of the model that the stage reads, followed by
+    the received values.
 
     Parameters
     ----------
@@ -255,8 +282,9 @@ def cut_stages(
         All nodes of the network, neither fused nor finished; its nodes are replaced.
     outputs : sequence of Node
         Outputs of the model.
-    stages, stage : int
-        Number of stages, and the one of this rank.
+    owners : sequence of int
+        The rank of each stage.
+    rank : int
     names : sequence of str, optional
         Layers or blocks with which the further stages begin; by default stages of about equal time
         (`balanced_boundaries`).
@@ -267,49 +295,42 @@ def cut_stages(
         If there are fewer layers than stages, a name is unknown, or a layer with parameters is
         used in two stages.
     """
-    nodes = graph.nodes
+    nodes, count = graph.nodes, len(owners)
     if names:
-        starts = named_boundaries(nodes, names, stages)
+        starts = named_boundaries(nodes, names, count)
     else:
-        starts = balanced_boundaries(nodes, outputs, stages)
+        starts = balanced_boundaries(nodes, outputs, count)
     bounds = [len(graph.inputs), *starts, len(nodes)]
-    own = [nodes[a:b] for a, b in pairwise(bounds)]
-    _check_uses(own)
-    first, last = bounds[stage], bounds[stage + 1]
-    received = crossing(nodes, outputs, first)
-    sent = [*outputs] if stage == stages - 1 else crossing(nodes, outputs, last)
-    read = [
-        i
-        for i, node in enumerate(graph.inputs)
-        if any(first <= n.index < last for n in node.consumers) or node in sent
-    ]
-    state = shapes_of_state(graph)
-    layers = tuple(node.name for node in nodes if node.inputs)
-    values = tuple(Value(node.name, node.shape) for node in received)
-    sends = () if stage == stages - 1 else tuple(Value(n.name, n.shape) for n in sent)
-    shapes = tuple(node.shape for node in outputs)
-    firsts = tuple(nodes[start].name for start in bounds[:-1])
+    layers = [nodes[a:b] for a, b in pairwise(bounds)]
+    _check_uses(layers)
+    crosses = [*(crossing(nodes, outputs, start) for start in bounds[:-1]), [*outputs]]
+    sent = [tuple(Value(node.name, node.shape) for node in values) for values in crosses]
+    sent[-1] = ()
+    own: list[Stage] = []
+    for number in (stage for stage in range(count) if owners[stage] == rank):
+        first, last = bounds[number : number + 2]
+        read = tuple(
+            i
+            for i, node in enumerate(graph.inputs)
+            if any(first <= n.index < last for n in node.consumers) or node in crosses[number + 1]
+        )
+        own.append(Stage(number, read, sent[number], sent[number + 1]))
+    state, shapes = shapes_of_state(graph), tuple(node.shape for node in outputs)
+    sources = [[*(graph.inputs[i] for i in s.reads), *crosses[s.number]] for s in own]
     new = Graph(
-        [graph.inputs[i].shape for i in read] + [value.shape for value in values],
+        [node.shape for nodes in sources for node in nodes],
         backend=graph.backend,
         dtype=str(graph.dtype),
     )
-    sources = [graph.inputs[i] for i in read] + received
-    replaced = dict(zip(sources, new.inputs, strict=True))
-    for source, node in replaced.items():
-        node.layer.name = source.name
-    new.adopt(own[stage], replaced)
+    inputs, results = iter(new.inputs), []
+    for stage, values in zip(own, sources, strict=True):
+        replaced = dict(zip(values, inputs, strict=False))
+        for source, node in replaced.items():
+            node.layer.name = source.name
+        new.adopt(layers[stage.number], replaced)
+        results.append(tuple(replaced.get(node, node) for node in crosses[stage.number + 1]))
     graph.inputs, graph.nodes = new.inputs, new.nodes
-    return StageCut(
-        tuple(replaced.get(node, node) for node in sent),
-        tuple(read),
-        values,
-        sends,
-        shapes,
-        state,
-        layers,
-        firsts,
-    )
+    return PipelineCut(tuple(owners), tuple(own), tuple(results), shapes, state)
 
 
 def shapes_of_state(graph: Graph) -> dict[str, Shape]:

@@ -1,9 +1,10 @@
 """Pipeline schedules as data: generated, verified and drawn without communication."""
 
-from pydtnn.parallel.pipeline.check import PipelineError, Timeline, check
+from pydtnn.parallel.pipeline.check import Timeline, check
 from pydtnn.parallel.pipeline.schedules import (
     PIPELINE_SCHEDULES,
     Action,
+    PipelineError,
     Schedule,
     actions_of,
     backward,
@@ -14,9 +15,11 @@ from pydtnn.parallel.pipeline.schedules import (
     find,
     forward,
     gpipe,
+    interleaved,
     one_forward_one_backward,
     zb_2p,
     zb_h1,
+    zb_v,
 )
 
 __all__ = [
@@ -35,7 +38,9 @@ __all__ = [
     "find",
     "forward",
     "gpipe",
+    "interleaved",
     "one_forward_one_backward",
     "zb_2p",
     "zb_h1",
+    "zb_v",
 ]

@@ -14,8 +14,8 @@ from pydtnn.utils.command import Parser, run_command
 
 EXAMPLES = """examples:
   python -m pydtnn.parallel.pipeline draw 1f1b
-  python -m pydtnn.parallel.pipeline draw gpipe --stages 3 --output gpipe.pdf
-  python -m pydtnn.parallel.pipeline check path/to/file.py:my_schedule --stages 4
+  python -m pydtnn.parallel.pipeline draw gpipe --ranks 3 --output gpipe.pdf
+  python -m pydtnn.parallel.pipeline check path/to/file.py:my_schedule --ranks 4
 """
 
 
@@ -46,7 +46,7 @@ def create_parser() -> Parser:
     parser.add_argument(
         "name", metavar="NAME", help=f"{', '.join(PIPELINE_SCHEDULES)} or path/to/file.py:function"
     )
-    for name, usual in (("stages", 4), ("micro-batches", 8)):
+    for name, usual in (("ranks", 4), ("micro-batches", 8)):
         parser.add_argument(
             f"--{name}", type=int, default=usual, metavar="N", help=f"default: {usual}"
         )
@@ -58,7 +58,7 @@ def create_parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> None:
     name = options.name.rpartition(":")[2]
-    done = check(find(options.name), options.stages, options.micro_batches)
+    done = check(find(options.name), options.ranks, options.micro_batches)
     if options.command == "check":
         print(f"correct: {title(name, done)}")
     elif options.output:

@@ -1,6 +1,6 @@
 """Verification of pipeline schedules; errors specify the stage and the action.
 
-Nothing is computed: the actions of all stages are carried out together, with messages that arrive
+Nothing is computed: the actions of all ranks are carried out together, with messages that arrive
 when the sending action has ended. A proof holds for stages and messages of any speed, because
 actions only wait for messages, each of which has a tag of its own, and sends do not block.
 """
@@ -14,25 +14,29 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from pydtnn.parallel.pipeline.schedules import LAST, Action, Schedule, actions_of
+from pydtnn.parallel.pipeline.schedules import (
+    LAST,
+    Action,
+    PipelineError,
+    Schedule,
+    actions_of,
+    owners_of,
+    with_stages,
+)
 from pydtnn.utils.validate import check_int
 
 Plan = Sequence[Sequence[Action]]
-"""The actions of every stage."""
+"""The actions of every rank."""
 
 
 HALVES = ("backward_inputs", "backward_parameters")
 """Kinds of the halves of backward, in their order."""
 
 
-class PipelineError(ValueError):
-    """A schedule that does not compute a step; the text names the stage and the action."""
-
-
 class Event(NamedTuple):
-    """An action of a stage, and the times at which it begins and ends."""
+    """An action of a rank, and the times at which it begins and ends."""
 
-    stage: int
+    rank: int
     action: Action
     begin: float
     end: float
@@ -76,16 +80,32 @@ class Timeline:
     ----------
     events : tuple of Event
         In the order in which they begin.
-    stages, micro_batches : int
+    owners : tuple of int
+        The rank of each stage.
+    micro_batches : int
     """
 
     events: tuple[Event, ...]
-    stages: int
+    owners: tuple[int, ...]
     micro_batches: int
 
-    def of(self, stage: int) -> list[Event]:
-        """Return the events of one stage."""
-        return [event for event in self.events if event.stage == stage]
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.owners)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return 1 + max(self.owners)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages of one rank, in order."""
+        return [stage for stage, owner in enumerate(self.owners) if owner == rank]
+
+    def of(self, rank: int) -> list[Event]:
+        """Return the events of one rank."""
+        return [event for event in self.events if event.rank == rank]
 
     @cached_property
     def duration(self) -> float:
@@ -94,33 +114,32 @@ class Timeline:
 
     @cached_property
     def bubble(self) -> float:
-        """Fraction of the time, over all stages, in which a stage computes nothing."""
+        """Fraction of the time, over all ranks, in which a rank computes nothing."""
         busy = sum(event.end - event.begin for event in self.events)
-        return 1 - busy / (self.stages * self.duration)
+        return 1 - busy / (self.ranks * self.duration)
 
     @cached_property
     def ends(self) -> tuple[float, ...]:
-        """For each stage, the time at which its last action ends."""
-        return tuple(self.of(stage)[-1].end for stage in range(self.stages))
+        """For each rank, the time at which its last action ends."""
+        return tuple(self.of(rank)[-1].end for rank in range(self.ranks))
 
     @cached_property
     def waiting(self) -> float:
-        """The most time for which a stage waits between its first and its last action.
+        """The most time for which a rank waits between its first and its last action.
 
-        The bubble of papers in which a stage begins the next step before others have ended this
-        one.
+        The bubble of papers in which a rank begins the next step before others have ended this one.
         """
-        own = [self.of(stage) for stage in range(self.stages)]
+        own = [self.of(rank) for rank in range(self.ranks)]
         return max(
             events[-1].end - events[0].begin - sum(e.end - e.begin for e in events)
             for events in own
         )
 
     @cached_property
-    def in_flight(self) -> tuple[int, ...]:
-        """For each stage, the most micro-batches whose values it keeps at a time."""
+    def in_flight(self) -> tuple[float, ...]:
+        """For each rank, the most micro-batches whose values it keeps, see `most_in_flight`."""
         return tuple(
-            most_in_flight([e.action for e in self.of(stage)]) for stage in range(self.stages)
+            most_in_flight([e.action for e in self.of(rank)]) for rank in range(self.ranks)
         )
 
     @cached_property
@@ -130,39 +149,42 @@ class Timeline:
 
     @cached_property
     def messages(self) -> int:
-        """Number of times that values or gradients are sent from a stage to a neighbour."""
-        return 2 * (self.stages - 1) * self.micro_batches
+        """Number of times that values or gradients are sent from a stage to one of another rank."""
+        return 2 * sum(a != b for a, b in pairwise(self.owners)) * self.micro_batches
 
 
-def most_in_flight(actions: Sequence[Action]) -> int:
-    """Return the most micro-batches between their forward and the end of their backward."""
+def most_in_flight(actions: Sequence[Action]) -> float:
+    """Return the most micro-batches of a rank between their forward and the end of their backward.
+
+    Of v stages, each counts 1 / v: the result is in values of all layers of the rank.
+    """
     now = most = 0
     for action in actions:
         now += (action.kind == "forward") - (action.kind in LAST)
         most = max(most, now)
-    return most
+    return most / (len({action.stage for action in actions}) or 1)
 
 
 def check(
     schedule: str | Schedule | Plan,
-    stages: int = 0,
+    ranks: int = 0,
     micro_batches: int = 0,
     *,
     forward: float = 1.0,
     backward: float = 2.0,
     parameters: float | None = None,
 ) -> Timeline:
-    """Prove that a schedule computes a step, for one number of stages and micro-batches.
+    """Prove that a schedule computes a step, for one number of ranks and micro-batches.
 
-    Every stage computes each micro-batch once forward and, after that, once backward, in one piece
-    or first the gradients of inputs and then those of parameters; and there is no deadlock: every
-    action's message is sent by an action that can be carried out before.
+    Every stage is on one rank, which computes each micro-batch once forward and, after that, once
+    backward, in one piece or first the gradients of inputs and then those of parameters; and there
+    is no deadlock: every action's message is sent by an action that can be carried out before.
 
     Parameters
     ----------
     schedule : str, Schedule or sequence of sequences of Action
-        A name of `PIPELINE_SCHEDULES`, a function, or the actions of all stages.
-    stages, micro_batches : int
+        A name of `PIPELINE_SCHEDULES`, a function, or the actions of all ranks.
+    ranks, micro_batches : int
         Of a name or function; if actions are given, they are counted.
     forward, backward, parameters
         Times of a stage, see `StageTime`.
@@ -182,22 +204,23 @@ def check(
     ...
     pydtnn.parallel.pipeline.check.PipelineError: stage 1 has backward 0 before forward 0; swap them
     """
-    plan = plan_of(schedule, stages, micro_batches)
+    plan = plan_of(schedule, ranks, micro_batches)
     numbers = range(1 + max((a.micro_batch for actions in plan for a in actions), default=0))
     if not isinstance(schedule, str) and not callable(schedule):
         micro_batches = len(numbers)
-    for stage, actions in enumerate(plan):
-        _check_stage(stage, actions, micro_batches)
-    return carry_out(plan, [StageTime(forward, backward, parameters=parameters)] * len(plan))
+    owners = owners_of(plan)
+    for stage, rank in enumerate(owners):
+        _check_stage(stage, [a for a in plan[rank] if a.stage == stage], micro_batches)
+    return carry_out(plan, [StageTime(forward, backward, parameters=parameters)] * len(owners))
 
 
-def plan_of(schedule: str | Schedule | Plan, stages: int, micro_batches: int) -> Plan:
-    """List the actions of every stage; parameters as for `check`."""
+def plan_of(schedule: str | Schedule | Plan, ranks: int, micro_batches: int) -> Plan:
+    """List the actions of every rank; parameters as for `check`."""
     if not isinstance(schedule, str) and not callable(schedule):
-        return schedule
-    check_int("check", "stages", stages, at_least=1)
+        return [with_stages(actions, rank) for rank, actions in enumerate(schedule)]
+    check_int("check", "ranks", ranks, at_least=1)
     check_int("check", "micro_batches", micro_batches, at_least=1)
-    return [actions_of(schedule, stage, stages, micro_batches) for stage in range(stages)]
+    return [actions_of(schedule, rank, ranks, micro_batches) for rank in range(ranks)]
 
 
 def _check_stage(stage: int, actions: Sequence[Action], micro_batches: int) -> None:
@@ -219,7 +242,7 @@ def _check_stage(stage: int, actions: Sequence[Action], micro_batches: int) -> N
         )
     kinds = ("forward", *(HALVES if halves else ("backward",)))
     for number in range(micro_batches):
-        needed = [Action(kind, number) for kind in kinds]
+        needed = [Action(kind, number, stage) for kind in kinds]
         for action in needed:
             if action not in times:
                 raise PipelineError(f"stage {stage} lacks {action}; add it")
@@ -228,60 +251,62 @@ def _check_stage(stage: int, actions: Sequence[Action], micro_batches: int) -> N
                 raise PipelineError(f"stage {stage} has {after} before {before}; swap them")
 
 
-def source_of(stage: int, stages: int, action: Action) -> int | None:
+def source_of(action: Action, stages: int) -> int | None:
     """Return the stage whose message an action waits for; None if it waits for none."""
-    source = stage - action.direction
+    source = action.stage - action.direction
     return source if action.direction and 0 <= source < stages else None
 
 
 def carry_out(plan: Plan, stages: Sequence[StageTime]) -> Timeline:
-    """Carry out the actions of all stages, each as soon as its message has arrived.
+    """Carry out the actions of all ranks, each as soon as its message has arrived.
 
-    Messages do not delay the stage that sends them.
+    Messages do not delay the rank that sends them, and take no time between stages of one rank.
 
     Parameters
     ----------
     plan : sequence of sequences of Action
-        The actions of every stage.
+        The actions of every rank.
     stages : sequence of StageTime
 
     Raises
     ------
     PipelineError
-        If the stages deadlock.
+        If the ranks deadlock.
 
     >>> from pydtnn.parallel.pipeline.check import plan_of
     >>> carry_out(plan_of("gpipe", 2, 2), [StageTime(1.0, 2.0)] * 2).ends
     (9.0, 7.0)
     """
+    owners = owners_of(plan)
     arrivals: dict[tuple[int, int, int], float] = {}  # of a direction and micro-batch, at a stage
     events: list[Event] = []
     position, now = [0] * len(plan), [0.0] * len(plan)
     progress = True
     while progress:
         progress = False
-        for stage, actions in enumerate(plan):
-            while position[stage] < len(actions):
-                action = actions[position[stage]]
-                message = (stage, action.direction, action.micro_batch)
-                if source_of(stage, len(plan), action) is not None and message not in arrivals:
+        for rank, actions in enumerate(plan):
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                message = (action.stage, action.direction, action.micro_batch)
+                if source_of(action, len(owners)) is not None and message not in arrivals:
                     break
-                begin = max(now[stage], arrivals.get(message, 0.0))
-                now[stage] = end = begin + stages[stage].of(action)
-                events.append(Event(stage, action, begin, end))
-                if action.direction:
-                    to = (stage + action.direction, action.direction, action.micro_batch)
-                    arrivals[to] = end + stages[stage].message(action)
-                position[stage] += 1
+                begin = max(now[rank], arrivals.get(message, 0.0))
+                now[rank] = end = begin + stages[action.stage].of(action)
+                events.append(Event(rank, action, begin, end))
+                to = action.stage + action.direction
+                if action.direction and 0 <= to < len(owners):
+                    wire = stages[action.stage].message(action) if owners[to] != rank else 0.0
+                    arrivals[to, action.direction, action.micro_batch] = end + wire
+                position[rank] += 1
                 progress = True
     waiting = [
-        f"stage {stage} waits in {actions[place]} for stage "
-        f"{source_of(stage, len(plan), actions[place])}"
-        for stage, (actions, place) in enumerate(zip(plan, position, strict=True))
+        f"stage {actions[place].stage} waits in {actions[place]} for stage "
+        f"{source_of(actions[place], len(owners))}"
+        for actions, place in zip(plan, position, strict=True)
         if place < len(actions)
     ]
     if waiting:
         raise PipelineError(f"the stages deadlock: {', '.join(waiting)}; change their order")
-    events.sort(key=lambda event: (event.begin, event.stage))
+    events.sort(key=lambda event: (event.begin, event.rank))
     numbers = {event.action.micro_batch for event in events}
-    return Timeline(tuple(events), len(plan), len(numbers))
+    return Timeline(tuple(events), owners, len(numbers))

@@ -14,7 +14,7 @@ LETTERS = {"forward": "f", "backward": "b", "backward_inputs": "b", "backward_pa
 
 
 def text(name: str, done: Timeline) -> str:
-    """Format a schedule as a table, with a row for each stage and a column for each unit of time.
+    """Format a schedule as a table, with a row for each rank and a column for each unit of time.
 
     Parameters
     ----------
@@ -31,28 +31,37 @@ def text(name: str, done: Timeline) -> str:
     stage 0  f0 f1    b0 b0 b1 b1
     stage 1     f0 b0 b0 f1 b1 b1
     """
-    width = len(str(done.micro_batches - 1)) + 1
+    own = [done.stages_of(rank) for rank in range(done.ranks)]
+    width = len(str(done.micro_batches - 1)) + max(map(len, own))
     columns = round(done.duration)
     words = "gradients of inputs, w0: of parameters" if done.has_halves else "backward"
     lines = [title(name, done), f"f0: forward of micro-batch 0, b0: {words}", ""]
-    for stage in range(done.stages):
+    for rank in range(done.ranks):
         cells = [""] * columns
-        for event in done.of(stage):
+        for event in done.of(rank):
             label = f"{LETTERS[event.action.kind]}{event.action.micro_batch}"
+            label += "'" * own[rank].index(event.action.stage)
             for time in range(round(event.begin), round(event.end)):
                 cells[time] = label
         row = " ".join(cell.ljust(width) for cell in cells)
-        lines.append(f"stage {stage}  {row}".rstrip())
+        lines.append(f"{row_name(done, rank)}  {row}".rstrip())
     return "\n".join(lines)
 
 
 def title(name: str, done: Timeline) -> str:
     """Return a line with the numbers of stages and micro-batches, the bubble and the memory."""
-    kept = ", ".join(map(str, done.in_flight))
+    kept = ", ".join(f"{number:g}" for number in done.in_flight)
+    ranks = "" if done.ranks == done.stages else f" on {done.ranks} ranks"
     return (
-        f"{name}: {done.stages} stages, {done.micro_batches} micro-batches, "
+        f"{name}: {done.stages} stages{ranks}, {done.micro_batches} micro-batches, "
         f"{100 * done.bubble:.0f} % of the time idle; values of {kept} micro-batches kept"
     )
+
+
+def row_name(done: Timeline, rank: int) -> str:
+    """Return the stages of a rank in words."""
+    own = done.stages_of(rank)
+    return f"stage{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}"
 
 
 MAX_ACTIONS = 2048
@@ -75,7 +84,7 @@ WORDS = {"backward_inputs": "gradients of inputs", "backward_parameters": "of pa
 def draw(path: Path, name: str, done: Timeline) -> None:
     """Draw a schedule into a file.
 
-    Time increases to the right; each stage is a row. A box is an action with the number of its
+    Time increases to the right; each rank is a row. A box is an action with the number of its
     micro-batch, and a line between two rows the message that an action waits for. What is left
     white is the bubble.
 
@@ -106,47 +115,45 @@ def draw(path: Path, name: str, done: Timeline) -> None:
 
 
 def _figure(make: Any, name: str, done: Timeline) -> Any:
-    """Lay out the page; the row of stage s is at y = s, and time t at x = t."""
+    """Lay out the page; the row of rank r is at y = r, and time t at x = t."""
     left, head, foot = 3.0, 1.9, 0.9
-    width, height = max(done.duration + left + 0.5, 20), done.stages + head + foot
+    width, height = max(done.duration + left + 0.5, 20), done.ranks + head + foot
     figure = make(figsize=(UNIT * width, ROW * height))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-left, width - left), ylim=(done.stages - 0.5 + foot, -0.5 - head))
+    axes.set(xlim=(-left, width - left), ylim=(done.ranks - 0.5 + foot, -0.5 - head))
     axes.axis("off")
     first, _, second = title(name, done).partition(": ")
     words: dict[str, Any] = {"va": "center"}
     axes.text(0, -0.1 - head, first, size=12, weight="bold", color=INK, **words)
     axes.text(0, 0.6 - head, second, color=QUIET, **words)
-    for stage in range(done.stages):
-        axes.plot((0, done.duration), (stage, stage), color=LINE, lw=0.8, zorder=1)
-        axes.text(-0.3, stage, f"stage {stage}", ha="right", size=8, color=QUIET, **words)
-    sent = {(e.stage, e.action.direction, e.action.micro_batch): e for e in done.events}
+    for rank in range(done.ranks):
+        axes.plot((0, done.duration), (rank, rank), color=LINE, lw=0.8, zorder=1)
+        axes.text(-0.3, rank, row_name(done, rank), ha="right", size=8, color=QUIET, **words)
+    sent = {(e.action.stage, e.action.direction, e.action.micro_batch): e for e in done.events}
     for event in done.events:
-        source, action = source_of(event.stage, done.stages, event.action), event.action
+        source, action = source_of(event.action, done.stages), event.action
         if source is not None:
             _message(axes, sent[source, action.direction, action.micro_batch], event)
-        _box(axes, event)
+        _box(axes, event, done.stages_of(event.rank).index(action.stage))
     for place, kind in enumerate(k for k in COLORS if any(e.action.kind == k for e in done.events)):
         x = 7 * place
-        axes.add_patch(_rectangle(x, done.stages - 0.3, 0.8, 0.4, COLORS[kind]))
+        axes.add_patch(_rectangle(x, done.ranks - 0.3, 0.8, 0.4, COLORS[kind]))
         text_of = WORDS.get(kind, kind)
-        axes.text(x + 1.1, done.stages - 0.1, text_of, size=8, color=QUIET, **words)
+        axes.text(x + 1.1, done.ranks - 0.1, text_of, size=8, color=QUIET, **words)
     return figure
 
 
 def _message(axes: Any, sent: Event, received: Event) -> None:
-    axes.plot(
-        (sent.end, received.begin), (sent.stage, received.stage), color=QUIET, lw=0.6, zorder=2
-    )
+    axes.plot((sent.end, received.begin), (sent.rank, received.rank), color=QUIET, lw=0.6, zorder=2)
 
 
-def _box(axes: Any, event: Event) -> None:
-    """Draw an action with the number of its micro-batch."""
-    duration, color = event.end - event.begin, COLORS[event.action.kind]
-    axes.add_patch(_rectangle(event.begin, event.stage - 0.35, duration, 0.7, color))
+def _box(axes: Any, event: Event, place: int) -> None:
+    """Draw an action with the number of its micro-batch; paler in a rank's later stages."""
+    duration, color = event.end - event.begin, _paler(COLORS[event.action.kind], place)
+    axes.add_patch(_rectangle(event.begin, event.rank - 0.35, duration, 0.7, color))
     axes.text(
         (event.begin + event.end) / 2,
-        event.stage,
+        event.rank,
         str(event.action.micro_batch),
         ha="center",
         va="center",
@@ -154,6 +161,12 @@ def _box(axes: Any, event: Event) -> None:
         color=INK,
         zorder=4,
     )
+
+
+def _paler(color: str, place: int) -> str:
+    """Return a color mixed with `place` parts of white."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{(own + 255 * place) // (1 + place):02x}" for own in parts)
 
 
 def _rectangle(x: float, y: float, width: float, height: float, color: str) -> Any:

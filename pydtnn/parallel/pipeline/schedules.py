@@ -1,20 +1,26 @@
-"""Pipeline schedules: the order in which a stage computes its micro-batches.
+"""Pipeline schedules: the order in which a rank computes the micro-batches of its stages.
 
-A schedule is a function of a stage, the number of stages and the number of micro-batches, which
-returns the actions of that stage in order. Messages follow from the actions: before ``forward(m)``
-a stage receives the values of micro-batch m from the stage before it, and afterwards it sends its
-own to the next; ``backward(m)`` does the same with gradients in the other direction. Sends do not
-block; an action begins when its message has arrived. Backward may be in two halves: gradients of
-inputs, for which the stage before waits, and later those of parameters, for which no stage waits.
+A schedule is a function of a rank, the number of ranks and the number of micro-batches, which
+returns the actions of that rank in order. The stages that they name are the rank's: one of its own
+number by default, or several. Messages follow from the actions: before ``forward(m)`` a stage
+receives the values of micro-batch m from the stage before it, and afterwards it sends its own to
+the next; ``backward(m)`` does the same with gradients in the other direction. Sends do not block;
+an action begins when its message has arrived. Backward may be in two halves: gradients of inputs,
+for which the stage before waits, and later those of parameters, for which no stage waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pydtnn.utils.names import some
 from pydtnn.utils.registry import Registry
+from pydtnn.utils.validate import check_int
 
 
 class Action(NamedTuple):
@@ -26,10 +32,13 @@ class Action(NamedTuple):
         One of `KINDS`.
     micro_batch : int
         From 0.
+    stage : int
+        From 0; -1, in the actions that a schedule returns, is the stage of the rank's number.
     """
 
     kind: str
     micro_batch: int
+    stage: int = -1
 
     def __str__(self) -> str:
         return f"{self.kind} {self.micro_batch}"
@@ -40,6 +49,10 @@ class Action(NamedTuple):
         return KINDS[self.kind]
 
 
+class PipelineError(ValueError):
+    """A schedule that does not compute a step; the text names the stage and the action."""
+
+
 KINDS = {"forward": 1, "backward": -1, "backward_inputs": -1, "backward_parameters": 0}
 """Kinds of actions, with the direction of the messages that they wait for and send."""
 
@@ -47,31 +60,31 @@ LAST = ("backward", "backward_parameters")
 """Kinds of the last action of a micro-batch, which releases its values."""
 
 
-def forward(micro_batch: int) -> Action:
+def forward(micro_batch: int, stage: int = -1) -> Action:
     """Compute the outputs and the loss of a micro-batch, and keep the values for backward."""
-    return Action("forward", micro_batch)
+    return Action("forward", micro_batch, stage)
 
 
-def backward(micro_batch: int) -> Action:
+def backward(micro_batch: int, stage: int = -1) -> Action:
     """Compute the gradients of a micro-batch, and release its values."""
-    return Action("backward", micro_batch)
+    return Action("backward", micro_batch, stage)
 
 
-def backward_inputs(micro_batch: int) -> Action:
+def backward_inputs(micro_batch: int, stage: int = -1) -> Action:
     """Compute the first half of backward: the gradients that the stage before waits for."""
-    return Action("backward_inputs", micro_batch)
+    return Action("backward_inputs", micro_batch, stage)
 
 
-def backward_parameters(micro_batch: int) -> Action:
+def backward_parameters(micro_batch: int, stage: int = -1) -> Action:
     """Compute the second half of backward: the gradients of parameters; release all values."""
-    return Action("backward_parameters", micro_batch)
+    return Action("backward_parameters", micro_batch, stage)
 
 
 Schedule = Callable[[int, int, int], Iterable[Action]]
-"""Function ``(stage, stages, micro_batches)`` that returns the actions of a stage."""
+"""Function ``(rank, ranks, micro_batches)`` that returns the actions of a rank."""
 
 
-def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:
+def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """All forward passes, then all backward passes; every stage keeps all micro-batches.
 
     References
@@ -87,7 +100,7 @@ def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:
     return [*map(forward, every), *map(backward, every)]
 
 
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
+def one_forward_one_backward(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """Backward of each micro-batch as early as possible; a stage keeps at most ``stages - stage``.
 
     References
@@ -99,10 +112,10 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
     >>> [str(action) for action in one_forward_one_backward(0, 2, 3)]  # doctest: +ELLIPSIS
     ['forward 0', 'forward 1', 'backward 0', 'forward 2', 'backward 1', 'backward 2']
     """
-    return _alternating(stages - stage - 1, micro_batches)
+    return _alternating(ranks - rank - 1, micro_batches)
 
 
-def eager_one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
+def eager_one_forward_one_backward(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """As 1F1B with twice as many forward passes in advance.
 
     A stage keeps at most ``2 (stages - stage) - 1`` micro-batches. Those in advance cover the time
@@ -115,10 +128,10 @@ def eager_one_forward_one_backward(stage: int, stages: int, micro_batches: int) 
     >>> [str(action) for action in eager_one_forward_one_backward(0, 2, 3)]
     ['forward 0', 'forward 1', 'forward 2', 'backward 0', 'backward 1', 'backward 2']
     """
-    return _alternating(2 * (stages - stage - 1), micro_batches)
+    return _alternating(2 * (ranks - rank - 1), micro_batches)
 
 
-def zb_h1(stage: int, stages: int, micro_batches: int) -> list[Action]:
+def zb_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """As 1F1B, with gradients of parameters `stage` micro-batches later than those of inputs.
 
     They are computed where 1F1B waits at the end of a step. Every stage keeps at most `stages`
@@ -132,10 +145,10 @@ def zb_h1(stage: int, stages: int, micro_batches: int) -> list[Action]:
     ['forward 0', 'backward_inputs 0', 'forward 1', 'backward_inputs 1',
      'backward_parameters 0', 'backward_parameters 1']
     """
-    return _alternating(stages - stage - 1, micro_batches, delay=stage)
+    return _alternating(ranks - rank - 1, micro_batches, delay=rank)
 
 
-def zb_2p(stage: int, stages: int, micro_batches: int) -> list[Action]:
+def zb_2p(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """As ZB-H1 with twice as many forward passes in advance, and twice the delay.
 
     If an action takes the same time in every kind and stage, no stage waits between its first and
@@ -146,7 +159,64 @@ def zb_2p(stage: int, stages: int, micro_batches: int) -> list[Action]:
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (arXiv 2023), sections 2.2 and 5: the
     schedule ZB-H2, which their search finds as ZB-2p.
     """
-    return _alternating(2 * (stages - stage - 1), micro_batches, delay=2 * stage)
+    return _alternating(2 * (ranks - rank - 1), micro_batches, delay=2 * rank)
+
+
+def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int = 2) -> list[Action]:
+    """As 1F1B with several stages per rank, which divide the bubble by their number.
+
+    Stage s is on rank ``s % ranks``: the network passes through all ranks `chunks` times. A rank
+    computes as many micro-batches as there are ranks in one of its stages, then as many in the
+    next. It keeps more values than with 1F1B: at most ``1 + (ranks - 1) / (ranks chunks)`` times.
+
+    References
+    ----------
+    Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM", SC 2021, section 2.2.
+
+    >>> [f"{action} of {action.stage}" for action in interleaved(1, 2, 2)[:5]]
+    ['forward 0 of 1', 'forward 1 of 1', 'forward 0 of 3', 'backward 0 of 3', 'forward 1 of 3']
+    """
+    groups = [range(m, m + ranks) for m in range(0, micro_batches, ranks)]
+    stages = range(rank, chunks * ranks, ranks)
+    forwards = [(m, stage) for group in groups for stage in stages for m in group]
+    backwards = [(m, stage) for group in groups for stage in stages[::-1] for m in group]
+    ahead = 2 * (ranks - rank - 1) + (chunks - 1) * ranks
+    actions = _in_turn(ahead, forwards, [[backward(*place)] for place in backwards])
+    return [action for action in actions if action.micro_batch < micro_batches]
+
+
+def zb_v(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """Two stages per rank, in a V: the first rank has the first stage and the last one.
+
+    Backward begins on the rank on which forward has ended, and so on the first rank early. If an
+    action takes the same time in every kind and stage, no rank waits between its first and its last
+    action, and every rank keeps as many values as the first one does with 1F1B.
+
+    References
+    ----------
+    Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6: ZB-V.
+    """
+    first, last = rank, 2 * ranks - 1 - rank
+    f, b, w = ([(kind, first)] for kind in (forward, backward_inputs, backward_parameters))
+    F, B, W = ([(kind, last)] for kind in (forward, backward_inputs, backward_parameters))
+    numbers = max(micro_batches, 2 * ranks - 1)
+    order = [
+        *(2 * (ranks - rank) - 1) * f,
+        *rank * (F + f),
+        *(ranks - rank) * (F + B + W),
+        *(numbers - ranks) * (f + b + w + F + B + W),
+        *rank * (b + B),
+        *(ranks - rank) * (b + w),
+        *rank * W,
+        *rank * w,
+    ]
+    done: Counter[Any] = Counter()  # micro-batches of each kind and stage
+    actions = []
+    for kind, stage in order:
+        actions.append(kind(done[kind, stage], stage))
+        done[kind, stage] += 1
+    return [action for action in actions if action.micro_batch < micro_batches]
 
 
 def _alternating(ahead: int, micro_batches: int, delay: int | None = None) -> list[Action]:
@@ -155,17 +225,29 @@ def _alternating(ahead: int, micro_batches: int, delay: int | None = None) -> li
     With a delay, gradients of parameters are computed that many micro-batches later than those of
     inputs.
     """
-    ahead, numbers = min(ahead, micro_batches), range(micro_batches)
-    actions = [*map(forward, numbers[:ahead])]
-    for m in numbers:
-        actions += map(forward, numbers[m + ahead : m + ahead + 1])
-        if delay is None:
-            actions.append(backward(m))
-        else:
-            actions.append(backward_inputs(m))
-            actions += map(backward_parameters, numbers[max(m - delay, 0) : max(m - delay + 1, 0)])
-    if delay is not None:
-        actions += map(backward_parameters, numbers[max(micro_batches - delay, 0) :])
+    numbers = range(micro_batches)
+    if delay is None:
+        back = [[backward(m)] for m in numbers]
+    else:
+        back = [
+            [
+                backward_inputs(m),
+                *map(backward_parameters, numbers[max(m - delay, 0) : max(m - delay + 1, 0)]),
+            ]
+            for m in numbers
+        ]
+        back.append([*map(backward_parameters, numbers[max(micro_batches - delay, 0) :])])
+    return _in_turn(ahead, [(m,) for m in numbers], back)
+
+
+def _in_turn(
+    ahead: int, forwards: Sequence[tuple[int, ...]], backwards: Sequence[Sequence[Action]]
+) -> list[Action]:
+    """Compute forward passes in advance, then one of them and the next backward pass in turn."""
+    actions = [forward(*place) for place in forwards[:ahead]]
+    for place, back in zip_longest(forwards[ahead:], backwards, fillvalue=()):
+        actions += [forward(*place)] if place else []
+        actions += back
     return actions
 
 
@@ -175,6 +257,8 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "eager_1f1b": eager_one_forward_one_backward,
     "zb_h1": zb_h1,
     "zb_2p": zb_2p,
+    "interleaved": interleaved,
+    "zb_v": zb_v,
 }
 """Schedules by their names on the command line."""
 
@@ -182,26 +266,38 @@ SCHEDULE: Registry[Any] = Registry(
     "pipeline schedule",
     PIPELINE_SCHEDULES,
     Callable,
-    "a function of a stage, the number of stages and the number of micro-batches",
+    "a function of a rank, the number of ranks and the number of micro-batches",
 )
 
 
 def find(schedule: str | Schedule) -> Schedule:
     """Return the schedule of a name or of ``path/to/file.py:function``; a function unchanged.
 
+    A number after the name, as in "interleaved:3", is that of the stages per rank.
+
     Raises
     ------
     TypeError, ValueError
         If there is none of that name, or it is not a function.
     """
-    found: Schedule = SCHEDULE.find(schedule).target
-    return found
+    name, _, chunks = schedule.rpartition(":") if isinstance(schedule, str) else ("", "", "")
+    if not (name and chunks.isdigit()):
+        found: Schedule = SCHEDULE.find(schedule).target
+        return found
+    several: Any = SCHEDULE.find(name).target
+    if "chunks" not in inspect.signature(several).parameters:
+        raise ValueError(
+            f"pipeline schedule {schedule}: expected a schedule with a parameter chunks before the "
+            f"number of stages per rank, got {name}; use interleaved:{chunks}"
+        )
+    number = check_int("pipeline schedule", "chunks", int(chunks), at_least=1)
+    return partial(several, chunks=number)
 
 
 def actions_of(
-    schedule: str | Schedule, stage: int, stages: int, micro_batches: int
+    schedule: str | Schedule, rank: int, ranks: int, micro_batches: int
 ) -> tuple[Action, ...]:
-    """List the actions of a stage.
+    """List the actions of a rank, each with the number of its stage.
 
     Raises
     ------
@@ -210,25 +306,64 @@ def actions_of(
     """
     function = find(schedule)
     who = getattr(function, "__name__", repr(function))
-    returned: Any = function(stage, stages, micro_batches)
+    returned: Any = function(rank, ranks, micro_batches)
     if not isinstance(returned, Iterable):
         raise TypeError(f"{who}: a pipeline schedule must return actions, got {returned!r}")
     actions = tuple(returned)
     for action in actions:
         if not isinstance(action, Action) or action.kind not in KINDS:
             raise TypeError(
-                f"{who}: the actions of a stage must be {some([f'{k}(m)' for k in KINDS])}, got "
+                f"{who}: the actions of a rank must be {some([f'{k}(m)' for k in KINDS])}, got "
                 f"{action!r}"
             )
-    return actions
+    return with_stages(actions, rank)
 
 
-def bubble(stages: int, micro_batches: int) -> float:
-    """Return the fraction of a step in which a stage waits: ``(S - 1) / (M + S - 1)``.
+def with_stages(actions: Iterable[Action], rank: int) -> tuple[Action, ...]:
+    """Return the actions of a rank with the number of the stage where it is not given."""
+    return tuple(a._replace(stage=rank) if a.stage == -1 else a for a in actions)
 
-    For GPipe, 1F1B and eager 1F1B, with equal stages and messages that take no time.
 
-    >>> bubble(4, 12)
-    0.2
+def owners_of(plan: Sequence[Sequence[Action]]) -> tuple[int, ...]:
+    """Return the rank of each stage, from the actions of all ranks.
+
+    Raises
+    ------
+    PipelineError
+        If a stage is on no rank or on two, or a rank has none.
     """
-    return (stages - 1) / (micro_batches + stages - 1)
+    owners: dict[int, int] = {}
+    for rank, actions in enumerate(plan):
+        own = sorted({action.stage for action in actions}) or [rank]
+        for stage in own:
+            other = owners.setdefault(stage, rank)
+            if other != rank:
+                raise PipelineError(
+                    f"stage {stage} is on rank {other} and on rank {rank}; keep the actions of one"
+                )
+    if lacking := [stage for stage in range(len(owners)) if stage not in owners]:
+        raise PipelineError(
+            f"no rank has stage {lacking[0]}, but one has {max(owners)}; number stages from 0"
+        )
+    return tuple(owners[stage] for stage in range(len(owners)))
+
+
+def placement(schedule: str | Schedule, ranks: int) -> tuple[int, ...]:
+    """Return the rank of each stage of a schedule, from its actions for one micro-batch.
+
+    >>> placement("1f1b", 3), placement("interleaved:2", 3), placement("zb_v", 3)
+    ((0, 1, 2), (0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 1, 0))
+    """
+    return owners_of([actions_of(schedule, rank, ranks, 1) for rank in range(ranks)])
+
+
+def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """Return the fraction of a step in which a rank waits: ``(P - 1) / (v M + P - 1)``.
+
+    For GPipe, 1F1B and eager 1F1B with v = 1 stage per rank, and interleaved 1F1B with v `chunks`,
+    with equal stages, messages that take no time and, if v > 1, a multiple of P micro-batches.
+
+    >>> bubble(4, 12), bubble(4, 12, 4)
+    (0.2, 0.058823529411764705)
+    """
+    return (ranks - 1) / (chunks * micro_batches + ranks - 1)

@@ -178,7 +178,7 @@ def _passes(
     fuse = not any(isinstance(part, GroupNorm) for part in parts)  # that one is of single layers
     model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
     rng = np.random.default_rng(0)
-    xs = example_inputs(model.graph, model.input_shapes, samples, rng)
+    xs = example_inputs(model, samples, rng)
     shapes = [(samples, *shape) for shape in model.output_shapes]
     gradients = [rng.standard_normal(shape).astype("float32") for shape in shapes]
     context = StepContext(training=True, samples=np.arange(samples))

@@ -27,7 +27,8 @@ from pydtnn.layers import (
 )
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
-from pydtnn.model.stage import Stage, Transfer
+from pydtnn.model.partition.stages import Stage
+from pydtnn.model.stage import Pipeline, Transfer
 from pydtnn.parallel import Mesh
 from pydtnn.testing import check_plan
 
@@ -122,13 +123,13 @@ def test_stages_begin_at_the_named_layers_and_blocks() -> None:
     models = built(3, {"pipeline": ["block", "head"]})
     firsts = [model.layers[0].name for model in models]
     assert firsts == ["conv2d0", "block.body.conv2d0", "head"]
-    assert models[1].stage.receives[0].name == "relu2"
-    assert models[0].stage.sends == models[1].stage.receives
+    assert models[1].pipeline.stages[0].receives[0].name == "relu2"
+    assert models[0].pipeline.stages[0].sends == models[1].pipeline.stages[0].receives
 
 
 def test_residual_edges_cross_a_cut_and_pass_through_stages() -> None:
     models = built(4, {"pipeline": ["block.body.relu2", "block.body.conv2d3", "block.add"]})
-    sent = [[value.name for value in model.stage.sends] for model in models]
+    sent = [[value.name for value in model.pipeline.stages[0].sends] for model in models]
     assert sent == [
         ["relu2", "block.body.batchnorm1"],
         ["relu2", "block.body.relu2"],
@@ -225,23 +226,23 @@ def test_stages_equal_serial_training(plan: Any, meshes: Any) -> None:
 
 
 def test_gradients_that_a_stage_does_not_return_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Stage.send_gradients
+    send = Pipeline.send
 
-    def broken(stage: Stage, dx: Any, micro_batch: int = 0) -> Transfer:
-        return send(stage, 0 * dx if stage.number == 1 else dx, micro_batch)
+    def broken(own: Pipeline, stage: Stage, direction: int, dx: Any, number: int = 0) -> Transfer:
+        return send(own, stage, direction, 0 * dx if stage.number == 1 else dx, number)
 
-    monkeypatch.setattr(Stage, "send_gradients", broken)
+    monkeypatch.setattr(Pipeline, "send", broken)
     with pytest.raises(AssertionError, match="gradient of the input, which is the output of relu4"):
         check_plan(residual_net, SHAPE, {"pipeline": ["two"]}, meshes=[{"pipeline": 2}])
 
 
 def test_values_of_another_layer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Stage.send_values
+    send = Pipeline.send
 
-    def swapped(stage: Stage, y: Any, micro_batch: int = 0) -> Transfer:
-        return send(stage, y[::-1] if stage.number == 0 else y, micro_batch)
+    def swapped(own: Pipeline, stage: Stage, direction: int, y: Any, number: int = 0) -> Transfer:
+        return send(own, stage, direction, y[::-1] if direction > 0 else y, number)
 
-    monkeypatch.setattr(Stage, "send_values", swapped)
+    monkeypatch.setattr(Pipeline, "send", swapped)
     plan = {"pipeline": ["block.body.relu2"]}
     with pytest.raises(AssertionError, match="relu2: the output is the first that differs"):
         check_plan(residual_net, SHAPE, plan, meshes=[{"pipeline": 2}])

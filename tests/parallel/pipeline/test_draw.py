@@ -14,7 +14,7 @@ from pydtnn.parallel.pipeline.picture import draw
 def test_a_schedule_is_drawn_as_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.png"
-    assert main(["draw", "gpipe", "--stages=2", "--micro-batches=2", f"--output={path}"]) == 0
+    assert main(["draw", "gpipe", "--ranks=2", "--micro-batches=2", f"--output={path}"]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -26,7 +26,7 @@ def test_pictures_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_and_proves(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["draw", "1f1b", "--stages=2", "--micro-batches=3"]) == 0
+    assert main(["draw", "1f1b", "--ranks=2", "--micro-batches=3"]) == 0
     assert "stage 1     f0 b0 b0 f1 b1 b1" in capsys.readouterr().out
     assert main(["check", "1f1b"]) == 0
     assert capsys.readouterr().out.startswith("correct: 1f1b: 4 stages, 8 micro-batches, 27 %")

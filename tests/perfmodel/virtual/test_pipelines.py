@@ -18,8 +18,9 @@ def equal_stages(stages: int, classes: int, shape: tuple[int, ...]) -> Sequentia
     return Sequential(*(Linear(classes, name=f"layer{i}") for i in range(stages)))
 
 
-def seconds_of_a_step(stages: int, micro_batches: int, schedule: str) -> float:
+def seconds_of_a_step(ranks: int, micro_batches: int, schedule: str, chunks: int = 1) -> float:
     """Execute steps of a sample per micro-batch on ranks whose messages take no time."""
+    stages = chunks * ranks
     net = partial(equal_stages, stages)
     net.__name__ = "equal_stages"  # type: ignore[attr-defined]
     work = Workload(
@@ -27,25 +28,34 @@ def seconds_of_a_step(stages: int, micro_batches: int, schedule: str) -> float:
         (8,),
         8,
         micro_batches,
-        {"pipeline": stages},
+        {"pipeline": ranks},
         plan={"pipeline": [f"layer{i}" for i in range(1, stages)]},
         micro_batches=micro_batches,
         pipeline_schedule=schedule,
     )
     fast = {"latency": 1e-9, "bandwidth": 1e15, "local_latency": 1e-9, "local_bandwidth": 1e15}
-    network = Network.create([0] * stages, **fast)
+    network = Network.create([0] * ranks, **fast)
     ends = run_virtual(_program(work, 1), network=network, costs=UniformCosts()).results[0].ends
     return ends[-1] - ends[-2]
 
 
-@pytest.mark.parametrize("stages", [4, 8, pytest.param(16, marks=pytest.mark.long)])
-def test_bubbles_are_those_of_the_formulas(stages: int) -> None:
+CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2}
+"""Stages per rank of each schedule."""
+
+
+@pytest.mark.parametrize("ranks", [4, 8, pytest.param(16, marks=pytest.mark.long)])
+def test_bubbles_are_those_of_the_formulas(ranks: int) -> None:
     forward, half = SECONDS["forward"], SECONDS["backward"] / 2
-    micro_batches = 3 * stages
-    work = micro_batches * (forward + 2 * half)
-    bubbles = {
-        name: seconds_of_a_step(stages, micro_batches, name) - work for name in ("1f1b", "zb_h1")
-    }
-    assert bubbles["1f1b"] == pytest.approx((stages - 1) * (forward + 2 * half), rel=0.02)
-    assert bubbles["zb_h1"] == pytest.approx((stages - 1) * forward, rel=0.02)
+    micro_batches, stage = 3 * ranks, forward + 2 * half
+    bubbles = {}  # in stages of a rank's whole work
+    for name, chunks in CHUNKS.items():
+        seconds = seconds_of_a_step(ranks, micro_batches, name, chunks)
+        bubbles[name] = (seconds - micro_batches * chunks * stage) / chunks
+    assert bubbles["1f1b"] == pytest.approx((ranks - 1) * stage, rel=0.02)
+    assert bubbles["interleaved"] == pytest.approx((ranks - 1) * stage / 2, rel=0.02)
+    assert bubbles["interleaved:3"] == pytest.approx((ranks - 1) * stage / 3, rel=0.02)
+    assert bubbles["interleaved"] < 0.55 * bubbles["1f1b"]
+    assert bubbles["zb_h1"] == pytest.approx((ranks - 1) * forward, rel=0.02)
     assert bubbles["zb_h1"] < 0.4 * bubbles["1f1b"]
+    assert bubbles["zb_v"] == pytest.approx((ranks - 1) * forward / 2, rel=0.02)
+    assert bubbles["zb_v"] < 0.2 * bubbles["1f1b"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.model.formats import read_formats
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.interval import AUTO, DEFAULT_MTBF, parse_interval
@@ -416,6 +417,13 @@ class TrainConfig:
         "--device cpu, which runs the readable reference",
         among=("float32", "float64", "bfloat16", "float16"),
     )
+    formats: str | None = option(
+        TRAINING,
+        str,
+        "round activations, weights and gradients to fewer bits, and compute in float32: "
+        "activations=e4m3fn,weights=e2m1:32",
+        metavar="LIST",
+    )
     optimizer: str = option(OPTIMIZER, "sgd", "update rule, or path/to/file.py:Class")
     lr: float | None = option(
         OPTIMIZER, float, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
@@ -681,6 +689,7 @@ class TrainConfig:
         if self.quiet and (self.verbose or self.progress in ("bar", "plain")):
             other = "--verbose" if self.verbose else f"--progress {self.progress}"
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
+        read_formats(self.formats, self.dtype, self.device)
         self.check_device()
         self.check_checkpoints()
         self.check_tensorboard()

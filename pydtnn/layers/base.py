@@ -252,7 +252,7 @@ class Layer(NotCallable, StoresArguments, ABC):
             fan_in=prod(shape[1:]) if fan_in is None else fan_in,
             fan_out=prod(shape[:-1]) if fan_out is None else fan_out,
             decay=decay,
-            working=working and self.dtype != self.parameter_dtype,
+            working=working and self.takes_16_bits,
         )
         self.parameters.append(p)
         return p

@@ -139,7 +139,10 @@ class FusedConv2d(Conv2d, Finisher):
         running = self.norm.running
         scale = self.norm.gamma.value / np.sqrt(running.variance + self.norm.epsilon)
         bias = self.b.value if self.bias else 0.0
-        w = self.w.master * scale.reshape(-1, *(1,) * (self.axes + 1))
+        rounded = self.w.value.dtype == self.w.master.dtype  # otherwise below, once
+        w = (self.w.value if rounded else self.w.master) * scale.reshape(
+            -1, *(1,) * (self.axes + 1)
+        )
         b = self.norm.beta.value + (bias - running.mean) * scale
         return w.astype(self.dtype), b.astype(self.parameter_dtype)
 

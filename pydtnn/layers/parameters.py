@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels import Backend
+from pydtnn.kernels.number_format import Rounding
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.collectives import contiguous
 from pydtnn.layers.initializers import Initializer, generator
@@ -415,6 +416,8 @@ class ParameterBuffer:
         Type of values and gradients.
     working : str or numpy.dtype, optional
         Type of working copies; by default `dtype`, without working copies.
+    rounding : Rounding, optional
+        Of working copies of the type `dtype`.
     bucket_bytes : sequence of int
         Minimum size of each bucket: one number for each of the first buckets, the last one also for
         all that follow.
@@ -431,6 +434,7 @@ class ParameterBuffer:
         backend: Backend,
         dtype: Any,
         working: Any = None,
+        rounding: Rounding | None = None,
         bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
         first_index: int = 0,
         gradients: bool = True,
@@ -445,7 +449,8 @@ class ParameterBuffer:
         self.values = backend.zeros((self.size,), self.dtype)
         self.grads = backend.zeros((self.size if gradients else 0,), self.dtype)
         self.working: Array | None = None
-        copied = working is not None and np.dtype(working) != self.dtype
+        self.rounding = rounding
+        copied = rounding is not None or (working is not None and np.dtype(working) != self.dtype)
         if copied and any(p.working for p, _ in parameters):
             self.working = backend.zeros((self.size,), np.dtype(working))
         self.slots = [self.grads]
@@ -461,7 +466,11 @@ class ParameterBuffer:
 
     def refresh(self) -> None:
         """Round all values into the working copies."""
-        if self.working is not None:
+        if self.rounding is not None:
+            for p in self.parameters:
+                if p.value is not p.master:
+                    self.rounding.apply(self.backend, p.master, out=p.value, axis=0)
+        elif self.working is not None:
             self.backend.elementwise.convert(self.values, out=self.working)
 
     def write_to(self, slot: int) -> None:

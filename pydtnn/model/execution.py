@@ -70,6 +70,8 @@ def forward_loop(
     for node, x in zip(part.inputs, inputs, strict=True):
         values[node.index] = _in_model_dtype(graph, x)
     recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
+    if graph.rounder:
+        recorder.residuals[0] = context  # for backward; an input saves nothing
     late = LatePasses()
 
     def store(node: Node, result: tuple[Value, Saved]) -> None:
@@ -123,6 +125,8 @@ def _forward_node(
     xs = [layer.accept(values[i.index]) for i in node.inputs]
     if layer.batch_part is not None:
         context, samples = part_of_batch(context, samples, *layer.batch_part)
+    if graph.rounder:
+        xs = [graph.rounder.input(layer, x, context) for x in xs]
     if kept is not None and isinstance(layer, Repeatable):
         result = layer.forward_again(*xs, context=context, kept=kept)
     elif communicates(layer, training=context.training, joint=joint):
@@ -256,6 +260,8 @@ def _backward_node(
     if isinstance(saved, GatheredAgain):
         saved = yield from _calls(node.inputs[0], saved.steps())
     g, left = layer.accept(sums.take(node)), None
+    if graph.rounder:
+        g = graph.rounder.gradient(layer, g, residuals[0])
     if communicates(layer, training=True, joint=joint):
         if _finishes(node, sums) and isinstance(layer, CommunicatingFinisher):
             steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))

@@ -16,6 +16,7 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
 from pydtnn.layers.reshape import Identity
+from pydtnn.model.formats import Rounder
 from pydtnn.model.presence import Presence
 
 
@@ -78,6 +79,7 @@ class Graph:
         self.outputs: tuple[Node, ...] = ()
         self.parts: tuple[Part, ...] = ()
         self.cuts_batch = False
+        self.rounder: Rounder | None = None
         self.presence: Presence | None = None  # during a step, if the scheme has parts only
         self._scope: list[str] = []
         self._blocks = 0

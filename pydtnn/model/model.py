@@ -27,6 +27,7 @@ from pydtnn.model.execution import (
     parameters_loop,
     run_together,
 )
+from pydtnn.model.formats import Formats, Rounder, read_formats
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
@@ -151,6 +152,9 @@ class Model(NotCallable, Predictor):
     memory_limit : int, optional
         With "auto": B by which the process may grow, as predicted by `summary`. `Trainer.fit`
         chooses for its batch size; other loops call `choose_segments`.
+    formats : Formats or str, optional
+        Formats of fewer bits to which activations, weights and gradients are rounded, in a float32
+        model: see `Formats` and docs/formats.md.
 
     Attributes
     ----------
@@ -204,6 +208,7 @@ class Model(NotCallable, Predictor):
         pipeline_schedule: str | Schedule = "1f1b",
         recompute: Recompute = None,
         memory_limit: int | None = None,
+        formats: Formats | str | None = None,
     ) -> None:
         dtype = name_of(dtype)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
@@ -215,6 +220,8 @@ class Model(NotCallable, Predictor):
         self._frozen_elsewhere: frozenset[str] = frozenset()
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
+        if (found := read_formats(formats, self.dtype, self.backend.name)) is not None:
+            self.graph.rounder = Rounder(found)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)

@@ -32,6 +32,8 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
     """
     ready = completed(graph)
     options: dict[str, Any] = {"dtype": arithmetic(graph.dtype), "working": graph.dtype}
+    if graph.rounder:
+        options["rounding"] = graph.rounder.formats.weights
     buffers: list[ParameterBuffer] = []
     trained = [(p, node) for p, node in ready if not p.frozen]
     part = {node.index: i for i, part in enumerate(graph.parts) for node in part.layers}

@@ -51,6 +51,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
     "check_messages": (False,),
     "dtype": ("float32", "float64"),
+    "formats": (None,),
     "fusion": (True,),
     "sync_batch_norm": (False,),
     "accumulation": (1,),

@@ -68,6 +68,8 @@ class Workload:
     seed : int
         Of the initial weights.
     dtype : str
+    formats : str, optional
+        See `Model`.
     fusion : bool
         Whether batch norm, additions and ReLU are fused into convolutions.
     bucket_bytes : int, optional
@@ -119,6 +121,7 @@ class Workload:
     samples: int = 1_280_000
     seed: int = 0
     dtype: str = "float32"
+    formats: str | None = None
     fusion: bool = True
     bucket_bytes: int | None = None
     recompute: Any = None
@@ -279,6 +282,7 @@ class Workload:
             self.input_shape,
             backend=backend,
             dtype=self.dtype,
+            formats=self.formats,
             seed=self.seed,
             bucket_bytes=self.bucket_bytes,
             fuse=self.fusion,

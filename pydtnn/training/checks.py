@@ -442,8 +442,8 @@ def _check_released(setup: Setup) -> None:
         )
     if setup.exchange.gathers and any(b.working is not None for b in model.buffers):
         raise ValueError(
-            f"Trainer: {who} does not divide the 16-bit copies of the parameters; use float32, or "
-            "ShardedGradients"
+            f"Trainer: {who} does not divide the rounded copies of the parameters; use float32 "
+            "without formats of weights, or ShardedGradients"
         )
 
 

@@ -488,6 +488,7 @@ def test_no_kernel_is_left_out() -> None:
     kernels = {k for k in report(REFERENCE) if k.split(".")[0] not in single}
     others = {"norm.fold", "norm.constant_sums", "norm.moments"}  # on float64
     others |= {"conv.takes_sums", "norm.sums_length"}  # on nothing
+    others |= {"elementwise.exponents", "elementwise.round"}  # on float32
     others |= {"attention.product"}  # on what attention has widened
     assert kernels - others - COMBINED == set(CASES)
     assert {k.split(".")[0] for k in kernels} == set(FAMILIES) - single

@@ -1,5 +1,7 @@
 """Thin wrapper of src/elementwise.c: picks the variant and passes raw pointers, without the GIL."""
 
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
 cimport numpy as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output, real_size
 
@@ -8,6 +10,15 @@ cnp.import_array()
 cdef extern from "elementwise.h":
     enum activation:
         RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, GELU_EXACT, SILU
+    struct round_format:
+        int mantissa, lowest, highest
+        int32_t top
+        int many
+        ptrdiff_t block, per_row
+    struct round_noise:
+        uint32_t seed, stream, epoch
+        const int64_t *samples
+        ptrdiff_t rows
     struct elementwise_kernels:
         void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out,
                         int threads) nogil
@@ -20,6 +31,11 @@ cdef extern from "elementwise.h":
                                 int threads) nogil
         void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
                                  void *out, int threads) nogil
+        void (*exponents)(const void *x, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
+                          int32_t *out, int threads) nogil
+        void (*round)(const void *x, ptrdiff_t rows, ptrdiff_t columns, round_format f,
+                      const int32_t *peaks, const round_noise *noise, void *out,
+                      int threads) nogil
     const elementwise_kernels *elementwise_select(int isa, int itemsize)
 
 NUMBERS = {
@@ -122,3 +138,38 @@ cdef class ElementwiseKernels:
         if n > 0:
             with nogil:
                 kernels.softmax_backward(dy_, y_, n // classes, classes, out_, threads)
+
+    def exponents(self, x, ptrdiff_t block, out, int threads):
+        """out = exponents of the largest elements of each block of a row of float32."""
+        cdef ptrdiff_t rows = x.shape[0], columns = x.shape[1]
+        cdef const void *x_ = data(x, 4, rows * columns)
+        cdef int32_t *out_ = <int32_t *>output(out, 4, rows * ((columns + block - 1) // block))
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, 4)
+        if rows * columns > 0:
+            with nogil:
+                kernels.exponents(x_, rows, columns, block, out_, threads)
+
+    def round(self, x, form, peaks, ptrdiff_t block, noise, out, int threads):
+        """out = x in a format, (mantissa, lowest, highest, top), to nearest or with noise."""
+        cdef ptrdiff_t rows = x.shape[0], columns = x.shape[1]
+        cdef ptrdiff_t per_row = peaks.shape[1] if peaks.shape[0] > 1 else 0
+        cdef round_format f
+        f.mantissa, f.lowest, f.highest, f.top = form
+        f.many, f.block, f.per_row = peaks.shape[1] > 1, block, per_row
+        cdef const void *x_ = data(x, 4, rows * columns)
+        cdef const int32_t *peaks_ = <const int32_t *>data(
+            peaks, 4, (rows if peaks.shape[0] > 1 else 1) *
+            ((columns + block - 1) // block if f.many else 1)
+        )
+        cdef void *out_ = output(out, 4, rows * columns)
+        cdef round_noise words
+        cdef const round_noise *words_ = NULL
+        if noise is not None:
+            words.seed, words.stream, words.epoch, samples = noise
+            words.rows = rows // max(len(samples), 1)
+            words.samples = <const int64_t *>data(samples, 8, len(samples))
+            words_ = &words
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, 4)
+        if rows * columns > 0:
+            with nogil:
+                kernels.round(x_, rows, columns, f, peaks_, words_, out_, threads)

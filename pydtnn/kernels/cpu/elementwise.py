@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pydtnn.kernels.cpu._elementwise import NUMBERS, ElementwiseKernels
 from pydtnn.kernels.cpu.compiled import (
     Compiled,
@@ -12,8 +14,10 @@ from pydtnn.kernels.cpu.compiled import (
     supported,
     through_float32,
 )
+from pydtnn.kernels.number_format import NumberFormat
 from pydtnn.kernels.reference import elementwise as reference
 from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.random import WORD, Noise
 
 
 class Elementwise(Widened, Compiled, reference.Elementwise):
@@ -52,6 +56,29 @@ class Elementwise(Widened, Compiled, reference.Elementwise):
             if supported(out) and beside(out, x) and not accumulate:
                 return self.kernels.narrow(contiguous(x), out, self.threads)
         super().convert(x, out=out, accumulate=accumulate)
+
+    def exponents(self, x: Array, block: int, *, out: Array) -> None:
+        """Compute ``floor(log2 max |x|)`` of each `block` of a row, from -127 to 127."""
+        self.kernels.exponents(contiguous(x), block, out, self.threads)
+
+    def round(
+        self,
+        x: Array,
+        form: NumberFormat,
+        peaks: Array,
+        block: int,
+        *,
+        out: Array,
+        noise: Noise | None = None,
+    ) -> None:
+        """Round to numbers of a format times powers of two, to nearest even or at random."""
+        words = None
+        if noise is not None:
+            seed, stream, epoch = (part & WORD for part in noise[:3])
+            words = seed, stream, epoch, np.require(noise.samples, np.int64, ["C", "A"])
+        self.kernels.round(
+            contiguous(x), form.layout, contiguous(peaks), block, words, out, self.threads
+        )
 
     @through_float32
     def softmax_forward(self, x: Array, *, out: Array) -> None:

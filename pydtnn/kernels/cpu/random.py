@@ -8,8 +8,7 @@ from pydtnn.kernels.cpu._random import RandomKernels
 from pydtnn.kernels.cpu.compiled import Compiled, contiguous, supported
 from pydtnn.kernels.reference import random as reference
 from pydtnn.kernels.reference.family import Array
-
-WORD = 0xFFFFFFFF
+from pydtnn.kernels.reference.random import WORD
 
 
 class Random(Compiled, reference.Random):

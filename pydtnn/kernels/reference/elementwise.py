@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pydtnn.kernels.number_format import NumberFormat
 from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.random import Noise, bits
 
 # The standard normal distribution, for the exact GELU.
 #
@@ -210,6 +212,80 @@ class Elementwise(Family):
         """Copy `x` into `out`, or add it, between any two floating types."""
         with np.errstate(over="ignore"):  # values out of range become infinite, as on any device
             out[...] = out + x if accumulate else x
+
+    def exponents(self, x: Array, block: int, *, out: Array) -> None:
+        """Compute ``floor(log2 max |x|)`` of each `block` of a row, from -127 to 127.
+
+        Parameters
+        ----------
+        x : Array (rows, columns) of float32
+        block : int
+            Columns of a block; the last one of a row may be shorter.
+        out : Array (rows, ceil(columns / block)) of int32
+        """
+        sizes = x.view("int32") & 0x7FFFFFFF
+        for i in range(out.shape[1]):
+            most = sizes[:, i * block : (i + 1) * block].max(axis=1)
+            out[:, i] = self.xp.minimum((most >> 23) - 127, 127)
+
+    def round(
+        self,
+        x: Array,
+        form: NumberFormat,
+        peaks: Array,
+        block: int,
+        *,
+        out: Array,
+        noise: Noise | None = None,
+    ) -> None:
+        """Round to numbers of a format times powers of two, to nearest even or at random.
+
+        For a block in which the largest element has exponent ``p``, the power is
+        ``2**(p - form.highest)``, so that this element has the highest exponent of the format; but
+        not so small that units of the result are below ``2**-126``. Values out of range become the
+        largest number; infinite ones and NaN remain.
+
+        Parameters
+        ----------
+        x : Array (rows, columns) of float32
+        form : NumberFormat
+            With 8 bits of exponent, the power is 1.
+        peaks : Array (rows or 1, blocks or 1) of int32
+            Exponents as of `exponents`, ``form.highest`` for the format without a power.
+        block : int
+            Columns of a block.
+        out : Array
+            It may be `x`.
+        noise : Noise, optional
+            Round up with the probability that preserves the expected value, in steps of 2**-24.
+
+        References
+        ----------
+        Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023,
+        section 6.3.
+        """
+        xp, (mantissa, lowest, highest, _) = self.xp, form.layout
+        if form.exponent == 8:
+            base = xp.full((1, 1), lowest)
+        else:
+            if peaks.shape[1] > 1:
+                peaks = peaks[:, xp.arange(x.shape[1]) // block]
+            base = xp.maximum(peaks + (lowest - highest), mantissa - 126)
+        finite = xp.isfinite(x)
+        size = xp.where(finite, abs(x), 0).astype("float64")
+        unit = xp.ldexp(1.0, xp.maximum(xp.frexp(size)[1] - 1, base) - mantissa)
+        steps = size / unit  # exact
+        if noise is None:
+            whole = xp.rint(steps)
+        else:
+            count = x.size // max(len(noise.samples), 1)
+            words = bits(noise.seed, noise.stream, noise.epoch, noise.samples, count)
+            whole = xp.floor(steps)
+            part = (steps - whole) * 2.0**24
+            whole += part > xp.asarray(words >> 8).reshape(x.shape)
+        largest = xp.ldexp(form.largest / 2.0**lowest, base)
+        result = xp.copysign(xp.minimum(whole * unit, largest).astype("float32"), x)
+        out[...] = xp.where(finite, result, x)
 
     def softmax_forward(self, x: Array, *, out: Array) -> None:
         """Compute ``exp(x) / sum exp(x)`` over the last axis, shifted by its maximum."""

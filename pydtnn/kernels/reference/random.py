@@ -8,6 +8,7 @@ There is no state: the counter determines the number.
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from pydtnn.kernels.reference.family import Array, Family, wide
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
+WORD = 0xFFFFFFFF
 
 
 def stream(name: str) -> int:
@@ -65,6 +67,22 @@ def bits(seed: int, stream: int, epoch: int, samples: Array, count: int) -> Arra
 def uniform(seed: int, stream: int, epoch: int, samples: Array, count: int) -> Array:
     """Uniform numbers in [0, 1) of each sample: (n, count) float64 multiples of 2**-32."""
     return bits(seed, stream, epoch, samples, count) * 2.0**-32
+
+
+class Noise(NamedTuple):
+    """Random words of the elements of an array: word j of a sample for its element j, see `bits`.
+
+    Parameters
+    ----------
+    seed, stream, epoch : int
+    samples : Array of int64
+        The elements of an array are equally many for each of them.
+    """
+
+    seed: int
+    stream: int
+    epoch: int
+    samples: Array
 
 
 class Random(Family):

@@ -6,6 +6,7 @@
  * of an element comes before its store, so `out` may be an input.
  */
 #include "elementwise.h"
+#include "elementwise_round.h"
 #include "functions.h"
 #include "parts.h"
 #include "rows.h"
@@ -262,4 +263,8 @@ const struct elementwise_kernels NAME(elementwise_kernels) = {
     .narrow = narrow_elements,
     .softmax_forward = softmax_forward,
     .softmax_backward = softmax_backward,
+#if REAL_FLOAT && !STORED_BF16
+    .exponents = NAME(exponents),
+    .round = NAME(round_elements),
+#endif
 };

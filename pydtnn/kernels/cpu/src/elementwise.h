@@ -2,6 +2,8 @@
 #ifndef PYDTNN_ELEMENTWISE_H
 #define PYDTNN_ELEMENTWISE_H
 
+#include <stdint.h>
+
 #include "dispatch.h"
 
 enum activation {
@@ -18,6 +20,22 @@ enum activation {
     SILU
 };
 
+/* A format; of float32 arrays (rows, columns) the exponents of the largest elements, `peaks` */
+struct round_format {
+    int mantissa, lowest, highest; /* bits; exponents of the smallest and largest normal numbers */
+    int32_t top;                   /* bits of the mantissa, as float32, of the largest number */
+    int many;                      /* whether a row has a peak for each `block` columns, or one */
+    ptrdiff_t block;
+    ptrdiff_t per_row; /* peaks from one row to the next; 0 if all rows have the same */
+};
+
+/* The random words of each element: `rows` rows belong to a sample */
+struct round_noise {
+    uint32_t seed, stream, epoch;
+    const int64_t *samples;
+    ptrdiff_t rows;
+};
+
 struct elementwise_kernels {
     void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out,
                     int threads);
@@ -32,6 +50,11 @@ struct elementwise_kernels {
                             int threads);
     void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
                              void *out, int threads);
+    /* of float32 only, else NULL */
+    void (*exponents)(const void *x, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
+                      int32_t *out, int threads);
+    void (*round)(const void *x, ptrdiff_t rows, ptrdiff_t columns, struct round_format f,
+                  const int32_t *peaks, const struct round_noise *noise, void *out, int threads);
 };
 
 DECLARE_STORED_FAMILY(elementwise)

@@ -1,0 +1,206 @@
+"""Floating-point formats of a few bits, whose numbers are a subset of those of float32."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydtnn.utils.validate import check_int
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A floating-point format of e exponent and m mantissa bits.
+
+    A code is a sign, `exponent` bits of exponent with bias ``2**(e - 1) - 1`` and `mantissa` bits
+    of mantissa; exponent 0 encodes subnormal numbers. After IEEE 754 the highest exponent encodes
+    infinity and NaN. A `finite` format uses it for numbers: with 8 bits and more all but that of
+    the highest mantissa, which is NaN; with fewer bits all. These are the formats of `ml_dtypes`:
+    e4m3 is its float8_e4m3, e4m3fn its float8_e4m3fn, and e2m1 its float4_e2m1fn.
+
+    Parameters
+    ----------
+    exponent : int
+        Bits of the exponent, 2 to 8.
+    mantissa : int
+        Bits of the mantissa, 1 to 22.
+    finite : bool
+        Whether there is no infinity; not with 8 bits of exponent.
+
+    References
+    ----------
+    Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023,
+    section 5.3.
+    """
+
+    exponent: int
+    mantissa: int
+    finite: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("exponent", self.exponent, 2, 8),
+            ("mantissa", self.mantissa, 1, 22),
+        ):
+            if check_int("float", name, value, at_least=low) > high:
+                raise ValueError(f"float: {name} must be at most {high} bits, got {value}")
+        if self.finite and self.exponent == 8:
+            raise ValueError("float: a format with 8 bits of exponent must have infinities")
+
+    @classmethod
+    def parse(cls, name: str) -> NumberFormat:
+        """Return the format of a name such as "e5m2" or "e4m3fn".
+
+        Names with fewer than 8 bits are finite formats with and without "fn".
+
+        Raises
+        ------
+        ValueError
+        """
+        found = re.fullmatch(r"e(\d)m(\d{1,2})(fn)?", name)
+        if not found:
+            raise ValueError(
+                f"expected a format such as e5m2, e4m3fn or e2m1, of 2 to 8 bits of exponent and "
+                f"1 to 22 of mantissa, got {name!r}"
+            )
+        e, m = int(found[1]), int(found[2])
+        return cls(e, m, finite=bool(found[3]) or 1 + e + m < 8)
+
+    @property
+    def width(self) -> int:
+        """Number of bits of a code."""
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def bias(self) -> int:
+        """Number that is subtracted from the code of an exponent."""
+        return 2 ** (self.exponent - 1) - 1
+
+    @property
+    def lowest(self) -> int:
+        """Exponent of the smallest normal number."""
+        return 1 - self.bias
+
+    @property
+    def highest(self) -> int:
+        """Exponent of the largest number."""
+        return self.bias + self.finite
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        missing = 2 if self.finite and self.width >= 8 else 1
+        return (2 - missing * 2.0**-self.mantissa) * 2.0**self.highest
+
+    @cached_property
+    def layout(self) -> tuple[int, int, int, int]:
+        """What kernels need: `mantissa`, `lowest`, `highest`, the mantissa of `largest`.
+
+        The last is in the bits of a float32.
+        """
+        significand = int(self.largest / 2.0**self.highest * 2**23)
+        return self.mantissa, self.lowest, self.highest, significand - 2**23
+
+
+ARRAY, CHANNEL = "array", "channel"
+"""Scales besides those of blocks."""
+
+STOCHASTIC = "stochastic"
+
+CHUNK = 4096
+"""Elements of the parts of an array whose peaks are found first, to occupy several threads."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How float32 arrays are rounded: format, scale, and to nearest even or at random.
+
+    Values are computed with in float32 afterwards. A scale is the power of two that gives the
+    largest element of its values the highest exponent of the format. Values out of range become the
+    largest number; infinite values and NaN remain, whatever the format.
+
+    Parameters
+    ----------
+    form : NumberFormat
+    scale : str, int or None
+        What has a scale: the "array", each "channel", or each block of this number of neighbours
+        along the last axis. With 8 bits of exponent, none is needed.
+    stochastic : bool
+        Whether values are rounded up or down at random, without bias.
+
+    Raises
+    ------
+    ValueError
+    """
+
+    form: NumberFormat
+    scale: str | int | None = ARRAY
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.form.exponent == 8 and self.scale is not None:
+            raise ValueError("formats with 8 bits of exponent have the range of float32: no scale")
+
+    @classmethod
+    def parse(cls, text: str) -> Rounding:
+        """Return what a text such as "e4m3fn", "e5m2:channel" or "e2m1:32:stochastic" describes.
+
+        By default the array has a scale, unless the format has the exponents of float32.
+
+        Raises
+        ------
+        ValueError
+        """
+        name, *rest = text.strip().split(":")
+        form = NumberFormat.parse(name)
+        scale: str | int | None = ARRAY if form.exponent < 8 else None
+        for word in (word for word in rest if word != STOCHASTIC):
+            if word.isdecimal() and 2 <= int(word) <= 2**20:
+                scale = int(word)
+            elif word in (ARRAY, CHANNEL, "none"):
+                scale = None if word == "none" else word
+            else:
+                raise ValueError(
+                    f"expected after {name} a scale ({ARRAY}, {CHANNEL}, none, or a block of 2 to "
+                    f"{2**20} values) or {STOCHASTIC}, got {word!r}"
+                )
+        return cls(form, scale, STOCHASTIC in rest)
+
+    def apply(
+        self, backend: Any, x: Any, *, out: Any, axis: int = -1, noise: Any | None = None
+    ) -> None:
+        """Round an array.
+
+        Parameters
+        ----------
+        backend : Backend
+        x : Array of float32
+        out : Array
+            Shaped like `x`, which it may be.
+        axis : int
+            That of channels, 0 or -1.
+        noise : Noise, optional
+            If `stochastic`.
+        """
+        if not x.size:
+            return
+        rows = (len(x), -1) if axis == 0 and self.scale == CHANNEL else (-1, x.shape[-1])
+        x, out = x.reshape(rows), out.reshape(rows)
+        block, peaks = x.shape[1], backend.xp.full((1, 1), self.form.highest, "int32")
+        if self.scale == ARRAY:
+            peaks = self._peaks(backend, x.reshape(1, -1), CHUNK).max(axis=1, keepdims=True)
+        elif self.scale == CHANNEL and axis == 0:
+            peaks = self._peaks(backend, x, block)
+        elif self.scale is not None:
+            block = 1 if self.scale == CHANNEL else int(self.scale)
+            peaks = self._peaks(backend, x, block)
+            if self.scale == CHANNEL:
+                peaks = peaks.max(axis=0, keepdims=True)
+        backend.elementwise.round(x, self.form, peaks, block, out=out, noise=noise)
+
+    def _peaks(self, backend: Any, x: Any, block: int) -> Any:
+        peaks = backend.empty((len(x), -(-x.shape[1] // block)), "int32")
+        backend.elementwise.exponents(x, block, out=peaks)
+        return peaks

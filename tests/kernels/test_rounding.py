@@ -1,0 +1,142 @@
+"""Rounding to formats of fewer bits: the bits of ml_dtypes, of the reference, and without bias."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.number_format import NumberFormat, Rounding
+from pydtnn.kernels.reference.random import Noise
+from tests.kernels.checks import REFERENCE, same_for_all_threads
+
+TYPES = {
+    "e4m3": "float8_e4m3",
+    "e4m3fn": "float8_e4m3fn",
+    "e3m4": "float8_e3m4",
+    "e5m2": "float8_e5m2",
+    "e2m3": "float6_e2m3fn",
+    "e3m2": "float6_e3m2fn",
+    "e2m1": "float4_e2m1fn",
+    "e8m7": "bfloat16",
+    "e5m10": "float16",
+}
+"""The formats that ml_dtypes or NumPy has."""
+
+SHAPES = [(1, 1), (3, 17), (64, 100), (7, 1030), (2, 5000), (50, 16)]
+
+
+def every_kind(count: int, seed: int = 0) -> np.ndarray:
+    """All upper halves of float32, and others: among them subnormal numbers, infinity and NaN."""
+    rng = np.random.default_rng(seed)
+    halves = np.arange(2**16, dtype="uint32") << 16
+    words = rng.integers(0, 2**32, count, dtype="uint32")
+    ties = rng.integers(-4096, 4096, count) / 512
+    kinds = (halves.view("float32"), words.view("float32"), rng.normal(size=count), ties)
+    return np.concatenate([kind.astype("float32") for kind in kinds])
+
+
+def rounded(
+    backend: Backend, x: np.ndarray, text: str, noise: Noise | None = None, axis: int = -1
+) -> np.ndarray:
+    out = np.empty_like(x)
+    with np.errstate(invalid="ignore"):  # the quiet bit of NaN
+        Rounding.parse(text).apply(backend, x, out=out, axis=axis, noise=noise)
+    return out
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    return x.view("uint32")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_numbers_are_those_of_ml_dtypes_also_subnormal_ones_and_ties(
+    cpu_backend: Backend, name: str
+) -> None:
+    x, form, dtype = every_kind(100_000)[None], NumberFormat.parse(name), np.dtype(TYPES[name])
+    finite = np.isfinite(x)
+    y = rounded(cpu_backend, x, f"{name}:none")
+    expected = np.clip(x[finite], -form.largest, form.largest).astype(dtype).astype("float32")
+    np.testing.assert_array_equal(bits_of(y[finite]), bits_of(expected))
+    np.testing.assert_array_equal(bits_of(y[~finite]), bits_of(x[~finite]))
+    assert form.largest == float(ml_dtypes.finfo(dtype).max)
+    assert form.width == (int(ml_dtypes.finfo(dtype).bits))
+
+
+@pytest.mark.parametrize("name", [*TYPES, "e7m20", "e2m22", "e6m9fn", "e8m1"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_has_the_bits_of_the_reference(
+    cpu_backend: Backend, shape: tuple[int, int], name: str
+) -> None:
+    rng = np.random.default_rng(1)
+    kinds = every_kind(1000)
+    x = rng.choice(kinds[np.isfinite(kinds)], shape).astype("float32")
+    x = np.where(rng.random(shape) < 0.7, rng.normal(size=shape) * 1e-3, x).astype("float32")
+    x[0, 0] = np.nan
+    scales = ["none"] if name.startswith("e8") else ["none", "array", "channel", "2", "8", "32"]
+    for scale in scales:
+        for noise in (None, Noise(3, 5, 1, np.array([2**40])), Noise(3, 5, 1, np.arange(len(x)))):
+            for axis in (0, -1):
+                text = f"{name}:{scale}"
+                y, z = (rounded(b, x, text, noise, axis) for b in (cpu_backend, REFERENCE))
+                np.testing.assert_array_equal(bits_of(y), bits_of(z), err_msg=text)
+
+
+def test_every_number_of_threads_gives_the_same_bytes(cpu_backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 1021)).astype("float32")
+    noise = Noise(1, 2, 3, np.arange(64))
+    same_for_all_threads(
+        cpu_backend,
+        lambda backend: [
+            rounded(backend, x, f"e4m3:{scale}", words)
+            for scale in ("array", "channel", "32")
+            for words in (None, noise)
+        ],
+    )
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e4m3", "e8m7"])
+def test_random_rounding_has_no_bias_and_keeps_the_numbers_of_the_format(
+    cpu_backend: Backend, name: str
+) -> None:
+    """The standard error of a mean of n numbers with step s is at most s / (2 sqrt(n))."""
+    count, noise = 100_000, Noise(7, 8, 9, np.arange(1000))
+    for value in (1.1, -1.9, 0.3, 0.01):
+        x = np.full((1000, 100), value, "float32")
+        y = rounded(cpu_backend, x, f"{name}:none", noise)
+        low, high = np.unique(y)[[0, -1]]
+        assert len(np.unique(y)) == 2
+        assert low < x[0, 0] < high
+        assert abs(y.mean(dtype="float64") - x[0, 0]) < 4 * (high - low) / (2 * count**0.5)
+        np.testing.assert_array_equal(rounded(cpu_backend, y, f"{name}:none", noise), y)
+        other = rounded(cpu_backend, x, f"{name}:none", noise._replace(seed=8))
+        assert 0.2 < np.mean(other == y) < 1
+    part = rounded(
+        cpu_backend, x[500:], f"{name}:none", noise._replace(samples=np.arange(500, 1000))
+    )
+    np.testing.assert_array_equal(part, y[500:])
+
+
+def test_a_block_has_the_power_of_two_of_its_largest_element() -> None:
+    x = np.array([[1.0, 0.3, 1e-3, 7.0, 0.0, 0.0, 5e9, 1e9]], "float32")
+    y = rounded(REFERENCE, x, "e2m1:2")
+    expected = [[1.0, 0.25, 0.0, 6.0, 0.0, 0.0, 2.0**32, 2.0**30]]
+    np.testing.assert_array_equal(y, np.array(expected, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("float8", "expected a format such as"),
+        ("e1m2", "exponent must be at least 2"),
+        ("e4m23", "mantissa must be at most 22 bits"),
+        ("e4m3:rows", "expected after e4m3 a scale"),
+        ("e4m3:1", "a block of 2 to"),
+        ("e8m7:32", "no scale"),
+        ("e8m3fn", "must have infinities"),
+    ],
+)
+def test_what_is_no_format_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Rounding.parse(text)

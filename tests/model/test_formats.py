@@ -1,0 +1,162 @@
+"""Formats of fewer bits in training: what is rounded, and what does not depend on it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial
+from pydtnn.data import ArrayDataset
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.number_format import Rounding
+from pydtnn.layers import (
+    GELU,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    LayerNorm,
+    Linear,
+    ReLU,
+    Sequential,
+    StepContext,
+)
+from pydtnn.model import Model
+from pydtnn.model.formats import Formats
+from pydtnn.model.memory import forecast_memory
+from pydtnn.optimizers import SGD
+from pydtnn.parallel import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.training.trainer import Trainer
+from tests.small_training import checksums
+
+ALL = "activations=e4m3fn,gradients=e5m2,weights=e2m1:32"
+RANDOM = "activations=e4m3fn:stochastic,gradients=e5m2:8:stochastic,weights=e4m3:channel"
+CONTEXT = StepContext(training=True, seed=3, epoch=2, samples=np.arange(5) + 7)
+IMAGE = (8, 8, 3)
+
+
+def rounded(x: np.ndarray, text: str, axis: int = -1) -> np.ndarray:
+    out = np.empty_like(x)
+    Rounding.parse(text).apply(create_backend("numpy"), x, out=out, axis=axis)
+    return out
+
+
+def network() -> Sequential:
+    return Sequential(
+        *(Conv2d(8, 3, padding=1, bias=False), BatchNorm(), ReLU()),
+        *(Conv2d(8, 3, padding=1, bias=False), BatchNorm()),
+        *(ReLU(), Flatten(), Linear(16), LayerNorm(), GELU(), Linear(4)),
+    )
+
+
+def passes(model: Model, x: np.ndarray, dy: np.ndarray) -> list[np.ndarray]:
+    """The output of forward and all gradients of backward."""
+    y, saved = model.forward(x, CONTEXT)
+    model.backward(dy, saved)
+    return [y, *(p.grad.copy() for p in model.parameters.values())]
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+def test_factors_of_products_are_rounded_and_nothing_else(backend: str) -> None:
+    model = Model(Linear(6), (40,), backend=backend, formats=ALL, input_gradient=True)
+    x, dy = draw(5, 40), draw(5, 6) / 1000
+    y, saved = model.forward(x, CONTEXT)
+    dx = model.backward(dy, saved)
+    w, b = (model.parameters[f"linear.{name}"] for name in "wb")
+    factors = rounded(x, "e4m3fn"), rounded(w.master, "e2m1:32", axis=0), rounded(dy, "e5m2")
+    a, v, g = (f.astype("float64") for f in factors)
+    assert not np.array_equal(v, w.master)
+    for found, exact in (
+        (y, a @ v.T + b.master),
+        (dx, g @ v),
+        (w.grad, g.T @ a),
+        (b.grad, g.sum(0)),
+    ):
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-5 * abs(exact).max())
+
+
+@pytest.mark.parametrize("formats", [ALL, RANDOM])
+def test_fusion_recomputation_and_repetition_do_not_change_it(formats: str) -> None:
+    """Fused norms sum in another order, which may round an element to a neighbour."""
+    x, dy = draw(5, *IMAGE), draw(5, 4)
+    first = Model(network(), IMAGE, formats=formats)
+    expected = passes(first, x, dy)
+    for other in (first, Model(network(), IMAGE, formats=formats, recompute=3)):
+        for found, array in zip(passes(other, x, dy), expected, strict=True):
+            np.testing.assert_array_equal(found, array)
+    unfused = passes(Model(network(), IMAGE, formats=formats, fuse=False), x, dy)
+    for found, array in zip(unfused, expected, strict=True):
+        assert np.linalg.norm(found - array) < 0.1 * np.linalg.norm(array) + 1e-5
+
+
+def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters() -> None:
+    x, formats = draw(5, *IMAGE), "weights=e2m1:8,activations=e5m10:stochastic"
+    models = [Model(network(), IMAGE, formats=formats, fuse=fuse) for fuse in (True, False)]
+    evaluation = StepContext(training=False)
+    fused, plain = (model.forward(x, evaluation, keep=False)[0] for model in models)
+    np.testing.assert_allclose(fused, plain, rtol=0, atol=0.02)
+    float32 = Model(network(), IMAGE).forward(x, evaluation, keep=False)[0]
+    assert abs(float32 - plain).max() > 0.05
+
+
+def test_random_rounding_depends_on_samples_and_epoch_only() -> None:
+    x = draw(5, *IMAGE)
+    model = Model(network(), IMAGE, formats="activations=e2m1:stochastic:none")
+    whole, _ = model.forward(x, StepContext(training=True, samples=np.arange(5)))
+    again, _ = model.forward(x, StepContext(training=True, samples=np.arange(5)))
+    later, _ = model.forward(x, StepContext(training=True, epoch=1, samples=np.arange(5)))
+    np.testing.assert_array_equal(whole, again)
+    assert not np.array_equal(whole, later)
+
+
+@pytest.mark.threads(1, 2, 3)
+def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm: Communicator) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, *IMAGE)).astype("float32"), rng.integers(0, 4, 48)
+
+    def train(comm: Communicator) -> tuple[dict[str, str], float]:
+        model = Model(network(), IMAGE, formats=RANDOM, backend=create_backend(threads=1))
+        exchange = AllReduce(comm, sums=partial(ExactSums, shards=4))
+        trainer = Trainer(model, SGD(0.1), loss="cross_entropy", exchange=exchange)
+        history = trainer.fit(ArrayDataset(x, y), global_batch_size=16, epochs=2)
+        return checksums(model.state()), history[-1]["loss"]
+
+    alone = train(Serial())
+    assert train(comm) == alone
+    assert alone[1] < 1.4
+
+
+def test_the_forecast_of_memory_counts_rounded_copies() -> None:
+    plain, found = (
+        forecast_memory(Model(network(), IMAGE, formats=formats), 32, slots=1)
+        for formats in (None, ALL)
+    )
+    assert found.copies == found.parameters
+    assert found.peak > plain.peak
+
+
+@pytest.mark.parametrize(
+    ("formats", "dtype", "reason"),
+    [
+        (ALL, "bfloat16", "formats require dtype float32, got bfloat16"),
+        (ALL, "float64", "formats require dtype float32, got float64"),
+        ("biases=e4m3", "float32", "expected each of activations, weights, gradients"),
+        ("weights=e4m3,weights=e5m2", "float32", "at most once"),
+        ("weights=e4m3:stochastic", "float32", "round them to nearest"),
+        ("gradients=float8", "float32", "formats: gradients: expected a format such as"),
+        ("", "float32", "expected each of"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused(formats: str, dtype: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Model(Linear(2), (3,), dtype=dtype, formats=formats)
+
+
+def test_a_text_and_an_object_are_the_same() -> None:
+    assert Formats.parse("weights=e2m1:32") == Formats(weights=Rounding.parse("e2m1:32"))

@@ -61,6 +61,17 @@ void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, pt
     }
 }
 
+/* How many rows ahead of the one that is packed memory is fetched: about 2 KiB. The parts of rows
+ * are too short, and too far apart, for the hardware to see a stream. */
+INLINE ptrdiff_t rows_ahead(ptrdiff_t columns) {
+    return 1 + 2048 / (ptrdiff_t)sizeof(real) / larger(columns, 1);
+}
+
+INLINE void fetch_row(const real *row, ptrdiff_t columns) {
+    for (ptrdiff_t j = 0; j < columns; j += 64 / (ptrdiff_t)sizeof(real))
+        __builtin_prefetch(row + j);
+}
+
 /* Rows are too short for a call of memcpy. */
 INLINE void pack_row(ptrdiff_t columns, const real *row, real *dst) {
     ptrdiff_t j = 0;
@@ -70,9 +81,12 @@ INLINE void pack_row(ptrdiff_t columns, const real *row, real *dst) {
 
 void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk,
                      ptrdiff_t sj, real *dst) {
-    ptrdiff_t width = vectors_of(columns) * LANES;
+    const ptrdiff_t width = vectors_of(columns) * LANES, ahead = rows_ahead(columns);
     if (sj == 1) {
-        for (ptrdiff_t k = 0; k < depth; k++) pack_row(columns, src + k * sk, dst + k * width);
+        for (ptrdiff_t k = 0; k < depth; k++) {
+            if (k + ahead < depth) fetch_row(src + (k + ahead) * sk, columns);
+            pack_row(columns, src + k * sk, dst + k * width);
+        }
     } else { /* sk == 1 */
         NAME(gemm_transpose)(columns, depth, src, sj, dst, width);
     }
@@ -84,8 +98,10 @@ void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdif
 void NAME(gemm_pack_panels)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t panel, const real *src,
                             ptrdiff_t stride, ptrdiff_t distance, real *dst) {
     const ptrdiff_t full = columns / panel, rest = columns % panel, width = vectors_of(rest) * LANES;
+    const ptrdiff_t ahead = rows_ahead(columns);
     for (ptrdiff_t k = 0; k < depth; k++) {
         const real *row = src + k * stride;
+        if (k + ahead < depth) fetch_row(row + ahead * stride, columns);
         for (ptrdiff_t p = 0; p < full; p++)
             pack_row(panel, row + p * panel, dst + p * distance + k * panel);
         pack_row(rest, row + full * panel, dst + full * distance + k * width);

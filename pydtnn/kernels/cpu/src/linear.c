@@ -4,10 +4,12 @@
  *   backward_data     dx = dy w       rows of dy, blocks of w packed
  *   backward_filter   dw = dy' x      gemm_outer, blocks of both packed
  *
- * C is cut into chunks of at most ROWS x COLUMNS, computed in parallel; inside one the summed index
- * is cut into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1,
- * and so that float32 sums in blocks. Every element of C is one sum, in an order that does not
- * depend on the chunks: their number and size can be chosen for an even distribution over threads.
+ * C is cut into chunks, computed in parallel; inside one the summed index is cut into blocks of
+ * DEPTH, so that float32 sums in blocks. A block of A of a chunk stays in L2, and what a tile needs
+ * of it and of a panel of B in L1; so A is read once, and panels of B once per block, from L3. Only
+ * where a chunk packs its part of B does it have at most COLUMNS. Every element of C is one sum, in
+ * an order that does not depend on the chunks: their number and size can be chosen for an even
+ * distribution over threads.
  *
  * In forward both operands lie with the summed index inside, so one must be turned while packing:
  * the smaller one, which for a batch of 64 is x; then lanes are samples. Operands are read in place
@@ -23,9 +25,10 @@
 #include "linear_parts.h"
 #include "products.h"
 
-enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512 };
+enum { LEAST_ROWS = 16, MOST_ROWS = 336, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512 };
+enum { BLOCK = 256 * 1024 / sizeof(real) }; /* of A, which stays in L2 while panels of B follow */
 /* Samples and columns of x that are packed at a time; with ROWS columns of dy they fit in L2. */
-enum { FILTER_DEPTH = 256 };
+enum { FILTER_DEPTH = 256, ROWS = 112 };
 enum { WIDE = 1536 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
 enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + WIDE) };
 
@@ -59,7 +62,7 @@ static ptrdiff_t cut_at(ptrdiff_t elements, ptrdiff_t unit, ptrdiff_t n, ptrdiff
 /* Compute columns [begin, end) of rows [first, first + rows); scratch: DEPTH * COLUMNS. */
 static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin,
                           ptrdiff_t end, real *scratch) {
-    ptrdiff_t a_offset[ROWS], c_offset[ROWS], none = 0;
+    ptrdiff_t a_offset[MOST_ROWS], c_offset[MOST_ROWS], none = 0;
     for (ptrdiff_t i = 0; i < rows; i++) {
         a_offset[i] = (first + i) * p->lda;
         c_offset[i] = (first + i) * p->ldc;
@@ -92,9 +95,15 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
     }
 }
 
+/* Rows of A that stay in L2. */
+static ptrdiff_t rows_of_block(ptrdiff_t depth) {
+    return smaller(BLOCK / larger(smaller(depth, DEPTH), 1), MOST_ROWS);
+}
+
 static int compute(const struct product *p, int threads) {
     const ptrdiff_t panels = ceil_div(p->columns, ROWS_COLUMNS), tiles = p->rows / LEAST_ROWS;
-    ptrdiff_t down = ceil_div(p->rows, ROWS), across = ceil_div(p->columns, COLUMNS);
+    const ptrdiff_t block = rows_of_block(p->depth);
+    ptrdiff_t down = ceil_div(p->rows, block), across = p->ldb ? ceil_div(p->columns, COLUMNS) : 1;
     if (p->ldb != 0) across = pieces_for(panels, across, down, threads); /* B is packed per row */
     down = pieces_for(tiles, down, across, threads);
     across = pieces_for(panels, across, down, threads);
@@ -226,7 +235,7 @@ int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy,
                         .ldb = s->inputs,
                         .c = dx,
                         .ldc = s->inputs};
-    if (s->batch <= 2 * ROWS) return compute(&p, threads);
+    if (s->batch <= 2 * rows_of_block(s->outputs)) return compute(&p, threads);
     /* so many rows would pack w again and again */
     real *packed = NAME(scratch_new)(s->outputs * vectors_of(s->inputs) * LANES);
     if (!packed) return -1;

@@ -9,7 +9,8 @@ their number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from math import isqrt, prod
 from typing import Any
 
@@ -81,7 +82,7 @@ class DryStep:
         between = bucket_bytes(("a", "b"), total, usual)
         self.model.choose_buckets(lambda total, usual: between)
         self._flat.append(_flat_of(self.model))
-        self._passes: dict[str, _Passes] = {}
+        self._outlines: dict[str, list[Outline]] = {}
         # a layer may compute a part of the samples
         self.few = max(shape.values(), default=1) if self.model.graph.cuts_batch else 1
 
@@ -113,25 +114,6 @@ class DryStep:
             self.mesh.recording = None
         return recording, rehearsal.memory.peak, kept
 
-    def _record(self, recompute: Any) -> _Passes:
-        """Run both passes with two numbers of samples."""
-        self._recompute(recompute)
-        few, many = map(self._run, (self.few, 2 * self.few))
-
-        def line(value: float, other: float) -> Linear:
-            return Linear.through(self.few, value, 2 * self.few, other)
-
-        layers = {node.name: node.layer for node in self.model.graph.nodes}
-        forward, backward = (
-            tuple(_join(a, b, layers, line))
-            for a, b in zip(few[0].passes, many[0].passes, strict=True)
-        )
-        own = self._flat[-1].nbytes
-        above = line(few[1] - own, many[1] - own)
-        nodes = tuple(map(line, few[2], many[2]))
-        self.backend.trim()
-        return _Passes(forward, backward, above, nodes)
-
     def outline(self, recompute: Any = None, *, between_hosts: bool = False) -> Outline:
         """Return the outline of the step.
 
@@ -149,79 +131,63 @@ class DryStep:
             If a name matches no layer.
         """
         key = repr(recompute)
-        if key not in self._passes:
-            self._passes[key] = self._record(recompute)
-        passes, flat = self._passes[key], self._flat[between_hosts]
-        ready: dict[int, list[Ready]] = {}
-        for number, place in enumerate(flat.ready_at):
-            ready.setdefault(place, []).append(Ready(number))
-        stages = () if self.model.pipeline is None else self.model.pipeline.stages
-        sides = ([v for s in stages for v in s.receives], [v for s in stages for v in s.sends])
-        return Outline(
-            forward=passes.forward,
-            backward=tuple(
-                event
-                for entry in passes.backward
-                for event in (ready.get(entry, ()) if isinstance(entry, int) else (entry,))
-            ),
-            buckets=flat.buckets,
-            memory=MemoryOutline(
-                values=flat.values,
-                gradients=flat.gradients,
-                copies=flat.copies,
-                trained=flat.trained,
-                peak=Linear(passes.above.fixed + flat.nbytes, passes.above.per_sample),
-                nodes=passes.nodes,
-                scratch=scratch(self.real, self.backend, self.model.graph.dtype.itemsize),
-            ),
-            transfer=Transfer(*(sum(prod(v.shape) for v in values) * 4 for values in sides)),
+        if key not in self._outlines:
+            self._outlines[key] = self._both_outlines(recompute)
+        return self._outlines[key][between_hosts]
+
+    def _both_outlines(self, recompute: Any) -> list[Outline]:
+        """Return the outlines inside a host and between hosts, whose passes are the same."""
+        self._recompute(recompute)
+        few, many = map(self._run, (self.few, 2 * self.few))
+
+        def line(value: float, other: float) -> Linear:
+            return Linear.through(self.few, value, 2 * self.few, other)
+
+        model = self.model
+        layers = {node.name: node.layer for node in model.graph.nodes}
+        forward, backward = (
+            tuple(_join(a, b, layers, line))
+            for a, b in zip(few[0].passes, many[0].passes, strict=True)
         )
+        stages = () if model.pipeline is None else model.pipeline.stages
+        sides = ([v for s in stages for v in s.receives], [v for s in stages for v in s.sends])
+        self.backend.trim()
+        memory = MemoryOutline(
+            **self._flat[-1][0],
+            peak=line(few[1], many[1]),
+            nodes=tuple(map(line, few[2], many[2])),
+            scratch=scratch(self.real, self.backend, model.graph.dtype.itemsize),
+        )
+        found = []
+        for sizes, buckets in self._flat:
+            ready: dict[int, list[Event]] = {}
+            for number, (node, _) in enumerate(buckets):
+                ready.setdefault(node, []).append(Ready(number))
+            after = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
+            own = replace(memory, **sizes)
+            peak = memory.peak.fixed + own.flat - memory.flat, memory.peak.per_sample
+            found.append(
+                Outline(
+                    forward=forward,
+                    backward=tuple(chain.from_iterable(after)),
+                    buckets=tuple(bucket for _, bucket in buckets),
+                    memory=replace(own, peak=Linear(*peak)),
+                    transfer=Transfer(*(4 * sum(prod(v.shape) for v in side) for side in sides)),
+                )
+            )
+        return found
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Events of both passes; numbers in backward are nodes whose gradients are complete.
-
-    Attributes
-    ----------
-    above : Linear
-        Peak of memory above the flat arrays, in B.
-    nodes : tuple of Linear
-        What each node keeps, in B.
-    """
-
-    forward: tuple[Any, ...]
-    backward: tuple[Any, ...]
-    above: Linear
-    nodes: tuple[Linear, ...]
-
-
-@dataclass(frozen=True)
-class _Flat:
-    """The flat arrays of a model, in B, and its buckets with the nodes that complete them."""
-
-    buckets: tuple[BucketOutline, ...]
-    ready_at: tuple[int, ...]
-    values: int
-    gradients: int
-    copies: int
-    trained: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.values + self.gradients + self.copies
-
-
-def _flat_of(model: Model) -> _Flat:
+def _flat_of(model: Model) -> tuple[dict[str, Any], list[tuple[int, BucketOutline]]]:
+    """Return the bytes of the flat arrays, and the buckets with the nodes that complete them."""
     buffers = (*model.buffers, *model.frozen_buffers)
-    return _Flat(
-        tuple(map(_outline_of, model.buckets)),
-        tuple(bucket.ready_at for bucket in model.buckets),
-        values=sum(buffer.values.nbytes for buffer in buffers),
-        gradients=sum(buffer.grads.nbytes for buffer in buffers),
-        copies=sum(b.working.nbytes for b in buffers if b.working is not None),
-        trained=sum(buffer.values.nbytes for buffer in model.buffers),
-    )
+    sizes: dict[str, Any] = {
+        "values": sum(buffer.values.nbytes for buffer in buffers),
+        "gradients": sum(buffer.grads.nbytes for buffer in buffers),
+        "copies": sum(b.working.nbytes for b in buffers if b.working is not None),
+        "trained": sum(buffer.values.nbytes for buffer in model.buffers),
+    }
+    return sizes, [(bucket.ready_at, _outline_of(bucket)) for bucket in model.buckets]
 
 
 class _Recording(Observer):
@@ -291,9 +257,12 @@ def _join(
     many: list[Any],
     layers: Mapping[str, Any],
     line: Callable[[float, float], Linear],
-) -> list[Event]:
-    """Return the events of two passes, with quantities as functions of the samples."""
-    events: list[Event] = []
+) -> list[Any]:
+    """Return the events of two passes, with quantities as functions of the samples.
+
+    Numbers are nodes whose gradients are complete.
+    """
+    events: list[Any] = []
     for one, other in zip(few, many, strict=True):
         if isinstance(one, Label):
             events.append(Compute(one, layers[one.name.removesuffix(RECOMPUTED)]))

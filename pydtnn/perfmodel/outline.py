@@ -158,6 +158,11 @@ class MemoryOutline:
     nodes: tuple[Linear, ...]
     scratch: int
 
+    @property
+    def flat(self) -> int:
+        """All flat arrays."""
+        return self.values + self.gradients + self.copies
+
     def kept(self, samples: float) -> float:
         """Return the memory of one pass between its forward and its backward."""
         return sum(max(node.at(samples), 0.0) for node in self.nodes)

@@ -199,7 +199,6 @@ class Projector:
     def _memory(self, work: Workload, outline: Outline, samples: int, in_flight: float) -> Memory:
         own = outline.memory
         sharded = work.scheme == "sharded"
-        flat = own.values + own.gradients + own.copies
         kept = (in_flight - 1) * own.kept(samples)
         buffers = 2.0 * own.trained if work.compress else 0.0
         if sharded:
@@ -217,7 +216,7 @@ class Projector:
             parameters=own.values + own.copies,
             gradients=own.gradients,
             slots=work.slots * own.trained / (work.data if sharded else 1),
-            activations=max(own.peak.at(samples) - flat, 0.0) + kept,
+            activations=max(own.peak.at(samples) - own.flat, 0.0) + kept,
             scratch=own.scratch,
             messages=buffers,
             process=PROCESS_BYTES,

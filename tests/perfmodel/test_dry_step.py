@@ -140,5 +140,5 @@ def test_buckets_are_shorter_between_hosts() -> None:
         assert ready == [*range(len(own.buckets))]
         memory = own.memory
         assert memory.gradients == nbytes(own.buckets)
-        above.append(memory.peak.at(4) - memory.values - memory.gradients - memory.copies)
+        above.append(memory.peak.at(4) - memory.flat)
     assert above[0] == above[1] > 0

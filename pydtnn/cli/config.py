@@ -6,12 +6,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydtnn.data import CutMix, Mixing, Mixup
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.model.formats import read_formats
+from pydtnn.model.formats import Formats, read_formats
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.interval import AUTO, DEFAULT_MTBF, parse_interval
@@ -420,7 +420,8 @@ class TrainConfig:
     formats: str | None = option(
         TRAINING,
         str,
-        "round activations, weights and gradients to fewer bits, and compute in float32: "
+        "round activations, weights, gradients, the state of the optimizer and messages to fewer "
+        "bits, and compute in float32: "
         "activations=e4m3fn,weights=e2m1:32",
         metavar="LIST",
     )
@@ -689,7 +690,7 @@ class TrainConfig:
         if self.quiet and (self.verbose or self.progress in ("bar", "plain")):
             other = "--verbose" if self.verbose else f"--progress {self.progress}"
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
-        read_formats(self.formats, self.dtype, self.device)
+        read_formats(self.model_formats, self.dtype, self.device)
         self.check_device()
         self.check_checkpoints()
         self.check_tensorboard()
@@ -698,6 +699,18 @@ class TrainConfig:
         self.check_virtual()
         self._check_partners()
         self.check_exact()
+
+    @property
+    def model_formats(self) -> Formats | None:
+        """The formats besides that of messages; None if there are none."""
+        if self.formats is None:
+            return None
+        return replace(Formats.parse(self.formats), messages=None)
+
+    @property
+    def message_format(self) -> dict[str, Any]:
+        """The options of the compressor "float" of which `formats` consists; empty without."""
+        return {} if self.formats is None else Formats.parse(self.formats).message_options
 
     @property
     def saves_weights(self) -> bool:
@@ -833,6 +846,7 @@ class TrainConfig:
             ("--global-batch-size", self.global_batch_size is None, "set the number of samples"),
             ("--accumulation", self.accumulation > 1, "omit it and use more --shards"),
             ("--compress", self.compress is not None, "omit it"),
+            ("--formats messages", bool(self.message_format), "omit messages"),
             ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
         ):
             if self.exact and wrong:

@@ -111,8 +111,11 @@ def describe_run(config: TrainConfig, axes: Mapping[str, int], data: Mapping[str
         "optimizer_options": {"lr": 0.01, **optimizer_numbers(config, rule), **rule_options},
         "freeze": tuple(names_in(config.freeze)),
         "tuning": config.tuning or ("fixed" if config.exact else None),
+        "formats": config.model_formats,
         **recomputation(config),
     }
+    if config.message_format:
+        converted |= {"compress": "float", "compress_options": config.message_format}
     return Workload(axes=axes, **{n: getattr(config, n) for n in same} | converted, **data)
 
 
@@ -157,8 +160,10 @@ def check_exchange(config: TrainConfig) -> None:
         raise TypeError(f"scheme {found.name}: expected {found.registry.expected}, got an instance")
     if not config.overlap:
         require_parameter(found, "overlap", "--no-overlap")
-    if config.exact or config.compress is not None:
-        require_parameter(found, "sums", "--compress and --exact")
+    if config.exact or config.compress is not None or config.message_format:
+        require_parameter(found, "sums", "--compress, --exact and --formats messages")
+    if config.compress is not None and config.message_format:
+        raise ValueError("train: --compress cannot be combined with --formats messages; omit one")
     if config.compress is not None:
         find(config, "compress")
     elif config.compress_options:

@@ -153,8 +153,8 @@ class Model(NotCallable, Predictor):
         With "auto": B by which the process may grow, as predicted by `summary`. `Trainer.fit`
         chooses for its batch size; other loops call `choose_segments`.
     formats : Formats or str, optional
-        Formats of fewer bits to which activations, weights and gradients are rounded, in a float32
-        model: see `Formats` and docs/formats.md.
+        Formats of fewer bits to which activations, weights, gradients and the state of the
+        optimizer are rounded, in a float32 model: see `Formats` and docs/formats.md.
 
     Attributes
     ----------
@@ -220,8 +220,9 @@ class Model(NotCallable, Predictor):
         self._frozen_elsewhere: frozenset[str] = frozenset()
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
-        if (found := read_formats(formats, self.dtype, self.backend.name)) is not None:
-            self.graph.rounder = Rounder(found)
+        self.formats = read_formats(formats, self.dtype, self.backend.name)
+        if self.formats is not None:
+            self.graph.rounder = Rounder(self.formats)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)

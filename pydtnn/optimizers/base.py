@@ -24,7 +24,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from pydtnn.kernels import Backend
+from pydtnn.kernels.number_format import Rounding
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.kernels.reference.random import Noise, stream
 from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
@@ -344,6 +346,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         A new object after each `bind`, to detect state of an earlier one.
     loss_scale : LossScale or None
         Divisor of the gradients before an update, see `scale_loss`.
+    rounding : Rounding or None
+        Format of the slots between updates, see `round_state`.
     observer : Observer or None
         Receives each bucket's exchange and update, in a phase "exchange"; set by a trainer with
         observers.
@@ -356,6 +360,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
     backend: Backend
     binding: object = None
     loss_scale: LossScale | None = None
+    rounding: Rounding | None = None
     observer: Observer | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -480,6 +485,33 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         if self.clip_norm is not None or loss_scale is not None:
             self.needs_all_gradients = True
 
+    def round_state(self, rounding: Rounding, seed: int) -> None:
+        """Round the slots of each parameter after each update.
+
+        Random rounding depends on the seed, the names of slot and parameter, and the update.
+
+        Raises
+        ------
+        ValueError
+            If this rank has only parts of the slots, which have other scales.
+        """
+        if any(self._own[b.index] != slice(0, len(b.values)) for b in self._buckets()):
+            raise ValueError(
+                f"{type(self).__name__}: a format of optimizer state requires whole arrays on each "
+                "rank, got a scheme that divides them; use AllReduce"
+            )
+        self.rounding, self._rounding_seed = rounding, seed
+
+    def _round(self, bucket: Bucket) -> None:
+        assert self.rounding is not None
+        for name, slot in zip(self.slots, self._slots[bucket.index], strict=True):
+            for entry in bucket.parameters:
+                part, noise = slot[entry.slice].reshape(entry.shape), None
+                if self.rounding.stochastic:
+                    key = stream(f"{name}/{entry.name}")
+                    noise = Noise(self._rounding_seed, key, 0, np.array([self.iterations]))
+                self.rounding.apply(self.backend, part, out=part, axis=0, noise=noise)
+
     def distribute(self, parts: Parts) -> None:
         """Compute norms with the gradients of all ranks of a mesh, which have parts of them."""
         self._parts = parts
@@ -601,6 +633,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             if group.lr_factor != 1:
                 terms = {**terms, "lr": group.lr_factor * terms["lr"]}
             self.update(*views, decay=group.weight_decay, **terms)
+        if self.rounding is not None:
+            self._round(bucket)
 
     def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:
         """Return the name and the position of every parameter's part of every slot."""

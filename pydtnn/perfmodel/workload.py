@@ -68,7 +68,7 @@ class Workload:
     seed : int
         Of the initial weights.
     dtype : str
-    formats : str, optional
+    formats : Formats or str, optional
         See `Model`.
     fusion : bool
         Whether batch norm, additions and ReLU are fused into convolutions.
@@ -121,7 +121,7 @@ class Workload:
     samples: int = 1_280_000
     seed: int = 0
     dtype: str = "float32"
-    formats: str | None = None
+    formats: Any = None
     fusion: bool = True
     bucket_bytes: int | None = None
     recompute: Any = None

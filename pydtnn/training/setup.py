@@ -248,6 +248,8 @@ def bind_optimizer(setup: Setup) -> None:
     optimizer.bind(model.backend, model.buffers, setup.exchange)
     optimizer.groups.check(model.parameter_names)
     optimizer.scale_loss(setup.loss_scale)
+    if model.formats is not None and model.formats.optimizer is not None:
+        optimizer.round_state(model.formats.optimizer, model.seed)
     optimizer.distribute(create_parts(setup.mesh))
 
 

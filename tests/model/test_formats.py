@@ -26,8 +26,9 @@ from pydtnn.model import Model
 from pydtnn.model.formats import Formats
 from pydtnn.model.memory import forecast_memory
 from pydtnn.optimizers import SGD
-from pydtnn.parallel import AllReduce
+from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
 from tests.small_training import checksums
 
@@ -160,3 +161,44 @@ def test_what_cannot_be_rounded_is_refused(formats: str, dtype: str, reason: str
 
 def test_a_text_and_an_object_are_the_same() -> None:
     assert Formats.parse("weights=e2m1:32") == Formats(weights=Rounding.parse("e2m1:32"))
+
+
+def test_optimizer_state_is_rounded_after_each_update_and_repeats() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, *IMAGE)).astype("float32"), rng.integers(0, 4, 48)
+
+    def train(formats: str | None) -> Trainer:
+        model = Model(network(), IMAGE, formats=formats)
+        trainer = Trainer(model, SGD(0.1, momentum=0.9), loss="cross_entropy")
+        trainer.fit(ArrayDataset(x, y), global_batch_size=16, epochs=2)
+        return trainer
+
+    first, second, plain = map(train, ["optimizer=e4m3:8:stochastic"] * 2 + [None])
+    state = first.optimizer.state()
+    for name in (name for name in state if name.startswith("velocity/")):
+        np.testing.assert_array_equal(state[name], second.optimizer.state()[name])
+        rest = rounded(state[name], "e4m3:8")
+        np.testing.assert_array_equal(state[name], rest)
+        assert not np.array_equal(plain.optimizer.state()[name], rest)
+    assert checksums(first.model.state()) == checksums(second.model.state())
+
+
+@pytest.mark.threads(2)
+def test_state_of_which_ranks_have_parts_is_refused(comm: Communicator) -> None:
+    model = Model(network(), IMAGE, formats="optimizer=e4m3")
+    with pytest.raises(ValueError, match="requires whole arrays on each rank"):
+        Trainer(model, SGD(0.1), loss="cross_entropy", exchange=ShardedOptimizer(comm))
+
+
+def test_messages_are_the_compressor_float() -> None:
+    options = Formats.parse("messages=e2m1:32:stochastic").message_options
+    assert options == {
+        **{"exponent": 2, "mantissa": 1, "finite": True},
+        **{"scaled": True, "stochastic": True, "block": 32},
+    }
+    for text, reason in (
+        ("messages=e4m3:channel", "messages are flat, without channels"),
+        ("messages=e4m3", "messages are those of a scheme"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            Model(Linear(2), (3,), formats=text)

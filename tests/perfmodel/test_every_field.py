@@ -33,7 +33,14 @@ WITH: dict[str, dict[str, Any]] = {
 VALUES: dict[str, Any] = {
     **{"model": "mlp", "input_shape": (12, 12, 4), "classes": 8, "batch": 16},
     **{"axes": {"filter": 2}, "plan": "channel", "model_options": {"hidden": [64]}},
-    **{"samples": 1000, "seed": 1, "dtype": "float64", "fusion": False, "bucket_bytes": 512},
+    **{
+        "samples": 1000,
+        "seed": 1,
+        "dtype": "float64",
+        "formats": "weights=e2m1:32",
+        "fusion": False,
+        "bucket_bytes": 512,
+    },
     **{"recompute": 2, "memory_limit": 6_300_000, "freeze": ("conv1",), "scheme": "sharded"},
     **{"scheme_options": {"period": 3}, "compress": "top_k", "compress_options": {"share": 0.5}},
     **{"allreduce": "ring", "overlap": False, "exact": True, "shards": 4, "check_messages": True},

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.kernels.number_format import NumberFormat
+from pydtnn.kernels.reference.elementwise import Elementwise
+from pydtnn.kernels.reference.random import Noise, stream
 from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Context, Parts
+from pydtnn.parallel.compression.quantised import Blocks, blocks
 from pydtnn.utils.validate import check_float, check_int
 
 
@@ -98,57 +101,28 @@ _MACHINE: dict[np.dtype, _Machine] = {
 }
 
 
-@dataclass(frozen=True)
-class Format:
-    """A floating-point format of e exponent and m mantissa bits, after IEEE 754.
+class Format(NumberFormat):
+    """A format with its codes.
 
-    A code is a sign, `e` bits of exponent with bias ``2**(e - 1) - 1`` and `m` bits of mantissa.
-    Exponent 0 encodes subnormal numbers, the highest exponent infinity and NaN: (5, 10) is float16,
-    (8, 7) is bfloat16. Values are rounded to nearest, ties to even, by an addition: for ``2**E <=
-    |x| < 2**(E + 1)`` the result is a multiple of ``2**(E - m)``. With M mantissa bits in the
-    machine's type, these are exactly the numbers of that type between ``c = 2**(E - m + M)`` and
-    ``2 c``: the low bits of ``|x| + c`` are the rounded mantissa, and for subnormal results `E` is
-    bounded below. No intermediate result is a subnormal number of the machine's type, with which
-    processors may be slow.
+    Values are rounded to nearest, ties to even, by an addition: for ``2**E <= |x| < 2**(E + 1)``
+    the result is a multiple of ``2**(E - m)``. With M mantissa bits in the machine's type, these
+    are exactly the numbers of that type between ``c = 2**(E - m + M)`` and ``2 c``: the low bits of
+    ``|x| + c`` are the rounded mantissa, and for subnormal results `E` is bounded below. No
+    intermediate result is a subnormal number of the machine's type, with which processors may be
+    slow.
 
-    Parameters
-    ----------
-    exponent : int
-        Bits of the exponent, 2 to 8.
-    mantissa : int
-        Bits of the mantissa, 1 to 22.
+    A finite format may have no code for infinite values and NaN, which become the largest number.
     """
-
-    exponent: int
-    mantissa: int
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("exponent", self.exponent, 2, 8),
-            ("mantissa", self.mantissa, 1, 22),
-        ):
-            if check_int("float", name, value, at_least=low) > high:
-                raise ValueError(f"float: {name} must be at most {high} bits, got {value}")
-
-    @property
-    def width(self) -> int:
-        """Number of bits of a code."""
-        return 1 + self.exponent + self.mantissa
-
-    @property
-    def bias(self) -> int:
-        """Number that is subtracted from the code of an exponent."""
-        return 2 ** (self.exponent - 1) - 1
 
     @property
     def infinity(self) -> int:
-        """Code of infinity; those of finite numbers are below, those of NaN above."""
-        return (2**self.exponent - 1) << self.mantissa
+        """Code of infinity; those of finite numbers are below, those of NaN above.
 
-    @property
-    def largest(self) -> float:
-        """The largest finite number."""
-        return (2 - 2.0**-self.mantissa) * 2.0**self.bias
+        Of a finite format, the first code without a number.
+        """
+        if self.finite:
+            return (1 << (self.width - 1)) - (self.width >= 8)
+        return (2**self.exponent - 1) << self.mantissa
 
     def encode(self, x: np.ndarray) -> np.ndarray:
         """Round to the nearest code; finite values are clipped to `largest`.
@@ -195,6 +169,8 @@ class Format:
     def _out_of_range(self, codes: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
         """Correct the codes of values that are not finite or larger than `largest`."""
         codes = np.where(magnitude > self.largest, self.infinity - 1, codes)
+        if self.finite:
+            return np.where(np.isnan(magnitude), self.infinity - 1, codes)
         codes = np.where(np.isinf(magnitude), self.infinity, codes)
         codes = np.where(np.isnan(magnitude), self.infinity + 1, codes)
         return codes
@@ -219,7 +195,7 @@ class Format:
             exponent += integer(machine.bias - self.bias - self.mantissa)
             unit = (exponent << integer(machine.mantissa)).view(dtype)
             values = multiple.astype(dtype) * unit
-            values[magnitude == self.infinity] = np.inf
+            values[magnitude == self.infinity] = np.nan if self.finite else np.inf
             values[magnitude > self.infinity] = np.nan
         signs = wide >> integer(self.width - 1)
         values.view(integer)[...] |= signs << integer(8 * dtype.itemsize - 1)
@@ -322,48 +298,103 @@ def bounded(x: np.ndarray, limit: float) -> np.ndarray:
     return np.where(np.isfinite(x), np.clip(x, -limit, limit), x)
 
 
+NOT_FINITE = -128
+"""In the place of the exponent of a block that has infinite values or NaN."""
+
+
 def any_float(
-    exponent: int, mantissa: int, *, scaled: bool = True, feedback: bool = False, seed: int = 0
+    exponent: int,
+    mantissa: int,
+    *,
+    finite: bool = False,
+    scaled: bool = True,
+    block: int | None = None,
+    stochastic: bool = False,
+    feedback: bool = False,
+    seed: int = 0,
 ) -> Compressor:
     """Send floats of `exponent` and `mantissa` bits and a sign, packed without gaps.
 
     Finite values stay finite: they are clipped to the largest number of the format. Infinite values
-    and NaN are preserved.
+    and NaN are preserved; in finite formats and in blocks, all values of the block become NaN.
 
     Parameters
     ----------
-    exponent, mantissa : int
-        Numbers of bits; see `Format`.
+    exponent, mantissa, finite
+        See `NumberFormat`.
     scaled : bool
         Whether each rank multiplies a bucket's gradients by the power of two that moves the
         largest to the upper end of the format's range, and sends the exponent, too. Otherwise most
         gradients underflow in formats with few exponent bits: the smallest number of (4, 3) is
         0.002.
+    block : int, optional
+        Maximum number of neighbours in a parameter with a power of their own, in 8 bits.
+    stochastic : bool
+        Whether values are rounded up or down at random, without bias.
     feedback, seed
         See `Compressor`.
     """
-    form = Format(exponent, mantissa)
+    form = Format(exponent, mantissa, finite)
+    if block is not None:
+        block = check_int("float", "block", block, at_least=2)
+        if not scaled:
+            raise ValueError("float: blocks have a power of two each; omit block or scaled=False")
+
+    def lengths_of(x: np.ndarray, context: Context) -> Blocks:
+        return blocks(context.sizes, block) if block else blocks((x.size,), x.size)
 
     def compress(x: np.ndarray, context: Context) -> Parts:
-        power = _power(x, form) if scaled else 0
-        codes = form.encode(_times_power(x, power))
-        return pack_bits(codes, form.width), np.array([power], "int16")
+        starts, lengths = lengths_of(x, context)
+        powers = _powers(x, starts, form) if scaled else np.zeros(len(starts), "int16")
+        if block:
+            powers = np.clip(powers, NOT_FINITE + 1, 127)
+        scaled_x = _times_powers(x, powers, lengths)
+        if stochastic:
+            scaled_x = _at_random(scaled_x, form, context)
+        if block or finite:
+            bad = ~np.logical_and.reduceat(np.isfinite(x), starts)
+            powers = np.where(bad, NOT_FINITE, powers)
+        codes = form.encode(scaled_x)
+        return pack_bits(codes, form.width), powers.astype("int8" if block else "int16")
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
-        codes = unpack_bits(parts[0], form.width, out.size)
-        out += _times_power(form.decode(codes, out.dtype), -int(parts[1][0]))
+        codes, powers = unpack_bits(parts[0], form.width, out.size), parts[1].astype("int16")
+        lengths = lengths_of(out, context).lengths
+        values = _times_powers(form.decode(codes, out.dtype), -powers, lengths)
+        if (block or finite) and (powers == NOT_FINITE).any():
+            values = np.where(np.repeat(powers == NOT_FINITE, lengths), np.nan, values)
+        out += values
 
     return Compressor(compress, restore, feedback=feedback, seed=seed)
 
 
-def _power(x: np.ndarray, form: Format) -> int:
-    """Return the largest exponent e for which ``2**e |x|`` is below ``2**(bias + 1)``."""
-    greatest = float(max(np.max(x), -np.min(x)))
-    if not 0 < greatest < math.inf:
-        return 0
-    return form.bias + 1 - math.frexp(greatest)[1]  # 2**(e - 1) <= greatest < 2**e
+def _powers(x: np.ndarray, starts: np.ndarray, form: Format) -> np.ndarray:
+    """Return, of each block, the largest e for which ``2**e |x|`` is below twice the highest power.
+
+    The highest power of two of the format, that is; 0 for blocks of zeros and not finite ones.
+    """
+    greatest = np.maximum.reduceat(np.abs(x), starts)
+    usable = (greatest > 0) & np.isfinite(greatest)
+    exponents = np.frexp(np.where(usable, greatest, 1))[1]  # 2**(e - 1) <= greatest < 2**e
+    return np.where(usable, form.highest + 1 - exponents, 0).astype("int16")
 
 
-def _times_power(x: np.ndarray, power: int) -> np.ndarray:
-    """Return ``x 2**power``, by a slower method if ``2**power`` is out of range."""
-    return _scaled(x, 2.0**power) if abs(power) <= 126 else np.ldexp(x, power)
+def _times_powers(x: np.ndarray, powers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return ``x 2**power`` of each block, by a slower method if a power is out of range."""
+    if len(powers) == 1 and abs(int(powers[0])) <= 126:
+        return _scaled(x, 2.0 ** int(powers[0]))
+    return np.ldexp(x, np.repeat(powers.astype("int32"), lengths))
+
+
+def _at_random(x: np.ndarray, form: Format, context: Context) -> np.ndarray:
+    """Round float32 values to numbers of a format, up or down at random."""
+    rounded = np.empty((1, x.size), "float32")
+    sample = np.array([context.bucket << 32 | context.rank])
+    noise = Noise(context.seed, stream("messages"), context.step, sample)
+    peak = np.full((1, 1), form.highest)
+    REFERENCE.round(x.astype("float32")[None], form, peak, 1, out=rounded, noise=noise)
+    return rounded[0].astype(x.dtype)
+
+
+REFERENCE = Elementwise(np)
+"""The kernels that round messages at random."""

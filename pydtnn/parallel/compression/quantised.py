@@ -16,7 +16,7 @@ from pydtnn.utils.validate import check_int
 LEVELS = 127
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
     """Offsets and lengths of blocks."""
 
     starts: np.ndarray
@@ -24,10 +24,10 @@ class _Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _blocks(sizes: tuple[int, ...], block: int) -> _Blocks:
+def blocks(sizes: tuple[int, ...], block: int) -> Blocks:
     """Split parameters of these sizes into blocks; the last one of each may be shorter."""
     lengths = [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
-    return _Blocks(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
+    return Blocks(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
 
 
 def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compressor:
@@ -52,7 +52,7 @@ def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compress
     block = check_int("int8", "block", block, at_least=1)
 
     def compress(x: np.ndarray, context: Context) -> Parts:
-        starts, lengths = _blocks(context.sizes, block)
+        starts, lengths = blocks(context.sizes, block)
         scales = np.maximum.reduceat(np.abs(x), starts)
         levels = x / np.repeat(np.where(scales == 0, 1, scales), lengths)
         levels *= LEVELS
@@ -64,7 +64,7 @@ def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compress
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
         levels, scales = parts
-        lengths = _blocks(context.sizes, block).lengths
+        lengths = blocks(context.sizes, block).lengths
         values = levels * np.repeat(scales / LEVELS, lengths)
         small = scales < LEVELS * np.finfo(scales.dtype).tiny  # subnormal if divided: imprecise
         if small.any():
@@ -108,7 +108,7 @@ def sign(
     tables = {np.dtype(name): signs.astype(name) for name in ("float32", "float64")}
 
     def compress(x: np.ndarray, context: Context) -> Parts:
-        starts, lengths = _blocks(context.sizes, block)
+        starts, lengths = blocks(context.sizes, block)
         sizes = np.abs(x)
         scales = np.add.reduceat(sizes, starts, dtype="float64") / lengths
         if not np.isfinite(scales).all():  # a sum of float64 may overflow where its mean does not
@@ -117,7 +117,7 @@ def sign(
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
         values = np.take(tables[out.dtype], parts[0], axis=0).reshape(-1)[: out.size]
-        values *= np.repeat(parts[1], _blocks(context.sizes, block).lengths)
+        values *= np.repeat(parts[1], blocks(context.sizes, block).lengths)
         out += values
 
     return Compressor(compress, restore, feedback=feedback, served=served, seed=seed)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Serial, run_threads
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.number_format import NumberFormat, Rounding
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
 from pydtnn.parallel.compression.floats import Format
 
@@ -236,3 +238,37 @@ def test_mistakes_are_refused_in_a_sentence(name, options, sentence):
 def test_an_option_of_a_wrong_type_is_refused():
     with pytest.raises(TypeError, match="top_k: share must be a number, got 'few'"):
         create_sums("top_k", share="few")
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e4m3fn", "e5m2", "e4m3"])
+@pytest.mark.parametrize("block", [None, 2, 32])
+def test_floats_in_blocks_have_the_numbers_of_the_kernel_that_rounds(name, block, rng):
+    form = NumberFormat.parse(name)
+    options = {"exponent": form.exponent, "mantissa": form.mantissa, "finite": form.finite}
+    x = values(1009, "float32", rng)
+    found = sent(compressor("float", block=block, **options), x)
+    expected = np.empty((1, x.size), "float32")
+    rounding = Rounding(form, block or "array")
+    rounding.apply(create_backend("numpy"), x[None], out=expected)
+    np.testing.assert_array_equal(found, expected[0])
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_random_floats_have_no_bias_and_repeat(block, rng):
+    options = {"exponent": 2, "mantissa": 1, "finite": True, "stochastic": True}
+    one, x = compressor("float", block=block, **options), np.full(4096, 0.7, "float32")
+    x[::16] = 1.0
+    found = sent(one, x)
+    np.testing.assert_array_equal(found, sent(one, x))
+    rest = np.delete(found, slice(None, None, 16))
+    assert set(rest) == {np.float32(0.5), np.float32(0.75)}
+    assert abs(rest.mean() - 0.7) < 4 * 0.25 / (2 * len(rest) ** 0.5)  # four standard errors
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_block_that_is_not_finite_stays_so(bad):
+    x = np.arange(8, dtype="float32")
+    x[1] = bad
+    found = sent(compressor("float", exponent=2, mantissa=1, finite=True, block=4), x)
+    assert np.isnan(found[:4]).all()
+    assert np.isfinite(found[4:]).all()

@@ -25,7 +25,7 @@ from pydtnn.models.densenet import (
     imagenet_densenet,
 )
 from pydtnn.models.googlenet import googlenet
-from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano
+from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano, moe_gpt, moe_gpt_nano
 from pydtnn.models.inception import inception_v3
 from pydtnn.models.llama import llama, llama_nano
 from pydtnn.models.lstm import char_gru, char_lstm, char_rnn
@@ -100,6 +100,8 @@ MODELS: dict[str, Callable[..., Block]] = {
     "gpt": gpt,
     "gpt_nano": gpt_nano,
     "gpt2_small": gpt2_small,
+    "moe_gpt": moe_gpt,
+    "moe_gpt_nano": moe_gpt_nano,
     "llama": llama,
     "llama_nano": llama_nano,
     "char_lstm": char_lstm,
@@ -178,6 +180,8 @@ __all__ = [
     "mlp",
     "mobilenet_v1",
     "mobilenet_v2",
+    "moe_gpt",
+    "moe_gpt_nano",
     "resnet101",
     "resnet110",
     "resnet1202",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import partial
 from math import sqrt
 
-from pydtnn.layers import Embedding, LayerNorm, Linear, PositionalEmbedding, Sequential
+from pydtnn.layers import (
+    Embedding,
+    LayerNorm,
+    Linear,
+    MixtureOfExperts,
+    Net,
+    PositionalEmbedding,
+    Sequential,
+)
 from pydtnn.layers.initializers import Normal
 from pydtnn.models.tokens import check_tokens
 from pydtnn.models.transformer import block, dropouts
@@ -24,6 +32,11 @@ def gpt(
     width: int = 384,
     dropout: float = 0.0,
     tied: bool = True,
+    experts: int = 0,
+    choices: int = 2,
+    capacity: float | None = None,
+    balance: float = 0.01,
+    z: float = 0.001,
 ) -> Sequential:
     """Token and positional embeddings, blocks of causal attention and an MLP, logits.
 
@@ -43,6 +56,10 @@ def gpt(
         Rate after the embeddings, of attention weights and after each layer of a block.
     tied : bool
         If not, the logits have a matrix of their own, so that a pipeline can cut the network.
+    experts : int
+        Experts of each block, instead of its MLP; 0: none.
+    choices, capacity, balance, z
+        Of the experts: `pydtnn.layers.Experts`.
 
     Returns
     -------
@@ -61,7 +78,24 @@ def gpt(
     """
     check_tokens("gpt", input_shape)
     check_int("gpt", "depth", depth, at_least=1)
+    check_int("gpt", "experts", experts, at_least=0)
     usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
+
+    def mixture() -> Net | None:
+        if not experts:
+            return None
+        return MixtureOfExperts(
+            experts,
+            4 * width,
+            choices=choices,
+            capacity=capacity,
+            balance=balance,
+            z=z,
+            initializer=usual,
+            last_initializer=last,
+            name="moe",
+        )
+
     embedding = Embedding(classes, width, initializer=usual, tied=tied, name="token")
     own = Linear(classes, bias=False, initializer=usual, name="logits")
     return Sequential(
@@ -75,6 +109,7 @@ def gpt(
                 causal=True,
                 dropout=dropout,
                 attention_dropout=dropout,
+                experts=mixture(),
                 initializer=usual,
                 last_initializer=last,
                 name=f"block{i}",
@@ -88,3 +123,5 @@ def gpt(
 
 gpt_nano = partial(gpt, depth=3, heads=3, width=48)
 gpt2_small = partial(gpt, depth=12, heads=12, width=768)
+moe_gpt = partial(gpt, experts=8)
+moe_gpt_nano = partial(gpt_nano, experts=4)

@@ -10,6 +10,7 @@ from pydtnn.layers import (
     DotProductAttention,
     Embedding,
     Linear,
+    MixtureOfExperts,
     Multiply,
     Net,
     Residual,
@@ -36,6 +37,11 @@ def llama(
     base: float = 10000.0,
     epsilon: float = 1e-5,
     tied: bool = True,
+    experts: int = 0,
+    choices: int = 2,
+    capacity: float | None = None,
+    balance: float = 0.01,
+    z: float = 0.001,
 ) -> Sequential:
     """Token embeddings, blocks of causal attention and a gated MLP, logits; without biases.
 
@@ -59,6 +65,10 @@ def llama(
         Of the norms.
     tied : bool
         If not, the logits have a matrix of their own, so that a pipeline can cut the network.
+    experts : int
+        Experts of each block, each a gated MLP, as in Mixtral; 0: one MLP for all tokens.
+    choices, capacity, balance, z
+        Of the experts: `pydtnn.layers.Experts`.
 
     Returns
     -------
@@ -75,9 +85,11 @@ def llama(
     Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2.
     Shazeer, "GLU variants improve transformer", 2020, equation 6 (SwiGLU). Ainslie et al., "GQA:
     training generalized multi-query transformer models from multi-head checkpoints", EMNLP 2023.
+    Jiang et al., "Mixtral of experts", 2024, section 2.1 (`experts`).
     """
     check_tokens("llama", input_shape)
     check_int("llama", "depth", depth, at_least=1)
+    check_int("llama", "experts", experts, at_least=0)
     check_int("llama", "heads", heads, at_least=1)
     check_int("llama", "groups", groups, at_least=1)
     if width % (2 * heads) or heads % groups:
@@ -108,11 +120,24 @@ def llama(
             name="attention",
         )
         gate = Sequential(linear(hidden, "gate_proj"), SiLU(name="silu"), name="")
-        mlp = Sequential(
+        mlp: Net = Sequential(
             Branches(gate, linear(hidden, "up_proj"), merge=Multiply(name="gated"), name=""),
             added(width, "down_proj"),
             name="mlp",
         )
+        if experts:
+            mlp = MixtureOfExperts(
+                experts,
+                hidden,
+                choices=choices,
+                capacity=capacity,
+                gated=True,
+                balance=balance,
+                z=z,
+                initializer=usual,
+                last_initializer=last,
+                name="moe",
+            )
         return Sequential(
             Residual(
                 Sequential(RMSNorm(epsilon=epsilon, name="norm1"), attention, name=""), name=""

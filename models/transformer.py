@@ -29,6 +29,7 @@ def block(
     attention_dropout: float = 0.0,
     epsilon: float = 1e-5,
     approximate: Literal["tanh", "none"] = "tanh",
+    experts: Net | None = None,
     initializer: str | Initializer = USUAL,
     last_initializer: str | Initializer = USUAL,
     name: str,
@@ -49,6 +50,8 @@ def block(
         Of the norms.
     approximate : {"tanh", "none"}
         Of GELU.
+    experts : Net, optional
+        Instead of the layers of the MLP.
     initializer, last_initializer : str or Initializer
         Of matrices, and of those whose products are added to the input.
     name : str
@@ -71,12 +74,15 @@ def block(
         *dropouts(dropout, "dropout1"),
         name="",
     )
-    mlp = Sequential(
-        LayerNorm(epsilon=epsilon, name="norm2"),
+    layers = (
         Linear(4 * width, initializer=initializer, name="fc1"),
         GELU(approximate, name="gelu"),
         *dropouts(dropout, "dropout2"),
         Linear(width, initializer=last_initializer, name="fc2"),
+    )
+    mlp = Sequential(
+        LayerNorm(epsilon=epsilon, name="norm2"),
+        *(layers if experts is None else (experts,)),
         *dropouts(dropout, "dropout3"),
         name="",
     )

@@ -82,6 +82,8 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("vit_tiny", CIFAR, 10): 5_362_762,
     ("gpt", (256,), 256): 10_844_160,
     ("gpt_nano", (64,), 256): 100_272,
+    ("moe_gpt", (256,), 256): 60_488_448,
+    ("moe_gpt_nano", (64,), 256): 268_896,
     ("llama", (256,), 256): 9_540_480,
     ("llama_nano", (64,), 256): 88_656,
     ("char_lstm", (64,), 256): 1_184_000,
@@ -134,7 +136,9 @@ def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], in
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
     assert parameters(graph) == PARAMETERS[key]
-    positions = shape if len(shape) == 1 and name.startswith(("gpt", "llama", "char")) else ()
+    positions = (
+        shape if len(shape) == 1 and name.startswith(("gpt", "moe", "llama", "char")) else ()
+    )
     assert [node.shape for node in graph.outputs] == [(*positions, classes)]
 
 
@@ -161,7 +165,7 @@ def test_options_change_the_number_of_parameters_as_published(
 
 @pytest.mark.parametrize(
     ("classes", "options", "count"),
-    [  # Llama 3.2 1B and Llama 2 7B, as published
+    [  # Llama 3.2 1B, Llama 2 7B and Mixtral 8x7B, as published
         (
             128_256,
             {"depth": 16, "heads": 32, "groups": 8, "width": 2048, "hidden": 8192},
@@ -178,6 +182,19 @@ def test_options_change_the_number_of_parameters_as_published(
                 "tied": False,
             },
             6_738_415_616,
+        ),
+        (
+            32_000,
+            {
+                "depth": 32,
+                "heads": 32,
+                "groups": 8,
+                "width": 4096,
+                "hidden": 14_336,
+                "experts": 8,
+                "tied": False,
+            },
+            46_702_792_704,
         ),
     ],
 )

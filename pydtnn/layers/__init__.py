@@ -25,6 +25,7 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
+from pydtnn.layers.experts import Experts, MixtureOfExperts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat, Multiply
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
@@ -66,6 +67,7 @@ __all__ = [
     "DotProductAttention",
     "Dropout",
     "Embedding",
+    "Experts",
     "Flatten",
     "GlobalAvgPool1d",
     "GlobalAvgPool2d",
@@ -84,6 +86,7 @@ __all__ = [
     "MaxPool2d",
     "MultiHeadAttention",
     "MaxPool3d",
+    "MixtureOfExperts",
     "Multiply",
     "Net",
     "Pad",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend, Deferred
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
@@ -24,6 +24,23 @@ from pydtnn.utils.names import NotCallable
 Shape = tuple[int, ...]
 Saved = Any
 """The values that backward requires from forward; opaque to all other code."""
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Losses of layers, which are added to that of the model in a training step.
+
+    Parameters
+    ----------
+    scale : Number
+        Factor on their gradients, as of the model's loss.
+    values : list of Number
+        To which each layer appends the sum over the samples; on a mesh, over those of all ranks
+        along the axes of the model.
+    """
+
+    scale: Number
+    values: list[Number] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,8 @@ class StepContext:
     cut_outputs : bool
         Whether outputs of the model that ranks have cut by channels or positions remain cut, for
         their loss.
+    penalties : Penalties, optional
+        Where layers add losses of their own; by default they have none.
     """
 
     training: bool
@@ -57,6 +76,7 @@ class StepContext:
     differentiable: bool = True
     recomputing: bool = False
     cut_outputs: bool = False
+    penalties: Penalties | None = None
 
     @property
     def inference(self) -> bool:
@@ -90,6 +110,7 @@ class Layer(NotCallable, StoresArguments, ABC):
                          layers receive arrays.
     takes_16_bits        Whether the layer computes accurately with the 16-bit activations of a
                          16-bit model; others receive and return float32, which the model rounds.
+    penalises            Whether the layer adds a loss in training (`StepContext.penalties`).
     ===================  ==========================================================================
 
     ===================  ==========================================================================
@@ -118,6 +139,7 @@ class Layer(NotCallable, StoresArguments, ABC):
     views: tuple[str, ...] = ()
     takes_deferred: bool = False
     takes_16_bits: bool = False
+    penalises: bool = False
 
     backend: Backend
     dtype: np.dtype

@@ -14,6 +14,7 @@ from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer, Shape, StepContext, computes_like
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
+from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Multiply
 from pydtnn.layers.node import Node
@@ -25,7 +26,7 @@ from pydtnn.utils.validate import check_float, check_int
 
 WHO = "generate"
 
-EACH = (Activation, Add, Dropout, Embedding, LayerNorm, Linear, Multiply, RMSNorm)
+EACH = (Activation, Add, Dropout, Embedding, Experts, LayerNorm, Linear, Multiply, RMSNorm)
 """Layers that compute each position by itself."""
 
 PLACED = (DotProductAttention, PositionalEmbedding, Rotary)

@@ -15,6 +15,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
@@ -81,6 +82,8 @@ def example_input(node: Node, shape: Shape, batch: int, rng: np.random.Generator
         As the first layer that reads the input requires them, see `Layer.example`.
     """
     first = node.consumers[0] if node.consumers else node
+    while isinstance(first.layer, Exchange) and first.consumers:  # whose samples are divided
+        first = first.consumers[0]
     return first.layer.example((batch, *shape), rng)
 
 
@@ -185,6 +188,9 @@ class Model(NotCallable, Predictor):
     cut_outputs : bool
         Whether outputs that ranks have cut by channels or positions remain so in training
         (`StepContext.cut_outputs`); set by a trainer whose losses and metrics take parts of them.
+    penalised : bool
+        Whether a layer of the network, on any rank, adds a loss in training
+        (`StepContext.penalties`).
     observer : Observer or None
         Receives the forward and backward pass of each layer; set by a trainer with observers.
     """
@@ -226,6 +232,7 @@ class Model(NotCallable, Predictor):
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
+        self.penalised = any(node.layer.penalises for node in self.graph.nodes)
         self.inputs = None
         self.mesh = mesh
         self.communicate: Communicate | None = None if mesh is None else mesh.communicate

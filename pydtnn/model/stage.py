@@ -57,6 +57,9 @@ class Group(Protocol):
     def broadcast(self, array: Any, root: int = 0) -> None:
         """Copy a flat array of one rank to all."""
 
+    def allreduce(self, array: Any) -> None:
+        """Sum flat arrays, in place."""
+
 
 class Network(Protocol):
     """The interface of a `Model` for its stages, memory and summary."""
@@ -262,6 +265,10 @@ class Pipeline:
     def broadcast(self, array: Array) -> None:
         """Copy a flat array of the last stage's rank to all. Collective: all ranks call it."""
         self._group.broadcast(array, root=self.owners[-1])
+
+    def add(self, array: Array) -> None:
+        """Add up the flat arrays of all stages. Collective: all stages call it."""
+        self._group.allreduce(array)
 
     # -- passes through all stages ----------------------------------------------------------------
 

@@ -269,6 +269,24 @@ class Objective:
         totals.add(len(targets[0]), total, *sums)
         return dys[0] if len(ys) == 1 else tuple(dys)
 
+    def add_penalties(
+        self, values: Sequence[Number], totals: Totals, ratios: Sequence[float] | None
+    ) -> None:
+        """Add losses of layers, which are sums over samples, to the loss.
+
+        Parameters
+        ----------
+        values : sequence of Number
+        totals : Totals
+        ratios : sequence of float, optional
+            See `compute`.
+        """
+        factor = 1.0
+        if self._counted and ratios is not None:  # the first loss is a weighted quotient of sums
+            factor = self.weights[0] * ratios[0]
+        if factor:
+            totals.values[0] += sum(values) / factor
+
     def _sum_of_quotients(self, sums: Array, count: int) -> float:
         """Return the weighted sum of the means of all losses."""
         pairs = sums.reshape(-1, 2)

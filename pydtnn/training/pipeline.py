@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from pydtnn.comm import Request
 from pydtnn.data import Batch
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.layers.base import Penalties
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
 from pydtnn.model.partition.stages import Stage
 from pydtnn.model.stage import Pipeline, Transfer, inputs_of
 from pydtnn.parallel.pipeline import Action, actions_of
 from pydtnn.parallel.pipeline.check import source_of
+from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady, check_stored
 from pydtnn.training.setup import Setup
@@ -62,6 +63,8 @@ class StagePasses(Passes):
         self._kept: dict[Place, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
         self._checks: dict[int, OnReady] = {}
         self._summed: Request | None = None
+        self._penalties: Penalties | None = None  # of the forward pass before
+        self._totals: list[list[Array]] = [[] for _ in self.shards]  # of each stage of this rank
 
     def run(self) -> None:
         """Compute all micro-batches. Collective: all ranks call it."""
@@ -87,7 +90,10 @@ class StagePasses(Passes):
         with self.setup.phase("loss"):
             if self._summed is not None:
                 self._summed.wait()
-            self.pipeline.broadcast(self.totals.values)
+            if self.model.penalised:
+                self.pipeline.add(self.totals.values)
+            else:
+                self.pipeline.broadcast(self.totals.values)
             self.fold_statistics()
         with self.setup.phase("exchange"):
             for sent in self._sent:
@@ -105,7 +111,8 @@ class StagePasses(Passes):
         shard = self.shards[action.micro_batch]
         self.report_samples([shard])
         inputs = inputs_of(stage, self.batch.inputs(model.backend, shard.rows), received)
-        context = replace(self.context, samples=self.batch.samples[shard.rows])
+        context = self.context_of(shard)
+        self._penalties = context.penalties
         self.in_flight = [shard.number]
         ((y, saved),) = model.forward_shards(
             [inputs],
@@ -118,11 +125,18 @@ class StagePasses(Passes):
         self._kept[place_of(action)] = y if self.pipeline.is_last(stage) else None, saved
 
     def _end_forward(self, action: Action) -> None:
-        """Compute the loss in the last stage."""
-        shard, (y, saved) = self.shards[action.micro_batch], self._kept[place_of(action)]
-        if y is not None:
-            self._kept[place_of(action)] = self.compute_loss(shard, y), saved
-            if len(self.losses) == len(self.shards):  # overlapped with backward
+        """Compute the loss in the last stage, and add those of layers in all stages."""
+        number = action.micro_batch
+        shard, (y, saved) = self.shards[number], self._kept[place_of(action)]
+        if y is not None or self.model.penalised:
+            dy = self.compute_loss(shard, self._penalties, y)
+            self._kept[place_of(action)] = dy, saved
+            _, values = self.losses.pop()
+            self._totals[number].append(values)
+            own = len(self._parts) if self.model.penalised else 1
+            if sum(map(len, self._totals)) == own * len(self.shards):  # overlapped with backward
+                numbers = [shard.number for shard in self.shards]
+                self.losses = [*zip(numbers, map(sum_in_order, self._totals), strict=True)]
                 self._summed = self.add_up_losses()
         self.most_kept = max(self.most_kept, len(self._kept) / len(self._parts))
         self.take_statistics(shard)

@@ -16,6 +16,7 @@ from pydtnn.data import Batch
 from pydtnn.data.order import Shard
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
+from pydtnn.layers.base import Penalties
 from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.execution import CollectiveCall
@@ -102,29 +103,42 @@ class Passes:
         self.report_samples(group)
         with self.setup.phase("forward"):
             xs = [batch.inputs(model.backend, shard.rows) for shard in group]
-            contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
+            contexts = [self.context_of(shard) for shard in group]
             self.in_flight = [shard.number for shard in group]
             outputs = model.forward_shards(
                 xs, contexts, communicate=self.communicate, joint=self.joint
             )
             del xs
         dys, residuals = [], []
-        for shard, (y, saved) in zip(group, outputs, strict=True):
-            dys.append(self.compute_loss(shard, y))
+        for shard, context, (y, saved) in zip(group, contexts, outputs, strict=True):
+            dys.append(self.compute_loss(shard, context.penalties, y))
             residuals.append(saved)
         self.take_statistics(group[0])
         return dys, residuals
+
+    def context_of(self, shard: Shard) -> StepContext:
+        """Return the settings of the forward pass of a shard."""
+        penalties = Penalties(self.scale) if self.model.penalised else None
+        samples = self.batch.samples[shard.rows]
+        return replace(self.context, samples=samples, penalties=penalties)
 
     def report_samples(self, group: Sequence[Shard]) -> None:
         """Report to the observer how many samples are computed together."""
         self.setup.report_samples(sum(shard.rows.stop - shard.rows.start for shard in group))
 
-    def compute_loss(self, shard: Shard, y: Any) -> Any:
-        """Compute loss and metrics of a shard; return the gradient of the outputs."""
+    def compute_loss(self, shard: Shard, penalties: Penalties | None, y: Any) -> Any:
+        """Compute loss and metrics of a shard; return the gradient of the outputs.
+
+        Without outputs, which are those of another stage, the loss is that of penalties.
+        """
         with self.setup.phase("loss"):
+            objective, dy = self.setup.objective, None
             totals = self.setup.new_totals(self.model.backend.xp)
-            target = self.batch.targets(shard.rows)
-            dy = self.setup.objective.compute(y, target, self.scale, totals, ratios=self.ratios)
+            if y is not None:
+                target = self.batch.targets(shard.rows)
+                dy = objective.compute(y, target, self.scale, totals, ratios=self.ratios)
+            if penalties is not None:
+                objective.add_penalties(penalties.values, totals, self.ratios)
             self.losses.append((shard.number, totals.values))
             return dy
 

@@ -26,10 +26,15 @@ from pydtnn.utils.errors import RankError
 from tests.random_cases import Case, Cases
 
 STEPS, BATCH, PIXELS = 3, 24, (8, 8, 3)
-AXES = ("data", "tensor", "filter", "channel", "context", "pipeline")
+AXES = ("data", "tensor", "filter", "channel", "context", "expert", "pipeline")
+NETS = ("gpt", "gpt, not tied", "vit", "llama", "llama, not tied", "moe gpt", "moe llama, not tied")
 SCHEMES = ("allreduce", "sharded", "sharded_gradients", "sharded_parameters")
-REFUSED = ("some of which share parameters", "cut along", "positions must be at least")
-"""Tied weights are in one stage; two axes cannot cut the same axis of an array; few positions."""
+REFUSED = (
+    *("some of which share parameters", "cut along", "positions must be at least"),
+    *("experts must be at least", "divides the experts of a network, and this one has none"),
+)
+"""Tied weights are in one stage; two axes cannot cut the same axis of an array; few positions or
+experts."""
 
 
 class Drawn:
@@ -40,8 +45,11 @@ class Drawn:
         self.width = self.heads * int(rng.integers(2, 4)) * 2  # not 2: rounding
         self.classes, self.length = int(rng.integers(5, 14)), int(rng.integers(3, 9))
         self.dropout = float(rng.choice([0.0, 0.2]))
-        self.net = str(rng.choice(["gpt", "gpt, not tied", "vit", "llama", "llama, not tied"]))
+        self.net = str(rng.choice(NETS))
         self.groups = int(rng.choice([n for n in range(1, self.heads + 1) if self.heads % n == 0]))
+        self.experts = int(rng.integers(1, 7)) if "moe" in self.net else 0
+        self.choices = int(rng.integers(1, min(self.experts, 3) + 1)) if self.experts else 1
+        self.capacity = float(rng.choice([0.6, 1.0])) if rng.random() < 0.5 else None
         self.axes = self._axes(rng)
         self.clip = 0.5 if rng.random() < 0.4 else None
         self.recompute = 3 if rng.random() < 0.3 else None
@@ -75,13 +83,19 @@ class Drawn:
             return Model(net, PIXELS, dtype="float64", seed=2, **options)
         shape = (self.length,)
         name, _, untied = self.net.partition(", ")
-        own = {"gpt": {"dropout": self.dropout}, "llama": {"groups": self.groups}}[name]
-        net = (gpt if name == "gpt" else llama)(
+        is_gpt = name.endswith("gpt")
+        own: Any = {"dropout": self.dropout} if is_gpt else {"groups": self.groups}
+        net = (gpt if is_gpt else llama)(
             *(self.classes, shape),
             depth=self.depth,
             heads=self.heads,
             width=self.width,
             tied=not untied,
+            experts=self.experts,
+            choices=self.choices,
+            capacity=self.capacity,
+            balance=0.3,
+            z=0.2,
             **own,
         )
         return Model(net, shape, dtype="float64", seed=2, **options)
@@ -110,8 +124,9 @@ def train(model: Model, drawn: Drawn, **options: Any) -> tuple[Any, dict[str, np
 
 def on_ranks(drawn: Drawn, comm: Communicator) -> tuple[Any, dict[str, np.ndarray]]:
     mesh = Mesh(comm, **drawn.axes)
+    schedule = {k: v for k, v in drawn.options.items() if k == "pipeline_schedule"}
     return train(
-        drawn.model(mesh=mesh, recompute=drawn.recompute),
+        drawn.model(mesh=mesh, recompute=drawn.recompute, **schedule),
         drawn,
         mesh=mesh,
         exchange=create_scheme(drawn.scheme, mesh.data),

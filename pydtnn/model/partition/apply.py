@@ -10,6 +10,7 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
+from pydtnn.layers.experts import Experts
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut, Part
 from pydtnn.model.graph import Graph
@@ -101,6 +102,11 @@ def check_strategies(plan: Plan, layers: Sequence[Layer]) -> None:
         kinds = {kind_of(x): type(x).__name__ for x in layers if matches(pattern, str(x.name))}
         known = {strategy for kind in kinds if kind for strategy in STRATEGIES.get(kind, ())}
         for strategy in own:
+            if strategy == "expert" and Experts not in kinds:
+                raise PlanError(
+                    "Plan: expert divides the experts of a network, and "
+                    f"{'this one' if pattern == '*' else pattern} has none; use data"
+                )
             if pattern != "*" and strategy not in known:
                 have = ", ".join(name for name in NAMES if name in known) or "none"
                 raise PlanError(
@@ -190,7 +196,7 @@ class _Pass:
                     apply_strategy(strategy, draft, axis, layouts)
                     self._check_axes(draft)
                 except PlanError as error:
-                    if self.plan.explicit:
+                    if self.plan.explicit or strategy == "expert":
                         raise
                     self.refused.setdefault(axis, error)
                     left.add(axis)

@@ -10,7 +10,7 @@ from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import SuggestsNames, matches, select, unknown
 
-NAMES = ("filter", "channel", "alternate", "spatial", "width", "context", "data")
+NAMES = ("filter", "channel", "alternate", "spatial", "width", "context", "expert", "data")
 """The strategies of single layers."""
 
 ALIASES = {"height": "spatial", "model": "alternate", "tensor": "alternate"}
@@ -39,7 +39,8 @@ class Plan(SuggestsNames):
     The strategies are "filter" (filters of a convolution, features of a linear layer or heads of
     the attention after it, tokens of an embedding), "channel" (their input channels), "alternate"
     (channel where the input is already cut by channels, filter elsewhere), "spatial" (height of the
-    maps), "width", "context" (positions of sequences) and "data" (samples). They apply to
+    maps), "width", "context" (positions of sequences), "expert"
+    (experts, and samples in other layers) and "data" (samples). They apply to
     convolutions, linear layers and embeddings, and those of maps to pooling too; all other layers
     follow their inputs if they can. A layer that is used several times is cut like its first use.
     """

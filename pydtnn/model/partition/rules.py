@@ -15,6 +15,8 @@ from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.exchange import SAMPLES, Spread
+from pydtnn.layers.exchanged_experts import ExchangedExperts
+from pydtnn.layers.experts import Experts
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat, Multiply
@@ -216,12 +218,25 @@ def samples(draft: Draft, axis: str) -> None:
         draft.layer.sum_axes = (*draft.layer.sum_axes, axis)
 
 
+def experts(draft: Draft, axis: str) -> None:
+    """Divide the experts, and the samples of which tokens travel to them; others have samples."""
+    layer = draft.layer
+    if not isinstance(layer, Experts):
+        samples(draft, axis)
+        return
+    cut = draft.even(0, axis, cast(Experts, draft.whole).experts, "experts")
+    draft.layer = ExchangedExperts(layer, cut)
+    draft.cut_parameters(0, cut, "up", "gate", "down", "up_bias", "down_bias")
+    draft.same(axis, Cut(SAMPLES, axis, ()))
+
+
 STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
-    Conv2d: ("filter", "channel", "alternate", "spatial", "width", "data"),
-    Conv1d: ("filter", "channel", "alternate", "data"),
+    Conv2d: ("filter", "channel", "alternate", "spatial", "width", "expert", "data"),
+    Conv1d: ("filter", "channel", "alternate", "expert", "data"),
     Conv3d: ("filter", "channel", "alternate", "data"),
-    Linear: ("filter", "channel", "alternate", "context", "data"),
-    Embedding: ("filter", "alternate", "context", "data"),
+    Linear: ("filter", "channel", "alternate", "context", "expert", "data"),
+    Embedding: ("filter", "alternate", "context", "expert", "data"),
+    Experts: ("expert",),
     PositionalEmbedding: ("context",),
     MaxPool2d: ("spatial", "width", "data"),
     AvgPool2d: ("spatial", "width", "data"),
@@ -246,6 +261,7 @@ def apply_strategy(name: str, draft: Draft, axis: str, layouts: Sequence[Layout]
         "spatial": lambda: stripes(draft, axis, 0),
         "width": lambda: stripes(draft, axis, 1),
         "context": lambda: context(draft, axis),
+        "expert": lambda: experts(draft, axis),
         "data": lambda: samples(draft, axis),
     }
     rules[name]()

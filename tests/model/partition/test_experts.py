@@ -1,0 +1,263 @@
+"""Experts that are divided over ranks: equality with one rank, messages, refusals."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.gpt import gpt
+from models.llama import llama
+from pydtnn import Trainer
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.serial import Serial
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import Linear, MixtureOfExperts, Sequential
+from pydtnn.layers.base import Penalties, StepContext
+from pydtnn.layers.exchanged_experts import ExchangedExperts
+from pydtnn.layers.experts import Experts
+from pydtnn.model import Model
+from pydtnn.model.memory import forecast_memory
+from pydtnn.model.model import example_inputs
+from pydtnn.model.partition import rules
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.testing import check_plan
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+
+TOKENS, LENGTH, N = 7, 5, 6
+GPT = partial(gpt, TOKENS, (LENGTH,), depth=2, heads=3, width=12, balance=0.3, z=0.2)
+LLAMA = partial(llama, TOKENS, (LENGTH,), depth=1, heads=2, width=8, balance=0.3, z=0.2)
+NETS: dict[str, Any] = {
+    "switch": partial(GPT, experts=5, choices=1, capacity=0.8),
+    "gshard": partial(GPT, experts=4, capacity=1.0),
+    "mixtral": partial(LLAMA, experts=7),
+}
+Axes = dict[str, int]
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *({"expert": ranks} for ranks in (2, 3, 4)),
+        {"data": 2, "expert": 2},
+        {"expert": 2, "tensor": 2},
+        {"context": 2, "expert": 2},
+        {"filter": 2, "expert": 2},
+    ],
+    ids=lambda mesh: "x".join(f"{axis}{n}" for axis, n in mesh.items()),
+)
+@pytest.mark.parametrize("net", NETS)
+def test_divided_experts_equal_serial_training(net: str, mesh: Axes) -> None:
+    check_plan(NETS[net], (LENGTH,), meshes=[mesh], batch=5)
+
+
+@pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+@pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"pipeline": 2, "expert": 2}])
+def test_losses_of_routers_in_all_stages_count(mesh: Axes, schedule: str) -> None:
+    net = partial(NETS["gshard"], tied=False)
+    ranks, serial = int(np.prod([*mesh.values()])), train(Serial(), {}, net())
+    own = {"micro_batches": 3, "pipeline_schedule": schedule}
+    for trainer in run_threads(ranks, lambda comm: train(comm, mesh, net(), **own)):
+        assert trainer.losses == pytest.approx(serial.losses, abs=1e-12)
+
+
+@pytest.mark.mpi(2, 3, 4)
+@pytest.mark.parametrize("net", NETS)
+def test_divided_experts_equal_serial_training_on_mpi(comm: Communicator, net: str) -> None:
+    check_plan(NETS[net], (LENGTH,), meshes=[{"expert": comm.size}], comm=comm, batch=5)
+
+
+def train(
+    comm: Communicator, axes: Axes, net: Any, pipeline_schedule: str = "1f1b", **options: Any
+) -> Trainer:
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(TOKENS, size=(2, 3 * N, LENGTH))
+    mesh = Mesh(comm, **axes)
+    schedule: Any = {"pipeline_schedule": pipeline_schedule} if "pipeline" in axes else {}
+    model = Model(net, (LENGTH,), dtype="float64", mesh=mesh, seed=2, **schedule)
+    trainer = Trainer(model, "adam", mesh=mesh, progress=False, **options)
+    data = ArrayDataset(x.astype("float32"), y)
+    trainer.fit(data, epochs=1, batch_size=N // mesh.shape["data"])
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
+@pytest.mark.parametrize("axes", [{"expert": 3}, {"data": 2, "expert": 2}])
+def test_losses_are_those_of_one_rank_and_samples_may_be_few(axes: Axes) -> None:
+    ranks, net = int(np.prod([*axes.values()])), NETS["switch"]
+    serial = train(Serial(), {}, net(), accumulation=3)
+    for own in run_threads(ranks, lambda comm: train(comm, axes, net(), accumulation=3)):
+        assert own.losses == pytest.approx(serial.losses, abs=1e-12)
+
+
+def test_algorithms_are_chosen_with_tokens() -> None:
+    def rank(comm: Communicator) -> bool:
+        model = Model(NETS["gshard"](), (LENGTH,), mesh=Mesh(comm, expert=2))
+        rng = np.random.default_rng(0)
+        (x,) = example_inputs(model, 9, rng)
+        return bool(np.isin(x, np.arange(TOKENS)).all())
+
+    assert run_threads(2, rank) == [True, True]
+
+
+def test_checkpoints_of_any_mesh_are_loaded_on_any_other(tmp_path: Path) -> None:
+    def save(comm: Communicator, name: str, **axes: int) -> dict[str, np.ndarray]:
+        trainer = train(comm, axes, NETS["gshard"]())
+        save_checkpoint(tmp_path / name, trainer)
+        return trainer.model.state()
+
+    def load(comm: Communicator, name: str, **axes: int) -> dict[str, np.ndarray]:
+        mesh = Mesh(comm, **axes)
+        model = Model(NETS["gshard"](), (LENGTH,), dtype="float64", mesh=mesh, seed=5)
+        load_checkpoint(tmp_path / name, Trainer(model, "adam", mesh=mesh, progress=False))
+        return model.state()
+
+    cut = run_threads(2, lambda comm: save(comm, "cut", expert=2))
+    whole = save(Serial(), "whole")
+    others = run_threads(3, lambda comm: load(comm, "whole", expert=3))
+    for one, other in ((load(Serial(), "cut"), cut[1]), (others[2], whole)):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+# -- messages
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_rows_travel_to_their_experts_and_back(ranks: int) -> None:
+    experts, width, samples, values = 5, 3, 7, 8
+    x = np.random.default_rng(3).normal(size=(samples, LENGTH, width))
+    net = partial(MixtureOfExperts, experts, 4, capacity=0.8, name="moe")
+    serial = Model(net(), x.shape[1:], dtype="float64")
+    context = StepContext(training=True, samples=np.arange(samples), penalties=Penalties(1.0))
+    _, saved = serial.forward(x, context)
+    routes, *_ = saved[-1]
+
+    def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
+        mesh = Mesh(comm, expert=ranks)
+        model = Model(net(), x.shape[1:], dtype="float64", mesh=mesh, input_gradient=True)
+        own = StepContext(training=True, samples=np.arange(samples), penalties=Penalties(1.0))
+        y, saved = model.forward(x, own)
+        model.backward(np.ones_like(y), saved)
+        assert own.penalties is not None
+        assert context.penalties is not None
+        assert own.penalties.values == pytest.approx(context.penalties.values, abs=1e-12)
+        return {name: (t.messages, t.bytes) for name, t in mesh.traffic.items() if t.messages}
+
+    owner_of = np.array_split(np.arange(experts), ranks)
+    sample_of = np.array_split(np.arange(samples), ranks)
+    table = np.zeros((ranks, ranks), int)  # rows from a rank to another one
+    for slot in routes.slots:
+        sample = slot // (LENGTH * 2)
+        expert = routes.chosen.reshape(-1)[slot]
+        source = next(r for r in range(ranks) if sample in sample_of[r])
+        table[source, next(r for r in range(ranks) if expert in owner_of[r])] += 1
+    for place, sent in enumerate(run_threads(ranks, rank)):
+        others = ranks - 1
+        rows = table[place].sum() + table[:, place].sum() - 2 * table[place, place]
+        numbers = experts - len(owner_of[place]) + others
+        nbytes = 2 * rows * width * values + 8 * numbers
+        assert sent["moe.experts"] == (5 * others, nbytes)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: int) -> None:
+    width, choices, samples, values = 6, 2, 8, 4
+
+    def rank(comm: Communicator) -> dict[str, tuple[int, int]]:
+        net = Sequential(MixtureOfExperts(4, 5, choices=choices, name="moe"), Linear(2))
+        model = Model(net, (8, width), mesh=Mesh(comm, expert=ranks), input_gradient=True)
+        assert model.parameters["moe.experts.up"].shape == (4 // ranks, 5, width)
+        assert model.summary(samples)
+        return dict(forecast_memory(model, samples).sent)
+
+    volume = 4 * (ranks - 1) / ranks**2 * choices * samples * 8 * width * values
+    for sent in run_threads(ranks, rank):
+        numbers = 8 * (ranks - 1) * (4 // ranks + 1)
+        assert sent["moe.experts"] == (5 * (ranks - 1), round(volume) + numbers)
+
+
+# -- refusals
+
+
+def test_fewer_experts_than_ranks_are_refused() -> None:
+    words = r"^block0\.moe\.experts: cannot be .* expert=3: experts must be at least the 3 ranks"
+    with pytest.raises(ValueError, match=words):
+        check_plan(partial(GPT, experts=2), (LENGTH,), meshes=[{"expert": 3}])
+
+
+def test_a_network_without_experts_is_refused() -> None:
+    words = "^Plan: expert divides the experts of a network, and this one has none; use data"
+    with pytest.raises(ValueError, match=words):
+        check_plan(partial(GPT), (LENGTH,), meshes=[{"expert": 2}])
+
+
+def test_samples_along_another_axis_are_gathered_for_experts() -> None:
+    plan = {"*": {"data": "m"}}
+    check_plan(NETS["gshard"], (LENGTH,), plan, meshes=[{"m": 2}], batch=3)
+
+
+# -- broken variants
+
+
+def lose_a_row(layer: Any, *args: Any, right: Any = Experts.compute) -> Any:
+    results, kept = right(layer, *args)
+    results[-1:] = 0
+    return results, kept
+
+
+def keep_the_order_of_ranks(layer: Any, rows: Any, sent: Any, received: Any) -> Any:
+    return (yield from RIGHT(layer, rows[::-1].copy(), sent, received))
+
+
+RIGHT = ExchangedExperts._exchange
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "words"),
+    [
+        pytest.param(
+            "compute",
+            lose_a_row,
+            r"^block0\.moe\.experts: the output is the first that differs",
+            id="a token lost by an expert",
+        ),
+        pytest.param(
+            "_exchange",
+            keep_the_order_of_ranks,
+            r"^block0\.moe\.experts: the output is the first that differs",
+            id="tokens in another order",
+        ),
+        pytest.param(
+            "penalise",
+            lambda *arguments: None,
+            r"^block1\.moe\.experts: the gradient of the input, which is .* of block1\.moe\.router",
+            id="a router without losses",
+        ),
+    ],
+)
+def test_a_broken_exchange_is_refused_with_the_name_of_the_layer(
+    monkeypatch: pytest.MonkeyPatch, method: str, wrong: Any, words: str
+) -> None:
+    monkeypatch.setattr(ExchangedExperts, method, wrong)
+    with pytest.raises(AssertionError, match=words):
+        check_plan(NETS["gshard"], (LENGTH,), meshes=[{"expert": 2}], batch=4)
+
+
+def test_a_forgotten_sum_of_a_router_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rules.samples
+
+    def wrong(draft: Any, axis: str) -> None:
+        right(draft, axis)
+        if str(draft.whole.name).endswith("router"):
+            draft.summed.clear()
+
+    monkeypatch.setattr(rules, "samples", wrong)
+    words = r"router: the gradient block\d\.moe\.router\.w of rank \d differs"
+    with pytest.raises(AssertionError, match=words):
+        check_plan(NETS["gshard"], (LENGTH,), meshes=[{"expert": 2}], batch=4)

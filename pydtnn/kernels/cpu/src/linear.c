@@ -2,7 +2,7 @@
  *
  *   forward           y = x w' + b    rows of w, x' packed, y' turned; or rows of x, w' packed
  *   backward_data     dx = dy w       rows of dy, blocks of w packed
- *   backward_filter   dw = dy' x      gemm_outer, blocks of both packed
+ *   backward_filter   dw = dy' x      gemm_outer, blocks of both packed, of dy as tiles read it
  *
  * C is cut into chunks, computed in parallel; inside one the summed index is cut into blocks of
  * DEPTH, so that float32 sums in blocks. A block of A of a chunk stays in L2, and what a tile needs
@@ -19,8 +19,10 @@
  *
  * linear_pairs.c compiles this file again for pairs of bfloat16.
  */
+#include <limits.h>
 #include <stdlib.h>
 
+#include "amx.h"
 #include "gemm.h"
 #include "linear_parts.h"
 #include "products.h"
@@ -28,9 +30,17 @@
 enum { LEAST_ROWS = 16, MOST_ROWS = 336, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512 };
 enum { BLOCK = 256 * 1024 / sizeof(real) }; /* of A, which stays in L2 while panels of B follow */
 /* Samples and columns of x that are packed at a time; with ROWS columns of dy they fit in L2. */
-enum { FILTER_DEPTH = 256, ROWS = 112 };
+enum { FILTER_DEPTH = 256, ROWS = 108 };
 enum { WIDE = 1536 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
-enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + WIDE) };
+/* Columns of dy that a tile of gemm_outer reads, and the distance between those of two tiles, which
+ * are packed so that they fill L1 with nothing else. */
+enum { TILE = VECTOR_BYTES == 64 ? 9 : 6, TILE_SIZE = FILTER_DEPTH * TILE + LANES };
+enum { FILTER_SCRATCH = FILTER_DEPTH * (WIDE + ROWS + LANES) + ROWS / TILE * LANES };
+#if defined PAIRS && HAS_AMX
+enum { LEAST_TILED = INT_MAX }; /* samples; gemm_amx.c has larger tiles */
+#else
+enum { LEAST_TILED = FILTER_DEPTH }; /* samples: for fewer, tiles take longer to pack */
+#endif
 
 /* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
  * with rows of ldb, of which each chunk packs its columns. */
@@ -245,35 +255,62 @@ int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy,
     return status;
 }
 
+/* Pack rows of dy in pieces of TILE columns: whole vectors, whose ends the next row overwrites. */
+static void pack_tiles(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t stride,
+                       real *dst) {
+    for (ptrdiff_t k = 0; k < depth; k++) {
+        const real *row = src + k * stride, *next = row + (k + 4 < depth ? 4 * stride : 0);
+        real *to = dst + k * TILE;
+        for (ptrdiff_t j = 0; j < columns; j += TILE, to += TILE_SIZE) {
+            const ptrdiff_t n = smaller(columns - j, TILE);
+            __builtin_prefetch(next + j);
+            for (ptrdiff_t i = 0; i < n; i += LANES)
+                vstore(to + i, vload_part(row + j + i, smaller(n - i, LANES)));
+        }
+    }
+}
+
 /* Columns [begin, end) of rows [first, first + rows) of dw; scratch: FILTER_SCRATCH. */
 static void filter_chunk(const struct linear_shape *s, const real *x, const real *dy, real *dw,
                          ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end,
                          int accumulate, real *scratch) {
-    real *const dy_packed = scratch, *const x_packed = scratch + FILTER_DEPTH * ROWS;
+    real *const x_packed = scratch, *const dy_packed = scratch + FILTER_DEPTH * WIDE;
     const ptrdiff_t none = 0, pieces = ceil_div(rows, ROWS);
+    const int tiled = s->batch >= LEAST_TILED;
+    const ptrdiff_t unit = tiled ? TILE : 1;
     for (ptrdiff_t k = 0; k < larger(s->batch, 1); k += FILTER_DEPTH) {
         const ptrdiff_t depth = smaller(s->batch - k, FILTER_DEPTH);
         NAME(gemm_pack_panels)(depth, end - begin, OUTER_COLUMNS, x + k * s->inputs + begin,
                                s->inputs, FILTER_DEPTH * OUTER_COLUMNS, x_packed);
         for (ptrdiff_t piece = 0; piece < pieces; piece++) {
-            const ptrdiff_t top = first + rows * piece / pieces,
-                            count = first + rows * (piece + 1) / pieces - top;
-            NAME(gemm_pack)(depth, count, dy + k * s->outputs + top, s->outputs, 1, dy_packed);
+            const ptrdiff_t top = first + cut_at(rows, unit, pieces, piece),
+                            count = first + cut_at(rows, unit, pieces, piece + 1) - top,
+                            tile = tiled ? TILE : larger(count, 1);
+            const real *from = dy + k * s->outputs + top;
+            if (tiled) {
+                pack_tiles(depth, count, from, s->outputs, dy_packed);
+            } else {
+                NAME(gemm_pack)(depth, count, from, s->outputs, 1, dy_packed);
+            }
             for (ptrdiff_t j = begin; j < end; j += OUTER_COLUMNS) {
                 const ptrdiff_t columns = smaller(end - j, OUTER_COLUMNS);
-                const struct gemm_outer task = {.a = dy_packed,
-                                                .a_offset = &none,
-                                                .lda = vectors_of(count) * LANES,
-                                                .b = x_packed + (j - begin) * FILTER_DEPTH,
-                                                .b_offset = &none,
-                                                .ldb = vectors_of(columns) * LANES,
-                                                .segments = 1,
-                                                .length = depth,
-                                                .c = dw + top * s->inputs + j,
-                                                .ldc = s->inputs,
-                                                .columns = columns,
-                                                .accumulate = accumulate || k > 0};
-                PRODUCTS(gemm_outer)(count, &task);
+                struct gemm_outer task = {.a = dy_packed,
+                                          .a_offset = &none,
+                                          .lda = tiled ? TILE : vectors_of(count) * LANES,
+                                          .b = x_packed + (j - begin) * FILTER_DEPTH,
+                                          .b_offset = &none,
+                                          .ldb = vectors_of(columns) * LANES,
+                                          .segments = 1,
+                                          .length = depth,
+                                          .c = dw + top * s->inputs + j,
+                                          .ldc = s->inputs,
+                                          .columns = columns,
+                                          .accumulate = accumulate || k > 0};
+                for (ptrdiff_t i = 0; i < count; i += tile) {
+                    PRODUCTS(gemm_outer)(smaller(count - i, tile), &task);
+                    task.a += TILE_SIZE;
+                    task.c += tile * s->inputs;
+                }
             }
         }
     }

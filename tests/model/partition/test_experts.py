@@ -182,6 +182,20 @@ def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: in
         assert sent["moe.experts"] == (5 * (ranks - 1), round(volume) + numbers)
 
 
+def test_parameters_and_kept_values_of_a_rank_are_a_part() -> None:
+    def rank(comm: Communicator) -> tuple[float, float]:
+        net = gpt(256, (128,), depth=4, heads=4, width=256, experts=8)
+        model = Model(net, (128,), mesh=Mesh(comm, expert=comm.size))
+        memory = forecast_memory(model, 8)
+        return memory.parameters, sum(memory.kept)
+
+    ((parameters, kept),) = run_threads(1, rank)
+    for ranks, part in ((2, 0.54), (4, 0.31)):
+        for own in run_threads(ranks, rank):
+            assert own[0] <= part * parameters
+            assert own[1] <= 1.02 / ranks * kept
+
+
 # -- refusals
 
 

@@ -30,11 +30,11 @@ AXES = ("data", "tensor", "filter", "channel", "context", "expert", "pipeline")
 NETS = ("gpt", "gpt, not tied", "vit", "llama", "llama, not tied", "moe gpt", "moe llama, not tied")
 SCHEMES = ("allreduce", "sharded", "sharded_gradients", "sharded_parameters")
 REFUSED = (
-    *("some of which share parameters", "cut along", "positions must be at least"),
+    *("some of which share parameters", "stages for a network of"),
+    *("cut along", "positions must be at least"),
     *("experts must be at least", "divides the experts of a network, and this one has none"),
 )
-"""Tied weights are in one stage; two axes cannot cut the same axis of an array; few positions or
-experts."""
+"""Tied weights in one stage, few layers; an axis of an array cut twice; few positions or experts."""
 
 
 class Drawn:

@@ -155,6 +155,71 @@ def test_the_checker_refuses_broken_schedules(change: str, message: str) -> None
         check(broken(change))
 
 
+def several(change: str) -> list[list[Action]]:
+    """A plan of two stages per rank with an error."""
+    actions = [[*actions_of("zb_v", rank, 2, 3)] for rank in range(2)]
+    own = actions[1]  # of stages 1 and 2
+    if change == "dw twice":
+        own.append(backward_parameters(2, 2))
+    elif change == "dw of the other stage":
+        own[own.index(backward_parameters(2, 2))] = backward_parameters(2, 1)
+    elif change == "chunks in the wrong order":
+        own.remove(forward(0, 2))
+        own.insert(0, forward(0, 2))
+    elif change == "a stage on two ranks":
+        actions[0] += [forward(0, 1), backward(0, 1)]
+    elif change == "a stage left out":
+        actions[:] = [[a for a in row if a.stage != 2] for row in actions]
+    elif change == "chunks swapped":
+        own[:] = [action._replace(stage=3 - action.stage) for action in own]
+    return actions
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dw twice", "stage 2 has backward_parameters 2 2 times; keep one"),
+        ("dw of the other stage", "stage 1 has backward_parameters 2 2 times; keep one"),
+        ("chunks in the wrong order", "deadlock: .*stage 2 waits in forward 0 for stage 1; change"),
+        ("a stage on two ranks", "stage 1 is on rank 0 and on rank 1; keep the actions of one"),
+        ("a stage left out", "no rank has stage 2, but one has 3; number stages from 0"),
+        ("chunks swapped", "deadlock: .*stage 2 waits in forward 0 for stage 1"),
+    ],
+)
+def test_the_checker_refuses_several_stages_per_rank_that_are_wrong(
+    change: str, message: str
+) -> None:
+    assert check(several("")).owners == (0, 1, 1, 0)
+    with pytest.raises(PipelineError, match=message):
+        check(several(change))
+
+
+@pytest.mark.parametrize("ranks", PAPERS)
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_interleaved_stages_divide_the_bubble_by_their_number(ranks: int, chunks: int) -> None:
+    """Narayanan et al., section 2.2, and the values kept by each rank."""
+    for micro_batches in (ranks, 3 * ranks):
+        done = check(f"interleaved:{chunks}", ranks, micro_batches)
+        assert done.bubble == pytest.approx(bubble(ranks, micro_batches, chunks), abs=1e-12)
+        kept = [ranks + (ranks - 1 - 2 * rank) / chunks for rank in range(ranks)]
+        assert done.in_flight == pytest.approx([min(n, micro_batches) for n in kept])
+        assert done.messages == 2 * (chunks * ranks - 1) * micro_batches
+
+
+@pytest.mark.parametrize("ranks", PAPERS)
+def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int) -> None:
+    done = check("zb_v", ranks, 3 * ranks, forward=1, backward=2)
+    assert done.waiting == 0
+    assert done.duration == 2 * 3 * 3 * ranks + ranks - 1
+    assert done.in_flight == (ranks,) * ranks
+
+
+@pytest.mark.parametrize("name", ["interleaved", "interleaved:3", "zb_v"])
+def test_several_stages_per_rank_are_right_for_any_numbers(name: str) -> None:
+    for ranks, micro_batches in SIZES:
+        assert check(name, ranks, micro_batches).micro_batches == micro_batches
+
+
 def test_an_empty_schedule_is_refused() -> None:
     with pytest.raises(PipelineError, match="stage 0 lacks forward 0; add it"):
         check(lambda stage, stages, micro_batches: [], 2, 2)

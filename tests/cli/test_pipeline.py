@@ -51,11 +51,12 @@ def test_what_cannot_be_is_refused_on_all_ranks(
     run_threads(2, rank)
 
 
+@pytest.mark.parametrize("schedule", ["zb_h1", "interleaved:2", "zb_v"])
 def test_processes_train_in_stages_and_one_continues(
-    tmp_path: Path, mpiexec: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+    schedule: str, tmp_path: Path, mpiexec: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = [*OPTIONS, "--model=cnn", "--global-batch-size=16", "--momentum=0.9"]
-    stages = [*PIPELINE, "--pipeline-schedule=zb_h1"]
+    stages = [*PIPELINE, f"--pipeline-schedule={schedule}"]
     done = mpiexec(2, [*TRAIN, *options, *stages, f"--output-dir={tmp_path}/run"])
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)

@@ -460,16 +460,32 @@ def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.n
     return model.state(), trainer.losses
 
 
-@pytest.mark.parametrize("schedule", ["zb_h1", "zb_2p", "interleaved", "zb_v"])
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_three_steps_of_a_transformer_equal_serial_ones(stages: int, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "schedule", "axes"),
+    [
+        *(
+            (ranks, schedule, {})
+            for ranks in (2, 3, 4)
+            for schedule in ("zb_h1", "zb_2p", "interleaved", "zb_v")
+        ),
+        (2, "1f1b", {"context": 2}),
+        (2, "interleaved", {"tensor": 2}),
+        (2, "zb_v", {"context": 2}),
+        (2, "zb_v", {"data": 2}),
+    ],
+    ids=str,
+)
+def test_three_steps_of_a_transformer_equal_serial_ones(
+    ranks: int, schedule: str, axes: dict[str, int]
+) -> None:
     def rank(comm: Communicator) -> Any:
-        options = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": schedule}
-        return train_transformer(Mesh(comm, pipeline=stages), **options)
+        options = {"micro_batches": MICRO_BATCHES // axes.get("data", 1)}
+        mesh = Mesh(comm, pipeline=ranks, **axes)
+        return train_transformer(mesh, pipeline_schedule=schedule, **options)
 
     expected, losses = train_transformer(None, accumulation=MICRO_BATCHES)
     assert len(losses) == 3
-    for state, own in run_threads(stages, rank):
+    for state, own in run_threads(ranks * int(np.prod([*axes.values()])), rank):
         np.testing.assert_allclose(own, losses, rtol=1e-12)
         for name, value in expected.items():
             np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12, err_msg=name)

@@ -26,6 +26,8 @@ from pydtnn.model.model import example_inputs
 from pydtnn.model.partition.plan import NAMES, find_plan
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.pipeline import Schedule, placement
+from pydtnn.parallel.pipeline import check as check_schedule
 from pydtnn.testing.trace import first_wrong
 from pydtnn.testing.trajectory import (
     END,
@@ -349,6 +351,7 @@ def check_plan(
     input_shape: Shape | Sequence[Shape],
     plan: AnyPlan = None,
     *,
+    pipeline_schedule: str | Schedule = "1f1b",
     meshes: Sequence[Mapping[str, int]] | None = None,
     comm: Communicator | None = None,
     prepare: Callable[[Model], Any] | None = None,
@@ -382,6 +385,8 @@ def check_plan(
         Odd sizes give uneven parts.
     plan : Plan, mapping or str, optional
         See `Model`.
+    pipeline_schedule : Schedule or str
+        See `Model`; checked first, see `pydtnn.parallel.pipeline.check`.
     meshes : sequence of mappings of str to int, optional
         Axes of each mesh: ``[{"filter": 3}, {"data": 2, "filter": 2}]``. By default 2, 3 and 4
         ranks along an only axis of the plan, or 2 and 3 along each of several, and 2 ranks along
@@ -433,6 +438,7 @@ def check_plan(
         check_int("check_plan", "batch", batch, at_least=1),
         check_int("check_plan", "seed", seed, at_least=0),
         plan=plan,
+        pipeline_schedule=pipeline_schedule,
         backend=backend,
         prepare=prepare,
     )
@@ -442,10 +448,12 @@ def check_plan(
         return train_serially(replace(problem, batch=batch), conditions)
 
     rows: list[PlanRow] = []
-    for axes in _meshes(plan, None if comm is None else comm.size) if meshes is None else meshes:
-        case = PlanCase(
-            problem, serial, _checked(axes, comm), comm=comm, tolerance=tolerance, timeout=timeout
-        )
+    size = None if comm is None else comm.size
+    default = _meshes(plan, pipeline_schedule, size) if meshes is None else ()
+    for axes in default if meshes is None else meshes:
+        if ranks := _checked(axes, comm).get(PIPELINE):
+            check_schedule(pipeline_schedule, ranks, 2 * ranks)
+        case = PlanCase(problem, serial, axes, comm=comm, tolerance=tolerance, timeout=timeout)
         refused = case.refusal()
         if refused and meshes is not None:
             raise ValueError(refused)
@@ -518,7 +526,7 @@ def _checked(axes: Mapping[str, int], comm: Communicator | None) -> Mapping[str,
     return axes
 
 
-def _meshes(plan: AnyPlan, ranks: int | None) -> list[dict[str, int]]:
+def _meshes(plan: AnyPlan, schedule: str | Schedule, ranks: int | None) -> list[dict[str, int]]:
     """Return the default meshes for the axes that a plan names."""
     if plan is None:
         raise ValueError(
@@ -530,7 +538,10 @@ def _meshes(plan: AnyPlan, ranks: int | None) -> list[dict[str, int]]:
     else:
         known = find_plan(plan, (), pipeline=True)
         axes = [*dict.fromkeys(axis for own in known.rules.values() for axis in own.values())]
-        stages = len(known.stages) + 1 if known.stages else 0
+        if known.stages:
+            numbers = range(1, len(known.stages) + 2)
+            fitting = (n for n in numbers if len(placement(schedule, n)) > len(known.stages))
+            stages = next(fitting)
     twice = dict.fromkeys(axes, 2)
     if len(axes) == 1:
         found = [{axes[0]: n} for n in (2, 3, 4)]

@@ -31,6 +31,7 @@ from pydtnn.model.partition import Plan
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.pipeline import Schedule
 from pydtnn.testing.calls import CallLog, Injected, Recording
 from pydtnn.testing.trace import Records, Trace, largest
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
@@ -86,6 +87,7 @@ class Problem:
     exchange : callable
         Creates the parallel scheme from a communicator.
     plan : Plan, mapping, str or None
+    pipeline_schedule : Schedule or str
     backend : str
     seed : int
         Seed of the initial weights and of the order of the samples.
@@ -102,6 +104,7 @@ class Problem:
     loss: Sequence[Loss | str] = ("cross_entropy",)
     exchange: Scheme = AllReduce
     plan: AnyPlan = None
+    pipeline_schedule: str | Schedule = "1f1b"
     backend: str = "numpy"
     seed: int = 0
     prepare: Callable[[Model], Any] | None = None
@@ -119,6 +122,7 @@ class Problem:
             fuse=conditions.fuse,
             plan=None if mesh is None else self.plan,
             mesh=mesh,
+            pipeline_schedule=self.pipeline_schedule,
         )
         if self.prepare is not None:
             self.prepare(model)

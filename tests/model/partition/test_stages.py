@@ -30,6 +30,7 @@ from pydtnn.model import Model
 from pydtnn.model.partition.stages import Stage
 from pydtnn.model.stage import Pipeline, Transfer
 from pydtnn.parallel import Mesh
+from pydtnn.parallel.pipeline import zb_v
 from pydtnn.testing import check_plan
 
 SHAPE = (7, 5, 2)
@@ -223,6 +224,31 @@ def test_a_plan_with_stages_requires_the_axis() -> None:
 def test_stages_equal_serial_training(plan: Any, meshes: Any) -> None:
     report = check_plan(residual_net, SHAPE, plan, meshes=meshes)
     assert not any(row.refused for row in report.rows)
+
+
+@pytest.mark.parametrize(
+    ("plan", "schedule", "meshes"),
+    [
+        ("pipeline", "interleaved", [{"pipeline": 2}]),
+        ({"pipeline": ["block.body.relu2", "block.body.conv2d3", "block.add"]}, "zb_v", None),
+        (None, "zb_v", [{"pipeline": 2, "filter": 2}]),
+    ],
+    ids=str,
+)
+def test_several_stages_per_rank_equal_serial_training(
+    plan: Any, schedule: str, meshes: Any
+) -> None:
+    report = check_plan(residual_net, SHAPE, plan, meshes=meshes, pipeline_schedule=schedule)
+    assert not any(row.refused for row in report.rows)
+
+
+def test_schedules_that_compute_gradients_of_parameters_twice_are_refused() -> None:
+    def twice(rank: int, ranks: int, micro_batches: int) -> Any:
+        own = zb_v(rank, ranks, micro_batches)
+        return own + own[-1:]
+
+    with pytest.raises(ValueError, match="stage 0 has backward_parameters 3 2 times; keep one"):
+        check_plan(residual_net, SHAPE, meshes=[{"pipeline": 2}], pipeline_schedule=twice)
 
 
 def test_gradients_that_a_stage_does_not_return_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,8 @@ CASES = {
     "eager-8": Case("resnet44-128", "pipeline", 8, schedule="eager_1f1b"),
     "gpt-1f1b-8": Case("gpt-256", "pipeline", 8),
     "gpt-zb_h1-8": Case("gpt-256", "pipeline", 8, schedule="zb_h1"),
+    "gpt-interleaved-8": Case("gpt-256", "pipeline", 8, schedule="interleaved"),
+    "gpt-zb_v-8": Case("gpt-256", "pipeline", 8, schedule="zb_v"),
     "gpt-tensor": Case("gpt-256", "tensor"),
     "gpt-context": Case("gpt-256", "context"),
 }

@@ -121,13 +121,12 @@ def create_trainer(
 
     net = create_net(work.net, work.classes, work.shape, **work.options)
     return Trainer(
-        Model(net, work.shape, backend=backend, **options),
+        Model(net, work.shape, backend=backend, pipeline_schedule=schedule, **options),
         SGD(LR, momentum=MOMENTUM, weight_decay=DECAY),
         metrics=(),
         exchange=AllReduce(comm or create_communicator("serial")),
         progress=False,
         micro_batches=micro_batches,
-        pipeline_schedule=schedule,
     )
 
 

@@ -231,19 +231,18 @@ class Projector:
         plan = plan_of(work.pipeline_schedule, ranks, parts)
         tables = [self.tables(work, rank) for rank in range(ranks)]
         passes = [pass_time(one, messages, own) for one in tables]
+        owners = owners_of(plan)
+        share = ranks / len(owners)  # of a rank's work, of each of its stages
         times = [
             StageTime(
-                one.forward,
-                one.backward,
-                duration(messages.stage(own * table.outline.transfer.sent)),
-                duration(messages.stage(own * table.outline.transfer.received)),
+                share * one.forward,
+                share * one.backward,
+                duration(messages.stage(share * own * table.outline.transfer.sent)),
+                duration(messages.stage(share * own * table.outline.transfer.received)),
             )
             for one, table in zip(passes, tables, strict=True)
         ]
-        owners = owners_of(plan)
-        count = len(owners) // ranks  # stages of a rank, of about equal times
-        own_times = [StageTime(*(time / count for time in one[:4])) for one in times]
-        ends = carry_out(plan, [own_times[rank] for rank in owners]).ends
+        ends = carry_out(plan, [times[rank] for rank in owners]).ends
         slowest = max(range(ranks), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
         updates = [update_seconds(one, messages) for one in tables]
@@ -256,7 +255,7 @@ class Projector:
             other=messages.slowdown * tables[slowest].step(own),
             update=updates[slowest],
             gradients_exposed=exposed[slowest],
-            busy=parts * (passes[slowest].busy + 2 * times[slowest].ahead),
+            busy=parts * (passes[slowest].busy + 2 * times[slowest].ahead / share),
         )
         working = step.seconds - step.other
         step = replace(step, idle=max(last - working, 0.0))

@@ -25,12 +25,11 @@ from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import actions_of
-from pydtnn.parallel.pipeline.check import most_in_flight
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.checks import DEFAULT_PER_STAGE
+from pydtnn.training.preparation import micro_batches_in_flight
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
@@ -447,11 +446,7 @@ class Rank:
     @property
     def in_flight(self) -> int:
         """Micro-batches whose saved values exist at a time."""
-        pipeline, shards = self.trainer.model.pipeline, max(len(self.batch.shards), 1)
-        if pipeline is None:
-            return 1
-        schedule = self.trainer.setup.schedule
-        return ceil(most_in_flight(actions_of(schedule, pipeline.rank, pipeline.ranks, shards)))
+        return micro_batches_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
 
     def step(self) -> None:
         """Run a training step. Collective: all ranks call it."""

@@ -51,10 +51,8 @@ def choose_segments(setup: Setup, loader: Loader, largest: int) -> None:
     if model.recompute is None:
         return
     shards = -(-loader.shards // setup.data.size)
-    together, in_flight = (shards if setup.sync_batch_norm else 1), 1
-    if (pipeline := model.pipeline) is not None:
-        actions = actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)
-        in_flight = ceil(most_in_flight(actions))
+    together = shards if setup.sync_batch_norm else 1
+    in_flight = micro_batches_in_flight(setup, shards)
     error: Exception | None = None
     try:
         slots = len(setup.optimizer.slots)
@@ -65,6 +63,14 @@ def choose_segments(setup: Setup, loader: Loader, largest: int) -> None:
     names = [layer.name for layer in model.layers]
     chosen = setup.comm.gather_object((names, model.cuts))
     model.cut(next(cuts for others, cuts in chosen if others == names))
+
+
+def micro_batches_in_flight(setup: Setup, shards: int) -> int:
+    """Return the micro-batches whose saved values exist at a time on this rank, rounded up."""
+    pipeline = setup.model.pipeline
+    if pipeline is None:
+        return 1
+    return ceil(most_in_flight(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
 
 
 def prepare(

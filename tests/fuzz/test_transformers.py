@@ -34,7 +34,7 @@ REFUSED = (
     *("cut along", "positions must be at least"),
     *("experts must be at least", "divides the experts of a network, and this one has none"),
 )
-"""Tied weights in one stage, few layers; an axis of an array cut twice; few positions or experts."""
+"""Tied weights in one stage, few layers; an axis of an array cut twice; few positions, experts."""
 
 
 class Drawn:

@@ -131,7 +131,8 @@ def test_a_rank_of_half_the_speed_gets_about_half_the_samples(
     assert all(found == everywhere[0] for found in everywhere)  # equal on all ranks
     last = everywhere[0][-1]
     assert sum(last) == BATCH
-    assert last[3] < 0.75 * min(last[:3])  # half, but for other programs of this machine
+    # half, but for other programs of this machine, which may delay another rank, too
+    assert last[3] < 0.75 * sorted(last[:3])[1]
     assert "samples of the ranks in a batch" in caplog.text
 
 

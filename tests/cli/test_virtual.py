@@ -155,7 +155,7 @@ SMALL = BASE | {"model": "mlp", "virtual_ranks": 4, "timing_only": True}
 OUTSIDE = ("ema", "loader_threads", "compute", "disturb", "timing_only", "virtual_ranks", "dataset")
 """Options of what is not part of a step, of virtual ranks, and of data that determine shapes."""
 
-EQUAL = ("pipeline_schedule", "plan", "recompute", "memory_limit")
+EQUAL = ("formats", "pipeline_schedule", "plan", "recompute", "memory_limit")
 """Options of other workloads, which may take the same time: messages take longest here."""
 
 NORMED = {"model": "resnet8"}

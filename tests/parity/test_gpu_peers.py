@@ -99,11 +99,11 @@ def test_step_time_compares_both_sides(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kernels_are_timed_beside_pytorch(dtype):
     options = ("--families", "linear", "--only", "784", "--dtypes", dtype)
-    *_, direction, mine, _, other, _, ratio = words(
+    *_, direction, _, _, _, _, ratio = words(  # a CPU's rates in TFLOP/s may be 0.00
         "kernels", *options, "--runs", "2", "--repeat", "1"
     )
     assert direction == "filter"
-    assert min(float(mine), float(other), float(ratio.removesuffix("x"))) > 0
+    assert 0 < float(ratio.removesuffix("x")) < 1e6
 
 
 def test_the_training_of_both_sides_is_a_table(tmp_path):

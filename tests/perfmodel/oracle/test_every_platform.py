@@ -8,7 +8,7 @@ from math import isfinite
 import pytest
 
 from pydtnn.perfmodel.compute import AnalyticCosts
-from pydtnn.perfmodel.oracle import Entry, Oracle, Variants, strategies
+from pydtnn.perfmodel.oracle import KINDS, Entry, Oracle, Variants, strategies
 from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import search
@@ -37,7 +37,8 @@ def projector_on(name: str, per_host: int) -> Projector:
 
 
 def works_for(ranks: int, variants: Variants, most: int = 1) -> Iterator[Workload]:
-    for work in strategies(WORK, ranks, variants=variants, most=most):
+    kinds = [kind for kind in KINDS if kind != "context"]  # that of sequences
+    for work in strategies(WORK, ranks, kinds, variants, most=most):
         yield work
         if work.data > 1:
             yield replace(work, scheme="hierarchical")

@@ -24,7 +24,8 @@ from pydtnn.layers.exchange import Exchange
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.recomputed import GatheredAgain, Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
-from pydtnn.model.graph import Graph, Node, Part
+from pydtnn.model.graph import Graph, Node
+from pydtnn.model.parts import Part
 from pydtnn.model.passes import LatePasses, Ready, Reports, may_be_late
 from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, has_dropped, restore
 from pydtnn.utils.observer import HALVES, Kind

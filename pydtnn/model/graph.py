@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.recomputed import Recomputing, TakesRecomputed, takes_recomputed
 from pydtnn.layers.reshape import Identity
 from pydtnn.model.formats import Rounder
+from pydtnn.model.parts import Part, PartSizes, find_parts
 from pydtnn.model.presence import Presence
 
 
@@ -36,29 +36,6 @@ def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
     if not all(isinstance(n, int | np.integer) and n > 0 for shape in shapes for n in shape):
         raise ValueError(f"Model: input_shape must be positive ints, got {input_shape!r}")
     return tuple(tuple(map(int, shape)) for shape in shapes)
-
-
-class Part(NamedTuple):
-    """Nodes that run in one pass: all, or those of one of a rank's stages of a pipeline.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of Node
-    layers : tuple of Node
-        In the order of execution, without the inputs.
-    """
-
-    inputs: tuple[Node, ...]
-    layers: tuple[Node, ...]
-    outputs: tuple[Node, ...]
-
-
-class PartSizes(NamedTuple):
-    """Numbers of inputs of the model, of received values, and of outputs of a `Part`."""
-
-    reads: int
-    receives: int
-    outputs: int
 
 
 class Graph:
@@ -210,7 +187,13 @@ class Graph:
             If a layer's output is neither read nor an output of the model.
         """
         self.outputs = tuple(outputs)
-        self._find_parts(parts or (PartSizes(len(self.inputs), 0, len(outputs)),), input_gradient)
+        sizes = parts or (PartSizes(len(self.inputs), 0, len(outputs)),)
+        self.parts, self._differentiated = find_parts(
+            self.inputs, self.nodes[len(self.inputs) :], self.outputs, sizes, input_gradient
+        )
+        self.nodes = [*self.inputs, *(node for part in self.parts for node in part.layers)]
+        for index, node in enumerate(self.nodes):
+            node.index = index
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
                 raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
@@ -219,29 +202,6 @@ class Graph:
         self.find_overwrites(())
         self._find_shared()
         self.find_trained()
-
-    def _find_parts(self, sizes: Sequence[PartSizes], input_gradient: bool) -> None:
-        """Order the layers by parts: a layer is in that of its inputs."""
-        inputs, outputs = iter(self.inputs), iter(self.outputs)
-        place: dict[Node, int] = {}
-        ends: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
-        self._differentiated: list[Node] = []
-        for number, (reads, receives, results) in enumerate(sizes):
-            own = tuple(islice(inputs, reads + receives))
-            place |= dict.fromkeys(own, number)
-            self._differentiated += own if input_gradient else own[reads:]
-            ends.append((own, tuple(islice(outputs, results))))
-        layers = self.nodes[len(self.inputs) :]
-        for node in layers:
-            place[node] = place[node.inputs[0]]
-        layers.sort(key=lambda node: place[node])
-        self.nodes = [*self.inputs, *layers]
-        for index, node in enumerate(self.nodes):
-            node.index = index
-        self.parts = tuple(
-            Part(own, tuple(node for node in layers if place[node] == number), results)
-            for number, (own, results) in enumerate(ends)
-        )
 
     def part(self, number: int | None) -> Part:
         """Return one of the parts; None: all nodes."""

@@ -13,7 +13,8 @@ from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.statistics import RUNNING
-from pydtnn.model.graph import Graph, PartSizes
+from pydtnn.model.graph import Graph
+from pydtnn.model.parts import PartSizes
 from pydtnn.model.placement import completed
 from pydtnn.utils.names import some, unknown
 

@@ -109,7 +109,7 @@ def delayed(comm: Communicator, epochs: int, factor: float) -> list[Any]:
     """Train with a last rank that is slower; return the parts of each epoch."""
     found: list[Any] = []
     layer = Delayed()
-    layer.seconds = 2e-4 * (factor if comm.rank == comm.size - 1 else 1)
+    layer.seconds = 1e-3 * (factor if comm.rank == comm.size - 1 else 1)
     slow = SlowRanks(1e9)
     trainer = Trainer(
         Model(Sequential(Linear(4), layer, Linear(3)), (6,)),

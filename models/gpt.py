@@ -10,7 +10,6 @@ from pydtnn.layers import (
     LayerNorm,
     Linear,
     MixtureOfExperts,
-    Net,
     PositionalEmbedding,
     Sequential,
 )
@@ -80,22 +79,18 @@ def gpt(
     check_int("gpt", "depth", depth, at_least=1)
     check_int("gpt", "experts", experts, at_least=0)
     usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
-
-    def mixture() -> Net | None:
-        if not experts:
-            return None
-        return MixtureOfExperts(
-            experts,
-            4 * width,
-            choices=choices,
-            capacity=capacity,
-            balance=balance,
-            z=z,
-            initializer=usual,
-            last_initializer=last,
-            name="moe",
-        )
-
+    mixture = partial(
+        MixtureOfExperts,
+        experts,
+        4 * width,
+        choices=choices,
+        capacity=capacity,
+        balance=balance,
+        z=z,
+        initializer=usual,
+        last_initializer=last,
+        name="moe",
+    )
     embedding = Embedding(classes, width, initializer=usual, tied=tied, name="token")
     own = Linear(classes, bias=False, initializer=usual, name="logits")
     return Sequential(
@@ -109,7 +104,7 @@ def gpt(
                 causal=True,
                 dropout=dropout,
                 attention_dropout=dropout,
-                experts=mixture(),
+                experts=mixture() if experts else None,
                 initializer=usual,
                 last_initializer=last,
                 name=f"block{i}",

@@ -40,14 +40,10 @@ class NumberFormat:
     finite: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("exponent", self.exponent, 2, 8),
-            ("mantissa", self.mantissa, 1, 22),
-        ):
-            if check_int("float", name, value, at_least=low) > high:
-                raise ValueError(f"float: {name} must be at most {high} bits, got {value}")
+        check_int("NumberFormat", "exponent", self.exponent, at_least=2, at_most=8)
+        check_int("NumberFormat", "mantissa", self.mantissa, at_least=1, at_most=22)
         if self.finite and self.exponent == 8:
-            raise ValueError("float: a format with 8 bits of exponent must have infinities")
+            raise ValueError("NumberFormat: with 8 bits of exponent, finite must be false")
 
     @classmethod
     def parse(cls, name: str) -> NumberFormat:

@@ -373,9 +373,13 @@ class MixtureOfExperts(Block):
     ----------
     experts : int
         Number E of experts.
-    hidden, choices, capacity, gated, balance, z, initializer, last_initializer
-        See `Experts`; `initializer` is also that of the router.
+    hidden : int
+        Features inside each expert.
+    initializer : str or Initializer
+        Of the router's matrix, and of those of the experts.
     name : str, optional
+    **options
+        The other arguments of `Experts`: `choices`, `capacity`, `gated`, ...
 
     Notes
     -----
@@ -387,29 +391,14 @@ class MixtureOfExperts(Block):
         experts: int,
         hidden: int,
         *,
-        choices: int = 2,
-        capacity: float | None = None,
-        gated: bool = False,
-        balance: float = 0.01,
-        z: float = 0.001,
         initializer: str | Initializer = "glorot_uniform",
-        last_initializer: str | Initializer = "glorot_uniform",
         name: str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(name=name)
         count = check_int(type(self).__name__, "experts", experts, at_least=1)
         self._router = Linear(count, bias=False, initializer=initializer, name="router")
-        self._experts = Experts(
-            hidden,
-            choices=choices,
-            capacity=capacity,
-            gated=gated,
-            balance=balance,
-            z=z,
-            initializer=initializer,
-            last_initializer=last_initializer,
-            name="experts",
-        )
+        self._experts = Experts(hidden, initializer=initializer, name="experts", **options)
 
     def wire(self, graph: Graph, *inputs: Node) -> Node:
         """Connect the router, and the experts to it; a second use shares their parameters."""

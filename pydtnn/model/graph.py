@@ -205,8 +205,8 @@ class Graph:
 
     def part(self, number: int | None) -> Part:
         """Return one of the parts; None: all nodes."""
-        if number is not None:
-            return self.parts[number]
+        if number is not None or len(self.parts) == 1:
+            return self.parts[number or 0]
         return Part(self.inputs, tuple(self.nodes[len(self.inputs) :]), self.outputs)
 
     def find_trained(self) -> None:

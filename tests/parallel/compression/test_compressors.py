@@ -225,7 +225,7 @@ def test_what_is_not_finite_does_not_become_so(name, bad):
         ("sign", {"block": -1}, "sign: block must be at least 1, got -1"),
         ("float16", {"scale": 0}, "float16: scale must be at least 1e-30"),
         ("float", {"exponent": 5}, "compressor float: missing a required argument: 'mantissa'"),
-        ("float", {"exponent": 11, "mantissa": 3}, "float: exponent must be at most 8 bits"),
+        ("float", {"exponent": 11, "mantissa": 3}, "NumberFormat: exponent must be at most 8"),
         ("power_sgd", {"rank": 0}, "power_sgd: rank must be at least 1, got 0"),
         ("topk2", {}, "unknown compressor 'topk2'; did you mean"),
     ],

@@ -102,10 +102,10 @@ def test_long_formats_are_within_half_a_unit(bits, dtype, rng):
 @pytest.mark.parametrize(
     ("bits", "sentence"),
     [
-        ((1, 3), "float: exponent must be at least 2, got 1"),
-        ((9, 3), "float: exponent must be at most 8 bits, got 9"),
-        ((5, 0), "float: mantissa must be at least 1, got 0"),
-        ((5, 23), "float: mantissa must be at most 22 bits, got 23"),
+        ((1, 3), "NumberFormat: exponent must be at least 2, got 1"),
+        ((9, 3), "NumberFormat: exponent must be at most 8, got 9"),
+        ((5, 0), "NumberFormat: mantissa must be at least 1, got 0"),
+        ((5, 23), "NumberFormat: mantissa must be at most 22, got 23"),
     ],
 )
 def test_impossible_formats_are_refused(bits, sentence):

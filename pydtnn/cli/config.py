@@ -522,7 +522,7 @@ class TrainConfig:
         metavar="LIST",
     )
     micro_batches: int | None = option(
-        COMMUNICATION, int, "per rank and step; by default 4 per stage of a pipeline", at_least=1
+        COMMUNICATION, int, "per rank and step; by default 4 per rank of a pipeline", at_least=1
     )
     pipeline_schedule: str = option(
         COMMUNICATION,

@@ -34,7 +34,7 @@ from pydtnn.perfmodel.timing import (
     update_seconds,
 )
 from pydtnn.perfmodel.workload import Workload, first_unknown
-from pydtnn.training.checks import DEFAULT_PER_STAGE
+from pydtnn.training.checks import DEFAULT_PER_RANK
 
 SCRATCH = 0.75
 """Memory of a schedule for parts of arrays that are received and added, relative to the gradients,
@@ -226,7 +226,7 @@ class Projector:
 
     def _project_stages(self, work: Workload, messages: MessageCosts, samples: int) -> Prediction:
         ranks = work.stages
-        parts = min(work.micro_batches or DEFAULT_PER_STAGE * ranks, samples)
+        parts = min(work.micro_batches or DEFAULT_PER_RANK * ranks, samples)
         own = ceil(samples / parts)
         plan = plan_of(work.pipeline_schedule, ranks, parts)
         tables = [self.tables(work, rank) for rank in range(ranks)]

@@ -28,7 +28,7 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.parallel.sums import Sums
-from pydtnn.training.checks import DEFAULT_PER_STAGE
+from pydtnn.training.checks import DEFAULT_PER_RANK
 from pydtnn.training.preparation import micro_batches_in_flight
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
@@ -97,7 +97,7 @@ class Workload:
     accumulation : int
         Micro-batches of each rank per step, without a pipeline.
     micro_batches : int, optional
-        Of each rank in a pipeline; by default four per stage, or as many as there are samples.
+        Of each rank in a pipeline; by default four per rank of it, or as many as there are samples.
     pipeline_schedule : str or callable
     sync_batch_norm : bool
         Whether batch norm normalises over the batch of all ranks.
@@ -214,7 +214,7 @@ class Workload:
         if self.stages == 1 or self.micro_batches is not None:
             return self
         most = self.batch // self.data
-        return replace(self, micro_batches=min(DEFAULT_PER_STAGE * self.stages, most))
+        return replace(self, micro_batches=min(DEFAULT_PER_RANK * self.stages, most))
 
     # -- words ------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def describe_complete(epoch: int, epochs: int) -> str:
     )
 
 
-DEFAULT_PER_STAGE = 4
+DEFAULT_PER_RANK = 4
 """Micro-batches per rank of a pipeline by default; it then waits in at most a fifth of a step."""
 
 
@@ -150,7 +150,7 @@ def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None)
                 f"micro_batches must be omitted, got {micro_batches}"
             )
         return 1
-    return micro_batches or DEFAULT_PER_STAGE * pipeline.ranks
+    return micro_batches or DEFAULT_PER_RANK * pipeline.ranks
 
 
 def check_pipeline(setup: Setup) -> None:
@@ -212,7 +212,7 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
             "a pipeline must compute backward in one piece; use 1f1b"
         )
     if micro_batches < pipeline.ranks and setup.comm.rank == 0:
-        better = DEFAULT_PER_STAGE * pipeline.ranks
+        better = DEFAULT_PER_RANK * pipeline.ranks
         warnings.warn(
             f"Trainer: {micro_batches} micro-batches keep {pipeline.ranks} stages waiting "
             f"{100 * checked[micro_batches].bubble:.0f} % of the time; with {better} it is "

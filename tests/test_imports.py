@@ -132,6 +132,7 @@ CONFINED = {
     "tensorboardX": ["callbacks.tensorboard"],
     "mlflow": ["callbacks.trackers"],
     "optuna": ["search"],
+    "tokenizers": ["data.tokenizer"],
     "wandb": ["callbacks.trackers"],
 }
 

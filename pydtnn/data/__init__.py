@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pydtnn.data.shards import load_shards
     from pydtnn.data.synthetic import Synthetic, load_synthetic
     from pydtnn.data.text import TokenDataset, load_text
+    from pydtnn.data.tokenizer import Tokenizer, train_tokenizer
     from pydtnn.data.weighted import WeightedDataset, balanced_weights
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "Subset",
     "Synthetic",
     "TokenDataset",
+    "Tokenizer",
     "WeightedDataset",
     "balanced_weights",
     "create_augmentations",
@@ -85,6 +87,7 @@ __all__ = [
     "load_text",
     "pack_shards",
     "split_validation",
+    "train_tokenizer",
     "verify_shards",
 ]
 
@@ -122,6 +125,7 @@ _HOMES = {
     "load_shards": "pydtnn.data.shards",
     **dict.fromkeys(("Synthetic", "load_synthetic"), "pydtnn.data.synthetic"),
     **dict.fromkeys(("TokenDataset", "load_text"), "pydtnn.data.text"),
+    **dict.fromkeys(("Tokenizer", "train_tokenizer"), "pydtnn.data.tokenizer"),
     **dict.fromkeys(("WeightedDataset", "balanced_weights"), "pydtnn.data.weighted"),
 }
 """Module of each name."""

@@ -1,4 +1,4 @@
-"""Images in shards: ``python -m pydtnn.data --help``."""
+"""Images in shards, tokens of texts: ``python -m pydtnn.data --help``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
+from pydtnn.data.text import TEST_SHARE, read_text
+from pydtnn.data.tokenizer import train_tokenizer
 from pydtnn.utils.command import Parser, run_subcommand
 from pydtnn.utils.machine import default_threads
 from pydtnn.utils.units import parse_size
@@ -16,6 +18,7 @@ EXAMPLES = """examples:
   python -m pydtnn.data pack pictures --output shards
   python -m pydtnn.data verify shards
   python -m pydtnn.train --dataset shards --data-dir shards --image-size 224
+  python -m pydtnn.data tokenizer book.txt --vocabulary 4096 --output tokenizer.json
 """
 
 
@@ -28,11 +31,11 @@ def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         "python -m pydtnn.data",
-        description="Pack images into shards, and verify shards.",
+        description="Pack images into shards, verify shards, and train a tokenizer.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(metavar="{pack,verify}", required=True)
+    commands = parser.add_subparsers(metavar="{pack,verify,tokenizer}", required=True)
 
     command = commands.add_parser("pack", help="pack a folder of images, or continue to pack it")
     command.set_defaults(command=_pack)
@@ -51,6 +54,13 @@ def create_parser() -> Parser:
     command = commands.add_parser("verify", help="compare all shards with their checksums")
     command.set_defaults(command=_verify)
     command.add_argument("shards", type=Path)
+
+    command = commands.add_parser("tokenizer", help="train a tokenizer of byte pairs on a text")
+    command.set_defaults(command=_train_tokenizer)
+    command.add_argument("text", type=Path, help="file or folder; the last tenth is not read")
+    command.add_argument("--pattern", metavar="NAMES", help="files of a folder, such as *.txt")
+    command.add_argument("--vocabulary", type=int, default=4096, metavar="N", help="default: 4096")
+    command.add_argument("--output", type=Path, metavar="FILE", default=Path("tokenizer.json"))
     return parser
 
 
@@ -72,6 +82,14 @@ def _describe(part: Packed) -> str:
         f"{part.folder}: {part.samples:,} images in {part.shards} shard{'s' * (part.shards > 1)}"
         f"{kept}, {part.nbytes / 1e6:.1f} MB"
     )
+
+
+def _train_tokenizer(options: argparse.Namespace) -> None:
+    text, root = read_text(options.text, options.pattern)
+    trained = text[: text.rfind(b"\n", 0, len(text) - len(text) // TEST_SHARE) + 1]
+    found = train_tokenizer(trained, options.output, options.vocabulary, name=str(root))
+    length = len(text) / max(len(found.encode(text, str(root))), 1)
+    print(f"{options.output}: {found.size:,} tokens; a token of {root} has {length:.2f} bytes")
 
 
 def _verify(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Text as sequences of bytes, of which each is to be predicted from those before it."""
+"""Text as sequences of tokens, each of which is to be predicted from those before it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
+from pydtnn.data.tokenizer import Tokenizer
 from pydtnn.utils.files import read_file
 from pydtnn.utils.validate import check_int
 
@@ -112,16 +113,56 @@ def load_text(
     *,
     length: int = DEFAULT_LENGTH,
     pattern: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> tuple[Dataset, Dataset]:
-    """Read text as bytes; the last tenth is the test set.
+    """Read text as tokens; the last tenth is the test set.
+
+    Parameters
+    ----------
+    data_dir, pattern
+        See `read_text`.
+    length : int, default 256
+        Tokens of a sample.
+    tokenizer : path, optional
+        A ``tokenizer.json`` of Hugging Face, see `pydtnn.data.Tokenizer`; by default tokens are
+        bytes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file, or none in the folder.
+    ValueError
+        If there is too little text for both sets, or it has no such tokens.
+    ImportError
+        If `tokenizer` is given and the package tokenizers is missing.
+    """
+    text, root = read_text(data_dir, pattern)
+    tokens: Array
+    if tokenizer is None:
+        unit, classes, tokens = "bytes", VOCABULARY, np.frombuffer(text, np.uint8)
+    else:
+        pairs = Tokenizer(tokenizer)
+        unit, classes, tokens = "tokens", pairs.size, pairs.encode(text, str(root))
+    test = max(len(tokens) // TEST_SHARE, length + 1)
+    if len(tokens) < test + length + 1:
+        raise ValueError(
+            f"text: expected at least {2 * (length + 1)} {unit}, for a sample to train with and "
+            f"one to test with, got {len(tokens)} in {root}"
+        )
+    train = TokenDataset(tokens[:-test], length, classes=classes, name="text")
+    return train, TokenDataset(tokens[-test:], length, name="text", like=train)
+
+
+def read_text(
+    data_dir: str | os.PathLike[str] | None = None, pattern: str | None = None
+) -> tuple[bytes, Path]:
+    """Return the bytes of a file, or of all files of a folder, and the path of it.
 
     Parameters
     ----------
     data_dir : path, optional
         A file, or a folder whose files are read in the order of their paths, with those of its
-        subfolders. By default the sources of Python's standard library.
-    length : int, default 256
-        Bytes of a sample.
+        subfolders, and joined by newlines. By default the sources of Python's standard library.
     pattern : str, optional
         Names of the files that are read of a folder, such as ``*.txt``; by default all, and
         ``*.py`` of the standard library.
@@ -130,8 +171,6 @@ def load_text(
     ------
     FileNotFoundError
         If there is no such file, or none in the folder.
-    ValueError
-        If there is too little text for both sets.
     """
     if data_dir is None:
         root, names = Path(sysconfig.get_path("stdlib")), pattern or LIBRARY
@@ -145,15 +184,7 @@ def load_text(
             if root.is_dir()
             else f"text: {root} does not exist; name a text file, or a folder with some"
         )
-    text = np.frombuffer(b"\n".join(read_file("text", path) for path in files), np.uint8)
-    test = max(len(text) // TEST_SHARE, length + 1)
-    if len(text) < test + length + 1:
-        raise ValueError(
-            f"text: expected at least {2 * (length + 1)} bytes, for a sample to train with and one "
-            f"to test with, got {len(text)} in {root}"
-        )
-    train = TokenDataset(text[:-test], length, classes=VOCABULARY, name="text")
-    return train, TokenDataset(text[-test:], length, name="text", like=train)
+    return b"\n".join(read_file("text", path) for path in files), root
 
 
 def _files(root: Path, pattern: str, skipped: set[str]) -> Iterator[Path]:

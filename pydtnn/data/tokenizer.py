@@ -1,0 +1,145 @@
+"""Byte-pair tokens of texts, in the files of Hugging Face's library tokenizers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.imports import import_optional
+from pydtnn.utils.validate import check_int
+
+MAX_FILE_BYTES = 128 << 20
+"""Largest file of a tokenizer that is read; those of the largest vocabularies have 35 MB."""
+
+MAX_TOKENS = 1 << 24
+"""Largest vocabulary: samples are float32, which represents integers up to here."""
+
+PIECE_BYTES = 4 << 20
+"""Longer texts are encoded in pieces of whole lines: an encoding takes 40 times the text."""
+
+
+def _package() -> Any:
+    return import_optional("tokenizers", "tokenizers", "tokenizer")
+
+
+class Tokenizer:
+    """The tokens of a ``tokenizer.json`` file.
+
+    Parameters
+    ----------
+    path : path
+
+    Attributes
+    ----------
+    size : int
+        Tokens of the vocabulary; all are in ``0..size-1``.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If it is no tokenizer, or has more than `MAX_TOKENS` tokens.
+    ImportError
+        If the package tokenizers is missing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        package = _package()
+        data = read_file("tokenizer", Path(path).expanduser(), at_most=MAX_FILE_BYTES)
+        try:
+            self._inner = package.Tokenizer.from_str(data.decode())
+            numbers = self._inner.get_vocab().values()
+        except Exception as error:  # the package raises no narrower one
+            raise ValueError(
+                f"tokenizer: {path} is not a tokenizer.json file of Hugging Face: {error}"
+            ) from error
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.size = 1 + max(numbers, default=-1)
+        if not 1 <= self.size <= MAX_TOKENS:
+            raise ValueError(
+                f"tokenizer: {path} must have 1 to {MAX_TOKENS:,} tokens, got {self.size:,}"
+            )
+
+    def encode(self, text: bytes, name: str = "text") -> NDArray[np.int32]:
+        """Return the tokens of a text in UTF-8, without special ones at its ends.
+
+        Parameters
+        ----------
+        text : bytes
+        name : str
+            Of the text, in errors.
+
+        Raises
+        ------
+        ValueError
+            If the text is not UTF-8.
+        """
+        parts = [
+            np.array(self._inner.encode(part, add_special_tokens=False).ids, np.int32)
+            for part in _pieces(text, name)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def decode(self, tokens: NDArray[np.integer] | list[int]) -> str:
+        """Return the text of tokens."""
+        text: str = self._inner.decode([int(token) for token in tokens], skip_special_tokens=False)
+        return text
+
+
+def _pieces(text: bytes, name: str) -> Iterator[str]:
+    """Cut a text behind ends of lines into pieces of about `PIECE_BYTES`."""
+    begin = 0
+    while begin < len(text):
+        end = text.find(b"\n", begin + PIECE_BYTES) + 1 or len(text)
+        try:
+            yield text[begin:end].decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"tokenizer: {name} must be text in UTF-8, got byte {text[begin + error.start]:#x} "
+                f"at position {begin + error.start}; without a tokenizer, tokens are bytes"
+            ) from error
+        begin = end
+
+
+def train_tokenizer(
+    text: bytes, path: str | os.PathLike[str], vocabulary: int, *, name: str = "text"
+) -> Tokenizer:
+    """Write a tokenizer of the most frequent pairs of bytes, as that of GPT-2 is.
+
+    Parameters
+    ----------
+    text : bytes
+        In UTF-8.
+    path : path
+        The ``tokenizer.json`` that is written.
+    vocabulary : int
+        Tokens, from 256 (bytes) to `MAX_TOKENS`; fewer if the text has not as many pairs.
+    name : str
+        Of the text, in errors.
+
+    References
+    ----------
+    Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL
+    2016; Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.2.
+    """
+    check_int("tokenizer", "vocabulary", vocabulary, at_least=256, at_most=MAX_TOKENS)
+    package = _package()
+    inner = package.Tokenizer(package.models.BPE())
+    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        show_progress=False,
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    inner.train_from_iterator(_pieces(text, name), trainer)
+    write_file("tokenizer", Path(path), inner.to_str().encode())
+    return Tokenizer(path)

@@ -1,0 +1,117 @@
+"""Byte-pair tokens, beside the library whose files these are."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.data import Tokenizer, load_text, tokenizer, train_tokenizer
+from pydtnn.data.__main__ import main
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXT = "".join(
+    f"{number:>{number % 7}} is followed by {number + 1};\n\n\tgrüße, 東京 🙂\n"
+    for number in range(400)
+).encode()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    train_tokenizer(TEXT, tmp_path / "t.json", 300)
+    return tmp_path / "t.json"
+
+
+def test_tokens_are_those_of_the_library(file: Path) -> None:
+    ours, theirs = Tokenizer(file), tokenizers.Tokenizer.from_file(str(file))
+    tokens = ours.encode(TEXT)
+    assert tokens.tolist() == theirs.encode(TEXT.decode()).ids
+    assert ours.size == theirs.get_vocab_size() == 300
+    assert len(tokens) < 0.6 * len(TEXT)
+    assert ours.decode(tokens) == TEXT.decode()
+
+
+def test_a_tokenizer_is_the_same_each_time(file: Path, tmp_path: Path) -> None:
+    train_tokenizer(TEXT, tmp_path / "other.json", 300)
+    assert file.read_bytes() == (tmp_path / "other.json").read_bytes()
+
+
+def test_long_texts_are_encoded_in_pieces(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "PIECE_BYTES", 500)
+    ours = Tokenizer(file)
+    tokens = ours.encode(TEXT)
+    assert ours.decode(tokens) == TEXT.decode()
+    assert ours.encode(b"").shape == (0,)
+    lines = [ours.encode(line + b"\n") for line in TEXT.split(b"\n")[:-1]]
+    assert len(ours.encode(TEXT[:499])) <= len(tokens) <= sum(map(len, lines))
+
+
+def test_special_tokens_padding_and_truncation_of_a_file_are_not_applied(file: Path) -> None:
+    theirs = tokenizers.Tokenizer.from_file(str(file))
+    plain = theirs.encode("a text").ids
+    theirs.add_special_tokens(["<s>"])
+    theirs.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 300)]
+    )
+    theirs.enable_truncation(2)
+    theirs.enable_padding(length=20)
+    theirs.save(str(file))
+    ours = Tokenizer(file)
+    assert ours.encode(b"a text").tolist() == plain
+    assert ours.size == 301
+
+
+def test_a_text_has_samples_of_tokens(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    train, test = load_text(tmp_path / "text", length=16, tokenizer=file)
+    both = np.concatenate([train.tokens, test.tokens])
+    assert both.tolist() == Tokenizer(file).encode(TEXT).tolist()
+    assert len(test.tokens) == len(both) // 10
+    assert train.classes == test.classes == 300
+
+
+def test_the_command_trains_on_nine_tenths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_bytes(TEXT + b"QQ" * (len(TEXT) // 12))
+    output = str(tmp_path / "t.json")
+    assert (
+        main(["tokenizer", str(tmp_path / "text"), "--vocabulary", "290", "--output", output]) == 0
+    )
+    assert "t.json: 290 tokens; a token of" in capsys.readouterr().out
+    assert not any(
+        "QQ" in token for token in json.loads(Path(output).read_text())["model"]["vocab"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"{}", "is not a tokenizer.json file"),
+        (b"\xff", "is not a tokenizer.json file"),
+        (b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 5', "is not a tokenizer"),
+        (b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "1 to 16,777,216 tokens, got 0"),
+        (
+            b'{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}',
+            "1 to 16,777,216 tokens, got 4,000,000,001",
+        ),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, data: bytes, sentence: str) -> None:
+    (tmp_path / "t.json").write_bytes(data)
+    with pytest.raises(ValueError, match=sentence):
+        Tokenizer(tmp_path / "t.json")
+
+
+def test_other_texts_are_refused(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"line\n" * 90 + b"\xe4" + b"line\n" * 90)
+    with pytest.raises(
+        ValueError, match=r"text must be text in UTF-8, got byte 0xe4 at position 450"
+    ):
+        load_text(tmp_path / "text", length=8, tokenizer=file)
+    (tmp_path / "text").write_bytes(b"followed")
+    with pytest.raises(ValueError, match=r"expected at least 18 tokens.* got [1-8] in"):
+        load_text(tmp_path / "text", length=8, tokenizer=file)
+    with pytest.raises(ValueError, match="vocabulary must be at least 256"):
+        train_tokenizer(TEXT, tmp_path / "t.json", 255)

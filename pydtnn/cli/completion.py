@@ -49,7 +49,7 @@ def values_by_name() -> dict[str, Sequence[str]]:
     return {
         **{name: [*registry.entries] for name, registry in PARTS.items()},
         "platform": platform_names(),
-        "pipeline_schedule": [*PIPELINE_SCHEDULES],
+        "pipeline_schedule": [*PIPELINE_SCHEDULES, "auto"],
         "strategies": [*KINDS],
         "sweep": [*SWEEPS],
         "sort": [*COLUMNS],

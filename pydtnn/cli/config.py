@@ -527,8 +527,8 @@ class TrainConfig:
     pipeline_schedule: str = option(
         COMMUNICATION,
         "1f1b",
-        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v or "
-        "path/to/file.py:function",
+        "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, "
+        "path/to/file.py:function, or auto, the fastest by the performance model",
     )
     plan: str | None = option(
         COMMUNICATION,
@@ -720,6 +720,7 @@ class TrainConfig:
     def _check_partners(self) -> None:
         """Raise ValueError if an option has no effect because the option it refers to is unset."""
         usual, axes = flags(TrainConfig), read_axes(self.parallel)
+        both_auto = self.parallel == self.pipeline_schedule == AUTO
         for name, partner, missing in (
             ("shards", "--exact", not self.exact),
             ("min_ranks", "--survive", not self.survive),
@@ -730,14 +731,18 @@ class TrainConfig:
             ("stage", "--dataset shards", key_of(self.dataset) != "shards"),
             ("plan", "--parallel", not axes),
             ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
-            ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
+            ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes and not both_auto),
             (
                 "mtbf",
                 "--checkpoint-every auto, --checkpoint-local or --survive",
                 self.checkpoint_every != AUTO and not (self.checkpoint_local or self.survive),
             ),
             ("checkpoint_local_every", "--checkpoint-local", self.checkpoint_local is None),
-            ("memory_limit", "--recompute auto", "auto" not in (self.recompute, self.parallel)),
+            (
+                "memory_limit",
+                "--recompute auto",
+                AUTO not in (self.recompute, self.parallel, self.pipeline_schedule),
+            ),
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")

@@ -40,7 +40,13 @@ def check_messages(config: TrainConfig, comm: Communicator) -> Communicator:
 
 
 def create_mesh(text: str | None, comm: Communicator) -> Mesh | None:
-    """Return the mesh that `--parallel` describes, None if it is not set. Collective.
+    """Return the mesh that `--parallel` describes, None if it is not set. Collective."""
+    axes = axes_over(text, comm)
+    return Mesh(comm, **axes) if axes else None
+
+
+def axes_over(text: str | None, comm: Communicator) -> dict[str, int]:
+    """Return the ranks along each axis that `--parallel` names; none for "auto".
 
     Raises
     ------
@@ -48,15 +54,13 @@ def create_mesh(text: str | None, comm: Communicator) -> Mesh | None:
         If the axes do not multiply to the number of ranks.
     """
     axes = read_axes(text)
-    if not axes:
-        return None
     ranks = prod(axes.values())
-    if ranks != comm.size:
+    if axes and ranks != comm.size:
         raise ValueError(
             f"train: --parallel: axes must multiply to the number of ranks, {comm.size}, got "
             f"{text}, which is {ranks}; use mpirun -np {ranks}, or other axes"
         )
-    return Mesh(comm, **axes)
+    return axes
 
 
 def describe_mesh(mesh: Mesh) -> str:

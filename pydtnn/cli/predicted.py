@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn.cli.config import TrainConfig, typed
+from pydtnn.cli.parallel import axes_over
 from pydtnn.cli.workload import create_data, describe_data, describe_run
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
@@ -234,7 +235,8 @@ def choose_parallel(
 ) -> tuple[TrainConfig, list[str]]:
     """Return the configuration with the chosen strategy, and lines that explain the choice.
 
-    Collective: all ranks call it. The choice is made on rank 0.
+    `--parallel auto` chooses among all strategies, `--pipeline-schedule auto` among the schedules
+    of pipelines. Collective: all ranks call it. The choice is made on rank 0.
 
     Raises
     ------
@@ -245,17 +247,17 @@ def choose_parallel(
     def describe() -> dict[str, Any]:
         return describe_data(config, create_data(config)[0], comm.launched)
 
-    work = describe_run(config, {}, comm.gather_object(on_rank_0(comm, describe))[0])
+    axes = axes_over(config.parallel, comm)
+    work = describe_run(config, axes, comm.gather_object(on_rank_0(comm, describe))[0])
     if option := no_formula(config, work):
         raise ValueError(
-            f"train: --parallel auto has no formula for {option}; name the axes, such as "
-            "--parallel data=2"
+            f"train: {_wanted(config)} has no formula for {option}; name {_instead(config)}"
         )
     platform = find_platform(config, comm, threads, work, rates=True)
     if platform is None:
         raise ValueError(
-            f"train: --parallel auto measures CPUs only, got --device {work.device}; name the "
-            "axes, such as --parallel data=2, or a --platform"
+            f"train: {_wanted(config)} measures CPUs only, got --device {work.device}; name "
+            f"{_instead(config)}, or a --platform"
         )
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
@@ -270,14 +272,27 @@ def choose_parallel(
     return replace(config, **chosen), lines
 
 
+def _wanted(config: TrainConfig) -> str:
+    return "--parallel auto" if config.parallel == AUTO else "--pipeline-schedule auto"
+
+
+def _instead(config: TrainConfig) -> str:
+    return "the axes, such as --parallel data=2" if config.parallel == AUTO else "a schedule"
+
+
 def _search(
     config: TrainConfig, ranks: int, platform: Platform, work: Workload, limit: float
 ) -> SearchResult:
     """Return the strategies of a job by formulas, the fastest first."""
     from pydtnn.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.perfmodel.projection import Projector
-    from pydtnn.perfmodel.search import search
+    from pydtnn.perfmodel.search import SCHEDULES, compare, search
 
+    projector = Projector(work, platform, AnalyticCosts.of(work, platform))
+    recompute = (None, AUTO) if config.recompute is None else (work.recompute,)
+    schedules = SCHEDULES if config.pipeline_schedule == AUTO else SCHEDULES[:1]
+    if config.parallel != AUTO:
+        return compare(projector, ranks, [work], limit, recompute=recompute, schedules=schedules)
     whole = work.create_optimizer().per_parameter  # requires whole parameters
 
     def possible(work: Workload) -> bool:
@@ -286,10 +301,11 @@ def _search(
         return work.stages <= work.batch // work.data
 
     return search(
-        Projector(work, platform, AnalyticCosts.of(work, platform)),
+        projector,
         ranks,
         memory_limit=limit,
-        recompute=(None, AUTO) if config.recompute is None else (work.recompute,),
+        recompute=recompute,
+        schedules=schedules,
         allowed=possible,
     )
 
@@ -333,17 +349,20 @@ def _explain(
 
     found = found.prefer_uniform(MIN_GAIN)
     details = [*ranked(found), *plan_lines(found.best)]
-    lines = [f"parallel: {explain(found, limit)}", *(f"  {line}" for line in details)]
+    what = "parallel" if config.parallel == AUTO else "pipeline schedule"
+    lines = [f"{what}: {explain(found, limit)}", *(f"  {line}" for line in details)]
     return _options(config, found.best.work, limit), lines
 
 
 def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any]:
     """Return the options of the command line for the best strategy."""
     chosen: dict[str, Any] = {
-        "parallel": best.parallel if best.cut else None,
-        "plan": None if best.plan is None else plain_yaml.dump(best.plan),
+        "pipeline_schedule": best.pipeline_schedule,
         "global_batch_size": best.batch,
     }
+    if config.parallel == AUTO:
+        chosen["parallel"] = best.parallel if best.cut else None
+        chosen["plan"] = None if best.plan is None else plain_yaml.dump(best.plan)
     if best.stages > 1 and config.micro_batches is None:
         chosen["micro_batches"] = best.in_micro_batches().micro_batches
     if config.recompute is None and best.recompute is not None:

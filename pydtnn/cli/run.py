@@ -122,7 +122,7 @@ def _run(
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             together(comm, fetch_data, config, comm)
-    if config.parallel == AUTO_PARALLEL:
+    if AUTO_PARALLEL in (config.parallel, config.pipeline_schedule):
         config, why = together(comm, choose_parallel, config, comm, config.threads or threads)
         for line in why:
             _print_line(config, comm, line)

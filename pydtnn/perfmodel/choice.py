@@ -27,8 +27,13 @@ def ranked(found: SearchResult, most: int = MAX_LISTED) -> list[str]:
 
 
 def label(one: Prediction) -> str:
-    """Return a strategy's name, with a note if its plan was found layer by layer."""
-    return one.work.strategy + (", layer by layer" if isinstance(one.work.plan, dict) else "")
+    """Return a strategy's name, with the schedule of a pipeline if it is not the default one.
+
+    Plans that were found layer by layer have a note.
+    """
+    work = one.work
+    schedule = f", {work.pipeline_schedule}" if work.pipeline_schedule != "1f1b" else ""
+    return work.strategy + schedule + (", layer by layer" if isinstance(work.plan, dict) else "")
 
 
 def cells(one: Prediction) -> list[str]:
@@ -65,12 +70,16 @@ def explain(found: SearchResult, limit: float) -> str:
         Memory of a rank, in B.
     """
     best = found.best
-    others = (one for one in found.tried if one.work.axes != best.work.axes)
+
+    def way(one: Prediction) -> tuple[object, ...]:
+        return one.work.axes, one.work.pipeline_schedule
+
+    others = (one for one in found.tried if way(one) != way(best))
     slower = (one for one in others if one.seconds >= best.seconds)
     than = next((one for one in slower if one.memory.total <= limit), None)
     faster = ""
     if than is not None:
-        faster = f", {than.seconds / best.seconds:.2f} times as fast as {than.work.strategy}"
+        faster = f", {than.seconds / best.seconds:.2f} times as fast as {label(than)}"
     dropped = sum(one.memory.total > limit for one in found.tried)
     memory = f"{quantity(best.memory.total, 1024, 'B')} of {quantity(limit, 1024, 'B')} per rank"
     without = f"; {dropped} others do not fit into memory" if dropped else ""

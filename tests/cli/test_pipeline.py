@@ -12,8 +12,10 @@ import pytest
 from pydtnn.cli.build import create_job
 from pydtnn.cli.parallel import create_mesh
 from pydtnn.cli.parser import parse
+from pydtnn.cli.predicted import choose_parallel
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
+from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
@@ -68,3 +70,44 @@ def test_processes_train_in_stages_and_one_continues(
     )
     for own, other in zip(ours, serial, strict=True):
         assert own == pytest.approx(other, rel=1e-4)  # float32
+
+
+def test_auto_chooses_the_fastest_schedule_that_fits_into_memory(tmp_path: Path) -> None:
+    options = [*TINY, *PIPELINE, "--model=resnet8", "--batch-size=16", "--platform=cpu-1gbit"]
+
+    def chosen(limit: str) -> tuple[str, list[str]]:
+        config = parse([*options, "--pipeline-schedule=auto", *([limit] if limit else [])])
+        ((config, lines), other) = run_threads(2, lambda comm: choose_parallel(config, comm, 1))
+        assert other[0] == config
+        assert (config.parallel, config.micro_batches) == ("pipeline=2", 4)
+        return config.pipeline_schedule, lines
+
+    fastest, lines = chosen("")
+    assert lines[0].startswith("pipeline schedule: pipeline 2, " + fastest)
+    found = {" ".join(cells[2:-8]) or "1f1b": cells for cells in map(str.split, lines[2:])}
+    times = {name: float(cells[-8]) for name, cells in found.items()}
+    assert times[fastest] == min(times.values())
+    assert {"zb_h1", "zb_v"} <= times.keys()
+    sizes = {name: float(cells[-2]) for name, cells in found.items() if cells[-1] == "MiB"}
+    assert sizes.keys() == times.keys()
+    smaller, _ = chosen(f"--memory-limit={min(sizes.values()) + 0.05:.2f}MiB")
+    assert sizes[smaller] == min(sizes.values()) < sizes[fastest]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--exact"], "--pipeline-schedule auto has no formula for --exact; name a schedule"),
+        (["--parallel=pipeline=4"], "must multiply to the number of ranks, 2, got pipeline=4"),
+        (["--memory-limit=1MB"], "search: expected a memory limit of at least"),
+    ],
+)
+def test_auto_refuses_what_it_cannot_choose_for(options: list[str], problem: str) -> None:
+    given = [*OPTIONS, *PIPELINE, "--pipeline-schedule=auto", "--platform=cpu-1gbit"]
+    config = parse([*given, *options])
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises((ValueError, AgreedError), match=re.escape(problem)):
+            choose_parallel(config, comm, 1)
+
+    run_threads(2, rank)

@@ -1,6 +1,16 @@
 """Search of a plan for each layer of a network."""
 
-from pydtnn.perfmodel.search.plans import SearchResult, describe, search
+from pydtnn.perfmodel.search.plans import SCHEDULES, SearchResult, compare, describe, search
 from pydtnn.perfmodel.search.solver import Option, Solution, Unit, solve
 
-__all__ = ["SearchResult", "Option", "Solution", "Unit", "describe", "search", "solve"]
+__all__ = [
+    "SCHEDULES",
+    "SearchResult",
+    "Option",
+    "Solution",
+    "Unit",
+    "compare",
+    "describe",
+    "search",
+    "solve",
+]

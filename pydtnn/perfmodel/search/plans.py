@@ -17,6 +17,9 @@ from pydtnn.perfmodel.workload import Workload
 EXPOSED = (0.0, 0.5, 1.0)
 """Shares of the sums of gradients that count in a search: backward hides some of them."""
 
+SCHEDULES = ("1f1b", "eager_1f1b", "interleaved:2", "zb_h1", "zb_2p", "zb_v")
+"""Schedules of pipelines that are compared; `gpipe` is never faster than 1F1B."""
+
 UNIFORM = ("spatial", "filter", "channel", "alternate")
 """Strategies that are used for all layers, besides data parallelism."""
 
@@ -52,7 +55,8 @@ class SearchResult:
             return self
 
         def strategy(one: Prediction) -> tuple[Any, ...]:
-            return one.work.axes, one.work.plan, one.work.recompute
+            work = one.work
+            return work.axes, work.plan, work.recompute, work.pipeline_schedule
 
         better = [*map(strategy, ones)]
         others = [one for one in self.tried if strategy(one) not in better]
@@ -73,6 +77,7 @@ def search(
     *,
     memory_limit: float | None = None,
     recompute: Sequence[Any] = (None, "auto"),
+    schedules: Sequence[str] = ("1f1b",),
     allowed: Callable[[Workload], bool] = lambda work: True,
 ) -> SearchResult:
     """Return the fastest way to distribute a network, with plans for each layer among them.
@@ -90,6 +95,8 @@ def search(
         Of a rank, in B; by default that of the platform.
     recompute : sequence
         Values of `Model`'s argument that are tried, until the memory is within the limit.
+    schedules : sequence of str
+        Schedules of pipelines that are tried.
     allowed : callable, optional
         Whether a strategy is possible in training.
 
@@ -104,28 +111,60 @@ def search(
     candidates: list[tuple[dict[str, int], Any]] = [(axes, None) for axes in uniform(ranks, batch)]
     for mesh in meshes(ranks, batch):
         candidates += [(mesh, rules) for rules in plans_for(projector, mesh, limit)]
+    works = [replace(projector.work, axes=axes, plan=plan) for axes, plan in candidates]
+    works = [work for work in works if allowed(work)]
+    return compare(projector, ranks, works, limit, recompute=recompute, schedules=schedules)
+
+
+def compare(
+    projector: Projector,
+    ranks: int,
+    works: Iterable[Workload],
+    memory_limit: float,
+    *,
+    recompute: Sequence[Any] = (None, "auto"),
+    schedules: Sequence[str] = ("1f1b",),
+) -> SearchResult:
+    """Return the fastest of some strategies, pipelines with each of the schedules.
+
+    Parameters
+    ----------
+    projector, ranks
+        See `search`.
+    works : iterable of Workload
+        The network and batch of the projector with different axes and plans.
+    memory_limit, recompute, schedules
+        See `search`.
+
+    Raises
+    ------
+    ValueError
+        If none is possible within the limit.
+    """
     tried: list[Prediction] = []
-    for axes, plan in candidates:
-        work = replace(projector.work, axes=axes, plan=plan, memory_limit=None)
-        for again in recompute if allowed(work) else ():
-            try:
-                tried.append(projector.project(replace(work, recompute=again)))
-            except ValueError:  # the network has too few filters, rows or layers
-                break
-            if tried[-1].memory.total <= limit:
-                break  # recomputation takes time
-    tried.sort(key=lambda one: (one.memory.total > limit, one.seconds))
-    possible = [one for one in tried if one.memory.total <= limit]
+    for work in works:
+        for schedule in schedules if work.stages > 1 else schedules[:1]:
+            for again in recompute:
+                one = replace(work, pipeline_schedule=schedule, recompute=again, memory_limit=None)
+                try:
+                    tried.append(projector.project(one))
+                except ValueError:  # the network has too few filters, rows or layers
+                    break
+                if tried[-1].memory.total <= memory_limit:
+                    break  # recomputation takes time
+    tried.sort(key=lambda one: (one.memory.total > memory_limit, one.seconds, one.memory.total))
+    possible = [one for one in tried if one.memory.total <= memory_limit]
     if not possible:
         if not tried:
             raise ValueError(
                 f"search: expected a network that can be cut over {ranks} ranks, got "
-                f"{projector.work.network} with a global batch of {batch}; use fewer ranks"
+                f"{projector.work.network} with a global batch of {projector.work.batch}; use "
+                "fewer ranks"
             )
         least = min(one.memory.total for one in tried)
         raise ValueError(
             f"search: expected a memory limit of at least {least / 1e9:.3g} GB per rank, got "
-            f"{limit / 1e9:.3g} GB; use more ranks or a smaller batch"
+            f"{memory_limit / 1e9:.3g} GB; use more ranks or a smaller batch"
         )
     plain = next((one for one in possible if one.work.plan is None), None)
     return SearchResult(possible[0], plain, tuple(tried))

@@ -26,7 +26,7 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.search import search, solve
+from pydtnn.perfmodel.search import SCHEDULES, compare, search, solve
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.plans import describe, meshes, plans_for, rules_of, uniform
 from pydtnn.perfmodel.workload import Workload
@@ -194,3 +194,23 @@ def test_the_least_memory_decides_where_time_does_not(found):
     large = replace(own.platform.cluster, memory_per_rank=1e15)
     other = own.with_platform(replace(own.platform, cluster=large), own.costs)
     assert search(other, 4).best.work.plan == found.best.work.plan
+
+
+def test_pipelines_are_tried_with_each_schedule() -> None:
+    net = Sequential(*(Linear(512, name=f"fc{i}") for i in range(8)))
+    own = projector(net, (512,), 4096, micro_batches=8)
+    pipelines = [
+        (one.work.pipeline_schedule, one.seconds)
+        for one in search(own, 4, schedules=SCHEDULES).tried
+        if one.work.stages == 4
+    ]
+    assert {name for name, _ in pipelines} == {*SCHEDULES}
+    others = [
+        one.work for one in search(own, 4, schedules=SCHEDULES).tried if not one.work.stages > 1
+    ]
+    assert {work.pipeline_schedule for work in others} == {"1f1b"}
+    times = dict(pipelines)
+    assert times["zb_v"] < times["interleaved:2"] < times["1f1b"]
+    works = [replace(own.work, axes={"pipeline": 4})]
+    (best, *_) = compare(own, 4, works, 1e12, schedules=SCHEDULES).tried
+    assert best.work.pipeline_schedule == min(times, key=times.__getitem__)

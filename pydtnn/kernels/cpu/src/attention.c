@@ -32,7 +32,7 @@ struct softmax {
 /* Update the largest scores, and store what they were before. */
 static void find_tops(const struct block *b, const real *score, real *top, real *before) {
     for (ptrdiff_t i = 0; i < b->queries; i++) {
-        const real *row = score + i * KEYS;
+        const real *row = score + i * PITCH;
         const ptrdiff_t seen = seen_by(b, i), whole = seen - seen % LANES;
         const vec old = vset(top[i]);
         vec largest = whole < seen ? vmax(vector_of(row, whole, seen, old), old) : old;
@@ -79,7 +79,7 @@ static void weigh(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t h
         vstore(correction + i, vexp2((vload(correction + i) - vload(state->top + i)) * factor));
     }
     for (ptrdiff_t i = 0; i < b->queries; i++) {
-        real *row = score + i * KEYS;
+        real *row = score + i * PITCH;
         const real added = find_weights(b, i, state->top[i], factor, row);
         state->sum[i] = b->key > 0 ? state->sum[i] * correction[i] + added : added;
         if (s->samples) {
@@ -108,7 +108,7 @@ static void normalize(const struct attention_shape *s, ptrdiff_t queries,
 }
 
 static ptrdiff_t forward_scratch(const struct attention_shape *s) {
-    return panels_size(s->width, s->keys) + panels_size(s->keys, s->width) + QUERIES * KEYS;
+    return panels_size(s->width, s->keys) + panels_size(s->keys, s->width) + QUERIES * PITCH;
 }
 
 /* Output of one head; scratch: forward_scratch. */

@@ -31,7 +31,7 @@ static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptr
                           real *p, real *dp) {
     const real factor = to_powers_of_2(s), log2_e = (real)1.4426950408889634;
     real kept[KEYS] __attribute__((aligned(64)));
-    for (ptrdiff_t i = 0; i < b->queries; i++, p += KEYS, dp += KEYS) {
+    for (ptrdiff_t i = 0; i < b->queries; i++, p += PITCH, dp += PITCH) {
         const ptrdiff_t seen = seen_by(b, i);
         const real log_sum = log_sums[i] * log2_e;
         if (s->samples) {
@@ -66,7 +66,7 @@ static void row_dots(const struct attention_shape *s, ptrdiff_t rows, const real
 
 ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s) {
     return 2 * panels_size(s->width, s->keys) + panels_size(s->keys, s->width) +
-           2 * panels_size(s->length, s->width) + 2 * QUERIES * KEYS + s->length;
+           2 * panels_size(s->length, s->width) + 2 * QUERIES * PITCH + s->length;
 }
 
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
@@ -84,7 +84,7 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
          *q_rows = values_turned + panels_size(width, keys),
          *k_rows = q_rows + panels_size(length, width),
          *dy_rows = k_rows + panels_size(keys, width), *p = dy_rows + panels_size(length, width),
-         *dp = p + QUERIES * KEYS, *dot = dp + QUERIES * KEYS;
+         *dp = p + QUERIES * PITCH, *dot = dp + QUERIES * PITCH;
     const real scale = (real)(1 / __builtin_sqrt((double)width));
     q += at_q;
     dq += at_q;

@@ -30,7 +30,7 @@ void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff
     ptrdiff_t a_offset[QUERIES], c_offset[QUERIES];
     const ptrdiff_t none = 0;
     row_offsets(block->queries, lda, a_offset);
-    row_offsets(block->queries, KEYS, c_offset);
+    row_offsets(block->queries, PITCH, c_offset);
     for (ptrdiff_t j = 0; j < block->keys; j += ROWS_COLUMNS) {
         /* rows before the first that sees key j */
         const ptrdiff_t skipped = block->causal ? larger(j + 1 - block->seen, 0) : 0;
@@ -53,7 +53,7 @@ void NAME(attention_values)(const struct block *block, ptrdiff_t length, ptrdiff
                             const real *weights, const real *b, real *c, ptrdiff_t ldc) {
     ptrdiff_t a_offset[QUERIES], c_offset[QUERIES];
     const ptrdiff_t none = 0, strip = block->seen < block->keys ? STRIP : QUERIES;
-    row_offsets(block->queries, KEYS, a_offset);
+    row_offsets(block->queries, PITCH, a_offset);
     row_offsets(block->queries, ldc, c_offset);
     for (ptrdiff_t i = 0; i < block->queries; i += strip) {
         const ptrdiff_t rows = smaller(block->queries - i, strip);
@@ -86,9 +86,9 @@ void NAME(attention_outer)(const struct block *block, ptrdiff_t length, ptrdiff_
         for (ptrdiff_t j = 0; j < width; j += ROWS_COLUMNS) {
             const ptrdiff_t ldb = panel_width(width, j);
             const struct gemm_outer task = {
-                .a = weights + skipped * KEYS + r,
+                .a = weights + skipped * PITCH + r,
                 .a_offset = &none,
-                .lda = KEYS,
+                .lda = PITCH,
                 .b = b + j * length + (block->query + skipped) * ldb,
                 .b_offset = &none,
                 .ldb = ldb,

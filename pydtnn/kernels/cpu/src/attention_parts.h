@@ -11,8 +11,10 @@
 
 /* Queries and keys of a block: whole strips and tiles of gemm_rows, and whole panels and counters.
  * A block of scores of float stays in L1. Along the diagonal of causal attention, a block is
- * divided into strips of STRIP rows. */
+ * divided into strips of STRIP rows. Rows are PITCH apart, a cache line more than KEYS, so that
+ * what a tile has of each does not fall into a few sets of L1. */
 enum { QUERIES = 60, KEYS = 128, STRIP = 12 };
+enum { PITCH = KEYS + 64 / sizeof(real) };
 
 /* Panels of ROWS_COLUMNS columns: of a matrix (rows, columns) with rows `stride` apart, and of its
  * transpose. */
@@ -64,7 +66,7 @@ INLINE vec vector_of(const real *row, ptrdiff_t j, ptrdiff_t n, vec other) {
 }
 
 /* scores (queries, keys) = a b, for queries in rows of a, lda apart, and panels b of the `length`
- * keys of a sample, turned, of `width` rows. Rows of blocks are KEYS apart. */
+ * keys of a sample, turned, of `width` rows. Rows of blocks are PITCH apart. */
 void NAME(attention_scores)(const struct block *block, ptrdiff_t length, ptrdiff_t width,
                             const real *a, ptrdiff_t lda, const real *b, real *scores);
 

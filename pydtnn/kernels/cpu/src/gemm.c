@@ -61,6 +61,30 @@ INLINE void store_row(const int vectors, const vec *sum, real *c, ptrdiff_t colu
     }
 }
 
+/* Store a tile of C whose row i is at c + offset[i], or at c + i ldc without offsets. */
+INLINE void store_rows(const int rows, const int vectors, const vec (*sum)[MOST_VECTORS], real *c,
+                       const ptrdiff_t *offset, ptrdiff_t ldc, ptrdiff_t columns,
+                       int accumulate) {
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        store_row(vectors, sum[i], c + (offset ? offset[i] : i * ldc), columns, accumulate);
+    }
+}
+
+/* The same, with the branches of each vector outside: after short sums they take long. */
+INLINE void store_tile(const int rows, const int vectors, const vec (*sum)[MOST_VECTORS], real *c,
+                       const ptrdiff_t *offset, ptrdiff_t ldc, ptrdiff_t columns,
+                       int accumulate) {
+    const ptrdiff_t whole = vectors * LANES;
+    if (columns < whole) {
+        store_rows(rows, vectors, sum, c, offset, ldc, columns, accumulate);
+    } else if (accumulate) {
+        store_rows(rows, vectors, sum, c, offset, ldc, whole, 1);
+    } else {
+        store_rows(rows, vectors, sum, c, offset, ldc, whole, 0);
+    }
+}
+
 INLINE void rows_tile(const int rows, const int vectors, const struct gemm_rows *t,
                       ptrdiff_t first) {
     vec sum[MOST_ROWS][MOST_VECTORS];
@@ -93,10 +117,7 @@ INLINE void rows_tile(const int rows, const int vectors, const struct gemm_rows 
             b += ldb;
         }
     }
-    UNROLL
-    for (int i = 0; i < rows; i++) {
-        store_row(vectors, sum[i], t->c + t->c_offset[first + i], t->columns, t->accumulate);
-    }
+    store_tile(rows, vectors, sum, t->c, t->c_offset + first, 0, t->columns, t->accumulate);
 }
 
 INLINE void outer_tile(const int rows, const int vectors, const struct gemm_outer *t,
@@ -116,10 +137,7 @@ INLINE void outer_tile(const int rows, const int vectors, const struct gemm_oute
             b += ldb;
         }
     }
-    UNROLL
-    for (int i = 0; i < rows; i++) {
-        store_row(vectors, sum[i], t->c + (first + i) * t->ldc, t->columns, t->accumulate);
-    }
+    store_tile(rows, vectors, sum, t->c + first * t->ldc, NULL, t->ldc, t->columns, t->accumulate);
 }
 
 /* Tiles of all useful sizes, with constant rows and vectors, largest first. */
@@ -179,14 +197,16 @@ static const struct outer_size *const outer_sizes[] = {outer_1, outer_2};
 #endif
 
 /* Run tiles over all rows: as few as the largest size allows, and of equal sizes rather than large
- * ones and a small rest, which would be bound by latency. */
-#define RUN(sizes, rows, task)                                                           \
-    for (ptrdiff_t first = 0; first < (rows);) {                                         \
-        ptrdiff_t left = (rows) - first, tiles = ceil_div(left, (sizes)[0].rows), n = 0; \
-        while ((sizes)[n].rows > left) n++;                                              \
-        while ((sizes)[n].rows > 1 && (sizes)[n + 1].rows >= ceil_div(left, tiles)) n++; \
-        (sizes)[n].run(task, first);                                                     \
-        first += (sizes)[n].rows;                                                        \
+ * ones and a small rest, which would be bound by latency. Divisions of 32 bits take half as long. */
+#define RUN(sizes, rows, task)                                                                  \
+    for (ptrdiff_t first = 0; first < (rows);) {                                                \
+        const uint32_t left = (uint32_t)((rows) - first), most = (uint32_t)(sizes)[0].rows,     \
+                       tiles = (left + most - 1) / most, even = (left + tiles - 1) / tiles;     \
+        ptrdiff_t n = 0;                                                                        \
+        while ((sizes)[n].rows > left) n++;                                                     \
+        while ((sizes)[n].rows > 1 && (sizes)[n + 1].rows >= even) n++;                         \
+        (sizes)[n].run(task, first);                                                            \
+        first += (sizes)[n].rows;                                                               \
     }
 
 void PRODUCTS(gemm_rows)(ptrdiff_t rows, const struct gemm_rows *task) {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from tests import gpu, launch, simulated
 from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
 from tests.groups import Groups
 from tests.mpi_harness import Harness
-from tests.mpi_world import join_world
+from tests.mpi_world import REPORTS, join_world
 from tests.random_cases import Cases, Fuzz, add_options
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's command in the background
@@ -44,6 +47,17 @@ distributions, emulate hosts, measure memory, export networks, combine schemes w
 compare two ways to predict. Single tests are marked in their
 files: cases of a product of parameters all of which occur in other cases."""
 
+GPU = (
+    *("tests/kernels/cuda/", "tests/simulated/"),
+    *(f"tests/comm/test_{name}.py" for name in ("nccl", "staged", "training_on_device")),
+    *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
+)
+"""Tests of GPU code: where a GPU is simulated, cases with each value are enough of a product."""
+
+FEW_SIMULATED = 4
+"""Of so many cases that all backends have, one is run on a simulated GPU: its kernels have others,
+in tests/kernels/cuda."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
@@ -64,21 +78,61 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "few(n): `make test` runs n of its cases; others are long.")
     config.addinivalue_line("markers", "emulated: runs with emulated instructions, too.")
     config.addinivalue_line("markers", "matrix: is run with --matrix only.")
+    config.addinivalue_line(
+        "markers", "covering(n): each n values are in one of its cases; others are matrix."
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(LONG):
             item.add_marker("long")
+    if not config.getoption("--matrix") and REPORTS not in os.environ:
+        left_out = {item for item in items if item.get_closest_marker("matrix")}
+        left_out.update(repeating(item for item in items if item not in left_out))
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
     for cases in _cases(items).values():
         few = cases[0].get_closest_marker("few").args[0]
         step = max(len(cases) / few, 1)
         for item in {*cases} - {cases[int((i + 0.5) * step)] for i in range(min(few, len(cases)))}:
             item.add_marker("long")
-    if not config.getoption("--matrix"):
-        left_out = [item for item in items if item.get_closest_marker("matrix")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("matrix")]
+
+
+def repeating(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Cases whose combinations of values are those of others, see `covering`, `GPU`."""
+    found: list[pytest.Item] = []
+    seen: set[tuple[Any, ...]] = set()
+    simulated_cases: Counter[str] = Counter()
+    # In a random order, always the same: in theirs only the last parameter of many cases differs.
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        callspec, test = getattr(item, "callspec", None), item.nodeid.partition("[")[0]
+        if callspec is None:
+            continue
+        covering = item.get_closest_marker("covering")
+        if covering or (item.nodeid.startswith(GPU) and gpu.why_not()):
+            values = values_of(item, callspec.params)
+            n = min(covering.args[0] if covering else 1, len(values))
+            new = {(test, *some) for some in combinations(values, n)} - seen
+            seen |= new
+        elif callspec.params.get("backend") == "cuda" and gpu.why_not():
+            new = simulated_cases[test] % FEW_SIMULATED == 0
+            simulated_cases[test] += 1
+        else:
+            continue
+        if not new:
+            found.append(item)
+    return found
+
+
+def values_of(item: pytest.Item, parameters: dict[str, Any]) -> list[str]:
+    """The values of a case; those that a mark gives together, as a row, are one."""
+    rows = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        rows.append(re.findall(r"\w+", names) if isinstance(names, str) else [*names])
+    rows += [[name] for name in parameters if not any(name in row for row in rows)]
+    return [repr([(name, parameters[name]) for name in row]) for row in rows]
 
 
 def _cases(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:

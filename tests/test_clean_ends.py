@@ -21,7 +21,7 @@ from tests.ranks import rank_processes, wait_for
 from tests.small_run import TINY, TRAIN, only_line, processes_in
 
 RANKS = 3
-EPOCHS = 60
+EPOCHS = 12
 OPTIONS = [*TINY, f"--epochs={EPOCHS}", "--output-dir=run", "--tuning=fixed", "--momentum=0.9"]
 OPTIONS += ["--straggler-factor=0"]  # whatever else this machine does
 
@@ -47,11 +47,11 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def interrupted(
-    folder: Path, number: int, to: int | str, seconds: float, *options: str
+    folder: Path, number: int, to: int | str, *options: str, epochs: int = 1, seconds: float = 0.1
 ) -> Finished:
     """Signal a rank, the "ranks", "mpirun" or the whole "job" in training; return what it left."""
     with Program(RANKS, [*TRAIN, *OPTIONS, *options], directory=folder) as program:
-        wait_for(lambda: "epoch 1/" in program.finished().stdout)
+        wait_for(lambda: f"epoch {epochs}/" in program.finished().stdout)
         time.sleep(seconds)
         ranks, processes = rank_processes(program), program.descendants()
         if to in ("mpirun", "job"):
@@ -91,14 +91,14 @@ def check_resumed(folder: Path, *options: str) -> None:
 def test_a_signal_ends_all_ranks_after_the_same_step(
     number: int, to: int | str, tmp_path: Path
 ) -> None:
-    check_end(interrupted(tmp_path, number, to, 0.1), number, tmp_path)
+    check_end(interrupted(tmp_path, number, to), number, tmp_path)
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize("to", [pytest.param("job"), pytest.param(1, marks=pytest.mark.long)])
 def test_a_job_that_will_be_preempted_saves_and_ends(to: int | str, tmp_path: Path) -> None:
     """SIGUSR1 prints the table of ranks as usual, and then is as SIGTERM."""
-    done = interrupted(tmp_path, signal.SIGUSR1, to, 0.1, "--grace=30")
+    done = interrupted(tmp_path, signal.SIGUSR1, to, "--grace=30")
     *_, line = done.stderr.splitlines()
     check_end(replace(done, stderr=f"{line}\n"), signal.SIGUSR1, tmp_path)
 
@@ -113,10 +113,11 @@ def test_a_job_that_will_be_preempted_saves_and_ends(to: int | str, tmp_path: Pa
     ],
 )
 def test_signals_at_random_moments_lose_no_step(case: int, mode: str, tmp_path: Path) -> None:
-    moment = random.Random(f"{case} {mode}").uniform(0, 1)
+    draw = random.Random(f"{case} {mode}")
+    moment = {"epochs": draw.randint(1, EPOCHS // 2), "seconds": draw.uniform(0, 0.1)}
     to, number = [*product(("ranks", "mpirun", "job"), (signal.SIGTERM, signal.SIGINT))][case % 6]
     options = mode.split()
-    check_end(interrupted(tmp_path, number, to, moment, *options), number, tmp_path)
+    check_end(interrupted(tmp_path, number, to, *options, **moment), number, tmp_path)
     check_resumed(tmp_path, *options)
 
 
@@ -137,6 +138,6 @@ def test_signals_at_random_moments_lose_no_step(case: int, mode: str, tmp_path: 
 def test_schemes_and_networks_that_are_cut_end_after_the_same_step(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    finished = interrupted(tmp_path, signal.SIGTERM, 1, 0.1, *options)
+    finished = interrupted(tmp_path, signal.SIGTERM, 1, *options)
     check_end(finished, signal.SIGTERM, tmp_path)
     check_resumed(tmp_path, *options)

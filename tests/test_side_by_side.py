@@ -1,12 +1,17 @@
-"""The tests in several processes."""
+"""The tests in several processes, and which cases of products of parameters are run."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.conftest import repeating
 
 ROOT = Path(__file__).parent.parent
 RUN = f"""
@@ -39,3 +44,32 @@ def test_every_test_runs_once_and_a_failure_in_any_process_counts(
     assert done.returncode == (failing is not None), done.stdout + done.stderr
     assert all((tmp_path / Path(path).stem).exists() for path in FILES)
     assert done.stdout.count("1 deselected") == 3
+
+
+def cases_of(**values: list[Any]) -> list[Any]:
+    """A test of a product of parameters, and one without any."""
+    cases = [dict(zip(values, case, strict=True)) for case in product(*values.values())]
+    return [SimpleNamespace(nodeid="test_plain")] + [
+        SimpleNamespace(nodeid=f"test_it[{case}]", callspec=SimpleNamespace(params=case))
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize(("n", "fewest"), [(1, 4), (2, 12), (3, 24)])
+def test_cases_that_are_run_have_all_combinations_of_so_many_values(n: int, fewest: int) -> None:
+    items = cases_of(a=[0, 1], b=[0, 1, 2], c=[0, 1, 2, 3])
+    for item in items:
+        item.get_closest_marker = lambda name: SimpleNamespace(args=(n,))
+        item.iter_markers = lambda name: []
+    left_out = [id(item) for item in repeating(items)]
+    run = [item for item in items if id(item) not in left_out]
+    assert items[0] in run
+    assert fewest <= len(run) - 1 <= 2 * fewest
+
+
+def test_values_that_belong_together_are_one() -> None:
+    items = cases_of(a=[0, 1, 2], b=[0, 1, 2])
+    for item in items:
+        item.get_closest_marker = lambda name: SimpleNamespace(args=(1,))
+        item.iter_markers = lambda name: [SimpleNamespace(args=("a, b",))]
+    assert not repeating(items)

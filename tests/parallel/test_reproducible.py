@@ -228,9 +228,8 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "ranks", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 4))]
-)
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
 def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test(
     scheme: type[GradientExchange], ranks: int

@@ -17,6 +17,7 @@ from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.testing import check_scheme
 from pydtnn.testing.__main__ import main
 from pydtnn.testing.scheme import SchemeReport
+from tests.parallel.schemes.course import CASES
 from tests.small_run import only_line
 
 
@@ -70,8 +71,15 @@ def test_a_scheme_can_be_asked_for_more_than_it_promises() -> None:
         check_scheme(LocalSGD, ranks=[4], equal_to_serial=True)
 
 
-@pytest.mark.long  # tests/parallel/schemes hold the same promises
-@pytest.mark.parametrize("name", SCHEMES)
+OPTIONS_OF = {name for name, options in CASES if options}
+"""Schemes that tests/parallel/schemes/test_schemes.py checks with options of their own."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.matrix) if n in OPTIONS_OF else n for n in SCHEMES],
+)
 def test_the_library_s_schemes_pass(name: str) -> None:
     check_scheme(SCHEMES[name], ranks=[1, 3], equal_to_serial=False if name == "stale" else None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -121,25 +120,7 @@ def assert_equal(results: list[Result], expected: Result) -> None:
         assert history[0] == pytest.approx(expected[2][0], rel=1e-11)
 
 
-QUICK = {
-    (2, 2, "1f1b"),
-    (3, 1, "gpipe"),
-    (3, 2, "1f1b"),
-    (4, 1, "1f1b"),
-    (4, 2, "gpipe"),
-    (2, 1, "eager_1f1b"),
-    (3, 1, "zb_h1"),
-    (4, 1, "zb_2p"),
-    (2, 2, "interleaved"),
-    (3, 1, "interleaved:3"),
-    (2, 2, "zb_v"),
-    (4, 1, "zb_v"),
-}
-"""Stages, data ranks and schedule of the quick tests."""
-
-SOME = {(2, 2, "1f1b"), (2, 1, "zb_v")}
-"""Those of the largest network."""
-
+QUICK = ("1f1b", "zb_v")
 SCHEDULES = (
     "1f1b",
     "gpipe",
@@ -152,21 +133,15 @@ SCHEDULES = (
 )
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(
-            name,
-            *case,
-            marks=() if case in (QUICK if name != "resnet20" else SOME) else pytest.mark.long,
-            id="-".join(map(str, (name, *case))),
-        )
-        for name in NETS
-        for case in product((2, 3, 4), (1, 2), SCHEDULES)
-    ]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("name", "stages", "data", "schedule"), cases())
+@pytest.mark.few(4)
+@pytest.mark.covering(2)
+@pytest.mark.parametrize(
+    "schedule",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCHEDULES],
+)
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("name", NETS)
 def test_three_steps_equal_those_with_accumulation(
     name: str, stages: int, data: int, schedule: str
 ) -> None:

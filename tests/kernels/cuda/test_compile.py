@@ -23,6 +23,8 @@ from pydtnn.kernels.cuda.module import (
 from tests.kernels.cuda.compiled import Kernel, compiled
 
 ARCHITECTURES = ("sm_80", "sm_90")
+CASES = [pytest.param("sm_80", marks=pytest.mark.matrix), "sm_90"]
+"""A source takes up to a minute for each."""
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc")
 
@@ -96,18 +98,21 @@ REGISTERS, MAX_THREADS, STEP = 65536, 2048, 8  # of an SM; they are given out in
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[dict[tuple[str, str], Future[dict[str, Kernel]]]]:
+def kernels(
+    pytestconfig: pytest.Config,
+) -> Iterator[dict[tuple[str, str], Future[dict[str, Kernel]]]]:
     """What became of all sources, all element types in one; compiled side by side, and once."""
+    archs = ARCHITECTURES if pytestconfig.getoption("--matrix") else ARCHITECTURES[-1:]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {
             (name, arch): pool.submit(compiled, name, arch)
             for name in sorted(source_names(), key=lambda name: name not in ("loss", "norm"))
-            for arch in ARCHITECTURES
+            for arch in archs
         }
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", CASES)
 @pytest.mark.parametrize("name", source_names())
 def test_source_compiles_without_a_warning(
     kernels: dict[tuple[str, str], Future[dict[str, Kernel]]], name: str, arch: str
@@ -128,7 +133,7 @@ def hot(name: str) -> list[tuple[str, str, int, int]]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", CASES)
 @pytest.mark.parametrize("name", HOT)
 def test_fast_kernels_move_16_bytes_at_a_time_and_keep_their_registers(
     kernels: dict[tuple[str, str], Future[dict[str, Kernel]]], name: str, arch: str

@@ -39,6 +39,7 @@ Axes = dict[str, int]
 
 
 @pytest.mark.few(6)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "mesh",
     [

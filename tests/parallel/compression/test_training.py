@@ -127,7 +127,7 @@ OTHERS = [  # differ from those in how numbers are packed, or in what does not k
 
 
 @pytest.mark.parametrize(
-    ("scheme", "name"), [*MOST, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS)]
+    ("scheme", "name"), [*MOST, *(pytest.param(*case, marks=pytest.mark.matrix) for case in OTHERS)]
 )
 def test_schemes_keep_their_contract_with_compressed_gradients(scheme, name):
     compressed = partial(scheme, sums=create_sums(name, **OPTIONS[name]))

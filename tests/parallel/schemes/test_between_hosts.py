@@ -29,6 +29,7 @@ def wide(**options: object) -> Model:
     return Model(net, (200,), backend="numpy", **options)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("hosts", ["aabb", "abc", "aab"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=label)
 def test_every_scheme_trains_as_without_the_rule_and_repeats(monkeypatch, hosts, name, options):

@@ -64,7 +64,11 @@ def test_too_many_ranks_that_differ_are_refused():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("axis", "ranks"), [("filter", 128), ("spatial", 128), ("pipeline", 128), ("filter", 256)]
+    ("axis", "ranks"),
+    [
+        *(("filter", 68), ("pipeline", 68)),
+        *(pytest.param(axis, 128, marks=pytest.mark.matrix) for axis in ("filter", "spatial")),
+    ],
 )
 def test_cut_networks_are_executed_on_more_than_64_ranks(axis, ranks):
     seconds = []

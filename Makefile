@@ -37,7 +37,7 @@ PACKAGES := import sys, tomllib; toml = tomllib.load(open("pyproject.toml", "rb"
     extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",")]; \
     print(*toml["build-system"]["requires"], *project["dependencies"], *sum(extras, []), sep="\n")
 
-.PHONY: demo demo-resnet44 test test-all parity fuzz sanitize mutants lint wheels bench gpu-check docs setup clean
+.PHONY: demo demo-resnet44 test test-all torch parity fuzz sanitize mutants lint wheels bench gpu-check docs setup clean
 .DEFAULT_GOAL := test
 
 TRAIN = $(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train
@@ -59,13 +59,14 @@ test: $(READY)
 test-all: $(READY)
 	$(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side) $(PYTEST_FLAGS)
 
-parity: $(READY)
+torch: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
+
+parity: torch
 	$(RUN) -m pytest tests/parity $(PYTEST_FLAGS)
 
 # Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators.
-fuzz: $(READY)
-	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
+fuzz: torch
 	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)
 
 # The kernels' tests with AddressSanitizer of gcc, on a build of its own in build/sanitize: the generic kernels and the

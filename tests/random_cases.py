@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-MINUTES = 0.1
+MINUTES = 0.15
 """Time for each kind of cases in a plain `pytest`."""
 
 

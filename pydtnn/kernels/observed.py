@@ -1,4 +1,4 @@
-"""Reports to an observer of every call of a kernel."""
+"""Wrappers around every kernel of a backend: reports to an observer of each call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ from typing import Any
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.reference import FAMILIES
 from pydtnn.utils.observer import Activity, Kind, Observer
+
+Wrap = Callable[[Callable[..., Any], str], Callable[..., Any]]
+"""Returns the wrapper of a kernel of a name, such as "conv.forward"."""
+
+
+@contextmanager
+def wrapped_kernels(backend: Backend, wrap: Wrap) -> Iterator[None]:
+    """Context in which every kernel of a backend is wrapped."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for name, reference in FAMILIES.items():
+            family = getattr(backend, name)
+            for kernel, method in vars(reference).items():
+                if not kernel.startswith("_") and callable(method):
+                    before.append((family, kernel, vars(family).get(kernel)))
+                    setattr(family, kernel, wrap(getattr(family, kernel), f"{name}.{kernel}"))
+        yield
+    finally:
+        for family, kernel, wrapper in before:
+            if wrapper is None:
+                vars(family).pop(kernel, None)
+            else:
+                setattr(family, kernel, wrapper)
 
 
 @contextmanager
@@ -24,25 +47,14 @@ def observed_kernels(backend: Backend, observer: Observer) -> Iterator[None]:
     observer : Observer
         That of the thread in which the kernels are called.
     """
-    wrapped: list[tuple[Any, str]] = []
-    try:
-        for name, reference in FAMILIES.items():
-            family = getattr(backend, name)
-            for kernel, method in vars(reference).items():
-                if not kernel.startswith("_") and callable(method):
-                    call = _reported(getattr(family, kernel), observer, f"{name}.{kernel}")
-                    setattr(family, kernel, call)
-                    wrapped.append((family, kernel))
+
+    def reported(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def report(*args: Any, **options: Any) -> Any:
+            with Activity(observer, Kind.KERNEL, name):
+                return call(*args, **options)
+
+        return report
+
+    with wrapped_kernels(backend, reported):
         yield
-    finally:
-        for family, kernel in wrapped:
-            delattr(family, kernel)
-
-
-def _reported(call: Callable[..., Any], observer: Observer, name: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def reported(*args: Any, **options: Any) -> Any:
-        with Activity(observer, Kind.KERNEL, name):
-            return call(*args, **options)
-
-    return reported

@@ -69,12 +69,14 @@ class ReLU(Activation):
     """``max(x, 0)`` (Nair and Hinton 2010)."""
 
     kernel = "relu"
+    only_kernels = True
 
 
 class ReLU6(Activation):
     """``min(max(x, 0), 6)`` (Krizhevsky 2010)."""
 
     kernel = "relu6"
+    only_kernels = True
     operations = (2, 2)
 
 
@@ -88,6 +90,7 @@ class LeakyReLU(Activation):
     """
 
     kernel = "leaky_relu"
+    only_kernels = True
     operations = (2, 2)
 
     def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
@@ -105,6 +108,7 @@ class ELU(Activation):
     """
 
     kernel = "elu"
+    only_kernels = True
     operations = (4, 3)
 
     def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
@@ -116,6 +120,7 @@ class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``."""
 
     kernel = "sigmoid"
+    only_kernels = True
     operations = (4, 3)
 
 
@@ -123,6 +128,7 @@ class Tanh(Activation):
     """Hyperbolic tangent."""
 
     kernel = "tanh"
+    only_kernels = True
     operations = (1, 3)
 
 
@@ -130,6 +136,7 @@ class ArcTan(Activation):
     """Inverse tangent, ``arctan(x)``."""
 
     kernel = "arctan"
+    only_kernels = True
     operations = (1, 3)
 
 
@@ -137,6 +144,7 @@ class Log(Activation):
     """Natural logarithm."""
 
     kernel = "log"
+    only_kernels = True
 
 
 class GELU(Activation):
@@ -154,6 +162,7 @@ class GELU(Activation):
     """
 
     kernel = "gelu"
+    only_kernels = True
     operations = (8, 16)
 
     def __init__(
@@ -170,6 +179,7 @@ class SiLU(Activation):
     """``x sigmoid(x)`` (Elfwing et al. 2018)."""
 
     kernel = "silu"
+    only_kernels = True
     operations = (5, 9)
 
 
@@ -177,6 +187,7 @@ class HardSigmoid(Activation):
     """``min(max(x / 6 + 1 / 2, 0), 1)``, as in PyTorch (Howard et al. 2019)."""
 
     kernel = "hard_sigmoid"
+    only_kernels = True
     operations = (4, 3)
 
 
@@ -184,6 +195,7 @@ class HardSwish(Activation):
     """``x min(max(x / 6 + 1 / 2, 0), 1)`` (Howard et al. 2019)."""
 
     kernel = "hard_swish"
+    only_kernels = True
     operations = (5, 5)
 
 

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -110,6 +110,9 @@ class Layer(NotCallable, StoresArguments, ABC):
                          layers receive arrays.
     takes_16_bits        Whether the layer computes accurately with the 16-bit activations of a
                          16-bit model; others receive and return float32, which the model rounds.
+    only_kernels         Whether passes compute by kernels of the backend alone, into arrays from
+                         `empty`, so that the calls of one step may be repeated in others. It is not
+                         inherited: each class declares it.
     penalises            Whether the layer adds a loss in training (`StepContext.penalties`).
     ===================  ==========================================================================
 
@@ -139,7 +142,10 @@ class Layer(NotCallable, StoresArguments, ABC):
     views: tuple[str, ...] = ()
     takes_deferred: bool = False
     takes_16_bits: bool = False
+    only_kernels: bool = False
     penalises: bool = False
+    assignments: ClassVar[int] = 0
+    """How often an attribute of any layer has been set."""
 
     backend: Backend
     dtype: np.dtype
@@ -154,13 +160,18 @@ class Layer(NotCallable, StoresArguments, ABC):
     source: Layer | None = None
 
     def __init_subclass__(cls) -> None:
-        """Have a subclass that overrides `backward` alone run it in one piece."""
+        """Have a subclass that overrides `backward` alone run it in one piece, not repeated."""
         super().__init_subclass__()
+        cls.only_kernels = vars(cls).get("only_kernels", False)
         if "backward" in vars(cls) and "backward_inputs" not in vars(cls):
             cls.backward_inputs = Layer.backward_inputs  # type: ignore[method-assign]
 
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        Layer.assignments += 1
 
     # -- methods that a subclass implements
 

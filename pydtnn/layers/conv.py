@@ -182,3 +182,4 @@ class Conv2d(_Conv):
     """
 
     axes = 2
+    only_kernels = True

@@ -31,6 +31,7 @@ class Dropout(Layer):
     saves = ()
     may_overwrite_input = may_overwrite_dy = new_gradient = takes_16_bits = True
     whole_shape: Shape = ()
+    only_kernels = True
     part: tuple[slice, ...] | None = None  # this rank's part of a sample of the whole shape
 
     def __init__(self, rate: float = 0.5, *, name: str | None = None) -> None:
@@ -68,7 +69,11 @@ class Dropout(Layer):
     def backward(self, dy: Array, saved: Saved) -> Array:
         """Apply the same mask to the gradient."""
         if saved is None:
-            return dy if self.overwrites_dy else dy.copy()
+            if self.overwrites_dy:
+                return dy
+            dx = self.gradient_like(dy)
+            self.backend.elementwise.convert(dy, out=dx)
+            return dx
         dx = self.gradient_like(dy)
         self._apply(dy, saved, dx)
         return dx

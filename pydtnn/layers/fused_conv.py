@@ -63,6 +63,11 @@ class FusedConv2d(Conv2d, Finisher):
 
     takes_deferred = takes_16_bits = True
 
+    @property
+    def only_kernels(self) -> bool:  # type: ignore[override]
+        """Whether filters are not folded in training, which is done by the array module."""
+        return type(self) is FusedConv2d and not self.constant
+
     def __init__(self, conv: Conv2d) -> None:
         super().__init__(
             conv.filters,
@@ -206,9 +211,10 @@ class FusedConv2d(Conv2d, Finisher):
             sums = self.backend.empty((2, self.filters), "float64")
             self.backend.fused.gate(dy, Deferred(Term(y), relu=True), out=dz, sums=sums)
             dy = dz
-        if self.bias and sums is not None:
-            self.b.store_grad(sums[0])
-        elif self.bias and not self.b.frozen:
+        if self.bias and sums is not None and not self.b.frozen:
+            convert = self.backend.elementwise.convert
+            convert(sums[0], out=self.b.grad, accumulate=self.b.accumulate)
+        elif self.bias and sums is None and not self.b.frozen:
             self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
         return dy
 

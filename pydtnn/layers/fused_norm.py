@@ -62,6 +62,11 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     saves = ("input",)
     new_output = new_gradient = may_overwrite_dy = takes_deferred = takes_16_bits = True
 
+    @property
+    def only_kernels(self) -> bool:  # type: ignore[override]
+        """Whether no norm is frozen, whose coefficients the array module computes."""
+        return not any(norm is not None and norm.running.frozen for norm in self.norms)
+
     def __init__(
         self,
         parts: Sequence[Layer],
@@ -114,7 +119,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
             pivot, factor, own = map_
             terms.append(Term(array, pivot, factor))
             moments.append(m)
-            shift = own if shift is None else shift + own
+            shift = own if shift is None else self._added(shift, own)
         return self._deferred(terms, shift, moments)
 
     def kept(self, saved: Saved) -> Any:
@@ -222,11 +227,18 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         )
         return dxs if len(dxs) > 1 else dxs[0]
 
+    def _added(self, a: Array, b: Array) -> Array:
+        out = self.backend.empty(a.shape, a.dtype)
+        self.backend.elementwise.add(a, b, out=out)
+        return out
+
     def _pair(self, sums: Array | None, i: int) -> Any:
         """Return the sums of dz, and those of dz times the input of term `i`: (2, C)."""
         if sums is None or len(sums) == 2:
             return sums
-        return self.backend.xp.ascontiguousarray(sums[0 : i + 1 : i])
+        pair = self._per_channel(2, FLOAT64)
+        self.backend.elementwise.convert(sums[0 : i + 1 : i], out=pair)
+        return pair
 
     def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, Array]:
         if isinstance(dy, Deferred) and dy.array is not None:

@@ -26,7 +26,7 @@ class Linear(TakesRecomputed, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = takes_recomputed = saves_kept = takes_16_bits = True
+    new_output = new_gradient = takes_recomputed = saves_kept = takes_16_bits = only_kernels = True
     adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init__(

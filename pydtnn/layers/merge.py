@@ -13,7 +13,7 @@ class Add(Layer):
     """Sum of two or more inputs of equal shape."""
 
     saves = ()
-    may_overwrite_input = new_output = takes_16_bits = True
+    may_overwrite_input = new_output = takes_16_bits = only_kernels = True
     views = ("gradient",)
 
     def build(self, *shapes: Shape) -> Shape:
@@ -103,7 +103,7 @@ class Concat(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = True
+    new_output = new_gradient = takes_16_bits = only_kernels = True
 
     def __init__(self, axis: int = -1, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -125,17 +125,23 @@ class Concat(Layer):
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Copy the inputs next to each other."""
-        return self.xp.concatenate(xs, axis=self._array_axis()), None
+        y = self.empty(len(xs[0]), self.output_shape)
+        for x, part in zip(xs, self._parts(y), strict=True):
+            self.backend.elementwise.convert(x, out=part)
+        return y, None
 
     def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
         """Split the gradient into those of the inputs."""
-        parts = self.xp.split(dy, self.cuts, axis=self._array_axis())
-        return tuple(part.copy() for part in parts)
+        dxs = tuple(self.empty(len(dy), shape) for shape in self.input_shapes)
+        for part, dx in zip(self._parts(dy), dxs, strict=True):
+            self.backend.elementwise.convert(part, out=dx)
+        return dxs
 
     def cost(self, batch: int) -> Cost:
         """Copies."""
         moved = sum(self.elements(batch)) * self.dtype.itemsize
         return Cost(0, 0, moved, moved)
 
-    def _array_axis(self) -> int:
-        return self.axis if self.axis < 0 else self.axis + 1  # the batch comes first
+    def _parts(self, array: Array) -> list[Array]:
+        axis = self.axis if self.axis < 0 else self.axis + 1  # the batch comes first
+        return self.xp.split(array, self.cuts, axis=axis)

@@ -259,7 +259,7 @@ class GroupNorm(Recomputing, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
+    new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = only_kernels = True
 
     def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -342,6 +342,8 @@ class LayerNorm(GroupNorm):
     Ba, Kiros and Hinton, "Layer Normalization", 2016, equation 4.
     """
 
+    only_kernels = True
+
     def __init__(self, *, axes: int = 1, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(1, epsilon=epsilon, name=name)
         self.axes = check_int("LayerNorm", "axes", axes, at_least=1)
@@ -372,7 +374,7 @@ class RMSNorm(GroupNorm):
     Zhang and Sennrich, "Root mean square layer normalization", NeurIPS 2019, equation 4.
     """
 
-    recomputes = True
+    recomputes = only_kernels = True
 
     def __init__(self, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(1, epsilon=epsilon, name=name)

@@ -97,6 +97,7 @@ class MaxPool2d(_MaxPool):
     """
 
     axes = 2
+    only_kernels = True
 
 
 class _AvgPool(_Pool):
@@ -156,6 +157,7 @@ class AvgPool2d(_AvgPool):
     """
 
     axes = 2
+    only_kernels = True
 
 
 class _AdaptiveAvgPool(Layer):
@@ -227,6 +229,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     """
 
     axes = 2
+    only_kernels = True
 
 
 class _GlobalAvgPool(_AdaptiveAvgPool):
@@ -242,3 +245,5 @@ class _GlobalAvgPool(_AdaptiveAvgPool):
 
 class GlobalAvgPool2d(_GlobalAvgPool, AdaptiveAvgPool2d):
     """Mean of each channel over the whole image: input ``(N, H, W, C)``, output ``(N, C)``."""
+
+    only_kernels = True

@@ -14,7 +14,7 @@ class Identity(Layer):
 
     saves = ()
     views = ("output", "gradient")
-    takes_16_bits = True
+    takes_16_bits = only_kernels = True
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Return the input."""
@@ -40,7 +40,7 @@ class Reshape(Layer):
 
     saves = ()
     views = ("output", "gradient")
-    takes_16_bits = True
+    takes_16_bits = only_kernels = True
 
     def __init__(self, shape: tuple[int, ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -78,6 +78,8 @@ class Flatten(Reshape):
     PyTorch flattens (C, H, W), so the matrix that follows has its columns permuted when weights are
     exchanged.
     """
+
+    only_kernels = True
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__((-1,), name=name)

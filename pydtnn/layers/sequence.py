@@ -78,7 +78,7 @@ class ClassToken(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = True
+    new_output = new_gradient = only_kernels = True
 
     def __init__(
         self, *, initializer: str | Initializer = "zeros", name: str | None = None
@@ -96,8 +96,9 @@ class ClassToken(Layer):
         """Copy the token and the sequence next to each other."""
         (x,) = xs
         y = self.empty(len(x), self.output_shape)
-        y[:, 0] = self.token.value
-        y[:, 1:] = x
+        convert = self.backend.elementwise.convert
+        convert(self.token.value, out=y[:, 0])
+        convert(x, out=y[:, 1:])
         return y, None
 
     def backward(self, dy: Array, saved: Saved) -> Array | None:
@@ -105,7 +106,11 @@ class ClassToken(Layer):
         token = self.token
         if not token.frozen:
             self.backend.linear.backward_bias(dy[:, 0], out=token.grad, accumulate=token.accumulate)
-        return dy[:, 1:].copy() if self.needs_dx else None
+        if not self.needs_dx:
+            return None
+        dx = self.empty(len(dy), self.input_shapes[0])
+        self.backend.elementwise.convert(dy[:, 1:], out=dx)
+        return dx
 
     def cost(self, batch: int) -> Cost:
         """Copies of the sequence; the sum of a vector of each sample."""
@@ -133,7 +138,7 @@ class PositionalEmbedding(Layer):
 
     saves = ()
     views = ("gradient",)
-    may_overwrite_input = new_output = True
+    may_overwrite_input = new_output = only_kernels = True
 
     def __init__(
         self, *, initializer: str | Initializer = "embedding", name: str | None = None
@@ -151,7 +156,7 @@ class PositionalEmbedding(Layer):
         """Add the vectors of all positions."""
         (x,) = xs
         y = self.output_like(x)
-        self.xp.add(x, self.w.value, out=y)
+        self.backend.elementwise.add(x, self.w.value, out=y)
         return y, None
 
     def backward(self, dy: Array, saved: Saved) -> Array:

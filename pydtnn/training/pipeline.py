@@ -14,6 +14,7 @@ from pydtnn.layers.base import Penalties
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
 from pydtnn.model.partition.stages import Stage
+from pydtnn.model.replay import Replays
 from pydtnn.model.stage import Pipeline, Transfer, inputs_of
 from pydtnn.parallel.pipeline import Action, actions_of
 from pydtnn.parallel.pipeline.check import source_of
@@ -258,8 +259,10 @@ def place_of(action: Action) -> Place:
     return action.micro_batch, action.stage
 
 
-def create_passes(setup: Setup, batch: Batch, epoch: Number, seed: int) -> Passes:
+def create_passes(
+    setup: Setup, batch: Batch, epoch: Number, seed: int, replays: Replays | None = None
+) -> Passes:
     """Create the computation of a rank in one step."""
     if setup.model.pipeline is not None:
         return StagePasses(setup, batch, epoch, seed, setup.model.pipeline)
-    return Passes(setup, batch, epoch, seed)
+    return Passes(setup, batch, epoch, seed, replays)

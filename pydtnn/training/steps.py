@@ -14,6 +14,7 @@ import numpy as np
 
 from pydtnn.data import Batch
 from pydtnn.model.presence import Presence
+from pydtnn.model.replay import Replays
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.pipeline import create_passes
@@ -47,12 +48,18 @@ class Eager:
     setup : Setup
     graph : str
         The reason why nothing is captured.
+
+    Attributes
+    ----------
+    replays : Replays
+        The passes that are repeated without the model's loops, or the reason why not.
     """
 
     late = 0
 
     def __init__(self, setup: Setup, graph: str = "") -> None:
         self._setup, self.graph = setup, graph
+        self.replays = Replays(setup.model)
         exchange, network = setup.exchange, setup.model.graph
         self._presence: Presence | None = None
         if exchange.gathers:
@@ -64,12 +71,13 @@ class Eager:
         setup = self._setup
         exchange, statistics = setup.exchange, setup.model.statistics
         with setup.phase("forward"):
-            passes = create_passes(setup, batch, epoch, seed)
+            passes = create_passes(setup, batch, epoch, seed, self.replays)
         setup.model.graph.presence = self._presence
         try:
             passes.run()
         finally:
             setup.model.graph.presence = None
+            self.replays.finish()
         with setup.phase("loss"):
             totals = setup.to_host(passes.totals)
             if setup.model.backend.has_values and not np.isfinite(totals.values).all():

@@ -4,6 +4,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport strcpy
 
 cimport numpy as cnp
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF
 
@@ -23,12 +24,17 @@ cdef extern from "recycle.h":
     recycler_counts recycler_count(recycler *r) nogil
     void recycler_reset_peak(recycler *r) nogil
     void recycler_trim(recycler *r) nogil
+    size_t recycler_blocks(recycler *r, char **starts, char **ends, int *used, size_t most) nogil
+    int recycler_claim(recycler *r, char *start, char *end) nogil
     void recycler_clear(char *start, size_t size) nogil
 
 cdef extern from "numpy/arrayobject.h":
     # both steal the reference to the type
     object PyArray_Empty(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
     object PyArray_Zeros(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
+    PyObject *PyArray_HANDLER(cnp.ndarray array)
+    object PyArray_NewFromDescr(PyTypeObject *kind, cnp.dtype descr, int axes, cnp.npy_intp *sizes,
+                                cnp.npy_intp *strides, void *data, int flags, void *model)
 
 cdef enum:
     LARGE = 64 * 1024  # bytes; smaller arrays are allocated fast by malloc
@@ -171,6 +177,47 @@ cdef class MemoryPool:
     def trim(self):
         """Return the memory after the last existing array to the system."""
         recycler_trim(self.recycler)
+
+    def blocks(self):
+        """Return the first and the last address of each block, and whether it is in use."""
+        cdef size_t room = recycler_blocks(self.recycler, NULL, NULL, NULL, 0) + 64, n, i
+        cdef char **starts = <char **>malloc(2 * room * sizeof(char *))
+        cdef int *used = <int *>malloc(room * sizeof(int))
+        try:
+            if starts == NULL or used == NULL:
+                raise MemoryError("MemoryPool: no memory for the list of blocks.")
+            n = min(recycler_blocks(self.recycler, starts, starts + room, used, room), room)
+            return [(<size_t>starts[i], <size_t>starts[room + i], used[i] != 0) for i in range(n)]
+        finally:
+            free(starts)
+            free(used)
+
+    def claim(self, size_t start, size_t end):
+        """Reserve the memory from one address to another until `release`, if all of it is free.
+
+        Return whether it is. `start` is that of a block, or of an array that has been in it.
+        """
+        return recycler_claim(self.recycler, <char *>start, <char *>end) == 0
+
+    def release(self, size_t start):
+        """Free what `claim` has reserved."""
+        recycler_give_back(self.recycler, <void *>start)
+
+    def owner(self, cnp.ndarray array):
+        """Return the array of the pool of which this one is a view; None if there is none."""
+        cdef cnp.ndarray owner = array
+        while isinstance(cnp.get_array_base(owner), cnp.ndarray):
+            owner = cnp.get_array_base(owner)
+        cdef bint own = <void *>PyArray_HANDLER(owner) == <void *>self.handler
+        return owner if own and cnp.PyArray_NBYTES(owner) >= self.threshold else None
+
+    def alias(self, cnp.ndarray array):
+        """Return an array of the same memory that does not keep it from being used again."""
+        cdef cnp.dtype descr = array.dtype
+        Py_INCREF(descr)
+        return PyArray_NewFromDescr(
+            <PyTypeObject *>cnp.ndarray, descr, array.ndim, array.shape, array.strides,
+            cnp.PyArray_DATA(array), cnp.NPY_ARRAY_WRITEABLE, NULL)
 
     def clear(self, array):
         """Set a contiguous part of an array to 0, and return its whole pages to the system.

@@ -390,6 +390,45 @@ void recycler_trim(struct recycler *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
+size_t recycler_blocks(struct recycler *r, char **starts, char **ends, int *used, size_t most) {
+    size_t n = 0;
+    pthread_mutex_lock(&r->lock);
+    for (struct region *region = r->regions; region; region = region->next) {
+        if (region->top == region->start) continue;
+        for (struct block *b = (struct block *)region->start; b; b = after(b), n++) {
+            if (n >= most) continue;
+            starts[n] = data_of(b);
+            ends[n] = (char *)b + b->size;
+            used[n] = b->asked != 0;
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+    return n;
+}
+
+int recycler_claim(struct recycler *r, char *start, char *end) {
+    char *header = start - HEADER;
+    pthread_mutex_lock(&r->lock);
+    struct block *b = r->free;
+    while (b && ((char *)b > header || (char *)b + b->size < end)) b = b->next;
+    if (b) {
+        size_t before = (size_t)(header - (char *)b);
+        unlist(r, b);
+        if (before) {
+            struct block *rest = b;
+            b = place(b->region, rest, header, rest->size - before);
+            rest->size = before;
+            list(r, rest);
+        }
+        cut(r, b, round_up((size_t)(end - header), HEADER));
+        b->asked = (size_t)(end - start);
+        r->counts.in_use += b->asked;
+        r->counts.peak = most(r->counts.peak, r->counts.in_use);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return b ? 0 : -1;
+}
+
 void recycler_clear(char *start, size_t size) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *end = start + size, *first = aligned(start, page), *last = end - (uintptr_t)end % page;

@@ -1,0 +1,293 @@
+"""Training passes that are recorded once as a list of calls of kernels, and then repeated.
+
+The loops (`pydtnn.model.execution`) run a pass of each shape first, and are recorded the second
+time: the kernels with their arrays, the layers with their names, and buckets that are complete. A
+repetition copies the inputs to where they were, reserves the memory of the arrays of the recording,
+and makes the calls, without Python's work on layers. It computes the same bytes.
+
+What is recorded is forgotten when the epoch, an attribute of a layer, or the parameters' arrays
+change. Whatever cannot be repeated is run by the loops: `Replays.why_not` is the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import recycled
+from pydtnn.kernels.recorded import Call, Recorder
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, StepContext
+from pydtnn.layers.parameters import Bucket
+from pydtnn.model.graph import Node
+from pydtnn.model.model import Model
+from pydtnn.utils.observer import Kind, Observer, combine
+
+_recording = threading.Lock()  # the wrappers of kernels are those of one thread
+
+
+@dataclass
+class Calls(Observer):
+    """The calls of a pass; an observer, to be given the layers while it is recorded.
+
+    Attributes
+    ----------
+    plain, reported : list of Call
+        Without and with those that report the layers to an observer.
+    inputs, outputs : list of Array
+        What a repetition is given and returns.
+    """
+
+    plain: list[Call] = field(default_factory=list)
+    reported: list[Call] = field(default_factory=list)
+    inputs: list[Array] = field(default_factory=list)
+    outputs: tuple[Array | None, ...] = ()
+    observer: Observer | None = None
+    on_ready: Callable[[Bucket, int], None] | None = None
+    after_node: Callable[[Node], None] | None = None
+
+    def add(self, call: Call) -> None:
+        """Record a call."""
+        self.plain.append(call)
+        self.reported.append(call)
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        """Record that a layer begins."""
+        self.reported.append((self._begin, (kind, name), {}))
+
+    def end(self) -> None:
+        """Record that it ends."""
+        self.reported.append((self._end, (), {}))
+
+    def _begin(self, kind: Kind, name: str) -> None:
+        assert self.observer is not None
+        self.observer.begin(kind, name)
+
+    def _end(self) -> None:
+        assert self.observer is not None
+        self.observer.end()
+
+    def ready(self, bucket: Bucket, shard: int) -> None:
+        """Report a bucket in this pass, and record that."""
+        self.add((self._ready, (bucket, shard), {}))
+        self._ready(bucket, shard)
+
+    def _ready(self, bucket: Bucket, shard: int) -> None:
+        if self.on_ready is not None:
+            self.on_ready(bucket, shard)
+
+    def after(self, node: Node) -> None:
+        """Call what follows a node in this pass, and record that."""
+        self.add((self._after, (node,), {}))
+        self._after(node)
+
+    def _after(self, node: Node) -> None:
+        if self.after_node is not None:
+            self.after_node(node)
+
+    def take(self, values: Sequence[Array]) -> None:
+        """Copy the inputs of a repetition to where they were."""
+        for own, value in zip(self.inputs, values, strict=True):
+            np.copyto(own, value)
+
+    def repeat(self, observer: Observer | None) -> Any:
+        """Make the calls; return copies of the results."""
+        self.observer = observer
+        for function, args, options in self.plain if observer is None else self.reported:
+            function(*args, **options)
+        return self.result()
+
+    def result(self) -> Any:
+        """Return copies of the results: an array, or several."""
+        results = tuple(None if y is None else y.copy() for y in self.outputs)
+        return results if len(results) > 1 else results[0]
+
+
+@dataclass
+class Recording:
+    """A forward and a backward pass of a shape.
+
+    Attributes
+    ----------
+    recorder : Recorder
+    forward, backward : Calls
+    spans : list of (int, int)
+        The memory of arrays, the first and last address of each part.
+    """
+
+    recorder: Recorder
+    forward: Calls
+    backward: Calls = field(default_factory=Calls)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Replays:
+    """The training passes of a model, one shard after the other.
+
+    Parameters
+    ----------
+    model : Model
+
+    Attributes
+    ----------
+    why_not : str
+        Why passes are not repeated; empty if they are, or nothing speaks against it so far.
+    repeated : int
+        Forward passes that were repetitions.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.backend = model, model.backend
+        self.why_not = _why_not(model)
+        self.repeated = 0
+        self._seen: set[Any] = set()  # shapes that the loops have run
+        self._recordings: dict[Any, Recording] = {}
+        self._state: tuple[Any, ...] = ()
+        self._current: Recording | None = None  # whose backward pass is to come
+        self._recorded = False  # whether it is recorded now
+        self._claimed: list[int] = []
+
+    @recycled
+    def forward(
+        self, x: Array | tuple[Array, ...], context: StepContext, *, accumulate: bool
+    ) -> tuple[Any, list[Saved]] | None:
+        """Run the forward pass of a shard; return None if the loops must.
+
+        Parameters
+        ----------
+        x, context
+            As of `Model.forward`.
+        accumulate : bool
+            Whether backward will add to the gradients.
+        """
+        self.finish()
+        model, given = self.model, (x if isinstance(x, tuple) else (x,))
+        self._forget_if_changed(context)
+        if self.why_not or model.graph.presence is not None or context.samples is None:
+            return None
+        inputs = (*given, context.samples)
+        key = accumulate, *((a.shape, a.dtype) for a in inputs)
+        recording = self._recordings.get(key)
+        if recording is not None and self._claim(recording):
+            self._current = recording
+            recording.forward.take(inputs)
+            model.refresh()
+            self.repeated += 1
+            return recording.forward.repeat(model.observer), []
+        if recording is not None or key not in self._seen or not _recording.acquire(blocking=False):
+            self._seen.add(key)
+            return None
+        self._recorded = True
+        calls = Calls(inputs=[a.copy() for a in inputs])
+        *own, samples = calls.inputs
+        recorder = Recorder(self.backend, calls.add)
+        self._current = Recording(recorder, calls)
+        with self._watched(calls), recorder.recording():
+            ((y, saved),) = model.forward_shards([tuple(own)], [replace(context, samples=samples)])
+        ys = y if isinstance(y, tuple) else (y,)
+        calls.outputs = tuple(map(recorder.fixed, ys))
+        self._recordings[key] = self._current
+        return calls.result(), saved
+
+    @recycled
+    def backward(
+        self,
+        dy: Array | tuple[Array, ...],
+        residuals: list[Saved],
+        *,
+        on_ready: Callable[[Bucket, int], None] | None,
+        after_node: Callable[[Node], None] | None,
+        accumulate: bool,
+    ) -> list[Any] | None:
+        """Run the backward pass after `forward`; return None if the loops must."""
+        recording, self._current = self._current, None
+        if recording is None:
+            return None
+        calls, dys = recording.backward, (dy if isinstance(dy, tuple) else (dy,))
+        calls.on_ready, calls.after_node = on_ready, after_node
+        if not self._recorded:
+            calls.take(dys)
+            dxs = calls.repeat(self.model.observer)
+            self.finish()
+            return [dxs]
+        calls.inputs = [g.copy() for g in dys]
+        recorder = recording.recorder
+        recorder.keep(calls.inputs)
+        recorder.record = calls.add
+        with self._watched(calls), recorder.recording():
+            (dx,) = self.model.backward_shards(
+                [tuple(calls.inputs)],
+                [residuals],
+                on_ready=recorder.outside(calls.ready),
+                after_node=recorder.outside(calls.after),
+                accumulate=accumulate,
+            )
+        calls.outputs = tuple(map(recorder.fixed, dx if isinstance(dx, tuple) else (dx,)))
+        result = calls.result()
+        del dx
+        recording.spans, self.why_not = recorder.spans(), recorder.why_not
+        self.finish()
+        return [result]
+
+    def forget(self) -> None:
+        """Record again: kernels may have been replaced."""
+        self._recordings.clear()
+
+    def finish(self) -> None:
+        """Release the memory of a pass, and end a recording."""
+        while self._claimed:
+            self.backend.memory.release(self._claimed.pop())
+        if self._recorded:
+            self._recorded = False
+            _recording.release()
+        if self._current is not None:  # without a backward pass
+            self._recordings.clear()
+            self._current = None
+
+    def _claim(self, recording: Recording) -> bool:
+        for first, last in recording.spans:
+            if not self.backend.memory.claim(first, last):
+                self.finish()
+                return False
+            self._claimed.append(first)
+        return True
+
+    def _forget_if_changed(self, context: StepContext) -> None:
+        model = self.model
+        state = replace(context, samples=None), Layer.assignments, model.buffers, model.segments
+        if len(self._state) != len(state) or any(
+            a is not b and a != b for a, b in zip(state, self._state, strict=True)
+        ):
+            self._recordings.clear()
+            self._state = state
+
+    @contextmanager
+    def _watched(self, calls: Calls) -> Iterator[None]:
+        """Context in which the layers that run are recorded too."""
+        before = self.model.observer
+        self.model.observer = combine([calls, *filter(None, [before])])
+        try:
+            yield
+        finally:
+            self.model.observer = before
+
+
+def _why_not(model: Model) -> str:
+    """Return the reason why no pass of a model can be repeated."""
+    if not hasattr(model.backend.memory, "claim"):
+        return f"the backend {model.backend.name} has no pool of memory on the host"
+    if model.mesh is not None or model.pipeline is not None:
+        return "the network is distributed over ranks"
+    if model.penalised or model.graph.rounder is not None:
+        return "layers add losses or round at random"
+    for layer in model.layers:
+        if not layer.only_kernels:
+            return (
+                f"{layer.name}: {type(layer).__name__} does not declare that it is `only_kernels`"
+            )
+    return ""

@@ -1,0 +1,231 @@
+"""Tests of steps that are repeated as a list of calls: the same bytes as those of the loops."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from pydtnn import SGD, AdamW, Model, Trainer
+from pydtnn.callbacks import Callback, ExponentialMovingAverage
+from pydtnn.data import ArrayDataset, Batch
+from pydtnn.kernels import create_backend
+from pydtnn.layers import (
+    GELU,
+    Branches,
+    ClassToken,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    PositionalEmbedding,
+    ReLU,
+    Reshape,
+    Residual,
+    Sequential,
+)
+from pydtnn.models import create_net
+from pydtnn.utils.observer import Kind, Observer
+
+IMAGES = (16, 16, 3)
+
+
+class Doubled(Layer):
+    """A layer of a user, whose arithmetic is NumPy's."""
+
+    def forward(self, *xs, context):
+        return xs[0] * np.float32(2), None
+
+    def backward(self, dy, saved):
+        return dy * np.float32(2)
+
+
+class Seen(Observer):
+    """Keeps the passes of layers."""
+
+    def __init__(self):
+        self.passes = []
+
+    def begin(self, kind, name, *, nbytes=0, bucket=-1):
+        if kind in (Kind.FORWARD, Kind.BACKWARD):
+            self.passes.append((kind, name))
+
+
+def dataset(shape=IMAGES, samples=28):
+    rng = np.random.default_rng(3)
+    if len(shape) == 1:
+        text = rng.integers(16, size=(samples, shape[0] + 1))
+        return ArrayDataset(text[:, :-1].astype("float32"), text[:, 1:])
+    return ArrayDataset(
+        rng.normal(size=(samples, *shape)).astype("float32"), rng.integers(10, size=samples)
+    )
+
+
+def train(
+    net,
+    shape=IMAGES,
+    *,
+    repeats=True,
+    epochs=2,
+    optimizer=None,
+    callbacks=(),
+    model=None,
+    **options,
+):
+    """Train; return the trainer and the bytes of all arrays of the model."""
+    backend = create_backend("cpu", threads=1, tuning="fixed")
+    model = Model(net(), shape, backend=backend, **(model or {}))
+    optimizer = copy.deepcopy(optimizer) or SGD(0.05, momentum=0.9)
+    trainer = Trainer(
+        model, optimizer, progress=False, callbacks=copy.deepcopy([*callbacks]), **options
+    )
+    if not repeats:
+        trainer.steps.replays.why_not = "the loops are compared with"
+    trainer.fit(dataset(shape), epochs=2, batch_size=8)
+    return trainer, {name: array.tobytes() for name, array in model.state().items()}
+
+
+def assert_same(net, shape=IMAGES, *, repeated=3, **options):
+    trainer, values = train(net, shape, **options)
+    replays = trainer.steps.replays
+    assert replays.repeated >= repeated, replays.why_not
+    assert values == train(net, shape, repeats=False, **options)[1]
+
+
+def dropping():
+    return Sequential(
+        Conv2d(8, 3, padding=1), ReLU(), Dropout(0.3), Flatten(), Linear(16), ReLU(), Linear(10)
+    )
+
+
+NETS = {
+    "resnet8": IMAGES,
+    "mlp": IMAGES,
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_networks_have_the_same_bytes(name):
+    shape = NETS[name]
+    assert_same(lambda: create_net(name, 10, shape), shape)
+
+
+def test_dropout_has_new_masks_in_every_step():
+    assert_same(dropping)
+
+
+def vision_transformer():
+    return Sequential(
+        Conv2d(8, 4, stride=4),
+        Reshape((16, 8)),
+        ClassToken(),
+        PositionalEmbedding(),
+        Residual(Sequential(LayerNorm(), MultiHeadAttention(2, dropout=0.1), Dropout(0.1))),
+        Residual(Sequential(LayerNorm(), Linear(16), GELU(), Linear(8))),
+        Flatten(),
+        Linear(10),
+    )
+
+
+def test_transformers_of_images_have_the_same_bytes():
+    assert_same(vision_transformer)
+
+
+def test_branches_that_are_concatenated_have_the_same_bytes():
+    def net():
+        branches = Branches(Conv2d(4, 1), Conv2d(8, 3, padding=1), merge=Concat())
+        return Sequential(branches, Flatten(), Linear(10))
+
+    assert_same(net)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulation": 2},
+        {"optimizer": AdamW(0.01, clip_norm=0.5)},
+        {"model": {"recompute": 3}},
+        {"model": {"dtype": "bfloat16"}},
+        {"model": {"dtype": "float64"}},
+        {"model": {"fuse": False}, "repeated": 0},
+        {"callbacks": (ExponentialMovingAverage(0.9),)},
+    ],
+    ids=["accumulation", "clipping", "recomputation", "bfloat16", "float64", "unfused", "average"],
+)
+def test_options_of_training_have_the_same_bytes(options):
+    assert_same(lambda: create_net("resnet8", 10, IMAGES), **options)
+
+
+def test_the_last_batch_of_an_epoch_has_another_size():
+    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+    assert trainer.steps.replays.repeated == 1 + 2  # of 3 full batches: the loops run in epoch 1
+
+
+def test_layers_of_users_run_by_the_loops():
+    net = lambda: Sequential(Flatten(), Doubled(), Linear(10))  # noqa: E731
+    assert_same(net, repeated=0)
+    trainer, _ = train(net)
+    assert "Doubled does not declare that it is `only_kernels`" in trainer.steps.replays.why_not
+
+
+def test_a_subclass_of_a_layer_of_the_library_runs_by_the_loops():
+    class Other(Linear):
+        def forward(self, *xs, context):
+            return super().forward(xs[0] + 1, context=context)
+
+    assert_same(lambda: Sequential(Flatten(), Other(10)), repeated=0)
+
+
+def test_observers_see_the_layers_of_repeated_steps():
+    seen, expected = Seen(), Seen()
+    net = lambda: create_net("resnet8", 10, IMAGES)  # noqa: E731
+    trainer, _ = train(net, observers=[seen])
+    train(net, observers=[expected], repeats=False)
+    assert trainer.steps.replays.repeated
+    assert seen.passes == expected.passes
+
+
+def test_an_attribute_of_a_layer_that_changes_counts_from_the_next_step_on():
+    def thinner(trainer):
+        trainer.model.layers[2].rate = 0.1 * (trainer.step % 3)
+
+    class Changing(Callback):
+        def on_step_end(self, trainer):
+            thinner(trainer)
+
+    assert_same(dropping, repeated=0, callbacks=[Changing()])
+
+
+def test_an_error_between_the_passes_leaves_the_memory_free():
+    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+    replays, memory = trainer.steps.replays, trainer.model.backend.memory
+    x, y = np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64")
+    for _ in range(3):
+        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    before, repeated = memory.in_use, replays.repeated
+    compute, trainer.objective.compute = trainer.objective.compute, None
+    with pytest.raises(TypeError):
+        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    trainer.objective.compute = compute
+    assert replays.repeated == repeated + 1
+    assert memory.in_use <= before
+    for _ in range(3):
+        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    assert replays.repeated > repeated + 1
+
+
+def test_memory_that_another_array_has_taken_is_not_written():
+    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+    replays, memory = trainer.steps.replays, trainer.model.backend.memory
+    x, y = np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64")
+    for _ in range(3):
+        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    repeated, other = replays.repeated, memory.zeros((1 << 18,), np.dtype("float32"))
+    trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    assert not other.any()
+    del other
+    trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    assert replays.repeated == repeated + 1

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels import recycled
 from pydtnn.kernels.recorded import Call, Recorder
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
@@ -95,12 +94,11 @@ class Calls(Observer):
         for own, value in zip(self.inputs, values, strict=True):
             np.copyto(own, value)
 
-    def repeat(self, observer: Observer | None) -> Any:
-        """Make the calls; return copies of the results."""
+    def repeat(self, observer: Observer | None) -> None:
+        """Make the calls."""
         self.observer = observer
         for function, args, options in self.plain if observer is None else self.reported:
             function(*args, **options)
-        return self.result()
 
     def result(self) -> Any:
         """Return copies of the results: an array, or several."""
@@ -152,7 +150,6 @@ class Replays:
         self._recorded = False  # whether it is recorded now
         self._claimed: list[int] = []
 
-    @recycled
     def forward(
         self, x: Array | tuple[Array, ...], context: StepContext, *, accumulate: bool
     ) -> tuple[Any, list[Saved]] | None:
@@ -178,7 +175,9 @@ class Replays:
             recording.forward.take(inputs)
             model.refresh()
             self.repeated += 1
-            return recording.forward.repeat(model.observer), []
+            with self.backend.recycling():
+                recording.forward.repeat(model.observer)
+            return recording.forward.result(), []
         if recording is not None or key not in self._seen or not _recording.acquire(blocking=False):
             self._seen.add(key)
             return None
@@ -194,7 +193,6 @@ class Replays:
         self._recordings[key] = self._current
         return calls.result(), saved
 
-    @recycled
     def backward(
         self,
         dy: Array | tuple[Array, ...],
@@ -212,7 +210,9 @@ class Replays:
         calls.on_ready, calls.after_node = on_ready, after_node
         if not self._recorded:
             calls.take(dys)
-            dxs = calls.repeat(self.model.observer)
+            with self.backend.recycling():
+                calls.repeat(self.model.observer)
+            dxs = calls.result()
             self.finish()
             return [dxs]
         calls.inputs = [g.copy() for g in dys]

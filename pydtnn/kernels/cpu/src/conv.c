@@ -18,7 +18,7 @@ static struct tile tile_of(const struct conv_shape *s, int algorithm) {
 static int make_gather(struct walk *walk, const struct conv_shape *s, int algorithm,
                        enum gather gather, const struct source *x, const real *w, const real *b,
                        const struct sink *y, double *sums, int threads) {
-    if (algorithm == DIRECT) return NAME(gather_walk)(walk, s, gather, x, w, b, y, sums);
+    if (algorithm == DIRECT) return NAME(gather_walk)(walk, s, gather, x, w, b, y, sums, threads);
     return NAME(winograd_gather_walk)(walk, s, gather, tile_of(s, algorithm), x, w, b, y, sums,
                                       threads);
 }
@@ -26,7 +26,7 @@ static int make_gather(struct walk *walk, const struct conv_shape *s, int algori
 static int make_filter(struct walk *walk, const struct conv_shape *s, int algorithm,
                        const struct source *x, const struct source *dy, void *dw, int accumulate,
                        int threads) {
-    if (algorithm == DIRECT) return NAME(filter_walk)(walk, s, x, dy, dw, accumulate);
+    if (algorithm == DIRECT) return NAME(filter_walk)(walk, s, x, dy, dw, accumulate, threads);
     return NAME(winograd_filter_walk)(walk, s, tile_of(s, algorithm), x, dy, dw, accumulate,
                                       threads);
 }

@@ -11,9 +11,10 @@
  *
  * Filters are packed once per call (they change between calls): columns in whole vectors, the taps
  * of a phase in the order in which its segments read them, which flips them in backward of data.
- * Where there are fewer blocks than PIECES, a block is shared out by panels, each share with its
- * own copy, and does the sink's work on its own channels. Sums are kept per block and added in
- * order. Outputs are first computed in a scratch array if the sink adds their previous contents, if
+ * Where there are fewer blocks than PIECES, the sink's work on a block is done in shares of panels;
+ * unless there are equally many blocks for each thread, these are computed in parallel, each with its
+ * own copy of the input. Sums are kept per block and share, in whatever thread, and added in order.
+ * Outputs are first computed in a scratch array if the sink adds their previous contents, if
  * their elements are not real, and if the sink has a gate, which reads memory anyway and then writes
  * it in its order: 3 to 10 % of a 1x1 convolution of 128 filters.
  *
@@ -61,8 +62,9 @@ struct gathering {
     struct plan plan;
     struct filters filters;
     ptrdiff_t in; /* inputs of a group, or pairs of them */
-    ptrdiff_t groups, phases, views, panels, padded,
-        pieces; /* padded: outputs of a group in whole vectors */
+    ptrdiff_t groups, phases, views, panels,
+        padded;               /* outputs of a group in whole vectors */
+    ptrdiff_t shares, pieces; /* of panels: for the sink; in parallel, of one or all shares */
     struct phase *phase;
     real *packed, *start, *zero;
     const struct conv_shape *shape;
@@ -104,7 +106,7 @@ static int slides(const struct gathering *g, struct phase *phase) {
 }
 
 /* Lay out the phases and allocate what all threads share. */
-static int prepare(struct gathering *g, enum gather gather, int bias) {
+static int prepare(struct gathering *g, enum gather gather, int bias, int threads) {
     const struct conv_shape *s = g->shape;
     const struct sink *sink = g->sink;
     g->aside = STORED_BF16 || sink->gate || (sink->add && sink->add == sink->y);
@@ -118,7 +120,8 @@ static int prepare(struct gathering *g, enum gather gather, int bias) {
     g->in = g->filters.in / pair;
     if (NAME(plan_make)(&g->plan, s, gather, PIXELS, BYTES, reading, pair)) return -1;
     g->phases = g->plan.passes[0] * g->plan.passes[1];
-    g->pieces = smaller(g->groups * g->panels, ceil_div(PIECES, larger(g->plan.blocks, 1)));
+    g->shares = smaller(g->groups * g->panels, ceil_div(PIECES, larger(g->plan.blocks, 1)));
+    g->pieces = g->plan.blocks % threads == 0 ? 1 : g->shares;
     ptrdiff_t taps = s->kernel[0] * s->kernel[1];
     g->phase = calloc((size_t)g->phases, sizeof *g->phase);
     g->zero = calloc((size_t)g->in, sizeof *g->zero);
@@ -310,7 +313,8 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
     const struct plan *plan = &g->plan;
     struct workspace *work = thread;
     ptrdiff_t channels = plan->out_channels, panels = g->groups * g->panels;
-    ptrdiff_t begin = panels * piece / g->pieces, end = panels * (piece + 1) / g->pieces;
+    ptrdiff_t first = g->shares * piece / g->pieces, last = g->shares * (piece + 1) / g->pieces;
+    ptrdiff_t begin = panels * first / g->shares, end = panels * last / g->shares;
     struct source unstored = *g->x;
     unstored.store = NULL;
     struct block block = NAME(plan_load)(plan, number, piece ? &unstored : g->x, work->input);
@@ -330,11 +334,13 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
         }
     }
     if (is_idle(g->sink) && !g->aside) return;
-    ptrdiff_t column = channels_before(g, begin);
-    struct window done = {block.first, block.outputs, channels, column,
-                          channels_before(g, end) - column};
-    NAME(sink_window)(g->sink, &done, y + column, channels,
-                      g->sums + number * sums_of(g->sink) * channels);
+    for (ptrdiff_t s = first; s < last; s++) {
+        const ptrdiff_t column = channels_before(g, panels * s / g->shares),
+                        after = channels_before(g, panels * (s + 1) / g->shares);
+        const struct window done = {block.first, block.outputs, channels, column, after - column};
+        NAME(sink_window)(g->sink, &done, y + column, channels,
+                          g->sums + number * sums_of(g->sink) * channels);
+    }
 }
 
 /* The blocks' sums, added in order. */
@@ -354,11 +360,11 @@ static void close(const struct walk *walk, int status) {
 
 int NAME(gather_walk)(struct walk *walk, const struct conv_shape *s, enum gather gather,
                       const struct source *x, const real *w, const real *b, const struct sink *y,
-                      double *sums) {
+                      double *sums, int threads) {
     struct gathering *g = malloc(sizeof *g);
     if (!g) return -1;
     *g = (struct gathering){.shape = s, .x = x, .w = w, .sink = y, .total = sums};
-    if (prepare(g, gather, b != NULL)) {
+    if (prepare(g, gather, b != NULL, threads)) {
         free_gathering(g);
         return -1;
     }

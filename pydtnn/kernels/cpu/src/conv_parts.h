@@ -9,9 +9,9 @@
  * if memory allocation fails. */
 int NAME(gather_walk)(struct walk *walk, const struct conv_shape *shape, enum gather gather,
                       const struct source *x, const real *w, const real *b, const struct sink *y,
-                      double *sums);
+                      double *sums, int threads);
 int NAME(filter_walk)(struct walk *walk, const struct conv_shape *shape, const struct source *x,
-                      const struct source *dy, real *dw, int accumulate);
+                      const struct source *dy, real *dw, int accumulate, int threads);
 
 /* One filter per channel. */
 INLINE int is_depthwise(const struct conv_shape *s) {

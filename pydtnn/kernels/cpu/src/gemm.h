@@ -11,6 +11,7 @@ enum { ROWS_VECTORS = 2, OUTER_VECTORS = 3 };
 enum { ROWS_VECTORS = 2, OUTER_VECTORS = 2 };
 #endif
 enum { ROWS_COLUMNS = ROWS_VECTORS * LANES, OUTER_COLUMNS = OUTER_VECTORS * LANES };
+enum { OUTER_ROWS = VECTOR_BYTES == 64 ? 9 : 6 }; /* of gemm_outer's tile of OUTER_COLUMNS */
 
 /* C[i, j] = start[j] + sum over segments s and k < length of A_i[segment[s] + k]
  * B[b_row[s] + k, j]; + C[i, j] if accumulate.
@@ -73,6 +74,11 @@ void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdif
  * are `stride` apart. Rows of src are read as a whole, so that memory is read in its order. */
 void NAME(gemm_pack_panels)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t panel, const real *src,
                             ptrdiff_t stride, ptrdiff_t distance, real *dst);
+
+/* The same in panels of `tile` columns with nothing between their rows, the last one, too: each of
+ * them may be followed by LANES elements that are overwritten. */
+void NAME(gemm_pack_tiles)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t tile, const real *src,
+                           ptrdiff_t stride, ptrdiff_t distance, real *dst);
 
 /* dst[j, i] = src[i, j] for a matrix (rows, columns); rows of src are `stride` apart, those of dst
  * `width`. */

@@ -108,6 +108,20 @@ void NAME(gemm_pack_panels)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t panel,
     }
 }
 
+void NAME(gemm_pack_tiles)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t tile, const real *src,
+                           ptrdiff_t stride, ptrdiff_t distance, real *dst) {
+    for (ptrdiff_t k = 0; k < depth; k++) {
+        const real *row = src + k * stride, *next = row + (k + 4 < depth ? 4 * stride : 0);
+        real *to = dst + k * tile;
+        for (ptrdiff_t j = 0; j < columns; j += tile, to += distance) {
+            const ptrdiff_t n = columns - j < tile ? columns - j : tile;
+            __builtin_prefetch(next + j);
+            for (ptrdiff_t i = 0; i < n; i += LANES) /* the next row overwrites the vector's end */
+                vstore(to + i, vload_part(row + j + i, smaller(n - i, LANES)));
+        }
+    }
+}
+
 void *NAME(scratch_new)(ptrdiff_t n) {
     return aligned_alloc(64, (size_t)n * sizeof(real));
 }

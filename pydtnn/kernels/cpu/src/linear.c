@@ -34,7 +34,7 @@ enum { FILTER_DEPTH = 256, ROWS = 108 };
 enum { WIDE = 1536 / (sizeof(real) * OUTER_COLUMNS) * OUTER_COLUMNS };
 /* Columns of dy that a tile of gemm_outer reads, and the distance between those of two tiles, which
  * are packed so that they fill L1 with nothing else. */
-enum { TILE = VECTOR_BYTES == 64 ? 9 : 6, TILE_SIZE = FILTER_DEPTH * TILE + LANES };
+enum { TILE = OUTER_ROWS, TILE_SIZE = FILTER_DEPTH * TILE + LANES };
 enum { FILTER_SCRATCH = FILTER_DEPTH * (WIDE + ROWS + LANES) + ROWS / TILE * LANES };
 #if defined PAIRS && HAS_AMX
 enum { LEAST_TILED = INT_MAX }; /* samples; gemm_amx.c has larger tiles */
@@ -255,21 +255,6 @@ int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy,
     return status;
 }
 
-/* Pack rows of dy in pieces of TILE columns: whole vectors, whose ends the next row overwrites. */
-static void pack_tiles(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t stride,
-                       real *dst) {
-    for (ptrdiff_t k = 0; k < depth; k++) {
-        const real *row = src + k * stride, *next = row + (k + 4 < depth ? 4 * stride : 0);
-        real *to = dst + k * TILE;
-        for (ptrdiff_t j = 0; j < columns; j += TILE, to += TILE_SIZE) {
-            const ptrdiff_t n = smaller(columns - j, TILE);
-            __builtin_prefetch(next + j);
-            for (ptrdiff_t i = 0; i < n; i += LANES)
-                vstore(to + i, vload_part(row + j + i, smaller(n - i, LANES)));
-        }
-    }
-}
-
 /* Columns [begin, end) of rows [first, first + rows) of dw; scratch: FILTER_SCRATCH. */
 static void filter_chunk(const struct linear_shape *s, const real *x, const real *dy, real *dw,
                          ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end,
@@ -288,7 +273,7 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
                             tile = tiled ? TILE : larger(count, 1);
             const real *from = dy + k * s->outputs + top;
             if (tiled) {
-                pack_tiles(depth, count, from, s->outputs, dy_packed);
+                NAME(gemm_pack_tiles)(depth, count, TILE, from, s->outputs, TILE_SIZE, dy_packed);
             } else {
                 NAME(gemm_pack)(depth, count, from, s->outputs, 1, dy_packed);
             }

@@ -283,9 +283,12 @@ def test_workflows_call_targets_that_exist_and_may_read_only() -> None:
 
 
 IN_FORKS = """
-import importlib, json, os, sys, numpy, pytest
+import contextlib, importlib, json, os, sys, numpy, pytest
 
 for names in json.loads(sys.stdin.read()):
+    if names[0].startswith("tests."):
+        with contextlib.suppress(ImportError):
+            import torch  # takes two seconds in each of twenty files otherwise
     for name in names:
         process = os.fork()
         if process == 0:
@@ -310,6 +313,7 @@ def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
     """In a fork of a process that has imported the rooms below only, none of which imports others.
 
     A fork takes the time of the imports of one room; an interpreter would take that of all below.
+    Before the tests, PyTorch is imported.
     """
     given = json.dumps([*modules_in_order(), names_of_tests()])
     assert python(IN_FORKS, given=given, timeout=1800) == ""

@@ -110,9 +110,7 @@ class Layer(NotCallable, StoresArguments, ABC):
                          layers receive arrays.
     takes_16_bits        Whether the layer computes accurately with the 16-bit activations of a
                          16-bit model; others receive and return float32, which the model rounds.
-    only_kernels         Whether passes compute by kernels of the backend alone, into arrays from
-                         `empty`, so that the calls of one step may be repeated in others. It is not
-                         inherited: each class declares it.
+    only_kernels         Whether passes only call kernels, so that steps may repeat the calls.
     penalises            Whether the layer adds a loss in training (`StepContext.penalties`).
     ===================  ==========================================================================
 
@@ -142,10 +140,8 @@ class Layer(NotCallable, StoresArguments, ABC):
     views: tuple[str, ...] = ()
     takes_deferred: bool = False
     takes_16_bits: bool = False
-    only_kernels: bool = False
-    penalises: bool = False
-    assignments: ClassVar[int] = 0
-    """How often an attribute of any layer has been set."""
+    only_kernels = penalises = False
+    assignments: ClassVar[int] = 0  # to attributes of any layer
 
     backend: Backend
     dtype: np.dtype

@@ -23,6 +23,7 @@ from pydtnn.kernels.recorded import Call, Recorder
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.parameters import Bucket
+from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Node
 from pydtnn.model.model import Model
 from pydtnn.utils.observer import Kind, Observer, combine
@@ -149,6 +150,47 @@ class Replays:
         self._current: Recording | None = None  # whose backward pass is to come
         self._recorded = False  # whether it is recorded now
         self._claimed: list[int] = []
+        self._accumulates = False  # whether backward adds to gradients of the same step
+
+    def forward_shards(
+        self,
+        xs: Sequence[Any],
+        contexts: Sequence[StepContext],
+        *,
+        communicate: Communicate,
+        joint: bool,
+    ) -> list[Any]:
+        """Run a forward pass: see `Model.forward_shards`."""
+        if len(xs) == 1 and not joint:
+            result = self.forward(xs[0], contexts[0], accumulate=self._accumulates)
+            if result is not None:
+                return [result]
+        return self.model.forward_shards(xs, contexts, communicate=communicate, joint=joint)
+
+    def backward_shards(
+        self,
+        dys: Sequence[Any],
+        residuals: Sequence[list[Saved]],
+        *,
+        accumulate: bool,
+        slots: Sequence[int] | None,
+        on_ready: Callable[[Bucket, int], None] | None,
+        after_node: Callable[[Node], None] | None,
+        **options: Any,
+    ) -> list[Any]:
+        """Run the backward pass: see `Model.backward_shards`."""
+        shared: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
+        self._accumulates = True
+        if self._current is not None:
+            return self.backward(dys[0], residuals[0], accumulate=accumulate, **shared)
+        return self.model.backward_shards(
+            dys, residuals, accumulate=accumulate, slots=slots, **shared, **options
+        )
+
+    def end_step(self) -> None:
+        """Release memory that an error has left reserved; the next gradients are new."""
+        self.finish()
+        self._accumulates = False
 
     def forward(
         self, x: Array | tuple[Array, ...], context: StepContext, *, accumulate: bool
@@ -201,11 +243,10 @@ class Replays:
         on_ready: Callable[[Bucket, int], None] | None,
         after_node: Callable[[Node], None] | None,
         accumulate: bool,
-    ) -> list[Any] | None:
-        """Run the backward pass after `forward`; return None if the loops must."""
+    ) -> list[Any]:
+        """Run the backward pass after `forward`."""
         recording, self._current = self._current, None
-        if recording is None:
-            return None
+        assert recording is not None
         calls, dys = recording.backward, (dy if isinstance(dy, tuple) else (dy,))
         calls.on_ready, calls.after_node = on_ready, after_node
         if not self._recorded:

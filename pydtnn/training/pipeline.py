@@ -265,4 +265,7 @@ def create_passes(
     """Create the computation of a rank in one step."""
     if setup.model.pipeline is not None:
         return StagePasses(setup, batch, epoch, seed, setup.model.pipeline)
-    return Passes(setup, batch, epoch, seed, replays)
+    passes = Passes(setup, batch, epoch, seed)
+    if setup.exchange.sums.shards is None:  # otherwise several sets of gradients
+        passes.replays = replays
+    return passes

@@ -42,8 +42,6 @@ class Passes:
         Its arrays may be on the device.
     epoch : Number
     seed : int
-    replays : Replays, optional
-        Repeats passes that it has recorded; by default the model's loops run them.
 
     Attributes
     ----------
@@ -52,15 +50,9 @@ class Passes:
         scheme does not sum them (`GradientExchange.sums_losses`).
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        batch: Batch,
-        epoch: Number,
-        seed: int,
-        replays: Replays | None = None,
-    ) -> None:
-        self.setup, self.batch, self.replays = setup, batch, replays
+    def __init__(self, setup: Setup, batch: Batch, epoch: Number, seed: int) -> None:
+        self.setup, self.batch = setup, batch
+        self.replays: Replays | None = None  # which runs passes instead of the model
         self.model, self.exchange = setup.model, setup.exchange
         self.sums = self.exchange.sums
         self.context = StepContext(
@@ -115,7 +107,7 @@ class Passes:
             xs = [batch.inputs(model.backend, shard.rows) for shard in group]
             contexts = [self.context_of(shard) for shard in group]
             self.in_flight = [shard.number for shard in group]
-            outputs = self.repeated_forward(group, xs, contexts) or model.forward_shards(
+            outputs = (self.replays or model).forward_shards(
                 xs, contexts, communicate=self.communicate, joint=self.joint
             )
             del xs
@@ -125,15 +117,6 @@ class Passes:
             residuals.append(saved)
         self.take_statistics(group[0])
         return dys, residuals
-
-    def repeated_forward(
-        self, group: Sequence[Shard], xs: Sequence[Any], contexts: Sequence[StepContext]
-    ) -> list[Any]:
-        """Return the result of a pass that is repeated or recorded; nothing if loops must run."""
-        if self.replays is None or self.joint or self.sums.shards is not None:
-            return []
-        result = self.replays.forward(xs[0], contexts[0], accumulate=group[0] is not self.shards[0])
-        return [] if result is None else [result]
 
     def context_of(self, shard: Shard) -> StepContext:
         """Return the settings of the forward pass of a shard."""
@@ -216,26 +199,14 @@ class Passes:
         slots = self.sums.slots(len(group), self.model.buckets_of(part))
         exchange, on_ready = self.exchange_of(group, slots, last)
         begins = first and self.setup.optimizer.iterations == 0
-        after_node = self.after_node(exchange if last else None)
-        dxs = (
-            None
-            if self.replays is None
-            else self.replays.backward(
-                dys[0],
-                residuals[0],
-                on_ready=on_ready,
-                after_node=after_node,
-                accumulate=not first,
-            )
-        )
-        dxs = dxs or self.model.backward_shards(
+        dxs = (self.replays or self.model).backward_shards(
             dys,
             residuals,
             communicate=self.communicate,
             joint=self.joint,
             part=part,
             on_ready=check_stored(self.model, on_ready, slots, part) if begins else on_ready,
-            after_node=after_node,
+            after_node=self.after_node(exchange if last else None),
             accumulate=not first,
             slots=slots,
         )

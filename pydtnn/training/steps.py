@@ -77,7 +77,7 @@ class Eager:
             passes.run()
         finally:
             setup.model.graph.presence = None
-            self.replays.finish()
+            self.replays.end_step()
         with setup.phase("loss"):
             totals = setup.to_host(passes.totals)
             if setup.model.backend.has_values and not np.isfinite(totals.values).all():

@@ -166,7 +166,8 @@ class BuildKernels(build_ext):
             # what wraps templates only passes pointers: optimizing it would take most of its time
             optimized = ["-O1"] if sources and not SANITIZED else []
             extension.extra_compile_args = [*COMMON, *self.openmp, *optimized]
-            extension.extra_link_args = [*link, *SANITIZERS]
+            stripped = ["-s"] if sys.platform == "linux" and not (self.debug or SANITIZED) else []
+            extension.extra_link_args = [*link, *SANITIZERS, *stripped]
             extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in sorted(names)]
             extension.extra_objects = [
                 *(self._object(*variant) for variant in built),
@@ -179,7 +180,9 @@ class BuildKernels(build_ext):
     def _note(self, family: str, extension: Extension) -> str:
         """Return a file that is newer than the extension if other options compile it now."""
         note = Path(self.build_temp) / f"{family}.options"
-        options = repr((extension.define_macros, extension.extra_compile_args))
+        options = repr(
+            (extension.define_macros, extension.extra_compile_args, extension.extra_link_args)
+        )
         if not note.exists() or note.read_text() != options:
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(options)

@@ -1,9 +1,11 @@
 /* A row of outputs of a depthwise convolution.
  *
  *   for each tile of 8 (7, 4, 1) neighbouring outputs   sums: registers
- *     for each vector of channels                       pixels are read from end to end
+ *     for each whole vector of channels                 pixels are read from end to end
  *       for each row of the kernel                      its filters: registers
  *         for each input under the tile                 one load, for all outputs that see it
+ *
+ * and the same, in tiles of 4, for channels after the last whole vector.
  *
  * 3 taps side by side take 30 + 9 loads for the 72 multiply-adds of 8 outputs, 5 taps 60 + 25 for
  * 200. Other taps (dilated, even, or of a phase of a stride) are taken one at a time, a load for
@@ -72,14 +74,6 @@ INLINE void gather_tile(const struct manner m, const int outputs, const int edge
         store(out + (first + o) * t->out_pixel + channel, sum[o], lanes);
 }
 
-INLINE void gather_channels(const struct manner m, const int outputs, const int edge,
-                            const struct depthwise *t, ptrdiff_t first, real *out) {
-    ptrdiff_t c = 0;
-    for (; c + LANES <= t->channels; c += LANES)
-        gather_tile(m, outputs, edge, t, first, c, LANES, out);
-    if (c < t->channels) gather_tile(m, outputs, edge, t, first, c, t->channels - c, out);
-}
-
 /* List what a tile reads, in the order in which it does. */
 static void list_tile(const struct manner m, const struct depthwise *t, ptrdiff_t first,
                       ptrdiff_t inputs) {
@@ -93,34 +87,46 @@ static void list_tile(const struct manner m, const struct depthwise *t, ptrdiff_
     }
 }
 
-INLINE void gather_tiles(const struct manner m, const int outputs, const struct depthwise *t,
-                         real *out) {
+/* All tiles of a row: of whole vectors of channels, or, if there is a `tail`, only of those after
+ * them. */
+INLINE void gather_tiles(const struct manner m, const int outputs, const int tail,
+                         const struct depthwise *t, real *out) {
+    const ptrdiff_t whole = t->channels / LANES * LANES, last = t->channels - whole;
     for (ptrdiff_t u = 0; u < t->outputs; u += outputs) {
         const ptrdiff_t first = smaller(u, t->outputs - outputs);
-        if (first >= t->inside && first + outputs <= t->outside) {
-            gather_channels(m, outputs, 0, t, first, out);
+        const int edge = first < t->inside || first + outputs > t->outside;
+        if (edge) list_tile(m, t, first, inputs_of(m, outputs));
+        if (tail && edge) {
+            gather_tile(m, outputs, 1, t, first, whole, last, out);
+        } else if (tail) {
+            gather_tile(m, outputs, 0, t, first, whole, last, out);
+        } else if (edge) {
+            for (ptrdiff_t c = 0; c < whole; c += LANES)
+                gather_tile(m, outputs, 1, t, first, c, LANES, out);
         } else {
-            list_tile(m, t, first, inputs_of(m, outputs));
-            gather_channels(m, outputs, 1, t, first, out);
+            for (ptrdiff_t c = 0; c < whole; c += LANES)
+                gather_tile(m, outputs, 0, t, first, c, LANES, out);
         }
     }
 }
 
 INLINE void gather_row(const struct manner m, const struct depthwise *t, real *out) {
     if (t->outputs % 7 == 0) { /* 7, 14, 28, 56, 112: a tile of 8 would do an eighth twice */
-        gather_tiles(m, 7, t, out);
+        gather_tiles(m, 7, 0, t, out);
     } else if (t->outputs >= TILE) {
-        gather_tiles(m, TILE, t, out);
-    } else if (t->outputs >= 4) {
-        gather_tiles(m, 4, t, out);
+        gather_tiles(m, TILE, 0, t, out);
     } else {
-        gather_tiles(m, 1, t, out);
+        gather_tiles(m, 4, 0, t, out);
     }
+    if (t->channels % LANES) gather_tiles(m, 4, 1, t, out);
 }
 
 void NAME(depthwise_gather)(const struct depthwise *task, real *out) {
     const ptrdiff_t step = task->gap == 1 ? task->step : 0;
-    if (step == 1 && task->taps == 3) {
+    if (task->outputs < 4) { /* none would use what another has loaded */
+        gather_tiles((struct manner){1, 1}, 1, 0, task, out);
+        if (task->channels % LANES) gather_tiles((struct manner){1, 1}, 1, 1, task, out);
+    } else if (step == 1 && task->taps == 3) {
         gather_row((struct manner){3, 1}, task, out);
     } else if (step == 2 && task->taps == 3) {
         gather_row((struct manner){3, 2}, task, out);

@@ -5,8 +5,9 @@ time: the kernels with their arrays, the layers with their names, and buckets th
 repetition copies the inputs to where they were, reserves the memory of the arrays of the recording,
 and makes the calls, without Python's work on layers. It computes the same bytes.
 
-What is recorded is forgotten when the epoch, an attribute of a layer, or the parameters' arrays
-change. Whatever cannot be repeated is run by the loops: `Replays.why_not` is the reason.
+What is recorded is forgotten when the epoch, an attribute of a layer, the parameters' arrays or the
+wrappers of kernels change. Whatever cannot be repeated is run by the loops: `Replays.why_not` is
+the reason.
 """
 
 from __future__ import annotations
@@ -299,13 +300,12 @@ class Replays:
         return True
 
     def _forget_if_changed(self, context: StepContext) -> None:
-        model = self.model
+        model, kernels = self.model, self.backend.conv.forward  # if they are wrapped
         state = replace(context, samples=None), Layer.assignments, model.buffers, model.segments
-        if len(self._state) != len(state) or any(
-            a is not b and a != b for a, b in zip(state, self._state, strict=True)
-        ):
+        if (*state, kernels) != self._state:
             self._recordings.clear()
-            self._state = state
+            self._state = *state, kernels
+            self.why_not = self.why_not or _why_not(model)
 
     @contextmanager
     def _watched(self, calls: Calls) -> Iterator[None]:

@@ -9,6 +9,7 @@ from pydtnn import SGD, AdamW, Model, Trainer
 from pydtnn.callbacks import Callback, ExponentialMovingAverage
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
+from pydtnn.kernels.observed import observed_kernels
 from pydtnn.layers import (
     GELU,
     Branches,
@@ -43,6 +44,16 @@ class Doubled(Layer):
         return dy * np.float32(2)
 
 
+class Recorder(Observer):
+    """Keeps the names of activities."""
+
+    def __init__(self):
+        self.names = []
+
+    def begin(self, kind, name, *, nbytes=0, bucket=-1):
+        self.names.append(name)
+
+
 class Seen(Observer):
     """Keeps the passes of layers."""
 
@@ -73,6 +84,7 @@ def train(
     optimizer=None,
     callbacks=(),
     model=None,
+    samples=28,
     **options,
 ):
     """Train; return the trainer and the bytes of all arrays of the model."""
@@ -84,7 +96,7 @@ def train(
     )
     if not repeats:
         trainer.steps.replays.why_not = "the loops are compared with"
-    trainer.fit(dataset(shape), epochs=2, batch_size=8)
+    trainer.fit(dataset(shape, samples), epochs=2, batch_size=8)
     return trainer, {name: array.tobytes() for name, array in model.state().items()}
 
 
@@ -197,6 +209,40 @@ def test_an_attribute_of_a_layer_that_changes_counts_from_the_next_step_on():
             thinner(trainer)
 
     assert_same(dropping, repeated=0, callbacks=[Changing()])
+
+
+@pytest.mark.parametrize("kinds", [("bn",), ("conv", "bn"), ("conv",)], ids="+".join)
+def test_layers_that_are_frozen_later_have_the_same_bytes(kinds, monkeypatch):
+    def both_fits():
+        trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+        model = trainer.model
+        model.set_frozen([n for n in model.parameters if any(kind in n for kind in kinds)])
+        for _ in range(2):  # values change in their places
+            trainer.fit(dataset(samples=60), epochs=trainer.epoch + 1, batch_size=8)
+            model.load({name: 1.5 * value for name, value in model.state().items()})
+        return trainer.steps.replays.repeated, [a.tobytes() for a in model.state().values()]
+
+    repeated, values = both_fits()
+    assert bool(repeated) is (kinds == ("conv",))
+    monkeypatch.setattr("pydtnn.model.replay._why_not", lambda model: "the loops run")
+    assert both_fits() == (0, values)
+
+
+def test_kernels_that_are_observed_from_some_step_on_are_reported():
+    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+    batch = Batch(np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64"), np.arange(8), 0, 8)
+    for _ in range(3):
+        trainer.train_step(batch, 2, 0)
+    recorder = Recorder()
+    with observed_kernels(trainer.model.backend, recorder):
+        for _ in range(4):
+            recorder.names.clear()
+            trainer.train_step(batch, 2, 0)
+            assert recorder.names.count("conv.forward") == 9
+    trainer.train_step(batch, 2, 0)
+    recorder.names.clear()
+    trainer.train_step(batch, 2, 0)
+    assert not recorder.names
 
 
 def test_an_error_between_the_passes_leaves_the_memory_free():

@@ -331,4 +331,13 @@ def _why_not(model: Model) -> str:
             return (
                 f"{layer.name}: {type(layer).__name__} does not declare that it is `only_kernels`"
             )
+        if _is_patched(layer):
+            return f"{layer.name}: a pass of {type(layer).__name__} was replaced"
     return ""
+
+
+def _is_patched(layer: Layer) -> bool:
+    """Return whether a pass is not one of the layer's class or of the library."""
+    known = "pydtnn", type(layer).__module__.partition(".")[0]
+    passes = (layer.forward, layer.backward)
+    return any(getattr(one, "__module__", "").partition(".")[0] not in known for one in passes)

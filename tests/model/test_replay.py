@@ -1,6 +1,7 @@
 """Tests of steps that are repeated as a list of calls: the same bytes as those of the loops."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -189,6 +190,27 @@ def test_a_subclass_of_a_layer_of_the_library_runs_by_the_loops():
             return super().forward(xs[0] + 1, context=context)
 
     assert_same(lambda: Sequential(Flatten(), Other(10)), repeated=0)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of the object", "of the class"])
+def test_a_pass_that_was_replaced_runs_by_the_loops(own, monkeypatch):
+    original = Linear.forward
+
+    def thrice(self, *xs, context):
+        y, saved = original(self, *xs, context=context)
+        return 3 * y, saved
+
+    def net():
+        layer = Linear(10)
+        if own:
+            layer.forward = partial(thrice, layer)
+        return Sequential(Flatten(), layer)
+
+    if not own:
+        monkeypatch.setattr(Linear, "forward", thrice)
+    trainer, _ = train(net)
+    assert trainer.steps.replays.repeated == 0
+    assert trainer.steps.replays.why_not.endswith(": a pass of Linear was replaced")
 
 
 def test_observers_see_the_layers_of_repeated_steps():

@@ -132,8 +132,9 @@ class Concat(Layer):
 
     def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
         """Split the gradient into those of the inputs."""
-        dxs = tuple(self.empty(len(dy), shape) for shape in self.input_shapes)
-        for part, dx in zip(self._parts(dy), dxs, strict=True):
+        parts = self._parts(dy)
+        dxs = tuple(self.empty(len(dy), part.shape[1:]) for part in parts)
+        for part, dx in zip(parts, dxs, strict=True):
             self.backend.elementwise.convert(part, out=dx)
         return dxs
 

@@ -77,7 +77,7 @@ class Recorder:
     def __init__(self, backend: Backend, record: Callable[[Call], None]) -> None:
         self._backend, self._memory = backend, backend.memory
         self.record, self.why_not = record, ""
-        self._before = {start for start, _, used in self._memory.blocks() if used}
+        self._before = {serial for *_, serial in self._memory.blocks()}  # of arrays that stay
         self._used: dict[int, int] = {}  # memory of arrays: the last address by the first
         self._aliases: dict[Any, np.ndarray] = {}
         self._busy = False
@@ -154,10 +154,6 @@ class Recorder:
 
         return call
 
-    def keep(self, arrays: Sequence[np.ndarray]) -> None:
-        """Note that arrays continue to exist."""
-        self._before.update(array.ctypes.data for array in arrays)
-
     def _alias(self, array: np.ndarray) -> np.ndarray:
         owner = self._memory.owner(array)
         if owner is None:
@@ -175,10 +171,10 @@ class Recorder:
         starts = [start for start, *_ in blocks]
         spans: dict[int, tuple[int, int]] = {}
         for first, last in self._used.items():
-            block, _, used = blocks[bisect_right(starts, first) - 1]
-            if not used:
+            block, _, serial = blocks[bisect_right(starts, first) - 1]
+            if not serial:
                 low, high = spans.get(block, (first, last))
                 spans[block] = min(low, first), max(high, last)
-            elif block not in self._before:
+            elif serial not in self._before:  # its memory may have been another array's before
                 self.why_not = "an array of the step is still in use after it"
         return [*spans.values()]

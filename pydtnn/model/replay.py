@@ -259,7 +259,6 @@ class Replays:
             return [dxs]
         calls.inputs = [g.copy() for g in dys]
         recorder = recording.recorder
-        recorder.keep(calls.inputs)
         recorder.record = calls.add
         with self._watched(calls), recorder.recording():
             (dx,) = self.model.backward_shards(

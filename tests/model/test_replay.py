@@ -11,6 +11,7 @@ from pydtnn.callbacks import Callback, ExponentialMovingAverage
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.observed import observed_kernels
+from pydtnn.kernels.recorded import Recorder as Kernels
 from pydtnn.layers import (
     GELU,
     Branches,
@@ -297,3 +298,23 @@ def test_memory_that_another_array_has_taken_is_not_written():
     del other
     trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
     assert replays.repeated == repeated + 1
+
+
+def test_memory_that_had_an_array_before_a_step_and_has_another_after_it_is_not_repeated():
+    backend = create_backend("cpu", threads=1, tuning="fixed")
+    memory, shape = backend.memory, (1 << 16,)
+    lasting, before = memory.zeros(shape, np.dtype("float32")), memory.zeros(shape, np.dtype("f4"))
+    address = before.ctypes.data
+    recorder = Kernels(backend, lambda call: None)
+    del before  # as a message of the step before, which has arrived
+    with recorder.recording():
+        own = memory.zeros(shape, np.dtype("float32"))
+        assert own.ctypes.data == address
+        backend.elementwise.add(lasting, lasting, out=own)
+    del own
+    assert (address, address + 4 * shape[0]) in recorder.spans()
+    assert not recorder.why_not
+    other = memory.zeros(shape, np.dtype("float32"))
+    assert other.ctypes.data == address
+    assert not recorder.spans()
+    assert recorder.why_not == "an array of the step is still in use after it"

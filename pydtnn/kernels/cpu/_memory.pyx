@@ -24,7 +24,8 @@ cdef extern from "recycle.h":
     recycler_counts recycler_count(recycler *r) nogil
     void recycler_reset_peak(recycler *r) nogil
     void recycler_trim(recycler *r) nogil
-    size_t recycler_blocks(recycler *r, char **starts, char **ends, int *used, size_t most) nogil
+    size_t recycler_blocks(recycler *r, char **starts, char **ends, size_t *serials,
+                           size_t most) nogil
     int recycler_claim(recycler *r, char *start, char *end) nogil
     void recycler_clear(char *start, size_t size) nogil
 
@@ -179,18 +180,21 @@ cdef class MemoryPool:
         recycler_trim(self.recycler)
 
     def blocks(self):
-        """Return the first and the last address of each block, and whether it is in use."""
+        """Return the first and the last address of each block, and the number of its allocation.
+
+        Allocations are counted from 1; a free block has 0.
+        """
         cdef size_t room = recycler_blocks(self.recycler, NULL, NULL, NULL, 0) + 64, n, i
         cdef char **starts = <char **>malloc(2 * room * sizeof(char *))
-        cdef int *used = <int *>malloc(room * sizeof(int))
+        cdef size_t *serials = <size_t *>malloc(room * sizeof(size_t))
         try:
-            if starts == NULL or used == NULL:
+            if starts == NULL or serials == NULL:
                 raise MemoryError("MemoryPool: no memory for the list of blocks.")
-            n = min(recycler_blocks(self.recycler, starts, starts + room, used, room), room)
-            return [(<size_t>starts[i], <size_t>starts[room + i], used[i] != 0) for i in range(n)]
+            n = min(recycler_blocks(self.recycler, starts, starts + room, serials, room), room)
+            return [(<size_t>starts[i], <size_t>starts[room + i], serials[i]) for i in range(n)]
         finally:
             free(starts)
-            free(used)
+            free(serials)
 
     def claim(self, size_t start, size_t end):
         """Reserve the memory from one address to another until `release`, if all of it is free.

@@ -42,6 +42,7 @@ struct block {
     struct region *region;
     struct block *before;        /* neighbour at the lower address */
     struct block *previous, *next; /* free blocks, in no order */
+    size_t serial;               /* of the allocation */
 };
 
 _Static_assert(sizeof(struct block) <= HEADER, "a header must fit into a cache line");
@@ -60,7 +61,7 @@ struct recycler {
     struct region *regions; /* the oldest first */
     struct block *free;
     struct recycler_counts counts;
-    size_t threshold;
+    size_t threshold, allocations;
     int huge_pages;
 };
 
@@ -296,6 +297,7 @@ static void *take(struct recycler *r, size_t n, int zero) {
     if (b) {
         struct recycler_counts *c = &r->counts;
         b->asked = n;
+        b->serial = ++r->allocations;
         c->in_use += n;
         c->peak = most(c->peak, c->in_use);
         c->peak_held = most(c->peak_held, c->held);
@@ -390,7 +392,8 @@ void recycler_trim(struct recycler *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
-size_t recycler_blocks(struct recycler *r, char **starts, char **ends, int *used, size_t most) {
+size_t recycler_blocks(struct recycler *r, char **starts, char **ends, size_t *serials,
+                       size_t most) {
     size_t n = 0;
     pthread_mutex_lock(&r->lock);
     for (struct region *region = r->regions; region; region = region->next) {
@@ -399,7 +402,7 @@ size_t recycler_blocks(struct recycler *r, char **starts, char **ends, int *used
             if (n >= most) continue;
             starts[n] = data_of(b);
             ends[n] = (char *)b + b->size;
-            used[n] = b->asked != 0;
+            serials[n] = b->asked ? b->serial : 0;
         }
     }
     pthread_mutex_unlock(&r->lock);
@@ -422,6 +425,7 @@ int recycler_claim(struct recycler *r, char *start, char *end) {
         }
         cut(r, b, round_up((size_t)(end - header), HEADER));
         b->asked = (size_t)(end - start);
+        b->serial = ++r->allocations;
         r->counts.in_use += b->asked;
         r->counts.peak = most(r->counts.peak, r->counts.in_use);
     }

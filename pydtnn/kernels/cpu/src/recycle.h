@@ -26,9 +26,10 @@ void recycler_give_back(struct recycler *r, void *memory);
 struct recycler_counts recycler_count(struct recycler *r);
 void recycler_reset_peak(struct recycler *r); /* peaks start again from what is in use now */
 void recycler_trim(struct recycler *r);       /* return the memory behind the last block in use */
-/* The blocks in order of addresses, without headers: starts, ends, and whether they are in use, up
-   to `most`. Returns their number. */
-size_t recycler_blocks(struct recycler *r, char **starts, char **ends, int *used, size_t most);
+/* The blocks in order of addresses, without headers: starts, ends, and the serial numbers of their
+   allocations, 0 for free blocks; up to `most`. Returns their number. */
+size_t recycler_blocks(struct recycler *r, char **starts, char **ends, size_t *serials,
+                       size_t most);
 /* Take [start, end) out of the free block in which it lies; `start` is aligned to 64 bytes.
    Returns 0, or -1 if a part of it is in use. `recycler_give_back(r, start)` returns it. */
 int recycler_claim(struct recycler *r, char *start, char *end);

@@ -251,13 +251,14 @@ def choose_parallel(
     work = describe_run(config, axes, comm.gather_object(on_rank_0(comm, describe))[0])
     if option := no_formula(config, work):
         raise ValueError(
-            f"train: {_wanted(config)} has no formula for {option}; name {_instead(config)}"
+            f"train: {_auto_option(config)} has no formula for {option}; name "
+            f"{_alternative(config)}"
         )
     platform = find_platform(config, comm, threads, work, rates=True)
     if platform is None:
         raise ValueError(
-            f"train: {_wanted(config)} measures CPUs only, got --device {work.device}; name "
-            f"{_instead(config)}, or a --platform"
+            f"train: {_auto_option(config)} measures CPUs only, got --device {work.device}; name "
+            f"{_alternative(config)}, or a --platform"
         )
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
@@ -272,11 +273,11 @@ def choose_parallel(
     return replace(config, **chosen), lines
 
 
-def _wanted(config: TrainConfig) -> str:
+def _auto_option(config: TrainConfig) -> str:
     return "--parallel auto" if config.parallel == AUTO else "--pipeline-schedule auto"
 
 
-def _instead(config: TrainConfig) -> str:
+def _alternative(config: TrainConfig) -> str:
     return "the axes, such as --parallel data=2" if config.parallel == AUTO else "a schedule"
 
 

@@ -57,9 +57,9 @@ def _arrays(values: Sequence[Any]) -> set[int]:
 class Recorder:
     """Records calls of kernels in a context `recording`.
 
-    Arrays in the backend's pool are replaced by aliases, so that the pool uses their memory again
-    while it is recorded as it did without; smaller ones are kept. The memory of the former is
-    reserved for a repetition: see `spans` and `MemoryPool.claim`.
+    Arrays that are made in the backend's pool meanwhile are replaced by aliases, so that the pool
+    uses their memory again as it does without recording; a repetition reserves it: see `spans` and
+    `MemoryPool.claim`. Earlier and small arrays are kept.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Recorder:
     def __init__(self, backend: Backend, record: Callable[[Call], None]) -> None:
         self._backend, self._memory = backend, backend.memory
         self.record, self.why_not = record, ""
-        self._before = {serial for *_, serial in self._memory.blocks()}  # of arrays that stay
+        self._before = {serial for *_, serial in self._memory.blocks()}
         self._used: dict[int, int] = {}  # memory of arrays: the last address by the first
         self._aliases: dict[Any, np.ndarray] = {}
         self._busy = False
@@ -156,7 +156,7 @@ class Recorder:
 
     def _alias(self, array: np.ndarray) -> np.ndarray:
         owner = self._memory.owner(array)
-        if owner is None:
+        if owner is None or self._memory.allocation(owner) in self._before:
             return array
         start = owner.ctypes.data
         self._used[start] = max(self._used.get(start, 0), start + owner.nbytes)
@@ -172,9 +172,8 @@ class Recorder:
         spans: dict[int, tuple[int, int]] = {}
         for first, last in self._used.items():
             block, _, serial = blocks[bisect_right(starts, first) - 1]
-            if not serial:
-                low, high = spans.get(block, (first, last))
-                spans[block] = min(low, first), max(high, last)
-            elif serial not in self._before:  # its memory may have been another array's before
+            low, high = spans.get(block, (first, last))
+            spans[block] = min(low, first), max(high, last)
+            if serial:
                 self.why_not = "an array of the step is still in use after it"
         return [*spans.values()]

@@ -163,7 +163,7 @@ class Replays:
     ) -> list[Any]:
         """Run a forward pass: see `Model.forward_shards`."""
         if len(xs) == 1 and not joint:
-            result = self.forward(xs[0], contexts[0], accumulate=self._accumulates)
+            result = self._forward(xs[0], contexts[0], accumulate=self._accumulates)
             if result is not None:
                 return [result]
         return self.model.forward_shards(xs, contexts, communicate=communicate, joint=joint)
@@ -183,7 +183,7 @@ class Replays:
         shared: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
         self._accumulates = True
         if self._current is not None:
-            return self.backward(dys[0], residuals[0], accumulate=accumulate, **shared)
+            return self._backward(dys[0], residuals[0], accumulate=accumulate, **shared)
         return self.model.backward_shards(
             dys, residuals, accumulate=accumulate, slots=slots, **shared, **options
         )
@@ -193,17 +193,12 @@ class Replays:
         self.finish()
         self._accumulates = False
 
-    def forward(
+    def _forward(
         self, x: Array | tuple[Array, ...], context: StepContext, *, accumulate: bool
     ) -> tuple[Any, list[Saved]] | None:
         """Run the forward pass of a shard; return None if the loops must.
 
-        Parameters
-        ----------
-        x, context
-            As of `Model.forward`.
-        accumulate : bool
-            Whether backward will add to the gradients.
+        `accumulate` is whether backward will add to the gradients.
         """
         self.finish()
         model, given = self.model, (x if isinstance(x, tuple) else (x,))
@@ -236,7 +231,7 @@ class Replays:
         self._recordings[key] = self._current
         return calls.result(), saved
 
-    def backward(
+    def _backward(
         self,
         dy: Array | tuple[Array, ...],
         residuals: list[Saved],
@@ -245,7 +240,7 @@ class Replays:
         after_node: Callable[[Node], None] | None,
         accumulate: bool,
     ) -> list[Any]:
-        """Run the backward pass after `forward`."""
+        """Run the backward pass after `_forward`."""
         recording, self._current = self._current, None
         assert recording is not None
         calls, dys = recording.backward, (dy if isinstance(dy, tuple) else (dy,))

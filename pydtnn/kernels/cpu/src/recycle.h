@@ -30,6 +30,8 @@ void recycler_trim(struct recycler *r);       /* return the memory behind the la
    allocations, 0 for free blocks; up to `most`. Returns their number. */
 size_t recycler_blocks(struct recycler *r, char **starts, char **ends, size_t *serials,
                        size_t most);
+/* The number of the allocation of a large block that is in use. */
+size_t recycler_serial(struct recycler *r, void *memory);
 /* Take [start, end) out of the free block in which it lies; `start` is aligned to 64 bytes.
    Returns 0, or -1 if a part of it is in use. `recycler_give_back(r, start)` returns it. */
 int recycler_claim(struct recycler *r, char *start, char *end);

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import repeating
+from tests.side_by_side import NO_TESTS
 
 ROOT = Path(__file__).parent.parent
 RUN = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests import side_by_side
-side_by_side.OTHERS = (("tests/comm",), ("tests/cli",))
+side_by_side.OTHERS = (("tests/comm",), ("tests/cli",), ("tests/long",))
 sys.exit(side_by_side.main(["-q", "-p", "no:cacheprovider", "-m", "not slow"]))
 """
 
@@ -40,10 +41,21 @@ def test_every_test_runs_once_and_a_failure_in_any_process_counts(
             "    import os\n    assert 'PYTHONDONTWRITEBYTECODE' not in os.environ\n"
             f"    assert {path != failing}\n@pytest.mark.slow\ndef test_slow():\n    assert False\n"
         )
+    (tmp_path / "tests" / "long").mkdir()
+    slow = "import pytest\n@pytest.mark.slow\ndef test_slow():\n    assert False\n"
+    (tmp_path / "tests" / "long" / "test_long.py").write_text(slow)
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == (failing is not None), done.stdout + done.stderr
     assert all((tmp_path / Path(path).stem).exists() for path in FILES)
-    assert done.stdout.count("1 deselected") == 3
+    assert done.stdout.count("1 deselected") == 4
+
+
+def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed() -> None:
+    code = "import sys, pytest; sys.modules['torch'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tests/parity", "--collect-only"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == NO_TESTS, done.stdout + done.stderr
+    assert "PyTorch is not installed; `make parity` installs it" in done.stdout
 
 
 def cases_of(**values: list[Any]) -> list[Any]:

@@ -65,6 +65,11 @@ class ExchangedExperts(Communicating, Experts):
         """Return the number of experts of this rank."""
         return self.cut.bounds[self.place + 1] - self.cut.bounds[self.place]
 
+    def expected_rows(self, tokens: int) -> int:
+        """Return the rows of all ranks, which have so many tokens each, for own experts."""
+        ranks = len(self.cut.bounds) - 1
+        return super().expected_rows(ranks * tokens) * self.own_experts() // self.experts
+
     def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
         """Compute the output with the experts of all ranks."""
         x, logits = xs

@@ -349,10 +349,14 @@ class Experts(Layer):
             out, linear = b.grad[expert], self.backend.linear
             linear.backward_bias(dy, out=out, accumulate=b.accumulate)
 
+    def expected_rows(self, tokens: int) -> int:
+        """Return the rows that experts of this layer compute if all are chosen equally often."""
+        return tokens * self.choices
+
     def cost(self, batch: int) -> Cost:
         """The products of all choices, and the activations; the router's softmax does not count."""
         length, features = self.output_shape
-        rows, itemsize = batch * length * self.choices, self.dtype.itemsize
+        rows, itemsize = self.expected_rows(batch * length), self.dtype.itemsize
         products = 2 * rows * features * self.hidden * (2 + self.gated)
         hidden = rows * self.hidden * (1 + self.gated)
         arrays = (

@@ -5,8 +5,7 @@ With n bytes, latency alpha, time per byte beta and time to add a byte gamma, an
     rounds alpha + sent n beta + added n gamma
 
 and a rank handles `messages` messages. P is the number of ranks, q = (P - 1) / P and
-h = log2 P, rounded up. For an all-gather and a reduce-scatter n is the length of the whole array,
-for an all-to-all that of the data of one rank.
+h = log2 P, rounded up. For an all-gather and a reduce-scatter n is the length of the whole array.
 
 For groups of ranks that are placed on hosts, messages inside a host and between hosts have terms of
 their own. Those between hosts count the bytes that pass through the card of a host, which its ranks
@@ -16,8 +15,7 @@ share; several groups that communicate at the same time through one card multipl
 References
 ----------
 Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005;
-Chan, Heimlich, Purkayastha, van de Geijn, Collective communication: theory, practice, and
-experience, 2007; Rabenseifner, Optimization of collective reduction operations, 2004.
+Rabenseifner, Optimization of collective reduction operations, 2004.
 """
 
 from __future__ import annotations
@@ -101,54 +99,25 @@ def _same(rounds: Callable[[int], float], sent: float, added: float) -> Formula:
     return lambda p: Terms(rounds(p), sent * _q(p), added * _q(p), rounds(p))
 
 
-ALGORITHMS: dict[str, dict[str, Formula]] = {
-    "allreduce": {
-        "ring": _same(lambda p: 2 * (p - 1), 2, 1),
-        "bidirectional_ring": lambda p: Terms(2 * (p - 1), 2 * _q(p), _q(p), 4 * (p - 1)),
-        "recursive_doubling": _folded(lambda p: Terms(*[float(log2_up(p))] * 4)),
-        "halving_doubling": _folded(_same(lambda p: 2 * log2_up(p), 2, 1)),
-        "binomial_tree": lambda p: Terms(
-            2 * log2_up(p), 2 * log2_up(p), log2_up(p), 2 * log2_up(p)
-        ),
-        "direct": lambda p: Terms(2, 2 * _q(p), _q(p), 2 * (p - 1)),
-        "torus": _same(lambda p: 2 * (p // _columns(p) + _columns(p) - 2), 2, 1),
-    },
-    "broadcast": {
-        "binomial": lambda p: Terms(log2_up(p), log2_up(p), 0, log2_up(p)),
-        "van_de_geijn": lambda p: Terms(log2_up(p) + p - 1, 2 * _q(p), 0, log2_up(p) + p - 1),
-    },
-    "reduce": {
-        "binomial": lambda p: Terms(*[float(log2_up(p))] * 4),
-        "rabenseifner": _same(lambda p: 2 * log2_up(p), 2, 1),
-    },
-    "allgather": {
-        "ring": _same(lambda p: p - 1, 1, 0),
-        "recursive_doubling": _same(log2_up, 1, 0),
-        "direct": lambda p: Terms(1, _q(p), 0, p - 1),
-    },
-    "reduce_scatter": {
-        "ring": _same(lambda p: p - 1, 1, 1),
-        "recursive_halving": _same(log2_up, 1, 1),
-        "direct": lambda p: Terms(1, _q(p), _q(p), p - 1),
-    },
-    "gather": {"binomial": _same(log2_up, 1, 0)},
-    "scatter": {"binomial": _same(log2_up, 1, 0)},
-    "alltoall": {
-        "pairwise": _same(lambda p: p - 1, 1, 0),
-        "direct": lambda p: Terms(1, _q(p), 0, p - 1),
-    },
-    "message": {"direct": lambda p: Terms(1, 1, 0, 1)},
+ALGORITHMS: dict[str, Formula] = {
+    "ring": _same(lambda p: 2 * (p - 1), 2, 1),
+    "bidirectional_ring": lambda p: Terms(2 * (p - 1), 2 * _q(p), _q(p), 4 * (p - 1)),
+    "recursive_doubling": _folded(lambda p: Terms(*[float(log2_up(p))] * 4)),
+    "halving_doubling": _folded(_same(lambda p: 2 * log2_up(p), 2, 1)),
+    "binomial_tree": lambda p: Terms(2 * log2_up(p), 2 * log2_up(p), log2_up(p), 2 * log2_up(p)),
+    "direct": lambda p: Terms(2, 2 * _q(p), _q(p), 2 * (p - 1)),
+    "torus": _same(lambda p: 2 * (p // _columns(p) + _columns(p) - 2), 2, 1),
 }
-"""The formulas of each operation, by algorithm; "halving_doubling" is Rabenseifner's."""
+"""The formulas of an allreduce, by algorithm; "halving_doubling" is Rabenseifner's."""
 
 
-def terms_of(operation: str, algorithm: str, ranks: int) -> Terms:
-    """Return the coefficients of an operation on links of one kind that no messages share.
+def terms_of(algorithm: str, ranks: int) -> Terms:
+    """Return the coefficients of an allreduce on links of one kind that no messages share.
 
     Parameters
     ----------
-    operation, algorithm : str
-        Names in `ALGORITHMS`.
+    algorithm : str
+        A name in `ALGORITHMS`.
     ranks : int
 
     Returns
@@ -163,16 +132,12 @@ def terms_of(operation: str, algorithm: str, ranks: int) -> Terms:
 
     Examples
     --------
-    >>> terms_of("allreduce", "ring", 4)
+    >>> terms_of("ring", 4)
     Terms(rounds=6, sent=1.5, added=0.75, messages=6)
     """
-    if operation not in ALGORITHMS:
-        raise ValueError(f"formulas: {unknown('operation', operation, ALGORITHMS)}")
-    if algorithm not in ALGORITHMS[operation]:
-        raise ValueError(
-            f"formulas: {unknown(f'formula of {operation}', algorithm, ALGORITHMS[operation])}"
-        )
-    return NONE if ranks == 1 else ALGORITHMS[operation][algorithm](ranks)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"formulas: {unknown('formula of allreduce', algorithm, ALGORITHMS)}")
+    return NONE if ranks == 1 else ALGORITHMS[algorithm](ranks)
 
 
 LIBRARY = {"allreduce": 2.0, "reduce_scatter": 1.0, "allgather": 1.0, "broadcast": 1.0}
@@ -308,9 +273,9 @@ def allreduce_terms(algorithm: str, group: Placement) -> Placed:
     if algorithm == "hierarchical":
         return _hierarchical(inside, hosts)
     if algorithm == "leaders":
-        tree = terms_of("allreduce", "binomial_tree", inside)
+        tree = terms_of("binomial_tree", inside)
         return Placed(tree, _between_leaders(hosts))
-    whole = terms_of("allreduce", algorithm, ranks)
+    whole = terms_of(algorithm, ranks)
     if hosts == 1:
         return Placed(whole, NONE)
     if inside == 1:
@@ -338,22 +303,22 @@ def _refuse(algorithm: str, group: Placement) -> ValueError:
 
 def _hierarchical(inside: int, hosts: int) -> Placed:
     """The schedule "hierarchical": each rank of a host sums a part between the hosts."""
-    scatter = terms_of("allreduce", "direct", inside)
+    scatter = terms_of("direct", inside)
     between = "halving_doubling" if hosts & (hosts - 1) == 0 else "ring"
-    terms = terms_of("allreduce", between, hosts)
+    terms = terms_of(between, hosts)
     # every rank sends 1 / inside, all of them through one card
     return Placed(scatter, terms._replace(added=terms.added / inside), inside)
 
 
 def _between_leaders(hosts: int) -> Terms:
     power = hosts & (hosts - 1) == 0
-    return terms_of("allreduce", "halving_doubling" if power else "ring", hosts)
+    return terms_of("halving_doubling" if power else "ring", hosts)
 
 
 def _doubling(algorithm: str, inside: int, hosts: int) -> Placed:
     """Algorithms with distances 1, 2, 4, ...: first inside hosts, then between them."""
-    local = terms_of("allreduce", algorithm, inside)
-    between = terms_of("allreduce", algorithm, hosts)
+    local = terms_of(algorithm, inside)
+    between = terms_of(algorithm, hosts)
     if algorithm == "recursive_doubling":
         return Placed(local, between._replace(sent=inside * between.sent), inside)
     if algorithm == "binomial_tree":

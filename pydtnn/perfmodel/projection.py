@@ -205,10 +205,10 @@ class Projector:
             largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
             buffers += (2 + 1 / work.data) * largest  # as `virtual.communicator.Buffers`
         elif not work.compress:
-            summed = {axis for bucket in outline.buckets for axis in bucket.group}
-            axes = [axis for axis, ranks in work.axes.items() if ranks > 1 and axis in summed]
-            pending = {SCRATCH if self._between(work, axis) else 1.0 for axis in axes}
-            buffers += own.trained * sum(pending)
+            for bucket in outline.buckets:  # sums along axes of one kind follow one another
+                axes = [axis for axis in bucket.group if work.axes.get(axis, 1) > 1]
+                pending = {SCRATCH if self._between(work, axis) else 1.0 for axis in axes}
+                buffers += bucket.nbytes * sum(pending)
         if work.ema is not None:  # and an array as long as the largest bucket
             largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
             buffers += own.trained + largest

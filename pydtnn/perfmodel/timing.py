@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydtnn.model.summary import own_samples
 from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.analytic import accesses
 from pydtnn.perfmodel.messages import MessageCosts
@@ -48,9 +47,7 @@ class Tables:
         """Return the seconds of each segment, by the identity of its event."""
         if samples not in self._known:
             self._known[samples] = {
-                id(event): self._costs.seconds(
-                    event.label, event.layer, own_samples(event.layer, samples)
-                )
+                id(event): self._costs.seconds(event.label, event.layer, samples)
                 for event in (*self.outline.forward, *self.outline.backward)
                 if isinstance(event, Compute)
             }

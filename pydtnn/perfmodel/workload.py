@@ -430,7 +430,7 @@ class Rank:
         node = model.graph.inputs[0]
         shape = workload.input_shape if node.part is None else node.shape
         x = example_input(node, shape, len(samples), rng)
-        positions = model.output_shape[:-1] if model.pipeline is None else ()  # of sequences
+        positions = model.output_shape[:-1]  # of sequences
         y = rng.integers(workload.classes, size=(len(samples), *positions))
         return Batch(
             x.astype(model.dtype), y, samples, 0, workload.batch, shards if parts > 1 else ()

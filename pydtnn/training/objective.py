@@ -284,7 +284,7 @@ class Objective:
         factor = 1.0
         if self._counted and ratios is not None:  # the first loss is a weighted quotient of sums
             factor = self.weights[0] * ratios[0]
-        if factor:
+        if factor and self.backend.has_values:
             totals.values[0] += sum(values) / factor
 
     def _sum_of_quotients(self, sums: Array, count: int) -> float:

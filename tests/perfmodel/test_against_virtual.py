@@ -29,7 +29,11 @@ PLATFORMS = {
     "a host": platform_of(4, 4, allreduce=2e9),
     "a host with shared cores": platform_of(4, 2, allreduce=2e9, call=1e-6),
 }
-PROJECTOR = Projector(WORK, PLATFORMS["a host"], AnalyticCosts(PLATFORMS["a host"]))
+EXPERTS = Workload("moe_gpt_nano", (64,), 256, BATCH, model_options={"tied": False, "experts": 5})
+PROJECTORS = {
+    work.model: Projector(work, PLATFORMS["a host"], AnalyticCosts(PLATFORMS["a host"]))
+    for work in (WORK, EXPERTS)
+}
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -46,21 +50,34 @@ CASES: list[dict[str, Any]] = [
     {"axes": {"data": 1, "pipeline": 2}},
 ]
 
-SHARED = ("hosts of 2 ranks", {"axes": {"data": 2, "spatial": 2}})
+WORKS = [
+    *(replace(WORK, **case) for case in CASES),
+    *(
+        replace(EXPERTS, axes=axes).in_micro_batches()
+        for axes in (
+            *({}, {"expert": 2}, {"expert": 4}, {"data": 2, "expert": 2}),
+            *({"expert": 2, "context": 2}, {"pipeline": 2, "expert": 2}),
+        )
+    ),
+]
+
+SHARED = ("hosts of 2 ranks", {"data": 2, "spatial": 2})
 """Sums between hosts are in progress while layers wait for messages inside a host, which the closed
 formulas take to share a link."""
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)
 @pytest.mark.parametrize("name", PLATFORMS)
-def test_a_step_takes_as_long_as_on_virtual_ranks(name: str, case: dict[str, Any]) -> None:
-    platform, work = PLATFORMS[name], replace(WORK, **case)
+def test_a_step_takes_as_long_as_on_virtual_ranks(name: str, work: Workload) -> None:
+    platform = PLATFORMS[name]
     costs = AnalyticCosts.of(work, platform)
     virtual = predict(work, platform, costs)
-    closed = PROJECTOR.with_platform(platform, costs).project(work)
+    closed = PROJECTORS[work.model].with_platform(platform, costs).project(work)
     # ranks are followed one by one there, and assumed to be alike here
-    limit = 0.12 if (name, case) == SHARED else 0.06
+    odd = work.model == EXPERTS.model  # the first of 4 ranks has two of five experts
+    limit = 0.12 if odd or (name, work.axes) == SHARED else 0.06
     assert closed.step.seconds == pytest.approx(virtual.step.seconds, rel=limit)
-    assert closed.memory.total == pytest.approx(virtual.memory.total, rel=0.05)  # buffers of sums
+    # buffers of sums, and memory between arrays
+    assert closed.memory.total == pytest.approx(virtual.memory.total, rel=0.08 if odd else 0.05)
     assert closed.loader == pytest.approx(virtual.loader)

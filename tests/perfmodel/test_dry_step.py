@@ -25,9 +25,9 @@ def outline(
     return DryStep(replace(WORK, axes=axes or {}), BACKEND, stage=stage).outline(recompute)
 
 
-def dry_model(shape: dict[str, int]) -> Model:
+def dry_model(shape: dict[str, int], work: Workload = WORK) -> Model:
     place: Any = DryMesh(shape, inner_position(shape)) if shape else None
-    model = Model(create_net("resnet20", 10, INPUT), INPUT, backend=BACKEND, mesh=place)
+    model = Model(work.create_net(), work.input_shape, backend=BACKEND, mesh=place)
     model.cut_outputs = True
     return model
 
@@ -50,15 +50,39 @@ def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape: dict[str, i
     assert [b.nbytes for b in own.buckets] == [b.grads.nbytes for b in model.buckets]
 
 
-def test_an_outline_has_the_messages_that_the_forecast_counts() -> None:
-    shape = {"filter": 2}
-    own, sent = outline(shape), forecast_memory(dry_model(shape), 8).sent
+EXPERTS = Workload("moe_gpt_nano", (16,), 32)
+
+
+@pytest.mark.parametrize(
+    ("work", "shape"), [(WORK, {"filter": 2}), (EXPERTS, {"expert": 2}), (EXPERTS, {"context": 2})]
+)
+def test_an_outline_has_the_messages_that_the_forecast_counts(
+    work: Workload, shape: dict[str, int]
+) -> None:
+    own = DryStep(replace(work, axes=shape), BACKEND).outline()
+    sent = forecast_memory(dry_model(shape, work), 8).sent
     starts = [e for e in (*own.forward, *own.backward) if isinstance(e, Start)]
     counted = sum(
         e.nbytes.at(8) if e.operation == "messages" else 2 * (2 - 1) / 2 * e.nbytes.at(8)
         for e in starts
     )
     assert counted == pytest.approx(sum(volume.nbytes for volume in sent.values()))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rows_travel_twice_in_each_pass_of_experts(ranks: int) -> None:
+    length, width, experts, choices, samples = 16, 48, 4, 2, 8
+    own = DryStep(replace(EXPERTS, axes={"expert": ranks}), BACKEND).outline()
+    rows = choices * samples * length * (ranks - 1) / ranks**2
+    numbers = 8 * (ranks - 1) * (experts // ranks + 1)
+    for events, first in ((own.forward, [numbers]), (own.backward, [])):
+        starts = [e for e in events if isinstance(e, Start) and e.node == "block0.moe.experts"]
+        assert [e.messages for e in starts] == [ranks - 1] * len(starts)
+        assert [e.nbytes.at(samples) for e in starts] == pytest.approx(
+            [*first, *2 * [4 * rows * width]]
+        )
+    groups = {bucket.group for bucket in own.buckets}  # those of experts are not summed
+    assert groups == {("data",), ("data", "expert")}
 
 
 def test_every_collective_is_awaited_once_after_its_start() -> None:

@@ -13,8 +13,10 @@ from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.striped_conv import HaloConv2d
+from pydtnn.model.summary import own_samples
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.entries import DIRECTIONS
@@ -209,6 +211,7 @@ class AnalyticCosts(ComputeCosts):
             return self._phase(label)
         if label.index != int(isinstance(layer, HaloConv2d)):
             return 0.0
+        batch = own_samples(layer, batch)
         cost = layer.cost(batch)
         if label.kind == "forward":
             return self._pass(layer, False, batch, cost.flops_forward, cost.bytes_forward)
@@ -246,7 +249,7 @@ class AnalyticCosts(ComputeCosts):
         rate, bandwidth = self._speed(layer, backward)
         if rate is not None:
             # rates of convolutions contain their bytes; a matrix has more of them for few samples
-            matrix = moved / self._bandwidth if isinstance(layer, Linear) else 0.0
+            matrix = moved / self._bandwidth if isinstance(layer, Linear | Experts) else 0.0
             return self._call + max(flops / (rate * self._scale), matrix)
         seconds = self._call + flops / self._peak + moved / bandwidth
         if not isinstance(layer, Conv2d):

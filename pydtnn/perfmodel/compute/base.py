@@ -62,7 +62,7 @@ class ComputeCosts(ABC):
         layer : Layer or None
             The layer of the node with the shapes of this rank; None for a phase.
         batch : int
-            Samples of this rank in the pass.
+            Samples of the pass; a layer may compute a part of them on this rank.
         """
 
     def on(self, platform: Platform) -> ComputeCosts:

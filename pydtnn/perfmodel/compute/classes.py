@@ -11,6 +11,7 @@ from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.experts import Experts
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.linear import Linear
@@ -36,7 +37,8 @@ def classify(layer: Layer) -> KernelClass:
 
     Convolutions differ by window, by channels, and by whether norms are fused with them; those of
     volumes are in the classes of the convolutions of planes that compute them. Other layers are
-    limited by memory, except for `Linear`, attention and recurrent layers, which multiply matrices.
+    limited by memory, except for `Linear`, experts, attention and recurrent layers, which multiply
+    matrices.
     """
     if isinstance(layer, Conv1d | Conv2d | Conv3d):
         g = planes_of(layer.geometry) if isinstance(layer, Conv3d) else layer.geometry
@@ -52,6 +54,8 @@ def classify(layer: Layer) -> KernelClass:
         return KernelClass(f"{kind} fused" if fused else kind, size)
     if isinstance(layer, Linear):
         return KernelClass("linear", round(math.sqrt(layer.w.size)))
+    if isinstance(layer, Experts):
+        return KernelClass("linear", round(math.sqrt(layer.output_shape[-1] * layer.hidden)))
     if isinstance(layer, DotProductAttention):  # products of (T, E) matrices
         length, features = layer.output_shape
         return KernelClass("linear", round(math.sqrt(length * features / layer.heads)))

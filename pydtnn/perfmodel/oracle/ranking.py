@@ -14,7 +14,7 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.names import unknown
 
-AXES = ("spatial", "filter", "channel", "tensor", "context", PIPELINE)
+AXES = ("spatial", "filter", "channel", "tensor", "context", "expert", PIPELINE)
 """Axes that are combined with "data"."""
 
 KINDS = ("data", *AXES)

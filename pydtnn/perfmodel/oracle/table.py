@@ -14,6 +14,7 @@ from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
 from pydtnn.model.graph import Graph, shapes_of
@@ -53,42 +54,34 @@ def find_limits(work: Workload, backend: Backend) -> list[Limit]:
     layers = [node.layer for node in graph.nodes if node.inputs]
     batch = work.batch
     limits = [Limit("data", batch, f"{batch} samples in a step")]
-    for kind, items in (("spatial", _rows), ("filter", _filters), ("channel", _channels)):
-        found = sorted(items(layers), key=lambda item: item[0])
-        if found:
-            number, what = found[0]
-            limits.append(Limit(kind, number, what))
-    limits.append(Limit(PIPELINE, len(layers), f"{len(layers)} layers"))
-    return limits
+    for kind in ("spatial", "filter", "channel", "expert"):
+        found = (limit for limit in _limits(layers) if limit.kind == kind)
+        if least := min(found, key=lambda limit: limit.ranks, default=None):
+            limits.append(least)
+    return [*limits, Limit(PIPELINE, len(layers), f"{len(layers)} layers")]
 
 
-def _rows(layers: list[Layer]) -> Iterator[tuple[int, str]]:
+def _limits(layers: list[Layer]) -> Iterator[Limit]:
+    """Yield the limits of each layer."""
+    first = True
     for layer in layers:
+        name, channels = layer.name, layer.input_shapes[0][-1]
         if isinstance(layer, Conv2d | MaxPool2d | AvgPool2d):
             rows = layer.output_shape[0]
             extent = layer.kernel[0] // 2  # a stripe is not thinner than its halo
-            least = max(extent * layer.stride[0], 1)
-            most = min(rows, layer.input_shapes[0][0] // least)
-            yield max(most, 1), f"{layer.name} has {rows} rows"
-
-
-def _filters(layers: list[Layer]) -> Iterator[tuple[int, str]]:
-    for layer in layers:
+            most = min(rows, layer.input_shapes[0][0] // max(extent * layer.stride[0], 1))
+            yield Limit("spatial", max(most, 1), f"{name} has {rows} rows")
         if isinstance(layer, DotProductAttention):
-            yield layer.heads, f"{layer.name} has {layer.heads} heads"
+            yield Limit("filter", layer.heads, f"{name} has {layer.heads} heads")
+        if isinstance(layer, Experts):
+            yield Limit("expert", layer.experts, f"{name} has {layer.experts} experts")
         if isinstance(layer, Conv2d):
-            yield layer.filters, f"{layer.name} has {layer.filters} filters"
+            yield Limit("filter", layer.filters, f"{name} has {layer.filters} filters")
         if isinstance(layer, Linear):
-            yield layer.features, f"{layer.name} has {layer.features} features"
-
-
-def _channels(layers: list[Layer]) -> Iterator[tuple[int, str]]:
-    first = True
-    for layer in layers:
+            yield Limit("filter", layer.features, f"{name} has {layer.features} features")
         if isinstance(layer, Conv2d | Linear):
-            number = layer.input_shapes[0][-1]
             if not first:  # the channels of an image are not divided
-                yield number, f"{layer.name} has {number} input channels"
+                yield Limit("channel", channels, f"{name} has {channels} input channels")
             first = False
 
 

@@ -20,7 +20,7 @@ EXPOSED = (0.0, 0.5, 1.0)
 SCHEDULES = ("1f1b", "eager_1f1b", "interleaved:2", "zb_h1", "zb_2p", "zb_v")
 """Schedules of pipelines that are compared; `gpipe` is never faster than 1F1B."""
 
-UNIFORM = ("spatial", "filter", "channel", "alternate")
+UNIFORM = ("spatial", "filter", "channel", "alternate", "context", "expert")
 """Strategies that are used for all layers, besides data parallelism."""
 
 Rules = dict[str, dict[str, str]]

@@ -183,6 +183,19 @@ def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: in
         assert sent["moe.experts"] == (5 * (ranks - 1), round(volume) + numbers)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_operations_of_all_ranks_are_those_of_one(ranks: int) -> None:
+    def rank(comm: Communicator) -> int:
+        mesh = Mesh(comm, expert=ranks)
+        model = Model(MixtureOfExperts(5, 4, name="moe"), (8, 6), mesh=mesh)
+        return model.layers["moe.experts"].cost(5).flops_forward  # of 5 own samples
+
+    one = Model(MixtureOfExperts(5, 4, name="moe"), (8, 6)).layers["moe.experts"]
+    own = run_threads(ranks, rank)
+    assert sum(own) == one.cost(5 * ranks).flops_forward
+    assert own[0] >= own[-1]  # the first ranks have one expert more
+
+
 def test_parameters_and_kept_values_of_a_rank_are_a_part() -> None:
     def rank(comm: Communicator) -> tuple[float, float]:
         net = gpt(256, (128,), depth=4, heads=4, width=256, experts=8)

@@ -25,6 +25,10 @@ def test_a_detached_rank_completes_all_operations_alone():
                 values = np.zeros(100, "float32")
                 comm.recv(values, 1)
                 assert 0 < np.abs(values).max() < 1
+                comm.send(np.array([3.0, 1.0]), 1)  # numbers of rows
+                received = np.zeros(2)
+                comm.recv(received, 1)
+                assert received.tolist() == [3, 1]
                 assert comm.gather_object("x") == ["x", "x"]
                 comm.barrier()
         comm.barrier()

@@ -37,7 +37,7 @@ def projector_on(name: str, per_host: int) -> Projector:
 
 
 def works_for(ranks: int, variants: Variants, most: int = 1) -> Iterator[Workload]:
-    kinds = [kind for kind in KINDS if kind != "context"]  # that of sequences
+    kinds = [kind for kind in KINDS if kind not in ("context", "expert")]  # of others
     for work in strategies(WORK, ranks, kinds, variants, most=most):
         yield work
         if work.data > 1:

@@ -95,5 +95,16 @@ def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence() 
     entries = {entry.work.strategy: entry for entry in oracle.sweep([4], variants=PLAIN, most=2)[4]}
     for name in ("context 4", "tensor 4", "data 2 x context 2", "tensor 2 x context 2"):
         assert entries[name].possible
-    for name in ("spatial 4", "pipeline 4"):  # nothing has maps; the last layer's matrix is tied
+    # nothing has maps or experts; the last layer's matrix is tied
+    for name in ("spatial 4", "expert 4", "pipeline 4"):
         assert "\n" not in entries[name].reason != ""
+
+
+def test_experts_are_divided_among_at_most_as_many_ranks() -> None:
+    work = Workload("moe_gpt_nano", (16,), batch=64, samples=1000)
+    oracle = Oracle(Projector(work, Platform.load("cpu-1gbit"), PerFlop()))
+    limits = {limit.kind: limit for limit in find_limits(work, oracle.projector.backend)}
+    assert limits["expert"].reason == "block0.moe.experts has 4 experts"
+    for ranks in (2, 4, 8):
+        entry = oracle.entry(replace(work, axes={"data": 1, "expert": ranks}))
+        assert entry.possible is (ranks <= limits["expert"].ranks), entry.reason

@@ -126,6 +126,15 @@ def test_by_the_model_the_result_is_never_slower_than_a_uniform_plan(name, platf
             assert best.seconds <= own.project(replace(own.work, axes=axes)).seconds
 
 
+def test_many_experts_are_divided_rather_than_their_gradients_summed():
+    def found(experts):
+        more = {"classes": 64, "model_options": {"experts": experts}}
+        return search(projector("moe_gpt_nano", (32,), 16, **more), 4).best.work.axes
+
+    assert found(2) == {"data": 4}
+    assert found(16) == {"data": 1, "expert": 4}
+
+
 def test_the_search_contains_uniform_plans():
     """By its own sums of times it is never slower than one strategy wherever layers have it."""
     own = projector(small(), (16, 16, 3), 32)

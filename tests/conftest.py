@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -97,6 +98,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         step = max(len(cases) / few, 1)
         for item in {*cases} - {cases[int((i + 0.5) * step)] for i in range(min(few, len(cases)))}:
             item.add_marker("long")
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests out of later garbage collections: the end of a run asks for one."""
+    gc.collect()
+    gc.freeze()
 
 
 def repeating(items: Iterable[pytest.Item]) -> list[pytest.Item]:

@@ -3,11 +3,12 @@
     python -m benchmarks.comm.ddp                               # ResNet-44, 2 ranks of 1 thread
     python -m benchmarks.comm.ddp --ranks 4 --runs 5 --output benchmarks/results/ddp.txt
 
-Ours is the command that users type, on synthetic images: reading, metrics and progress are part of
-it. Theirs is the leanest loop there is (`channels_last`, gloo, one batch that stays in memory). The
-batch is 64 per rank, the optimizer SGD with momentum. The sides run one after the other, again and
-again, never at the same time: a rank that waits for a message keeps its core busy. A run is a few
-epochs of 10 steps, of which the first does not count. Columns: images/s of all ranks, median over
+Ours is the command that users type, on synthetic images or random text: reading, metrics and
+progress are part of it. Theirs is the leanest loop there is (`channels_last`, gloo, one batch that
+stays in memory). Batches per rank are those of `benchmarks.common.work`, the optimizer is SGD with
+momentum. The sides run one after the other, again and again, never at the same time: a rank that
+waits for a message keeps its core busy. A run is a few epochs of 10 steps, of which the first does
+not count. Columns: images/s (or sequences/s) of all ranks, median over
 the epochs of all runs; the ratio of each run's medians, as median (least to greatest); and the peak
 of resident memory per rank, Python and libraries included.
 """
@@ -21,12 +22,17 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks.comm.rank import STEPS
 from benchmarks.comm.ranks import default_launcher, launch, start
 from benchmarks.common.report import WITH_TORCH, Report
 from benchmarks.common.work import WORK
+
+NAMES = [name for name, work in WORK.items() if len(work.shape) in (1, 3)]
+"""Networks of sequences and images; there are no synthetic volumes."""
 
 
 class Run(NamedTuple):
@@ -44,12 +50,21 @@ class Run(NamedTuple):
 def run_ours(name: str, ranks: int, threads: int, epochs: int) -> Run:
     """Train with the command line under mpirun and read what it prints."""
     work = WORK[name]
-    data = {"samples": STEPS * ranks * work.batch, "classes": work.classes, "shape": work.shape}
+    test, samples = ranks * work.batch, STEPS * ranks * work.batch
     with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"length": work.shape[0]}
+        data = ["text", "--data-dir", folder]
+        if len(work.shape) == 1:
+            text = np.random.default_rng(0).bytes((samples + test + 1) * work.shape[0] * 10 // 9)
+            Path(folder, "text.txt").write_bytes(text)
+        else:
+            options = {"samples": samples, "test_samples": test}
+            options |= {"classes": work.classes, "shape": work.shape}
+            data = ["synthetic"]
         command = [
             *(sys.executable, "-m", "pydtnn.train"),
             *("--model", work.net, "--batch-size", str(work.batch), "--threads", str(threads)),
-            *("--dataset", "synthetic", "--dataset-options", json.dumps(data)),
+            *("--dataset", *data, "--dataset-options", json.dumps(options)),
             *("--epochs", str(epochs), "--steps-per-epoch", str(STEPS), "--lr", "0.01"),
             *("--checkpoint-epochs", "0", "--output-dir", str(Path(folder) / "run")),
         ]
@@ -69,7 +84,7 @@ def run_torch(name: str, ranks: int, threads: int, epochs: int) -> Run:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--models", nargs="+", choices=WORK, default=["resnet44"])
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=["resnet44"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--epochs", type=int, default=4, help=f"of {STEPS} steps, in a run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,9 @@ class Totals:
         sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.names, self._results, self._sizes = tuple(names), results or {}, sizes or {}
-        ends = np.cumsum([0, *(self._sizes.get(name, 1) for name in self.names), 1]).tolist()
-        self._parts = [slice(*ends[i : i + 2]) for i in range(len(ends) - 1)]
+        lengths = (*(self._sizes.get(name, 1) for name in self.names), 1)
+        ends = [*accumulate(lengths, initial=0)]
+        self._parts = [slice(first, last) for first, last in pairwise(ends)]
         self.values: Array = xp.zeros(ends[-1], "float64")
 
     @property

@@ -11,6 +11,7 @@ import pytest
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model import Model
 from pydtnn.model.recompute import beginning
+from pydtnn.model.replay import Replays
 from tests.conftest import instruction_sets
 from tests.parallel.trajectories import Data, Expected, observe, randomize, together
 from tests.random_cases import Case, Cases
@@ -82,3 +83,33 @@ def test_a_network_that_recomputes_has_the_same_bytes(cases: Cases, dtype: str) 
         case.compare(np.testing.assert_equal, run(recomputing, network), run(keeping, network))
 
     for_each_network(cases, check, least_batch=2, shared=True)
+
+
+@pytest.mark.fuzz("networks")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_passes_that_are_repeated_have_the_same_bytes(cases: Cases, dtype: str) -> None:
+    def check(case: Case, network: Network) -> None:
+        fuse = case.number % 2 == 1
+        looping, repeating = (model_of(network, CPU, fuse=fuse, dtype=dtype) for _ in "12")
+        replays = Replays(repeating)
+        for step in range(4):
+            given, expected = (passes(way, network, step, dtype) for way in (replays, looping))
+            replays.end_step()
+            case.compare(np.testing.assert_equal, given, expected)
+            for own, other in zip(repeating.buckets, looping.buckets, strict=True):
+                case.compare(np.testing.assert_equal, own.grads, other.grads)
+        assert replays.repeated == 2 or replays.why_not
+
+    for_each_network(cases, check)
+
+
+def passes(way: Any, network: Network, step: int, dtype: str) -> tuple[Any, Any]:
+    """Run a forward and a backward pass of a model or of `Replays`; return outputs and dxs."""
+    data = Data(network)
+    xs = tuple(x.astype(dtype) for x in data.inputs(step))
+    context = data.context(0, True)
+    ((ys, saved),) = way.forward_shards([xs], [context], communicate=None, joint=False)
+    shapes = [y.shape[1:] for y in (ys if isinstance(ys, tuple) else (ys,))]
+    dys = tuple(dy.astype(dtype) for dy in data.gradients(step, shapes))
+    options = dict.fromkeys(("slots", "on_ready", "after_node"))
+    return ys, way.backward_shards([dys], [saved], accumulate=False, **options)

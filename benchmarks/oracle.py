@@ -2,6 +2,7 @@
 
     python -m benchmarks.oracle                                    # on this machine, all cases
     python -m benchmarks.oracle --networks resnet20 --plans one data-2 --turns 5
+    python -m benchmarks.oracle --networks gpt moe_gpt             # schemes of transformers
     python -m benchmarks.oracle --crowded                          # here, with 3, 4 and 8 ranks
     python -m benchmarks.oracle --cluster --output FILE            # on emulated clusters
 
@@ -39,6 +40,7 @@ from benchmarks.accuracy.cases import (
     NETWORKS,
     ON_CLUSTER,
     PLANS,
+    SCHEMES,
     USUAL,
     ranks_of,
 )
@@ -110,7 +112,7 @@ def main() -> None:
         args.turns, args.steps = 1, 2
     report = Report(args.output)
     networks = args.networks or (CLUSTER_NETWORKS if args.cluster else HERE_NETWORKS)
-    plans = args.plans or (ON_CLUSTER if args.cluster else CROWDED if args.crowded else HERE)
+    usual_plans = ON_CLUSTER if args.cluster else CROWDED if args.crowded else None
     report.line(TITLE)
     rows: list[Row] = []
     for layout in [f"{r} {s}" for r in args.rates for s in args.shapes] if args.cluster else [""]:
@@ -118,7 +120,7 @@ def main() -> None:
             for network in networks:
                 usual = BATCHES.get(network, USUAL)
                 batches = args.batches or (usual[-1:] if args.cluster else usual)
-                for plan in plans:
+                for plan in args.plans or usual_plans or SCHEMES.get(network, HERE):
                     for batch in batches:
                         row = compare(run, layout, network, plan, batch, args)
                         report.line(str(row))

@@ -7,17 +7,21 @@ from typing import Any
 from benchmarks.common.work import CIFAR, IMAGENET, MNIST
 from pydtnn.perfmodel.workload import Workload
 
-NETWORKS: dict[str, tuple[tuple[int, int, int], int]] = {
-    "resnet20": (CIFAR, 10),
-    "resnet44": (CIFAR, 10),
-    "vgg11": (CIFAR, 10),
-    "vgg16_bn": (CIFAR, 10),
-    "cnn": (MNIST, 10),
-    "resnet18": (IMAGENET, 1000),
-}
-"""Shape of a sample and number of classes."""
+TRANSFORMER = {"width": 256, "depth": 4, "heads": 4, "tied": False}
 
-BATCHES = {"resnet18": (8, 16)}
+NETWORKS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
+    "resnet20": (CIFAR, 10, {}),
+    "resnet44": (CIFAR, 10, {}),
+    "vgg11": (CIFAR, 10, {}),
+    "vgg16_bn": (CIFAR, 10, {}),
+    "cnn": (MNIST, 10, {}),
+    "resnet18": (IMAGENET, 1000, {}),
+    "gpt": ((128,), 256, TRANSFORMER),
+    "moe_gpt": ((128,), 256, TRANSFORMER | {"experts": 4}),
+}
+"""Shape of a sample, number of classes, and options of the model."""
+
+BATCHES = {"resnet18": (8, 16), "gpt": (16,), "moe_gpt": (16,)}
 """Samples of all ranks per step; those of other networks are `USUAL`."""
 
 USUAL = (32, 64)
@@ -29,6 +33,15 @@ PLANS: dict[str, dict[str, Any]] = {
     "filter-2": {"axes": {"filter": 2}},
     "pipeline-2": {"axes": {"pipeline": 2}},
     "recompute": {"recompute": 4},
+    "tensor-2": {"axes": {"tensor": 2}},
+    "context-2": {"axes": {"context": 2}},
+    "expert-2": {"axes": {"expert": 2}},
+    "sharded-2": {"axes": {"data": 2}, "scheme": "sharded"},
+    "sharded_gradients-2": {"axes": {"data": 2}, "scheme": "sharded_gradients"},
+    "sharded_parameters-2": {"axes": {"data": 2}, "scheme": "sharded_parameters"},
+    "interleaved-2": {"axes": {"pipeline": 2}, "pipeline_schedule": "interleaved:2"},
+    "zb_h1-2": {"axes": {"pipeline": 2}, "pipeline_schedule": "zb_h1"},
+    "zb_v-2": {"axes": {"pipeline": 2}, "pipeline_schedule": "zb_v"},
     "data-4": {"axes": {"data": 4}},
     "hierarchical-4": {"axes": {"data": 4}, "scheme": "hierarchical"},
     "sharded-4": {"axes": {"data": 4}, "scheme": "sharded"},
@@ -60,6 +73,15 @@ OPTIMIZER = {"lr": 1e-8, "momentum": 0.9, "weight_decay": 1e-4}
 
 HERE = ("one", "data-2", "spatial-2", "filter-2", "pipeline-2", "recompute")
 """Plans that are compared on this machine."""
+
+SCHEMES = {
+    "gpt": (
+        *("one", "data-2", "tensor-2", "context-2", "sharded-2", "sharded_gradients-2"),
+        *("sharded_parameters-2", "pipeline-2", "interleaved-2", "zb_h1-2", "zb_v-2"),
+    ),
+    "moe_gpt": ("one", "data-2", "expert-2"),
+}
+"""The same for transformers."""
 
 CROWDED = ("data-3", "pipeline-3", "data-4", "filter-4", "data-spatial-4", "data-8", "filter-8")
 """Plans with more ranks than this machine may have cores."""
@@ -93,5 +115,6 @@ def workload_of(case: str) -> Workload:
             f"oracle: expected NETWORK/PLAN/BATCH with one of {', '.join(NETWORKS)} and of "
             f"{', '.join(PLANS)}, got {case}"
         )
-    shape, classes = NETWORKS[network]
-    return Workload(network, shape, classes, int(batch), optimizer_options=OPTIMIZER, **PLANS[plan])
+    shape, classes, options = NETWORKS[network]
+    more = {"model_options": options, "optimizer_options": OPTIMIZER, **PLANS[plan]}
+    return Workload(network, shape, classes, int(batch), **more)

@@ -218,7 +218,8 @@ class AnalyticCosts(ComputeCosts):
         own = (p for p in layer.parameters if p.source is p and not p.frozen)
         trained = vars(self._trained).setdefault("bytes", {})
         trained[id(layer)] = sum(p.size for p in own) * layer.parameter_dtype.itemsize
-        return self._pass(layer, True, batch, cost.flops_backward, cost.bytes_backward)
+        backward = self._pass(layer, True, batch, cost.flops_backward, cost.bytes_backward)
+        return label.share * backward
 
     def _phase(self, label: Label) -> float:
         own = vars(self._trained)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.utils.observer import RECOMPUTED, layer_of
+from pydtnn.utils.observer import HALVES, RECOMPUTED, layer_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,7 +24,7 @@ class Label:
         "forward" or "backward" of a node, or "phase".
     name : str
         Of the node or of the phase; a node's name has the suffix " (recomputed)" if its forward
-        pass is repeated.
+        pass is repeated, and one of `HALVES` if backward is cut in two.
     index : int
         Number of the segment within the activity.
     """
@@ -38,6 +38,11 @@ class Label:
         """Name of the node; 0 for its forward pass, 1 for backward, 2 for a repeated forward."""
         again = self.name.endswith(RECOMPUTED)
         return layer_of(self.name), 2 if again else int(self.kind != "forward")
+
+    @property
+    def share(self) -> float:
+        """Part of the pass of a layer: that of a half of backward is about 1/2."""
+        return 0.5 if self.name.endswith(HALVES) else 1.0
 
 
 class ComputeCosts(ABC):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.prediction import LayerTime, StepTime
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import Clock
-from pydtnn.utils.observer import HALVES, Kind, Observer, layer_of
+from pydtnn.utils.observer import Kind, Observer, layer_of
 
 PARTS = (Kind.KERNEL, Kind.LOAD)
 """Activities inside segments, which are reported in some runs only."""
@@ -122,9 +121,7 @@ class SegmentClock(Clock, Observer):
         if seconds is None:
             layer = self._layers.get(layer_of(label.name))
             layer = None if label.kind == "phase" else layer
-            half = label.name.endswith(HALVES)
-            whole = replace(label, name=layer_of(label.name)) if half else label
-            seconds = self._costs.seconds(whole, layer, self._samples) / (1 + half)
+            seconds = self._costs.seconds(label, layer, self._samples)
             if self._costs.constant and layer is not None:
                 self._known[key] = seconds
         return seconds

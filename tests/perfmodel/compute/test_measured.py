@@ -1,8 +1,10 @@
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.perfmodel.compute import Label
+from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.measured import alike, measure, measure_job, profile_key
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.virtual.steps import predict
 from tests.perfmodel.small import small_work
 
 
@@ -74,3 +76,24 @@ def test_ranks_of_a_host_are_measured_by_processes_at_the_same_time():
 def test_numbers_must_be_at_least_1(name):
     with pytest.raises(ValueError, match=f"measure: {name} must be at least 1"):
         measure(small_work(), **{name: 0})
+
+
+class Noting(ComputeCosts):
+    """Costs that note the passes of layers."""
+
+    def __init__(self):
+        self.labels = set()
+
+    def seconds(self, label, layer, batch):
+        if label.kind != "phase":
+            self.labels.add(label)
+        return 1e-3
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_virtual_ranks_have_the_segments_that_are_measured(schedule):
+    work = small_work(axes={"pipeline": 2}, micro_batches=4, pipeline_schedule=schedule)
+    profile, costs = measure(work, steps=1), [Noting(), Noting()]
+    predict(work, Platform.load("laptop"), costs)
+    for rank, own in enumerate(costs):
+        assert own.labels == {one for one in profile.of(rank).median() if one.kind != "phase"}

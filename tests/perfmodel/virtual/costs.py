@@ -13,7 +13,8 @@ class UniformCosts(ComputeCosts):
     """A fixed time per sample and pass of a layer; phases take none."""
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
-        return SECONDS.get(label.kind, 0.0) * batch if label.index == 0 else 0.0
+        pass_seconds = label.share * SECONDS.get(label.kind, 0.0)
+        return pass_seconds * batch if label.index == 0 else 0.0
 
 
 def cluster(hosts: str) -> Network:

@@ -38,6 +38,7 @@ def check_sums(comm, algorithm, dtypes, lengths, chunk_bytes=1 << 20):
 
 
 @pytest.mark.few(12)
+@pytest.mark.covering(1)  # that algorithms are right is tested without threads
 @pytest.mark.threads(*range(1, 18))
 @pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_every_algorithm_sums_on_1_to_17_threads(comm, algorithm):

@@ -215,10 +215,11 @@ def test_a_layer_is_cut(name: str, strategy: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("name", "strategy"), [c for c in MIXED if c not in NOT_CUT | QUICK])
-def test_every_layer_is_cut(name: str, strategy: str) -> None:
-    meshes = [{axis_of(strategy): ranks} for ranks in (2, 3)]
-    check_plan(*NETS[name], strategy, meshes=meshes, batch=3)
+def test_every_layer_is_cut(name: str, strategy: str, ranks: int) -> None:
+    check_plan(*NETS[name], strategy, meshes=[{axis_of(strategy): ranks}], batch=3)
 
 
 def test_a_transformer_runs_in_stages() -> None:

@@ -127,7 +127,7 @@ def serial() -> dict[str, Fingerprint]:
 
 
 @pytest.mark.few(4)
-@pytest.mark.threads(1, 2, 3, 4, 5, 8)
+@pytest.mark.threads(1, 3, 5, 8)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("case", CASES)
 def test_any_number_of_ranks_gives_the_same_bytes(

@@ -298,7 +298,6 @@ def undisturbed() -> tuple[float, bytes]:
 
 
 @mpi
-@pytest.mark.few(1)
 def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
     victim = 1
     _, expected = undisturbed()
@@ -316,7 +315,7 @@ def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
 
 
 @mpi
-@pytest.mark.few(1)
+@pytest.mark.long
 def test_ranks_that_join_change_no_byte(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _, expected = undisturbed()
     run = tmp_path / "run"

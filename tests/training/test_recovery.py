@@ -196,6 +196,7 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
         train(tmp_path, monitor="val_other")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [

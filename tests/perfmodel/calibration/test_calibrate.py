@@ -190,6 +190,7 @@ def test_collectives_between_hosts_are_entries_of_the_platform() -> None:
     assert min(found.values()) > 0
 
 
+@pytest.mark.long
 def test_other_processes_are_noticed(tmp_path: Path) -> None:
     loop = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
     busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2 * os.cpu_count())]

@@ -346,7 +346,7 @@ def test_an_interrupted_search_ends_with_the_same_trials(
     command = [sys.executable, *COMMAND, "--study=parts"]
     status = interrupted(
         written,
-        10,
+        6,
         lambda: subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
         lambda process: process.send_signal(ends[process.pid % 3]),
     )
@@ -364,7 +364,7 @@ def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(
     space["pruner"] = pruner
     (written / "space.yaml").write_text(json.dumps(space))
     generator = random.Random(3)
-    for _ in range(5):
+    for _ in range(3):
         with started(written, 4, "--ranks-per-trial=2") as program:
             wait_for(lambda: "  trial " in program.finished().stdout, 60)
             os.kill(rank_processes(program)[generator.randrange(4)], signal.SIGKILL)

@@ -110,10 +110,16 @@ void NAME(gemm_pack_panels)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t panel,
 
 void NAME(gemm_pack_tiles)(ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t tile, const real *src,
                            ptrdiff_t stride, ptrdiff_t distance, real *dst) {
+    const ptrdiff_t whole = vectors_of(tile) * LANES;
     for (ptrdiff_t k = 0; k < depth; k++) {
         const real *row = src + k * stride, *next = row + (k + 4 < depth ? 4 * stride : 0);
         real *to = dst + k * tile;
-        for (ptrdiff_t j = 0; j < columns; j += tile, to += distance) {
+        ptrdiff_t j = 0;
+        for (; j + whole <= columns; j += tile, to += distance) {
+            __builtin_prefetch(next + j);
+            for (ptrdiff_t i = 0; i < tile; i += LANES) vstore(to + i, vload(row + j + i));
+        }
+        for (; j < columns; j += tile, to += distance) {
             const ptrdiff_t n = columns - j < tile ? columns - j : tile;
             __builtin_prefetch(next + j);
             for (ptrdiff_t i = 0; i < n; i += LANES) /* the next row overwrites the vector's end */

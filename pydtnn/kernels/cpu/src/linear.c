@@ -27,6 +27,7 @@
 #include "linear_parts.h"
 #include "products.h"
 
+enum { ROWS_ROWS = VECTOR_BYTES == 64 ? 14 : 6 }; /* of gemm_rows: chunks are whole tiles */
 enum { LEAST_ROWS = 16, MOST_ROWS = 336, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512 };
 enum { BLOCK = 256 * 1024 / sizeof(real) }; /* of A, which stays in L2 while panels of B follow */
 /* Samples and columns of x that are packed at a time; with ROWS columns of dy they fit in L2. */
@@ -127,10 +128,11 @@ static int compute(const struct product *p, int threads) {
         }
 #pragma omp for schedule(static) nowait
         for (ptrdiff_t i = 0; i < down * across; i++) {
-            const ptrdiff_t r = i % down, c = i / down, first = cut_at(p->rows, 1, down, r);
+            const ptrdiff_t r = i % down, c = i / down,
+                            first = cut_at(p->rows, ROWS_ROWS, down, r),
+                            end = cut_at(p->rows, ROWS_ROWS, down, r + 1);
             if (!scratch) continue;
-            compute_chunk(p, first, cut_at(p->rows, 1, down, r + 1) - first,
-                          cut_at(p->columns, ROWS_COLUMNS, across, c),
+            compute_chunk(p, first, end - first, cut_at(p->columns, ROWS_COLUMNS, across, c),
                           cut_at(p->columns, ROWS_COLUMNS, across, c + 1), scratch);
         }
         free(scratch);
@@ -292,7 +294,11 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
                                           .columns = columns,
                                           .accumulate = accumulate || k > 0};
                 for (ptrdiff_t i = 0; i < count; i += tile) {
-                    PRODUCTS(gemm_outer)(smaller(count - i, tile), &task);
+                    const ptrdiff_t height = smaller(count - i, tile);
+                    /* rows of a tile of dw are far apart, and were last used a block of x ago */
+                    for (ptrdiff_t row = 0; tiled && task.accumulate && row < height; row++)
+                        __builtin_prefetch(task.c + row * s->inputs, 1);
+                    PRODUCTS(gemm_outer)(height, &task);
                     task.a += TILE_SIZE;
                     task.c += tile * s->inputs;
                 }

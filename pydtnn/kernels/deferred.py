@@ -7,6 +7,7 @@ packing, so that the result is neither written to memory nor read again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
@@ -48,9 +49,11 @@ class Deferred:
     sums : ndarray or None
         Float64 sums over the rows, computed by the kernel that wrote the array; defined by the
         producer.
+    again : callable or None
+        Returns the values in new memory, so that those of an array need not be kept.
     """
 
-    __slots__ = ("__weakref__", "array", "keep", "limit", "relu", "shift", "sums", "terms")
+    __slots__ = ("__weakref__", "again", "array", "keep", "limit", "relu", "shift", "sums", "terms")
 
     def __init__(
         self, *terms: Term, shift: Array | None = None, relu: bool = False, limit: float = inf
@@ -61,6 +64,7 @@ class Deferred:
         self.array: Array | None = None
         self.keep = False
         self.sums: Any = None
+        self.again: Callable[[], Array] | None = None
 
     @classmethod
     def of(cls, array: Array, sums: Any) -> Deferred:
@@ -82,6 +86,23 @@ class Deferred:
         """Take the terms of the same values that were computed again; share the stored values."""
         self.terms, self.shift = other.terms, other.shift
         other.array = self.array
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the values are those of an array, as it is."""
+        return not self.relu and self.shift is None and self.terms[0].factor is None
+
+    def drop(self) -> None:
+        """Release the array until `restore`, if it can be computed `again`."""
+        if self.again is not None:
+            self.terms, self.array = (), None
+
+    def restore(self) -> Deferred:
+        """Compute the array again if it was dropped; return the object."""
+        if self.again is not None and not self.terms:
+            self.array = self.again()
+            self.terms = (Term(self.array),)
+        return self
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -163,8 +163,8 @@ class FusedConv2d(Conv2d, Finisher):
         The mask is applied if the backend supports it; otherwise by the layer of the input.
         """
         x = saved[0]
-        gate = x if isinstance(x, Deferred) and self.backend.gates else None
-        return self._backward(dy, saved, so_far, gate=gate)
+        gated = isinstance(x, Deferred) and self.backend.gates and not x.restore().is_array
+        return self._backward(dy, saved, so_far, gate=x if gated else None)
 
     def _backward(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, *, gate: Deferred | None
@@ -176,6 +176,8 @@ class FusedConv2d(Conv2d, Finisher):
     ) -> Any:
         """Compute dw and dx."""
         w, conv = self.w, self.backend.conv
+        if isinstance(x, Deferred):
+            x.restore()
         if not self.needs_dx:
             conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             return None

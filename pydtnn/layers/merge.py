@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
+from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
@@ -100,10 +104,17 @@ class Concat(Layer):
     ----------
     axis : int
         Axis of a sample: 0 is the first after the batch; by default the channels.
+
+    Attributes
+    ----------
+    recomputed : bool
+        Whether the output is not kept for the convolutions that read it, but computed again in
+        backward; set by the fusion pass if norms keep what the inputs are computed of.
     """
 
     saves = ()
-    new_output = new_gradient = takes_16_bits = only_kernels = True
+    new_output = new_gradient = takes_16_bits = takes_deferred = only_kernels = True
+    recomputed = False
 
     def __init__(self, axis: int = -1, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -123,15 +134,27 @@ class Concat(Layer):
         self.cuts = np.cumsum(sizes)[:-1].tolist()
         return (*shapes[0][:axis], sum(sizes), *shapes[0][axis + 1 :])
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(
+        self, *xs: Array | Deferred, context: StepContext
+    ) -> tuple[Array | Deferred, Saved]:
         """Copy the inputs next to each other."""
+        y = self.join(xs)
+        if not self.recomputed or not context.differentiable:
+            return y, None
+        value = Deferred.of(y, None)
+        value.again = partial(self.join, xs)
+        return value, None
+
+    def join(self, xs: Sequence[Array | Deferred]) -> Array:
+        """Return the inputs next to each other in a new array."""
         y = self.empty(len(xs[0]), self.output_shape)
         for x, part in zip(xs, self._parts(y), strict=True):
-            self.backend.elementwise.convert(x, out=part)
-        return y, None
+            self.backend.elementwise.convert(self.array(x), out=part)
+        return y
 
-    def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
+    def backward(self, dy: Array | Deferred, saved: Saved) -> tuple[Array, ...]:
         """Split the gradient into those of the inputs."""
+        dy = self.array(dy)
         parts = self._parts(dy)
         dxs = tuple(self.empty(len(dy), part.shape[1:]) for part in parts)
         for part, dx in zip(parts, dxs, strict=True):

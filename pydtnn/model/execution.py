@@ -97,8 +97,7 @@ def forward_loop(
         if not begun:
             store(node, result)
         del run, result
-        for index in node.releases:
-            values[index] = None
+        recorder.release(node.releases)
         if progress:
             progress()
         if after_node:

@@ -11,8 +11,13 @@ few operations per element. This pass replaces
     convolution -> ReLU              by one that applies the ReLU, unless the next
                                      layer is a convolution: then the ReLU is deferred
 
+    convolution -> ReLU -> max pool  by convolution -> max pool -> ReLU, with equal values: the
+                                     output of the convolution is not kept for backward, and the
+                                     ReLU has fewer elements
+
 On backends whose convolutions apply masks, `ReLU6` is a ReLU with a limit, which the convolution
-before it does not apply. Results are equal within rounding. Parameters, statistics and their names
+before it does not apply. A `LeakyReLU` is moved behind a max pool, too. Results are equal within
+rounding. Parameters, statistics and their names
 remain those of the original layers.
 """
 
@@ -21,13 +26,15 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from pydtnn.layers.activation import ReLU, ReLU6
+from pydtnn.layers.activation import LeakyReLU, ReLU, ReLU6
 from pydtnn.layers.base import computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
-from pydtnn.layers.merge import Add
+from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm
+from pydtnn.layers.pool import MaxPool2d
+from pydtnn.layers.volume import Conv3d, MaxPool3d
 from pydtnn.model.graph import Graph, Node
 
 
@@ -59,6 +66,8 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
         # subclasses that override the computation are not fused
         if isinstance(node.layer, Conv2d) and computes_like(node.layer, Conv2d):
             node.layer = FusedConv2d(node.layer)
+    for node in graph.nodes:
+        _pool_first(node, outputs)
     pass_ = _Pass(outputs)
     for node in reversed(graph.nodes):  # the end of a pattern is visited before its inputs
         if node not in pass_.absorbed:
@@ -74,7 +83,36 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     for node in graph.nodes:
         if isinstance(node.layer, NormAddReLU):
             _connect(node, node.layer, pass_.replaced_outputs())
+        elif type(node.layer) is Concat and node not in pass_.replaced_outputs():
+            node.layer.recomputed = _is_joined_again(node)
     return pass_.replaced_outputs()
+
+
+def _is_joined_again(node: Node) -> bool:
+    """Return whether convolutions need not keep the output of a `Concat`.
+
+    Most of its inputs are deferred, so that what they are computed of is kept anyway, and no reader
+    keeps the array.
+    """
+    deferred = sum(isinstance(source.layer, NormAddReLU) for source in node.inputs)
+    readers = [reader.layer for reader in node.consumers]
+    others = [layer for layer in readers if type(layer) is not FusedConv2d]
+    kept = any("input" in layer.saves or "output" in layer.views for layer in others)
+    few = 2 * deferred <= len(node.inputs)
+    return not (few or kept or len(others) == len(readers) or node.layer.backend.keeps_values)
+
+
+def _pool_first(node: Node, outputs: tuple[Node, ...]) -> None:
+    """Exchange a max pool with the ReLU before it, if that follows a convolution."""
+    if type(node.layer) not in (MaxPool2d, MaxPool3d):
+        return
+    (before,) = node.inputs
+    pool, relu = node.layer, before.layer
+    hidden = len(before.consumers) == 1 and before not in outputs
+    known = type(relu) in (ReLU, ReLU6, LeakyReLU)
+    if hidden and known and isinstance(before.inputs[0].layer, Conv2d | Conv3d):
+        before.layer, before.shape, before.layout = pool, node.shape, node.layout
+        node.layer, relu.input_shapes, relu.output_shape = relu, (node.shape,), node.shape
 
 
 class _Pass:

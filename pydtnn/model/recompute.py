@@ -391,6 +391,13 @@ class Recorder:
             if source.index in self._segments.checkpoints and isinstance(value, Deferred):
                 value.forget_terms()
 
+    def release(self, indices: Collection[int]) -> None:
+        """Release outputs that no later node reads, and arrays that backward computes again."""
+        for index in indices:
+            value, self._values[index] = self._values[index], None
+            if isinstance(value, Deferred) and not self._segments.parts:
+                value.drop()
+
 
 class Dropped:
     """A segment of one pass whose values were dropped.

@@ -85,6 +85,22 @@ def test_neighbours_that_are_free_become_one(pool: MemoryPool) -> None:
     assert again.nbytes == pool.in_use
 
 
+def test_a_large_hole_is_kept_for_a_large_array(pool: MemoryPool) -> None:
+    def array(mib: int) -> np.ndarray:
+        return pool.empty((mib * LARGE,), "float32")
+
+    first, other = array(64), array(8)
+    del first
+    small = array(8)  # of backward, before the gradient of the first array
+    assert pool.held < 81 * MIB
+    gradient, rest = array(64), array(8)
+    assert pool.held < 89 * MIB  # without the rule 138
+    del gradient, small, rest
+    part = array(13)  # is not small
+    assert pool.held < 89 * MIB
+    del part, other
+
+
 def test_zeros_are_zero_in_memory_that_was_written_before(pool: MemoryPool) -> None:
     pool.empty((LARGE,), "float32").fill(7)
     keep = pool.zeros((LARGE // 3,), "float32")

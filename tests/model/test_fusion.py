@@ -22,6 +22,7 @@ from pydtnn.layers import (
     GlobalAvgPool2d,
     Identity,
     Layer,
+    LeakyReLU,
     Linear,
     MaxPool2d,
     ReLU,
@@ -37,6 +38,7 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.model import Model
 from pydtnn.model.fusion import fuse
 from pydtnn.model.graph import Graph, Node
+from pydtnn.model.memory import forecast_memory
 from pydtnn.models import cifar_resnet
 
 NUMPY = create_backend("numpy")
@@ -257,20 +259,35 @@ def test_a_residual_block_is_two_convolutions_and_two_maps() -> None:
     assert kinds(residual()) == [*["FusedConv2d", "NormAddReLU"] * 3, "FusedConv2d"]
 
 
-def test_a_relu_before_pooling_is_cut_off_by_the_convolution_and_one_before_another_deferred() -> (
-    None
-):
-    assert kinds(NETS["ReLU between convolutions"]()) == [
-        "FusedConv2d",
-        "NormAddReLU",
-        "FusedConv2d",
-        "MaxPool2d",
-    ]
+def test_a_relu_is_cut_off_by_the_convolution_and_one_before_another_deferred() -> None:
+    net = Sequential(conv(4), ReLU(), conv(3), ReLU(), Flatten())
+    assert kinds(net) == ["FusedConv2d", "NormAddReLU", "FusedConv2d", "Flatten"]
+
+
+@pytest.mark.parametrize("relu", [ReLU, ReLU6, LeakyReLU])
+def test_a_relu_between_a_convolution_and_a_max_pool_runs_after_it(relu: type[Layer]) -> None:
+    def net(padding: int = 1) -> Net:
+        return Sequential(conv(4), relu(), MaxPool2d(3, stride=2, padding=padding), Flatten())
+
+    assert kinds(net()) == ["FusedConv2d", "MaxPool2d", relu.__name__, "Flatten"]
+    plain, fused = (Model(net(), IMAGE, backend="cpu", fuse=f) for f in (False, True))
+    for key, expected in run(plain, training=True).items():
+        assert run(fused, training=True)[key].tobytes() == expected.tobytes(), key
+    kept = forecast_memory(fused, 16).kept
+    assert kept[2] < 16 * 4 * 7 * 6 * 4  # of the pool, in place of the convolution's output
+    assert sum(kept) < sum(forecast_memory(plain, 16).kept)
+
+
+def test_a_relu_that_others_read_stays_before_the_max_pool() -> None:
+    shared = Sequential(
+        conv(3), ReLU(), Branches(MaxPool2d(1), Identity(), merge=Concat()), Flatten()
+    )
+    assert "ReLU" not in kinds(shared)  # it is the convolution's
 
 
 def test_a_limited_relu_is_deferred_where_convolutions_apply_masks() -> None:
     unit, units = ["FusedConv2d", "NormAddReLU"], NETS["norm and ReLU6"]
-    assert kinds(units()) == [*unit * 2, "FusedConv2d", "ReLU6", "MaxPool2d"]
+    assert kinds(units()) == [*unit * 2, "FusedConv2d", "MaxPool2d", "ReLU6"]
     without = replace(create_backend("numpy"), gates=False)
     model = Model(units(), IMAGE, backend=without, fuse=True)
     assert [type(layer).__name__ for layer in model.layers].count("ReLU6") == 3

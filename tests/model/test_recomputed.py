@@ -11,7 +11,10 @@ from pydtnn.layers import (
     GELU,
     Add,
     ArcTan,
+    AvgPool2d,
+    BatchNorm,
     Branches,
+    Concat,
     Conv2d,
     Embedding,
     Flatten,
@@ -21,6 +24,7 @@ from pydtnn.layers import (
     MultiHeadAttention,
     Net,
     ReLU,
+    Reshape,
     Residual,
     Sequential,
     Sigmoid,
@@ -40,7 +44,23 @@ def block() -> Net:
     return Sequential(Residual(attention), Residual(mlp))
 
 
+def unit(filters: int, kernel: int) -> list[Net]:
+    conv = Conv2d(filters, kernel, padding=kernel // 2, bias=False)
+    return [conv, BatchNorm(), ReLU()]
+
+
+def inception() -> Net:
+    def block() -> Net:
+        pooled = Sequential(AvgPool2d(3, 1, padding=1), *unit(2, 1))
+        return Branches(
+            Sequential(*unit(5, 1)), Sequential(*unit(4, 1), *unit(3, 3)), pooled, merge=Concat()
+        )
+
+    return Sequential(Reshape((8, 5, 24)), *unit(6, 3), block(), block(), Flatten(), Linear(3))
+
+
 NETS = {
+    "inception": inception,
     "transformer": lambda: Sequential(Linear(24), block(), block(), LayerNorm(), Linear(3)),
     "several readers": lambda: Sequential(
         Linear(8), SiLU(), Branches(Linear(5), Linear(5), merge=Add()), GroupNorm(1), Linear(2)
@@ -97,6 +117,15 @@ def test_a_block_of_a_transformer_keeps_ten_arrays_instead_of_sixteen() -> None:
     small = 0.5  # moments of norms and attention
     assert 10 <= kept(model()) < 10 + small
     assert 16 <= kept(keeping(model())) < 16 + small
+
+
+def test_convolutions_do_not_keep_a_concatenation_of_normalised_inputs() -> None:
+    def kept(model: Model) -> int:
+        return sum(forecast_memory(model, BATCH).kept)
+
+    model, before = (Model(inception(), SHAPE, backend="cpu") for _ in range(2))
+    pixels, channels = 4 * BATCH * 8 * 5, 5 + 3 + 2
+    assert kept(keeping(before)) - kept(model) == pixels * channels  # the second is an output's
 
 
 def test_inference_and_frozen_layers_compute_outputs_once() -> None:

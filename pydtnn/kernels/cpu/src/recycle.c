@@ -97,13 +97,18 @@ static void unlist(struct recycler *r, struct block *b) {
     *(b->previous ? &b->previous->next : &r->free) = b->next;
 }
 
+/* The smallest sufficient block. One that is two fifths of all memory, with little behind it, is not
+   cut for less than a fifth of it: it was a large array of forward, whose gradient will need it. */
 static struct block *best_fit(const struct recycler *r, size_t size) {
     struct block *best = NULL;
     for (struct block *b = r->free; b; b = b->next) {
         if (b->size < size) continue;
         if (!best || b->size < best->size || (b->size == best->size && b < best)) best = b;
     }
-    return best;
+    if (!best || !after(best) || size > best->size / 5) return best;
+    size_t behind = (size_t)(best->region->top - (char *)after(best));
+    int kept = best->size / 2 >= r->counts.held / 5 && behind + size <= best->size / 3;
+    return kept ? NULL : best;
 }
 
 /* ---- neighbours */

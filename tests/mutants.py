@@ -267,8 +267,8 @@ MUTANTS = {
     ),
     "outputs that are kept after their last reader": Mutant(
         "pydtnn/model/execution.py",
-        "            values[index] = None\n",
-        "            pass\n",
+        "        recorder.release(node.releases)\n",
+        "",
         "tests/model/test_model.py::test_a_forward_pass_alone_frees_every_array_after_its_last_use",
     ),
     "saved arrays that are kept after their backward": Mutant(

@@ -126,11 +126,12 @@ def test_signals_at_random_moments_lose_no_step(case: int, mode: str, tmp_path: 
 @pytest.mark.parametrize(
     "options",
     [
-        ("--scheme=local_sgd", "--checkpoint-steps=3", "--ema=0.9"),
+        ("--scheme=local_sgd",),
         ("--scheme=stale", "--lr=0.002"),
         ("--exact", "--shards=3"),
         ("--parallel=pipeline=3",),
         ("--parallel=filter=3",),
+        ("--checkpoint-steps=3", "--ema=0.9"),
     ],
     ids=" ".join,
 )

@@ -146,7 +146,7 @@ def test_layers_are_classified_by_their_kernels() -> None:
     net = Sequential(
         *(Conv2d(16, 3, name="image"), BatchNorm(), ReLU()),
         *(Conv2d(64, 3, name="fused"), BatchNorm(), ReLU()),
-        *(Conv2d(64, 1, name="point"), ReLU(name="relu"), MaxPool2d(2, name="pool")),
+        *(Conv2d(64, 1, name="point"), MaxPool2d(2, name="pool")),
         *(Conv2d(64, 3, stride=2, name="strided"), MaxPool2d(1, name="pool2")),
         *(Conv2d(64, 3, groups=64, name="depthwise"), Flatten(), Linear(64, name="fc")),
     )

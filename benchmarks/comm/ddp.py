@@ -8,9 +8,9 @@ progress are part of it. Theirs is the leanest loop there is (`channels_last`, g
 stays in memory). Batches per rank are those of `benchmarks.common.work`, the optimizer is SGD with
 momentum. The sides run one after the other, again and again, never at the same time: a rank that
 waits for a message keeps its core busy. A run is a few epochs of 10 steps, of which the first does
-not count. Columns: images/s (or sequences/s) of all ranks, median over
-the epochs of all runs; the ratio of each run's medians, as median (least to greatest); and the peak
-of resident memory per rank, Python and libraries included.
+not count. Columns: images/s (or sequences/s) of all ranks, median over the epochs of all runs; the
+ratio of each run's medians, as median (least to greatest); and the peak of resident memory per
+rank, Python and libraries included.
 """
 
 from __future__ import annotations
@@ -52,15 +52,14 @@ def run_ours(name: str, ranks: int, threads: int, epochs: int) -> Run:
     work = WORK[name]
     test, samples = ranks * work.batch, STEPS * ranks * work.batch
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"length": work.shape[0]}
-        data = ["text", "--data-dir", folder]
+        options: dict[str, Any]
         if len(work.shape) == 1:
+            data, options = ["text", "--data-dir", folder], {"length": work.shape[0]}
             text = np.random.default_rng(0).bytes((samples + test + 1) * work.shape[0] * 10 // 9)
             Path(folder, "text.txt").write_bytes(text)
         else:
-            options = {"samples": samples, "test_samples": test}
+            data, options = ["synthetic"], {"samples": samples, "test_samples": test}
             options |= {"classes": work.classes, "shape": work.shape}
-            data = ["synthetic"]
         command = [
             *(sys.executable, "-m", "pydtnn.train"),
             *("--model", work.net, "--batch-size", str(work.batch), "--threads", str(threads)),

@@ -16,9 +16,8 @@ few operations per element. This pass replaces
                                      ReLU has fewer elements
 
 On backends whose convolutions apply masks, `ReLU6` is a ReLU with a limit, which the convolution
-before it does not apply. A `LeakyReLU` is moved behind a max pool, too. Results are equal within
-rounding. Parameters, statistics and their names
-remain those of the original layers.
+before it does not apply. A `LeakyReLU` changes places with a max pool, too. Results are equal
+within rounding. Parameters, statistics and their names remain those of the original layers.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pydtnn.kernels.observed import observed_kernels
 from pydtnn.kernels.recorded import Recorder as Kernels
 from pydtnn.layers import (
     GELU,
+    BatchNorm,
     Branches,
     ClassToken,
     Concat,
@@ -148,10 +149,17 @@ def test_transformers_of_images_have_the_same_bytes():
     assert_same(vision_transformer)
 
 
-def test_branches_that_are_concatenated_have_the_same_bytes():
+@pytest.mark.parametrize("normalised", [False, True])
+def test_branches_that_are_concatenated_have_the_same_bytes(normalised):
+    """With norms, convolutions have the output of `Concat` joined again."""
+
+    def unit(filters, kernel):
+        norm = (BatchNorm(), ReLU()) if normalised else ()
+        return Sequential(Conv2d(filters, kernel, padding=kernel // 2), *norm)
+
     def net():
-        branches = Branches(Conv2d(4, 1), Conv2d(8, 3, padding=1), merge=Concat())
-        return Sequential(branches, Flatten(), Linear(10))
+        branches = Branches(unit(4, 1), unit(8, 3), merge=Concat())
+        return Sequential(branches, Conv2d(3, 3), Flatten(), Linear(10))
 
     assert_same(net)
 

@@ -81,12 +81,13 @@ class CutScores:
         target : Array of int64, shape (n,)
         classes : CutClasses
         out : Array, shape (n, own classes)
+            May be `y`.
         """
         top, predicted = y.max(axis=1), y.argmax(axis=1) + classes.first
-        xp.exp(xp.subtract(y, top[:, None], out=out), out=out)
-        total = out.sum(axis=1, dtype="float64")
         column, here = columns(xp, target, classes, y.shape[1])
         own = xp.where(here, y[xp.arange(len(y)), column], 0)
+        xp.exp(xp.subtract(y, top[:, None], out=out), out=out)
+        total = out.sum(axis=1, dtype="float64")
         numbers = xp.stack([xp.asarray(part, y.dtype) for part in (top, total, own, predicted)])
         gathered = classes.gather(numbers[None])  # (P, 4, n)
         tops, totals, owns, places = (gathered[:, i].astype("float64") for i in range(4))

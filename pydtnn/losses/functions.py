@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,6 +127,8 @@ class Loss(SuggestsNames, StoresArguments, ABC):
     takes_parts : bool
         Whether there is a method `compute_cut` for scores of which ranks have different classes
         (see `CategoricalCrossEntropy`), and the loss is the mean of those of positions.
+    overwrites : bool
+        Whether `compute` may write the gradient over the predictions, on a CPU. Not inherited.
     """
 
     metrics: tuple[str, ...] = ()
@@ -134,6 +136,11 @@ class Loss(SuggestsNames, StoresArguments, ABC):
     threshold: float | None = None
     counts_targets: bool = False
     takes_parts: bool = False
+    overwrites: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.overwrites = vars(cls).get("overwrites", False)
 
     def __call__(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array | None = None
@@ -258,6 +265,8 @@ class CategoricalCrossEntropy(_ClassLoss):
     7.
     """
 
+    overwrites = True
+
     def __init__(
         self,
         label_smoothing: float = 0.0,
@@ -370,6 +379,7 @@ class BinaryCrossEntropy(_DenseLoss):
 
     metrics = ("binary_accuracy",)
     threshold = 0.0
+    overwrites = True
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets have a wrong shape or are outside [0, 1]."""
@@ -399,6 +409,7 @@ class MeanSquaredError(_DenseLoss):
     """
 
     metrics = ("regression_mae",)
+    overwrites = True
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
@@ -413,6 +424,7 @@ class MeanAbsoluteError(_DenseLoss):
     """
 
     metrics = ("regression_mse",)
+    overwrites = True
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
@@ -428,6 +440,8 @@ class Hinge(_ClassLoss):
     Weston and Watkins, "Support vector machines for multi-class pattern recognition", ESANN 1999,
     equation 6.
     """
+
+    overwrites = True
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes from 0 to K - 1."""

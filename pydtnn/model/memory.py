@@ -291,7 +291,11 @@ class Rehearsal:
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)
         self._exchange_losses(outputs)
-        dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
+        unread = dict(zip(self.model.output_nodes, self.model.unread_outputs, strict=True))
+        dy = tuple(
+            part if unread.get(node) else self.backend.empty(part.shape, part.dtype)
+            for node, part in zip(self.model.graph.outputs, outputs, strict=True)
+        )
         del y, outputs
         with np.errstate(all="ignore"):
             self.model.backward_shards([dy], [residuals], after_node=after_node)

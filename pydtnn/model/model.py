@@ -30,7 +30,7 @@ from pydtnn.model.execution import (
 )
 from pydtnn.model.formats import Formats, Rounder, read_formats
 from pydtnn.model.fusion import fuse as fuse_graph
-from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.graph import Graph, is_unread, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.pieces import Piece, part_piece
@@ -515,6 +515,12 @@ class Model(NotCallable, Predictor):
         if self.pipeline is not None and not self.pipeline.last:
             return ()
         return self.graph.parts[-1].outputs
+
+    @property
+    def unread_outputs(self) -> tuple[bool, ...]:
+        """Whether the array of each of `output_nodes` may be overwritten before backward."""
+        nodes = self.output_nodes
+        return tuple(nodes.count(node) == 1 and is_unread(node) for node in nodes)
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:

@@ -79,6 +79,14 @@ class Network(Protocol):
     cut_outputs: bool
     cuts: tuple[int, ...]
 
+    @property
+    def output_nodes(self) -> tuple[Node, ...]:
+        """Nodes of the model's outputs."""
+
+    @property
+    def unread_outputs(self) -> tuple[bool, ...]:
+        """Whether the array of each of them may be overwritten before backward."""
+
     def cut(self, cuts: Sequence[int]) -> None:
         """Recompute the segments between cuts."""
 

@@ -58,6 +58,8 @@ class Objective:
         For each metric by its name, `Metric.size`.
     names : tuple of str
         Names of the values, in the order of `Totals`.
+    unread : sequence of bool
+        For each output, whether its gradient may overwrite it: see `Model.unread_outputs`.
 
     Raises
     ------
@@ -78,6 +80,7 @@ class Objective:
         self._main = main = outputs if auxiliary is None else 1
         self._shapes = tuple(shapes)
         self._parts: tuple[CutClasses | CutPositions | None, ...] = (None,) * outputs
+        self.unread: Sequence[bool] = (False,) * outputs
         losses = tuple(map(get_loss, _one_each("loss", loss, main)))
         self.losses = losses if auxiliary is None else losses * outputs
         if auxiliary is not None:
@@ -207,7 +210,8 @@ class Objective:
         Parameters
         ----------
         y, target : Array, or a tuple of one per output
-            Outputs may be parts (`takes_parts`); then this is collective.
+            Outputs may be parts (`takes_parts`); then this is collective. In training those that
+            are `unread` are overwritten by their gradients, if their losses can do that.
         scale : Number
             Factor on the gradient.
         totals : Totals
@@ -229,21 +233,22 @@ class Objective:
         dys: list[Array] = []
         xp = self.backend.xp
         loss: Any
-        for y, target, loss, weight, metrics, ratio, shape, part in zip(
+        for y, target, loss, weight, metrics, ratio, shape, part, unread in zip(
             *(ys, targets, self.losses, self.weights, self.metrics),
             ratios or (1.0,) * len(ys),
-            *(self._shapes, self._parts),
+            *(self._shapes, self._parts, self.unread),
             strict=True,
         ):
-            target, dy = self.backend.asarray(target), self.backend.empty(y.shape, y.dtype)
+            target, overwrites = self.backend.asarray(target), unread and loss.overwrites
+            dy = y if training and overwrites else self.backend.empty(y.shape, y.dtype)
             factor = scale if weight * ratio == 1 else weight * ratio * scale
             if y.shape[1:] == shape:
                 own = [metric.compute(xp, y, target) for metric in metrics]
                 value = loss.compute(self.backend, y, target, factor, dy)
             elif isinstance(part, CutPositions):
                 here, share = target[:, part.own], y.shape[1] / shape[0]
-                value = loss.compute(self.backend, y, here, share * factor, dy)
-                means = [value, *(metric.compute(xp, y, here) for metric in metrics)]
+                own = [metric.compute(xp, y, here) for metric in metrics]
+                means = [loss.compute(self.backend, y, here, share * factor, dy), *own]
                 numbers = share * xp.stack([xp.asarray(mean, "float64") for mean in means])
                 value, *own = part.gather(numbers[None]).sum(axis=0)
             else:

@@ -220,6 +220,7 @@ def create_setup(
     """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
     mesh = choose_mesh(model, mesh)
     model.cut_outputs = mesh is not None and objective.cut(model.output_nodes, mesh)
+    objective.unread = model.unread_outputs or objective.unread  # which other stages only evaluate
     loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
     exchange = choose_exchange(exchange, mesh)
     supervision = (exchange.comm if mesh is None else mesh.comm).supervision

@@ -169,6 +169,28 @@ def test_losses_of_outputs_equal_the_reference(
 
 
 @pytest.mark.parametrize("backend_name", BACKENDS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 17), (3, 1000)])
+def test_gradients_that_overwrite_the_predictions_have_the_same_bytes(
+    cpu_backend: Backend, backend_name: str, shape: tuple[int, int], smoothing: float
+) -> None:
+    losses, rng = choose(backend_name, cpu_backend).loss, np.random.default_rng(0)
+    y, classes = rng.normal(0, 3, shape).astype("float32"), rng.integers(shape[1], size=shape[0])
+    weights, target = rng.random(shape[1], "float32"), rng.random(shape, "float32")
+    calls: list[tuple[Callable[..., float], tuple[object, ...]]] = [
+        (losses.cross_entropy, (classes, smoothing)),
+        (losses.weighted_cross_entropy, (classes, weights, 0, smoothing)),
+        (losses.weighted_cross_entropy, (target, weights, None, smoothing)),
+        (losses.hinge, (classes,)),
+        *((getattr(losses, name), (target,)) for name in ELEMENTWISE),
+    ]
+    for loss, arguments in calls:
+        apart, own = np.empty_like(y), y.copy()
+        assert loss(y, *arguments, 0.25, out=apart) == loss(own, *arguments, 0.25, out=own)
+        assert own.tobytes() == apart.tobytes()
+
+
+@pytest.mark.parametrize("backend_name", BACKENDS)
 @pytest.mark.parametrize("kind", ["cross_entropy", "hinge"])
 @pytest.mark.parametrize("wrong", [-1, 10, 2**40])
 def test_a_target_that_is_no_class_is_refused_before_anything_is_written(

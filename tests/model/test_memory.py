@@ -146,7 +146,7 @@ def test_the_flat_arrays_are_counted_with_their_padding() -> None:
     memory = forecast_memory(Model(Linear(3), (5,), backend="numpy"), 2)
     assert isinstance(memory, Memory)
     assert memory.parameters == memory.gradients == 128  # 15 and 3 numbers, a line of 64 B each
-    assert memory.peak == 256 + 2 * 5 * 4 + 2 * 2 * 3 * 4  # the batch, y and dy
+    assert memory.peak == 256 + 2 * 5 * 4 + 2 * 3 * 4  # the batch, and y, which dy overwrites
 
 
 class Doubled(Layer):

@@ -12,7 +12,17 @@ import pytest
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Block, Conv2d, Embedding, Linear, Sequential
+from pydtnn.layers import (
+    Block,
+    Conv2d,
+    Dropout,
+    Embedding,
+    Linear,
+    Reshape,
+    Residual,
+    Sequential,
+    Sigmoid,
+)
 from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.metrics import AUC
 from pydtnn.model import Model
@@ -84,6 +94,49 @@ def test_targets_of_each_kind_train(x: Any, y: Any, net: Any, loss: str, metrics
     trainer = Trainer(Model(Sequential(net()), data.input_shape), "sgd", loss=loss, metrics=metrics)
     trainer.fit(data, data, epochs=1, batch_size=5)
     assert all(np.isfinite(value) for value in trainer.history[-1].values())
+
+
+Ends = Callable[[], Any]
+
+
+@pytest.mark.parametrize(
+    ("net", "unread"),
+    [
+        (lambda: Linear(3), True),
+        (lambda: Sequential(Linear(3), Dropout(0.1)), False),
+        (lambda: Sequential(Linear(3), Sigmoid()), False),  # backward reads the output
+        (lambda: Sequential(Linear(3), Residual(Sequential(Linear(3), Reshape((3,))))), True),
+        (lambda: Sequential(Linear(3), Reshape((3,))), False),
+    ],
+)
+def test_a_gradient_overwrites_an_output_that_backward_does_not_read(
+    net: Ends, unread: bool
+) -> None:
+    weights = []
+    for apart in (False, True):
+        model = Model(Sequential(Linear(4), net()), (5,), dtype="float64", seed=1)
+        trainer = Trainer(model, SGD(0.5), metrics=["accuracy"], progress=False)
+        assert trainer.objective.unread == (unread,)
+        if apart:
+            trainer.objective.unread = (False,)
+        trainer.fit(ArrayDataset(X, LABELS), epochs=2, batch_size=5)
+        weights.append([(name, a.tobytes()) for name, a in model.state().items()])
+        history = trainer.history[-1]
+    assert weights[0] == weights[1]
+    assert 0 < history["accuracy"] <= 1
+
+
+def test_outputs_that_another_layer_reads_or_that_are_given_twice_are_not_overwritten() -> None:
+    class Twice(Block):
+        def wire(self, graph: Any, *inputs: Any) -> Any:
+            a = graph.add(Linear(3), *inputs)
+            b = graph.add(Linear(3), a)
+            c = graph.add(Linear(3), b)
+            return a, c, c
+
+    assert Model(Twice(), (5,)).unread_outputs == (False, False, False)
+    assert not Own.overwrites
+    assert not type("Changed", (CategoricalCrossEntropy,), {}).overwrites
 
 
 def test_labels_that_are_ignored_are_ignored_by_metrics_and_do_not_change_training() -> None:

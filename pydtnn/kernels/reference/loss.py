@@ -2,7 +2,7 @@
 
 A loss is summed, never averaged: `scale` (usually 1 / global batch) multiplies the gradient, so
 that uneven shards add up exactly. Each returns a Python float, summed in float64. 16-bit arguments
-are converted first.
+are converted first. On a CPU, `out` may be the predictions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 /* Losses: value and gradient in one pass.
  *
  * A row of logits stays in L1 between its maximum, its exponentials (kept in `out`) and its
- * gradient, so that memory is read and written once. Each row's loss is a double; rows (or,
- * where outputs are independent, parts of PART elements) are summed to separate doubles and these
- * in order, so that the bytes do not depend on the threads.
+ * gradient, so that memory is read and written once, and `out` may be the logits. Each row's loss
+ * is a double; rows (or, where outputs are independent, parts of PART elements) are summed to
+ * separate doubles and these in order, so that the bytes do not depend on the threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,10 +17,16 @@ static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, doub
                                 double scale, real *out) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     const real shift = row_max(x, n);
+    const double score = (double)x[target] - (double)shift;
+    struct doubles total = {0};
+    if (smoothing > 0) {
+        for (ptrdiff_t j = 0; j < whole; j += LANES) add_doubles(&total, vload(x + j) - shift);
+        add_doubles(&total, vload_or(x + whole, tail, vset(shift)) - shift);
+    }
     vec last;
     const real sum = row_exp(x, n, shift, out, &last);
     const double log_sum = log((double)sum);
-    double loss = (1 - smoothing) * (log_sum - ((double)x[target] - (double)shift));
+    double loss = (1 - smoothing) * (log_sum - score);
     const vec factor = vset((real)(scale / sum)), all = vset((real)(smoothing / n * scale));
     const vec own = vset((real)((1 - smoothing) * scale));
     for (ptrdiff_t j = 0; j < whole; j += LANES) {
@@ -29,12 +35,7 @@ static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, doub
     }
     const vec q = all + vselect(vlanes(whole) == (ireal)target, own, vzero());
     vstore_part(out + whole, last * factor - q, tail);
-    if (smoothing > 0) {
-        struct doubles total = {0};
-        for (ptrdiff_t j = 0; j < whole; j += LANES) add_doubles(&total, vload(x + j) - shift);
-        add_doubles(&total, vload_or(x + whole, tail, vset(shift)) - shift);
-        loss += smoothing * (log_sum - sum_doubles(total) / (double)n);
-    }
+    if (smoothing > 0) loss += smoothing * (log_sum - sum_doubles(total) / (double)n);
     return loss;
 }
 
@@ -44,11 +45,19 @@ static double weighted_row(const real *x, int64_t target, const real *w, double 
                            double smoothing, double scale, real *out) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     const real shift = row_max(x, n);
+    const double score = (double)x[target] - (double)shift;
+    struct doubles total = {0};
+    for (ptrdiff_t j = 0; smoothing > 0 && j < n; j += LANES) {
+        const ptrdiff_t lanes = min_of(LANES, n - j);
+        const vec weight = vload_part(w + j, lanes);
+        const vec term = weight * (vload_or(x + j, lanes, vset(shift)) - shift);
+        add_doubles(&total, vselect(weight > 0, term, vzero()));
+    }
     vec last;
     const real sum = row_exp(x, n, shift, out, &last);
     const double log_sum = log((double)sum), own = (1 - smoothing) * (double)w[target];
     const double each = smoothing / (double)n;
-    double loss = own > 0 ? own * (log_sum - ((double)x[target] - (double)shift)) : 0;
+    double loss = own > 0 ? own * (log_sum - score) : 0;
     const vec factor = vset((real)(scale * (own + each * all) / sum));
     const vec one = vset((real)(own * scale)), every = vset((real)(each * scale));
     for (ptrdiff_t j = 0; j < whole; j += LANES) {
@@ -58,16 +67,7 @@ static double weighted_row(const real *x, int64_t target, const real *w, double 
     const vec q =
         every * vload_part(w + whole, tail) + vselect(vlanes(whole) == (ireal)target, one, vzero());
     vstore_part(out + whole, last * factor - q, tail);
-    if (smoothing > 0) {
-        struct doubles total = {0};
-        for (ptrdiff_t j = 0; j < n; j += LANES) {
-            const ptrdiff_t lanes = min_of(LANES, n - j);
-            const vec weight = vload_part(w + j, lanes);
-            const vec term = weight * (vload_or(x + j, lanes, vset(shift)) - shift);
-            add_doubles(&total, vselect(weight > 0, term, vzero()));
-        }
-        loss += each * (all * log_sum - sum_doubles(total));
-    }
+    if (smoothing > 0) loss += each * (all * log_sum - sum_doubles(total));
     return loss;
 }
 

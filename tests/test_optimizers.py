@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -348,6 +349,24 @@ def test_clipping_scales_all_gradients_by_their_common_norm(backend):
             expected = part[p.name] * 0.5 / norm
             step = w[p.name] - to_host(p.value)
             np.testing.assert_allclose(step, expected, rtol=rtol, atol=1e-6 * rtol)
+
+
+@pytest.mark.parametrize("kind", [partial(SGD, momentum=0.9), Adam, AdamW])
+def test_a_rule_that_takes_the_factor_of_clipping_has_the_same_bytes(kind, monkeypatch):
+    backend, results = create_backend("cpu"), []
+    for scales in (True, False):
+        buffer, rng = make(backend), np.random.default_rng(0)
+        optimizer = kind(LR, clip_norm=0.5)
+        optimizer.bind(backend, [buffer])
+        monkeypatch.setattr(type(optimizer), "scales", scales)
+        for _ in range(3):
+            gradients = draw_gradients(buffer, rng)
+            optimizer.step()
+        unchanged = all((p.grad == gradients[p.name]).all() for p in buffer.parameters)
+        assert unchanged == scales
+        results.append(values(buffer))
+    for name, value in results[0].items():
+        assert value.tobytes() == results[1][name].tobytes()
 
 
 def test_clipping_leaves_small_gradients_alone(backend):

@@ -162,7 +162,7 @@ class Adam(Optimizer):
     """
 
     slots = ("m", "v")
-    capturable = True
+    capturable = scales = True
     decoupled = False
 
     def __init__(
@@ -184,8 +184,9 @@ class Adam(Optimizer):
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
+        numbers: dict[str, Any] = self._betas() | self.factor
         self.backend.update.adam(
-            *(w, g, m, v), lr=lr, decay=decay, step=step, decoupled=self.decoupled, **self._betas()
+            *(w, g, m, v), lr=lr, decay=decay, step=step, decoupled=self.decoupled, **numbers
         )
 
     def _betas(self) -> dict[str, float]:
@@ -209,7 +210,7 @@ class AdamW(Adam):
     Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
     """
 
-    decoupled = capturable = True
+    decoupled = capturable = scales = True
 
     def __init__(
         self,

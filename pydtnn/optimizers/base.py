@@ -62,12 +62,9 @@ class Clipping:
         self._unit = 1.0
 
     def apply(
-        self,
-        backend: Backend,
-        total: Total,
-        grads: Sequence[Array],
-    ) -> None:
-        """Scale gradients in place.
+        self, backend: Backend, total: Total, grads: Sequence[Array], *, scales: bool
+    ) -> Number:
+        """Scale gradients in place, and return a factor that remains to be applied.
 
         Parameters
         ----------
@@ -76,6 +73,8 @@ class Clipping:
             Adds a function's numbers of all gradients of all ranks.
         grads : sequence of Array
             The gradients that are scaled.
+        scales : bool
+            Whether the last factor remains; otherwise 1 does.
         """
         square, factors = _squared_norm(backend, total, 1.0), []
         self._square, self._unit = square, 1.0
@@ -88,9 +87,11 @@ class Clipping:
         else:
             factor = backend.update.clip_factor(square, self.limit)
             factors = [] if isinstance(factor, float) and factor == 1 else [factor]
+        last = factors.pop() if scales and factors else 1.0
         for array in grads:
             for factor in factors:  # one by one: the product of two may underflow
                 backend.update.scale(array, factor)
+        return last
 
     @property
     def norm(self) -> float | None:
@@ -340,6 +341,11 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         replayed for all later steps: it reads no value on the host that changes between steps,
         except its terms, and its kernels check `CudaBackend.go`, as those of `backend.update` do.
         Not inherited.
+    scales : bool
+        Whether `update` passes `factor` to its kernel, so that clipping does not write the
+        gradients. Not inherited.
+    factor : dict of str to float
+        The factor of clipping, "scale", if kernels take it (`backend.update.scales`); else empty.
     backend : Backend
         The backend of the rule's kernels and arrays, once bound.
     binding : object
@@ -357,6 +363,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
     per_parameter: bool = False
     needs_all_gradients: bool = False
     capturable: ClassVar[bool] = False
+    scales: ClassVar[bool] = False
     backend: Backend
     binding: object = None
     loss_scale: LossScale | None = None
@@ -365,8 +372,9 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if "capturable" not in vars(cls):
-            cls.capturable = False
+        for name in ("capturable", "scales"):
+            if name not in vars(cls):
+                setattr(cls, name, False)
         if isinstance(cls.slots, str):
             raise TypeError(f'{cls.__name__}: slots must be a tuple; use ("{cls.slots}",)')
 
@@ -397,6 +405,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             self.needs_all_gradients = True
         self.iterations = 0
         self.lr_factor = 1.0
+        self.factor: dict[str, float] = {}
         self._terms: Mapping[str, Number] = {}
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
@@ -591,7 +600,9 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             self.loss_scale.unscale(grads, self._count)
             self.loss_scale.adjust()
         if self._clipping is not None:
-            self._clipping.apply(self.backend, self._total, grads)
+            scales = self.scales and self.backend.update.scales
+            scale = self._clipping.apply(self.backend, self._total, grads, scales=scales)
+            self.factor = {"scale": scale} if scales else {}
 
     def next_terms(self) -> dict[str, float]:
         """Count an update; return its varying numbers: lr, step, and its `terms`."""

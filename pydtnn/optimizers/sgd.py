@@ -30,7 +30,7 @@ class SGD(Optimizer):
     takes effect immediately.
     """
 
-    capturable = True
+    capturable = scales = True
 
     def __init__(
         self,
@@ -61,5 +61,10 @@ class SGD(Optimizer):
         step: Number,
     ) -> None:
         self.backend.update.sgd(
-            w, g, velocity, lr=lr, decay=decay, momentum=self.momentum, nesterov=self.nesterov
+            *(w, g, velocity),
+            lr=lr,
+            decay=decay,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            **self.factor,
         )

@@ -131,6 +131,29 @@ def test_squared_norm_and_scale_equal_the_reference(
     np.testing.assert_array_equal(scaled, x)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 1023, 1025, 8193, 40001])
+@pytest.mark.parametrize("case", ["sgd", "momentum", "nesterov", "adam", "adamw"])
+def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(
+    cpu_backend: Backend, case: str, size: int, dtype: str
+) -> None:
+    kernel, slots, options = CASES[case]
+    rng, factor = np.random.default_rng(size), 0.3
+    start = [rng.random(size).astype(dtype) for _ in range(4)]
+    none = () if slots else (None,)
+    for backend in (REFERENCE, cpu_backend):
+        rule, results = getattr(backend.update, kernel), []
+        for folded in (True, False):
+            w, g, *state = (array.copy() for array in start)
+            if not folded:
+                backend.update.scale(g, factor)
+            scale = {"scale": factor} if folded else {}
+            rule(w, g, *state[:slots], *none, lr=0.1, decay=0.01, **options(2), **scale)
+            results.append([array.tobytes() for array in (w, *state)])
+            assert folded == (g.tobytes() == start[1].tobytes())
+        assert results[0] == results[1]
+
+
 def test_squared_norm_does_not_overflow_in_float(cpu_backend: Backend) -> None:
     for value in (1e30, 1e-30):
         x = np.full(1000, value, "float32")

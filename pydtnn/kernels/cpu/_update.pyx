@@ -8,7 +8,7 @@ cnp.import_array()
 cdef extern from "update.h":
     struct update_kernels:
         void (*sgd)(void *w, const void *g, void *velocity, ptrdiff_t n, double lr, double decay,
-                    double momentum, int nesterov, int threads) nogil
+                    double momentum, int nesterov, double factor, int threads) nogil
         void (*rmsprop)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
                         double rho, double epsilon, int threads) nogil
         void (*adagrad)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
@@ -17,7 +17,7 @@ cdef extern from "update.h":
                      double beta1, double beta2, int threads) nogil
         void (*adam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double rate,
                      double decay, double shrink, double beta1, double beta2, double inv_root,
-                     double epsilon, int threads) nogil
+                     double epsilon, double factor, int threads) nogil
         void (*nadam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double lr,
                       double decay, double beta1, double beta2, double inv_root, double epsilon,
                       double ahead, double now, int threads) nogil
@@ -37,8 +37,8 @@ cdef class UpdateKernels:
             raise ValueError(f"instruction set number {isa} was not built.")
 
     def sgd(self, w, g, velocity, double lr, double decay, double momentum, bint nesterov,
-            int threads):
-        """One step of w and, unless it is None, velocity."""
+            double scale, int threads):
+        """One step of w and, unless it is None, velocity, with the gradient scale g."""
         cdef int size = itemsize(w)
         cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
         cdef void *w_ = output(w, size, n)
@@ -46,7 +46,7 @@ cdef class UpdateKernels:
         cdef void *v_ = NULL if velocity is None else output(velocity, size, n)
         cdef const update_kernels *kernels = update_select(self.isa, size)
         with nogil:
-            kernels.sgd(w_, g_, v_, n, lr, decay, momentum, nesterov, threads)
+            kernels.sgd(w_, g_, v_, n, lr, decay, momentum, nesterov, scale, threads)
 
     def rmsprop(self, w, g, square, double lr, double decay, double rho, double epsilon,
                 int threads):
@@ -84,8 +84,11 @@ cdef class UpdateKernels:
             kernels.lion(w_, g_, m_, n, lr, shrink, beta1, beta2, threads)
 
     def adam(self, w, g, m, v, double rate, double decay, double shrink, double beta1,
-             double beta2, double inv_root, double epsilon, int threads):
-        """One step of w, m and v: ``w = shrink w - rate m / (sqrt(v) inv_root + epsilon)``."""
+             double beta2, double inv_root, double epsilon, double scale, int threads):
+        """One step of w, m and v: ``w = shrink w - rate m / (sqrt(v) inv_root + epsilon)``.
+
+        The gradient is scale g.
+        """
         cdef int size = itemsize(w)
         cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
         cdef void *w_ = output(w, size, n)
@@ -95,7 +98,8 @@ cdef class UpdateKernels:
         cdef const update_kernels *kernels = update_select(self.isa, size)
         with nogil:
             kernels.adam(
-                w_, g_, m_, v_, n, rate, decay, shrink, beta1, beta2, inv_root, epsilon, threads
+                w_, g_, m_, v_, n, rate, decay, shrink, beta1, beta2, inv_root, epsilon, scale,
+                threads
             )
 
     def nadam(self, w, g, m, v, double lr, double decay, double beta1, double beta2,

@@ -14,12 +14,15 @@ class Update(Compiled, reference.Update):
     """The rules of the optimizers on the CPU; slots and numbers are those of the reference."""
 
     table = UpdateKernels
+    scales = True
 
-    def sgd(self, w: Array, g: Array, *slots: Array | None, **numbers: Any) -> None:
+    def sgd(
+        self, w: Array, g: Array, *slots: Array | None, scale: float = 1.0, **numbers: Any
+    ) -> None:
         """SGD, with momentum if there is a velocity."""
         if not _native(w, g, *slots):
-            return super().sgd(w, g, *slots, **numbers)
-        self.kernels.sgd(w, contiguous(g), *slots, **numbers, threads=self.threads)
+            return super().sgd(w, g, *slots, scale=scale, **numbers)
+        self.kernels.sgd(w, contiguous(g), *slots, **numbers, scale=scale, threads=self.threads)
 
     def rmsprop(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """RMSProp."""
@@ -40,11 +43,11 @@ class Update(Compiled, reference.Update):
         shrink = 1 - numbers["lr"] * numbers.pop("decay")
         self.kernels.lion(w, contiguous(g), *slots, **numbers, shrink=shrink, threads=self.threads)
 
-    def adam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
+    def adam(self, w: Array, g: Array, *slots: Array, scale: float = 1.0, **numbers: Any) -> None:
         """Adam, or with `decoupled` AdamW."""
         if not _native(w, g, *slots):
-            return super().adam(w, g, *slots, **numbers)
-        self.kernels.adam(w, contiguous(g), *slots, *_adam(**numbers), self.threads)
+            return super().adam(w, g, *slots, scale=scale, **numbers)
+        self.kernels.adam(w, contiguous(g), *slots, *_adam(**numbers), scale, self.threads)
 
     def nadam(self, w: Array, g: Array, *slots: Array, **numbers: Any) -> None:
         """Nadam with the momentum schedule's terms given."""

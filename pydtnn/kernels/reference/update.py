@@ -3,7 +3,8 @@
 All rules have one signature, ``rule(w, g, *slots, **numbers)``: the parameters `w`, the gradient
 `g` (not changed) and the state arrays of the rule, all flat and of equal length, then its numbers
 by name. A device overrides the rules with this signature. `decay` is the L2 coefficient added to
-the gradient, except in AdamW and Lion, where it shrinks the parameter itself.
+the gradient, except in AdamW and Lion, where it shrinks the parameter itself. `scale` is a factor
+on the gradient, that of clipping.
 
 A `Number` is a float here, and on a device possibly one float64 in its memory. Flags are float64
 arrays (1,), 1 or 0: if the device's `go` is 0, parameters and state are not changed.
@@ -19,7 +20,15 @@ from pydtnn.kernels.reference.family import Array, Family, Number
 
 
 class Update(Family):
-    """The rules of the optimizers; ``step`` counts from 1."""
+    """The rules of the optimizers; ``step`` counts from 1.
+
+    Attributes
+    ----------
+    scales : bool
+        Whether `sgd` and `adam` take `scale`, with the bytes of `scale` before them.
+    """
+
+    scales = False
 
     def sgd(
         self,
@@ -31,12 +40,13 @@ class Update(Family):
         decay: Number,
         momentum: float,
         nesterov: bool,
+        scale: float = 1.0,
     ) -> None:
         """``v = momentum v + g``; ``w -= lr v``, or with Nesterov ``w -= lr (g + momentum v)``.
 
         Sutskever et al. 2013.
         """
-        g = g + decay * w
+        g = scale * g + decay * w
         if velocity is not None:
             velocity *= momentum
             velocity += g
@@ -109,11 +119,13 @@ class Update(Family):
         beta2: float,
         epsilon: float,
         decoupled: bool,
+        scale: float = 1.0,
     ) -> None:
         """Adam (Kingma and Ba 2015, algorithm 1).
 
         `decoupled` makes it AdamW (Loshchilov and Hutter 2019, algorithm 2).
         """
+        g = scale * g
         if decoupled:
             w *= 1 - lr * decay
         else:

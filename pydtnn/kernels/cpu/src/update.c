@@ -3,7 +3,8 @@
  * SGD with momentum reads w, g, v and writes w, v: 5 accesses an element, Adam 7. The loops (Lion's
  * excepted) are plain C over arrays that do not overlap, which every compiler turns into whole
  * vectors, square roots and divisions included; everything is computed in the real type. Parts of
- * PART elements go to the threads.
+ * PART elements go to the threads. A gradient that is clipped is scaled BLOCK by BLOCK in L1, not
+ * in memory; the product is rounded to the real type before the rule uses it.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -128,17 +129,36 @@ static void scale_part(real *x, ptrdiff_t n, real factor) {
               k = part_length(n, PART, p);                                    \
               __VA_ARGS__)
 
+enum { BLOCK = 1024 };
+
+/* g, or its product with a factor in `buffer` */
+static const real *scaled(const real *g, ptrdiff_t n, real factor, real *buffer) {
+    if (factor == 1) return g;
+    for (ptrdiff_t i = 0; i < n; i++) buffer[i] = g[i] * factor;
+    return buffer;
+}
+
+/* The same with BLOCKs of the gradient d = factor g. */
+#define FOR_SCALED(factor, ...)                                                    \
+    FOR_PARTS(p, parts_of(n, PART), n, threads, real buffer[BLOCK];                \
+              const ptrdiff_t end = p * PART + part_length(n, PART, p);            \
+              for (ptrdiff_t i = p * PART; i < end; i += BLOCK) {                  \
+                  const ptrdiff_t k = min_of(BLOCK, end - i);                      \
+                  const real *d = scaled(g + i, k, factor, buffer);                \
+                  __VA_ARGS__;                                                     \
+              })
+
 static void sgd(void *w_, const void *g_, void *velocity, ptrdiff_t n, double lr, double decay,
-                double momentum, int nesterov, int threads) {
+                double momentum, int nesterov, double factor, int threads) {
     real *w = w_, *v = velocity;
     const real *g = g_;
     const real rate = (real)lr, l2 = (real)decay, mu = (real)momentum;
     if (!v) {
-        FOR_FLAT(sgd_part(w + i, g + i, k, rate, l2));
+        FOR_SCALED((real)factor, sgd_part(w + i, d, k, rate, l2));
     } else if (nesterov) {
-        FOR_FLAT(nesterov_part(w + i, g + i, v + i, k, rate, l2, mu));
+        FOR_SCALED((real)factor, nesterov_part(w + i, d, v + i, k, rate, l2, mu));
     } else {
-        FOR_FLAT(momentum_part(w + i, g + i, v + i, k, rate, l2, mu));
+        FOR_SCALED((real)factor, momentum_part(w + i, d, v + i, k, rate, l2, mu));
     }
 }
 
@@ -188,11 +208,12 @@ static struct moments moments_of(double decay, double beta1, double beta2, doubl
 
 static void adam(void *w_, const void *g_, void *m_, void *v_, ptrdiff_t n, double rate,
                  double decay, double shrink, double beta1, double beta2, double inv_root,
-                 double epsilon, int threads) {
+                 double epsilon, double factor, int threads) {
     real *w = w_, *m = m_, *v = v_;
     const real *g = g_;
     const struct moments o = moments_of(decay, beta1, beta2, inv_root, epsilon);
-    FOR_FLAT(adam_part(w + i, g + i, m + i, v + i, k, o, (real)shrink, (real)rate));
+    FOR_SCALED((real)factor,
+               adam_part(w + i, d, m + i, v + i, k, o, (real)shrink, (real)rate));
 }
 
 static void nadam(void *w_, const void *g_, void *m_, void *v_, ptrdiff_t n, double lr,

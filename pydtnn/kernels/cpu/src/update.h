@@ -5,8 +5,9 @@
 #include "dispatch.h"
 
 struct update_kernels {
+    /* velocity may be NULL; factor: of g, here and in adam */
     void (*sgd)(void *w, const void *g, void *velocity, ptrdiff_t n, double lr, double decay,
-                double momentum, int nesterov, int threads); /* velocity may be NULL */
+                double momentum, int nesterov, double factor, int threads);
     void (*rmsprop)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
                     double rho, double epsilon, int threads);
     void (*adagrad)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
@@ -17,7 +18,7 @@ struct update_kernels {
     /* shrink: factor of w before the step; inv_root: 1 / sqrt(1 - beta2^t) */
     void (*adam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double rate, double decay,
                  double shrink, double beta1, double beta2, double inv_root, double epsilon,
-                 int threads);
+                 double factor, int threads);
     /* ahead, now: factors of m and of g in the step */
     void (*nadam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double lr, double decay,
                   double beta1, double beta2, double inv_root, double epsilon, double ahead,

@@ -11,7 +11,7 @@ from pydtnn.comm.schedules.auto import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.parallel.pipeline.check import StageTime, carry_out, most_in_flight, plan_of
-from pydtnn.parallel.pipeline.schedules import owners_of
+from pydtnn.parallel.pipeline.schedules import placement
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.dry_step import DryStep
@@ -229,10 +229,12 @@ class Projector:
         parts = min(work.micro_batches or DEFAULT_PER_RANK * ranks, samples)
         own = ceil(samples / parts)
         plan = plan_of(work.pipeline_schedule, ranks, parts)
+        owners = placement(work.pipeline_schedule, ranks)
+        if len(owners.paths) > 1:
+            raise ValueError(f"{work.strategy}: no formula for two directions; use virtual ranks")
         tables = [self.tables(work, rank) for rank in range(ranks)]
         passes = [pass_time(one, messages, own) for one in tables]
-        owners = owners_of(plan)
-        share = ranks / len(owners)  # of a rank's work, of each of its stages
+        share = ranks / owners.stages  # of a rank's work, of each of its stages
         times = [
             StageTime(
                 share * one.forward,
@@ -242,7 +244,7 @@ class Projector:
             )
             for one, table in zip(passes, tables, strict=True)
         ]
-        ends = carry_out(plan, [times[rank] for rank in owners]).ends
+        ends = carry_out(plan, [times[owners.of(stage)] for stage in range(owners.stages)]).ends
         slowest = max(range(ranks), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
         updates = [update_seconds(one, messages) for one in tables]

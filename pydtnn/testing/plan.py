@@ -26,7 +26,7 @@ from pydtnn.model.model import example_inputs
 from pydtnn.model.partition.plan import NAMES, find_plan
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import Schedule, placement
+from pydtnn.parallel.pipeline import PipelineError, Schedule, placement
 from pydtnn.parallel.pipeline import check as check_schedule
 from pydtnn.testing.trace import first_wrong
 from pydtnn.testing.trajectory import (
@@ -451,12 +451,13 @@ def check_plan(
     size = None if comm is None else comm.size
     default = _meshes(plan, pipeline_schedule, size) if meshes is None else ()
     for axes in default if meshes is None else meshes:
-        if ranks := _checked(axes, comm).get(PIPELINE):
-            check_schedule(pipeline_schedule, ranks, 2 * ranks)
+        stages = _checked(axes, comm).get(PIPELINE)
         case = PlanCase(problem, serial, axes, comm=comm, tolerance=tolerance, timeout=timeout)
         refused = case.refusal()
         if refused and meshes is not None:
             raise ValueError(refused)
+        if stages and not refused:
+            check_schedule(pipeline_schedule, stages, 2 * stages)
         rows.append(PlanRow(dict(axes), {}, refused=refused) if refused else case.check())
         if training and not refused:
             rows[-1].differences["training"] = case.check_training()
@@ -526,6 +527,14 @@ def _checked(axes: Mapping[str, int], comm: Communicator | None) -> Mapping[str,
     return axes
 
 
+def _stages(schedule: str | Schedule, ranks: int) -> int:
+    """Return the number of stages of a schedule; 0 if it is not for this number of ranks."""
+    try:
+        return placement(schedule, ranks).stages
+    except PipelineError:
+        return 0
+
+
 def _meshes(plan: AnyPlan, schedule: str | Schedule, ranks: int | None) -> list[dict[str, int]]:
     """Return the default meshes for the axes that a plan names."""
     if plan is None:
@@ -540,8 +549,8 @@ def _meshes(plan: AnyPlan, schedule: str | Schedule, ranks: int | None) -> list[
         axes = [*dict.fromkeys(axis for own in known.rules.values() for axis in own.values())]
         if known.stages:
             numbers = range(1, len(known.stages) + 2)
-            fitting = (n for n in numbers if len(placement(schedule, n)) > len(known.stages))
-            stages = next(fitting)
+            fitting = (n for n in numbers if _stages(schedule, n) > len(known.stages))
+            stages = next(fitting, 0)
     twice = dict.fromkeys(axes, 2)
     if len(axes) == 1:
         found = [{axes[0]: n} for n in (2, 3, 4)]

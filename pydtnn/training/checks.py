@@ -20,13 +20,14 @@ from pydtnn.losses import BinaryCrossEntropy, CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.pipeline import check
+from pydtnn.parallel.pipeline import check, placement
 from pydtnn.parallel.schemes.sharded import Partition
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.callback import Callback
 from pydtnn.training.mesh import check_groups, check_rule
 from pydtnn.training.setup import Setup
+from pydtnn.utils.arguments import represent
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import unknown
 from pydtnn.utils.validate import check_int
@@ -172,6 +173,14 @@ def check_pipeline(setup: Setup) -> None:
             "Trainer: the loss scale of a float16 model depends on the gradients of all stages of "
             "a pipeline, which is not supported; use bfloat16"
         )
+    if len(setup.model.pipeline.copies) > 1 and (
+        not setup.exchange.replicated or type(setup.exchange.sums) is not Sums
+    ):
+        raise ValueError(
+            "Trainer: stages that two ranks of a pipeline have are trained with the scheme "
+            f"allreduce, neither exact nor compressed, got {represent(setup.exchange)}; use it, or "
+            "a schedule with each stage on one rank, such as 1f1b"
+        )
 
 
 def check_schedule(setup: Setup, loader: Loader) -> None:
@@ -198,13 +207,13 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
         for n in (min(loader.global_batch_size, samples), last)
     ]
     checked = {number: check(setup.schedule, pipeline.ranks, number) for number in {*numbers}}
-    for done in checked.values():
-        if done.owners != pipeline.owners:
-            raise ValueError(
-                f"Trainer: the pipeline's schedule has {done.stages} stages on {done.ranks} ranks, "
-                f"in another order or number than those of the model, {len(pipeline.owners)}; pass "
-                "pipeline_schedule to Model, too"
-            )
+    owners = placement(setup.schedule, pipeline.ranks)
+    if owners != pipeline.owners:
+        raise ValueError(
+            f"Trainer: the pipeline's schedule has {owners.stages} stages on {pipeline.ranks} "
+            f"ranks, in another order or number than those of the model, "
+            f"{pipeline.owners.stages}; pass pipeline_schedule to Model, too"
+        )
     micro_batches = numbers[0]
     if setup.exchange.sums.shards is not None and checked[micro_batches].has_halves:
         raise ValueError(

@@ -90,8 +90,15 @@ def axes_of(parameter: Parameter) -> tuple[str, ...]:
     return () if parameter.part is None else parameter.part.axes
 
 
-def create_parts(mesh: Mesh | None) -> Parts:
-    """Return the sums over a mesh with which an optimizer computes norms."""
+def create_parts(mesh: Mesh | None, copies: int = 1) -> Parts:
+    """Return the sums over a mesh with which an optimizer computes norms.
+
+    Parameters
+    ----------
+    mesh : Mesh or None
+    copies : int
+        Ranks along "pipeline" that have the same parameters.
+    """
     if mesh is None:
         return Parts()
     own = mesh
@@ -100,7 +107,7 @@ def create_parts(mesh: Mesh | None) -> Parts:
         array = np.array([float(value)])
         for axis in axes:
             own.group(axis).allreduce(array)
-        return float(array[0])
+        return float(array[0]) / (copies if PIPELINE in axes else 1)
 
     def same(value: Number, axes: tuple[str, ...]) -> Number:
         array = np.array([float(value)])

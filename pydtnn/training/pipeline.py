@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from pydtnn.comm import Request
+from pydtnn.comm import Communicator, Request
 from pydtnn.data import Batch
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Penalties
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
 from pydtnn.model.partition.stages import Stage
@@ -58,6 +59,7 @@ class StagePasses(Passes):
         ranks = pipeline.rank, pipeline.ranks
         self._actions = actions_of(setup.schedule, *ranks, len(self.shards))
         self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
+        self._copies = self._group_of_copies()
         self._awaited = self._messages()
         self._received: dict[Action, Transfer] = {}
         self._sent: deque[Transfer] = deque()
@@ -66,6 +68,10 @@ class StagePasses(Passes):
         self._summed: Request | None = None
         self._penalties: Penalties | None = None  # of the forward pass before
         self._totals: list[list[Array]] = [[] for _ in self.shards]  # of each stage of this rank
+        self._losses_left = sum(
+            a.kind == "forward" and (self.model.penalised or pipeline.is_last(self._stage_of(a)[1]))
+            for a in self._actions
+        )
 
     def run(self) -> None:
         """Compute all micro-batches. Collective: all ranks call it."""
@@ -76,7 +82,7 @@ class StagePasses(Passes):
             "backward_parameters": self._backward_parameters_of,
         }
         first = {(a.kind, a.stage): a for a in reversed(self._actions)}
-        last = {(a.kind, a.stage): a for a in self._actions}
+        last = {(a.kind, a.stage): a for a in self._actions} if self._copies is None else {}
         self._receive_ahead(RECEIVES_AHEAD)
         for action in self._actions:
             number, kind = action.micro_batch, (action.kind, action.stage)
@@ -84,14 +90,17 @@ class StagePasses(Passes):
                 arrays = self._receive(action)
             with self.setup.phase(action.kind.partition("_")[0], number):
                 compute[action.kind](
-                    action, arrays, first=action == first[kind], last=action == last[kind]
+                    action, arrays, first=action == first[kind], last=action == last.get(kind)
                 )
             if action.kind == "forward":
                 self._end_forward(action)
+        if self._copies is not None:
+            with self.setup.phase("exchange"):
+                self._add_up_copies(self._copies)
         with self.setup.phase("loss"):
             if self._summed is not None:
                 self._summed.wait()
-            if self.model.penalised:
+            if self.model.penalised or self._copies is not None:
                 self.pipeline.add(self.totals.values)
             else:
                 self.pipeline.broadcast(self.totals.values)
@@ -99,6 +108,31 @@ class StagePasses(Passes):
         with self.setup.phase("exchange"):
             for sent in self._sent:
                 sent.wait()
+
+    def _group_of_copies(self) -> Communicator | None:
+        """Return the group of the ranks that have the stages of this rank, if there are others."""
+        if len(self.pipeline.copies) == 1:
+            return None
+        assert self.setup.mesh is not None
+        return self.setup.mesh.subgroup(PIPELINE, self.pipeline.copies)
+
+    def _add_up_copies(self, copies: Communicator) -> None:
+        """Add up gradients and statistics of all ranks that have these stages, then exchange them.
+
+        Only here, as ranks complete their stages in different orders.
+        """
+        for stage, part in self._parts.items():
+            if all(action.stage != stage for action in self._actions):
+                for bucket in self.model.buckets_of(part):
+                    bucket.grads[...] = 0
+        requests = [copies.iallreduce(bucket.grads) for bucket in self.model.buckets]
+        exchange = AxisSums(self.exchange, self.setup.mesh)
+        for bucket, request in zip(self.model.buckets, requests, strict=True):
+            request.wait()
+            exchange.ready(bucket)
+        exchange.finish()
+        if len(self.model.statistics.sums):
+            copies.allreduce(self.model.statistics.sums)
 
     def _stage_of(self, action: Action) -> tuple[int, Stage]:
         """Return the part of the graph and the stage of an action."""
@@ -134,10 +168,10 @@ class StagePasses(Passes):
             self._kept[place_of(action)] = dy, saved
             _, values = self.losses.pop()
             self._totals[number].append(values)
-            own = len(self._parts) if self.model.penalised else 1
-            if sum(map(len, self._totals)) == own * len(self.shards):  # overlapped with backward
-                numbers = [shard.number for shard in self.shards]
-                self.losses = [*zip(numbers, map(sum_in_order, self._totals), strict=True)]
+            self._losses_left -= 1
+            if not self._losses_left:  # overlapped with backward
+                totals = zip(self.shards, self._totals, strict=True)
+                self.losses = [(shard.number, sum_in_order(own)) for shard, own in totals if own]
                 self._summed = self.add_up_losses()
         self.most_kept = max(self.most_kept, len(self._kept) / len(self._parts))
         self.take_statistics(shard)
@@ -228,7 +262,7 @@ class StagePasses(Passes):
     def _messages(self) -> Iterator[Action]:
         """Yield the actions of this rank that wait for the message of another stage."""
         for action in self._actions:
-            if source_of(action, len(self.pipeline.owners)) is not None:
+            if source_of(action, self.pipeline.owners.stages) is not None:
                 yield action
 
     def _receive_ahead(self, messages: int) -> None:

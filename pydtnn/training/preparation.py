@@ -257,5 +257,9 @@ def _rehearse(model: Model, batch: int, training: bool) -> None:
     y, residuals = model.forward(xs, context, keep=training)
     if training:
         outputs = y if isinstance(y, tuple) else (y,)
-        model.backward(tuple(backend.asarray(np.ones(a.shape, dtype)) for a in outputs), residuals)
+        dys = tuple(backend.asarray(np.ones(a.shape, dtype)) for a in outputs)
+        if model.pipeline is None:
+            model.backward(dys, residuals)
+        else:
+            model.pipeline.backward(model.backward_shards, dys, residuals)
     model.statistics.begin_step()

@@ -251,7 +251,8 @@ def bind_optimizer(setup: Setup) -> None:
     optimizer.scale_loss(setup.loss_scale)
     if model.formats is not None and model.formats.optimizer is not None:
         optimizer.round_state(model.formats.optimizer, model.seed)
-    optimizer.distribute(create_parts(setup.mesh))
+    copies = 1 if model.pipeline is None else len(model.pipeline.copies)
+    optimizer.distribute(create_parts(setup.mesh, copies))
 
 
 def represent_setup(setup: Setup, callbacks: Sequence[object], epoch: int) -> str:

@@ -54,7 +54,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("schedule", ["zb_h1", "interleaved:2", "zb_v"])
+@pytest.mark.parametrize("schedule", ["zb_h1", "interleaved:2", "zb_v", "chimera"])
 def test_processes_train_in_stages_and_one_continues(
     schedule: str, tmp_path: Path, mpiexec: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path
@@ -26,14 +27,18 @@ from pydtnn.layers import (
     Net,
     ReLU,
     Sequential,
+    StepContext,
 )
 from pydtnn.model import Model
 from pydtnn.models import resnet
 from pydtnn.models.gpt import gpt
 from pydtnn.optimizers import SGD, AdamW, Optimizer
 from pydtnn.parallel import AllReduce, Mesh
+from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.pipeline import backward, forward
 from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes.local_sgd import LocalSGD
+from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.training import Trainer
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
@@ -258,7 +263,7 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(schedule: str) ->
         for stage in pipeline.stages:
             for values, other in ((stage.receives, -1), (stage.sends, 1)):  # both directions
                 for value in values:
-                    if pipeline.owners[stage.number + other] != pipeline.rank:
+                    if pipeline.owners.of(stage.number + other) != pipeline.rank:
                         expected[value.name, "messages"] += micro_batches
                         nbytes = samples * int(np.prod(value.shape)) * itemsize
                         expected[value.name, "bytes"] += nbytes
@@ -291,6 +296,7 @@ def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
         ({"pipeline_schedule": "1f2b"}, "unknown pipeline schedule '1f2b'"),
         ({"pipeline_schedule": "1f1b:2"}, "1f1b:2: expected a schedule with a parameter chunks"),
         ({"pipeline_schedule": "interleaved:0"}, "chunks must be at least 1, got 0"),
+        ({"pipeline_schedule": "chimera"}, "in another order or number than those of the model, 2"),
         ({"pipeline_schedule": "zb_v"}, "has 4 stages on 2 ranks, .* those of the model, 2; pass"),
     ],
 )
@@ -301,6 +307,101 @@ def test_options_that_do_not_fit_are_refused_on_all_ranks(
         mesh = Mesh(comm, pipeline=2)
         with pytest.raises(ValueError, match=message):
             train(Model(vgg_net(), SHAPE, mesh=mesh), AllReduce(mesh.data), **options)
+
+    run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "data"), [("vgg", 2, 1), ("concat", 2, 2), ("vgg", 4, 1), ("resnet20", 4, 2)]
+)
+def test_steps_in_two_directions_equal_those_with_accumulation(
+    name: str, ranks: int, data: int
+) -> None:
+    kept = {}
+
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(Delayed(comm, 1), data=data, pipeline=ranks)
+        model = Model(NETS[name](), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule="chimera")
+        result = train(model, None, micro_batches=MICRO_BATCHES)
+        kept[comm.rank] = {name: p.master.copy() for name, p in model.parameters.items()}
+        return result
+
+    assert_equal(run_threads(data * ranks, rank), reference(name, data))
+    for place in range(data * ranks):
+        mirrored = place - place % ranks + ranks - 1 - place % ranks
+        assert kept[place].keys() == kept[mirrored].keys()
+        for key, value in kept[place].items():
+            np.testing.assert_array_equal(value, kept[mirrored][key])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches: int) -> None:
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(comm, pipeline=2)
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule="chimera")
+        return train(model, None, micro_batches=micro_batches)
+
+    expected = train(
+        Model(concat_net(), SHAPE, dtype="float64"),
+        AllReduce(Serial()),
+        accumulation=micro_batches,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one micro-batch
+        assert_equal(run_threads(2, rank), expected)
+
+
+def test_values_kept_in_two_directions_are_those_of_the_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[int, float] = {}
+    run = StagePasses.run
+
+    def watched(passes: StagePasses) -> None:
+        run(passes)
+        found[passes.pipeline.rank] = passes.most_kept
+
+    monkeypatch.setattr(StagePasses, "run", watched)
+
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=4)
+        model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule="chimera")
+        trainer = Trainer(model, SGD(0.1), micro_batches=8, progress=False)
+        trainer.fit(dataset(), epochs=1, global_batch_size=16, steps_per_epoch=1)
+
+    run_threads(4, rank)
+    assert [found[place] for place in range(4)] == [1.5, 2, 2, 1.5]
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        partial(AllReduce, sums=partial(ExactSums, shards=8)),
+        partial(AllReduce, sums=create_sums("float16")),
+        ShardedOptimizer,
+        LocalSGD,
+    ],
+)
+def test_stages_of_two_ranks_refuse_schemes_for_which_they_are_not_defined(exchange: Any) -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, data=2, pipeline=2)
+        model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule="chimera")
+        with pytest.raises(ValueError, match="scheme allreduce, neither exact nor compressed, got"):
+            train(model, exchange(mesh.data))
+
+    run_threads(4, rank)
+
+
+def test_gradients_of_stages_of_two_ranks_require_a_trainer() -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=2)
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule="chimera")
+        serial = Model(concat_net(), SHAPE, dtype="float64")
+        x, context = dataset().x[:5], StepContext(training=False)
+        y, residuals = model.forward(x, context)
+        np.testing.assert_allclose(y, serial.forward(x, context)[0], rtol=1e-12, atol=1e-13)
+        with pytest.raises(ValueError, match="two ranks of the pipeline have the same stages"):
+            model.backward(y, residuals)
 
     run_threads(2, rank)
 
@@ -368,6 +469,9 @@ def grouped(lr: float) -> SGD:
         {"pipeline_schedule": "interleaved", "axes": {"alternate": 2}, "freeze": ("conv2d0",)},
         {"pipeline_schedule": "zb_v", "recompute": 3, "axes": {"filter": 2}},
         {"pipeline_schedule": "zb_v", "axes": {"spatial": 2}, "optimizer": grouped},
+        {"pipeline_schedule": "chimera", "optimizer": clipped, "recompute": 2},
+        {"pipeline_schedule": "chimera", "axes": {"filter": 2}, "freeze": ("conv2d0",)},
+        {"pipeline_schedule": "chimera", "axes": {"alternate": 2}, "optimizer": clipped},
     ],
     ids=str,
 )
@@ -444,6 +548,9 @@ def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.n
             for schedule in ("zb_h1", "zb_2p", "interleaved", "zb_v")
         ),
         (2, "1f1b", {"context": 2}),
+        (4, "chimera", {}),
+        (2, "chimera", {"tensor": 2}),
+        (2, "chimera", {"data": 2}),
         (2, "interleaved", {"tensor": 2}),
         (2, "zb_v", {"context": 2}),
         (2, "zb_v", {"data": 2}),

@@ -18,6 +18,7 @@ from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, als
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import PipelineCut, cut_stages
+from pydtnn.parallel.pipeline.schedules import Owners
 from pydtnn.utils.names import matches
 
 
@@ -28,7 +29,7 @@ def partition(
     mesh: MeshLike | None,
     *,
     input_gradient: bool = False,
-    owners: Callable[[int], Sequence[int]] = range,
+    owners: Callable[[int], Owners],
 ) -> tuple[tuple[Node, ...], PipelineCut | None]:
     """Partition a graph that contains all nodes and is neither fused nor finished.
 
@@ -47,7 +48,7 @@ def partition(
         Whether the gradient of the inputs is needed; otherwise an input of which only a part is
         read on this rank becomes this part, unless there are stages.
     owners : callable
-        Returns the rank of each stage for a number of ranks along "pipeline"; by default one each.
+        Returns the ranks of the stages for a number of ranks along "pipeline".
 
     Returns
     -------

@@ -16,6 +16,7 @@ from pydtnn.layers.statistics import RUNNING
 from pydtnn.model.graph import Graph
 from pydtnn.model.parts import PartSizes
 from pydtnn.model.placement import completed
+from pydtnn.parallel.pipeline.schedules import Owners
 from pydtnn.utils.names import some, unknown
 
 MEMORY, MESSAGES = 8.0, 40.0
@@ -237,8 +238,8 @@ class PipelineCut(NamedTuple):
 
     Attributes
     ----------
-    owners : tuple of int
-        The rank of each stage of the network.
+    owners : Owners
+        The ranks of the stages of the network.
     stages : tuple of Stage
         Those of this rank, in order.
     outputs : tuple of tuple of Node
@@ -249,7 +250,7 @@ class PipelineCut(NamedTuple):
         Of the parameters and running statistics of the model, all stages together, by name.
     """
 
-    owners: tuple[int, ...]
+    owners: Owners
     stages: tuple[Stage, ...]
     outputs: tuple[tuple[Node, ...], ...]
     output_shapes: tuple[Shape, ...]
@@ -267,7 +268,7 @@ class PipelineCut(NamedTuple):
 def cut_stages(
     graph: Graph,
     outputs: Sequence[Node],
-    owners: Sequence[int],
+    owners: Owners,
     rank: int,
     names: Sequence[str] = (),
 ) -> PipelineCut:
@@ -283,8 +284,8 @@ def cut_stages(
         All nodes of the network, neither fused nor finished; its nodes are replaced.
     outputs : sequence of Node
         Outputs of the model.
-    owners : sequence of int
-        The rank of each stage.
+    owners : Owners
+        The ranks of the stages.
     rank : int
     names : sequence of str, optional
         Layers or blocks with which the further stages begin; by default stages of about equal time
@@ -296,7 +297,7 @@ def cut_stages(
         If there are fewer layers than stages, a name is unknown, or a layer with parameters is
         used in two stages.
     """
-    nodes, count = graph.nodes, len(owners)
+    nodes, count = graph.nodes, owners.stages
     if names:
         starts = named_boundaries(nodes, names, count)
     else:
@@ -308,7 +309,7 @@ def cut_stages(
     sent = [tuple(Value(node.name, node.shape) for node in values) for values in crosses]
     sent[-1] = ()
     own: list[Stage] = []
-    for number in (stage for stage in range(count) if owners[stage] == rank):
+    for number in owners.stages_of(rank):
         first, last = bounds[number : number + 2]
         read = tuple(
             i
@@ -331,7 +332,7 @@ def cut_stages(
         new.adopt(layers[stage.number], replaced)
         results.append(tuple(replaced.get(node, node) for node in crosses[stage.number + 1]))
     graph.inputs, graph.nodes = new.inputs, new.nodes
-    return PipelineCut(tuple(owners), tuple(own), tuple(results), shapes, state)
+    return PipelineCut(owners, tuple(own), tuple(results), shapes, state)
 
 
 def shapes_of_state(graph: Graph) -> dict[str, Shape]:

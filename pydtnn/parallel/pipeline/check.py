@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pydtnn.parallel.pipeline.schedules import (
     LAST,
     Action,
+    Owners,
     PipelineError,
     Schedule,
     actions_of,
@@ -80,28 +81,28 @@ class Timeline:
     ----------
     events : tuple of Event
         In the order in which they begin.
-    owners : tuple of int
-        The rank of each stage.
+    owners : Owners
+        The ranks of the stages.
     micro_batches : int
     """
 
     events: tuple[Event, ...]
-    owners: tuple[int, ...]
+    owners: Owners
     micro_batches: int
 
     @property
     def stages(self) -> int:
         """Number of stages."""
-        return len(self.owners)
+        return self.owners.stages
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return 1 + max(self.owners)
+        return 1 + max(map(max, self.owners.paths))
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages of one rank, in order."""
-        return [stage for stage, owner in enumerate(self.owners) if owner == rank]
+        return self.owners.stages_of(rank)
 
     def of(self, rank: int) -> list[Event]:
         """Return the events of one rank."""
@@ -150,7 +151,8 @@ class Timeline:
     @cached_property
     def messages(self) -> int:
         """Number of times that values or gradients are sent from a stage to one of another rank."""
-        return 2 * sum(a != b for a, b in pairwise(self.owners)) * self.micro_batches
+        paths = (self.owners.paths[m % len(self.owners.paths)] for m in range(self.micro_batches))
+        return 2 * sum(a != b for path in paths for a, b in pairwise(path))
 
 
 def most_in_flight(actions: Sequence[Action]) -> float:
@@ -176,9 +178,10 @@ def check(
 ) -> Timeline:
     """Prove that a schedule computes a step, for one number of ranks and micro-batches.
 
-    Every stage is on one rank, which computes each micro-batch once forward and, after that, once
-    backward, in one piece or first the gradients of inputs and then those of parameters; and there
-    is no deadlock: every action's message is sent by an action that can be carried out before.
+    Every stage is on one rank, or on one for even and one for odd micro-batches. It computes each
+    micro-batch once forward and, after that, once backward, in one piece or first the gradients of
+    inputs and then those of parameters; and there is no deadlock: every action's message is sent by
+    an action that can be carried out before.
 
     Parameters
     ----------
@@ -208,10 +211,11 @@ def check(
     numbers = range(1 + max((a.micro_batch for actions in plan for a in actions), default=0))
     if not isinstance(schedule, str) and not callable(schedule):
         micro_batches = len(numbers)
-    owners = owners_of(plan)
-    for stage, rank in enumerate(owners):
-        _check_stage(stage, [a for a in plan[rank] if a.stage == stage], micro_batches)
-    return carry_out(plan, [StageTime(forward, backward, parameters=parameters)] * len(owners))
+    stages = owners_of(plan).stages
+    for stage in range(stages):
+        own = [a for actions in plan for a in actions if a.stage == stage]
+        _check_stage(stage, own, micro_batches)
+    return carry_out(plan, [StageTime(forward, backward, parameters=parameters)] * stages)
 
 
 def plan_of(schedule: str | Schedule | Plan, ranks: int, micro_batches: int) -> Plan:
@@ -288,20 +292,21 @@ def carry_out(plan: Plan, stages: Sequence[StageTime]) -> Timeline:
             while position[rank] < len(actions):
                 action = actions[position[rank]]
                 message = (action.stage, action.direction, action.micro_batch)
-                if source_of(action, len(owners)) is not None and message not in arrivals:
+                if source_of(action, owners.stages) is not None and message not in arrivals:
                     break
                 begin = max(now[rank], arrivals.get(message, 0.0))
                 now[rank] = end = begin + stages[action.stage].of(action)
                 events.append(Event(rank, action, begin, end))
                 to = action.stage + action.direction
-                if action.direction and 0 <= to < len(owners):
-                    wire = stages[action.stage].message(action) if owners[to] != rank else 0.0
+                if action.direction and 0 <= to < owners.stages:
+                    own = owners.of(to, action.micro_batch) == rank
+                    wire = 0.0 if own else stages[action.stage].message(action)
                     arrivals[to, action.direction, action.micro_batch] = end + wire
                 position[rank] += 1
                 progress = True
     waiting = [
         f"stage {actions[place].stage} waits in {actions[place]} for stage "
-        f"{source_of(actions[place], len(owners))}"
+        f"{source_of(actions[place], owners.stages)}"
         for actions, place in zip(plan, position, strict=True)
         if place < len(actions)
     ]

@@ -140,7 +140,7 @@ def _figure(make: Any, name: str, done: Timeline) -> Any:
         axes.add_patch(_rectangle(x, done.ranks - 0.3, 0.8, 0.4, COLORS[kind]))
         text_of = WORDS.get(kind, kind)
         axes.text(x + 1.1, done.ranks - 0.1, text_of, size=8, color=QUIET, **words)
-    if done.stages > done.ranks:
+    if len(done.stages_of(0)) > 1:
         text_of = "paler: the later stages of a rank"
         axes.text(x + 7, done.ranks - 0.1, text_of, size=8, color=QUIET, **words)
     return figure

@@ -219,6 +219,37 @@ def zb_v(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     return [action for action in actions if action.micro_batch < micro_batches]
 
 
+def chimera(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """Even micro-batches run from the first rank to the last, odd ones from the last to the first.
+
+    Every rank has two stages, each of which another rank has, too: that of its own number for even
+    micro-batches, and that of the opposite rank for odd ones. If forward and backward take the same
+    time, a rank waits for ``ranks - 2`` of them in a step. It keeps between ``ranks / 2 + 1`` and
+    `ranks` micro-batches of one stage.
+
+    References
+    ----------
+    Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional
+    Pipelines", SC 2021, sections 3.1 and 3.5: with two pipelines, and direct concatenation of units
+    of as many micro-batches as ranks.
+
+    >>> [f"{action} of {action.stage}" for action in chimera(0, 2, 2)]
+    ['forward 0 of 0', 'forward 1 of 1', 'backward 1 of 1', 'backward 0 of 0']
+    """
+    if ranks % 2:
+        raise PipelineError(
+            f"chimera: expected an even number of ranks, whose halves mirror each other, got "
+            f"{ranks}; use another number, or 1f1b"
+        )
+    slots = []  # in slots of equal length no rank has two actions at a time
+    for m in range(micro_batches):
+        unit, place = divmod(m // 2, ranks // 2)
+        stage, begin = ranks - 1 - rank if m % 2 else rank, 2 * (ranks * unit + place)
+        slots.append((begin + stage, forward(m, stage)))
+        slots.append((begin + 2 * ranks - 1 - stage, backward(m, stage)))
+    return [action for _, action in sorted(slots)]
+
+
 def _alternating(ahead: int, micro_batches: int, delay: int | None = None) -> list[Action]:
     """Forward passes in advance, then one forward and one backward pass in turn.
 
@@ -259,6 +290,7 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "zb_2p": zb_2p,
     "interleaved": interleaved,
     "zb_v": zb_v,
+    "chimera": chimera,
 }
 """Schedules by their names on the command line."""
 
@@ -324,37 +356,78 @@ def with_stages(actions: Iterable[Action], rank: int) -> tuple[Action, ...]:
     return tuple(a._replace(stage=rank) if a.stage == -1 else a for a in actions)
 
 
-def owners_of(plan: Sequence[Sequence[Action]]) -> tuple[int, ...]:
+class Owners(NamedTuple):
+    """The ranks of the stages.
+
+    Attributes
+    ----------
+    paths : tuple of tuple of int
+        The rank of each stage; of two paths, the first is that of even micro-batches, and the
+        second that of odd ones.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.paths[0])
+
+    def of(self, stage: int, micro_batch: int = 0) -> int:
+        """Return the rank that computes a micro-batch in a stage."""
+        return self.paths[micro_batch % len(self.paths)][stage]
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages of a rank, in order."""
+        return [s for s in range(self.stages) if rank in (path[s] for path in self.paths)]
+
+    def copies_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that have the stages of a rank, itself included."""
+        first = self.stages_of(rank)[0]
+        return tuple(sorted({path[first] for path in self.paths}))
+
+
+def owners_of(plan: Sequence[Sequence[Action]]) -> Owners:
     """Return the rank of each stage, from the actions of all ranks.
 
     Raises
     ------
     PipelineError
-        If a stage is on no rank or on two, or a rank has none.
+        If a stage is on no rank, or on two that compute the same micro-batches or differ in their
+        other stages; or a rank has none.
     """
-    owners: dict[int, int] = {}
+    found: tuple[dict[int, int], dict[int, int]] = {}, {}  # of even and of odd micro-batches
     for rank, actions in enumerate(plan):
-        own = sorted({action.stage for action in actions}) or [rank]
-        for stage in own:
-            other = owners.setdefault(stage, rank)
+        places = {(a.stage, a.micro_batch % 2) for a in actions} or {(rank, 0)}
+        for stage, odd in sorted(places):
+            other = found[odd].setdefault(stage, rank)
             if other != rank:
                 raise PipelineError(
                     f"stage {stage} is on rank {other} and on rank {rank}; keep the actions of one"
                 )
-    if lacking := [stage for stage in range(len(owners)) if stage not in owners]:
+    known = {**found[1], **found[0]}
+    if lacking := [stage for stage in range(len(known)) if stage not in known]:
         raise PipelineError(
-            f"no rank has stage {lacking[0]}, but one has {max(owners)}; number stages from 0"
+            f"no rank has stage {lacking[0]}, but one has {max(known)}; number stages from 0"
         )
-    return tuple(owners[stage] for stage in range(len(owners)))
+    even, odd_ones = (tuple(own.get(s, known[s]) for s in range(len(known))) for own in found)
+    owners = Owners((even,) if even == odd_ones else (even, odd_ones))
+    for stage, (rank, other) in enumerate(zip(even, odd_ones, strict=True)):
+        if rank != other and owners.stages_of(rank) != owners.stages_of(other):
+            raise PipelineError(
+                f"stage {stage} is on rank {rank} and on rank {other}, whose other stages differ; "
+                "give both the same stages"
+            )
+    return owners
 
 
-def placement(schedule: str | Schedule, ranks: int) -> tuple[int, ...]:
-    """Return the rank of each stage of a schedule, from its actions for one micro-batch.
+def placement(schedule: str | Schedule, ranks: int) -> Owners:
+    """Return the ranks of the stages of a schedule, from its actions for two micro-batches.
 
-    >>> placement("1f1b", 3), placement("interleaved:2", 3), placement("zb_v", 3)
-    ((0, 1, 2), (0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 1, 0))
+    >>> placement("interleaved:2", 3).paths, placement("chimera", 2).paths
+    (((0, 1, 2, 0, 1, 2),), ((0, 1), (1, 0)))
     """
-    return owners_of([actions_of(schedule, rank, ranks, 1) for rank in range(ranks)])
+    return owners_of([actions_of(schedule, rank, ranks, 2) for rank in range(ranks)])
 
 
 def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:

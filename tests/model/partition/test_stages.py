@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.layers import (
     Add,
     BatchNorm,
@@ -240,6 +240,33 @@ def test_several_stages_per_rank_equal_serial_training(
 ) -> None:
     report = check_plan(residual_net, SHAPE, plan, meshes=meshes, pipeline_schedule=schedule)
     assert not any(row.refused for row in report.rows)
+
+
+def test_two_directions_equal_serial_training() -> None:
+    options: Any = {"pipeline_schedule": "chimera", "training": True}
+    report = check_plan(residual_net, SHAPE, "pipeline", **options)
+    assert [(row.mesh["pipeline"], bool(row.refused)) for row in report.rows[:3]] == [
+        (2, False),
+        (3, True),
+        (4, False),
+    ]
+    plan = {"pipeline": ["block.body.relu2"]}
+    report = check_plan(residual_net, SHAPE, plan, **options)
+    assert not any(row.refused for row in report.rows)
+
+
+def test_gradients_that_are_not_added_up_over_both_directions_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Mesh, "subgroup", lambda mesh, axis, positions: Serial())
+    with pytest.raises(AssertionError, match="gradient"):
+        check_plan(
+            residual_net,
+            SHAPE,
+            meshes=[{"pipeline": 2}],
+            pipeline_schedule="chimera",
+            training=True,
+        )
 
 
 def test_schedules_that_compute_gradients_of_parameters_twice_are_refused() -> None:

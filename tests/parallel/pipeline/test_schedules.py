@@ -22,7 +22,7 @@ from pydtnn.parallel.pipeline import (
 from pydtnn.parallel.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.parallel.pipeline.picture import text
 
-NAMES = sorted(PIPELINE_SCHEDULES)
+NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera"})  # which is for even numbers of ranks
 SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]
 
 
@@ -189,7 +189,7 @@ def several(change: str) -> list[list[Action]]:
 def test_the_checker_refuses_several_stages_per_rank_that_are_wrong(
     change: str, message: str
 ) -> None:
-    assert check(several("")).owners == (0, 1, 1, 0)
+    assert check(several("")).owners.paths == ((0, 1, 1, 0),)
     with pytest.raises(PipelineError, match=message):
         check(several(change))
 
@@ -218,6 +218,69 @@ def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int) -> None:
 def test_several_stages_per_rank_are_right_for_any_numbers(name: str) -> None:
     for ranks, micro_batches in SIZES:
         assert check(name, ranks, micro_batches).micro_batches == micro_batches
+
+
+@pytest.mark.parametrize("ranks", [2, *PAPERS])
+def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks: int) -> None:
+    """Li and Hoefler, sections 3.1 and 3.5, table 2."""
+    for units in (1, 2, 5):
+        micro_batches = units * ranks
+        done = check("chimera", ranks, micro_batches, forward=1, backward=1)
+        assert done.bubble == pytest.approx((ranks - 2) / (2 * micro_batches + ranks - 2))
+        kept = [ranks // 2 + 1 + min(r, ranks - 1 - r) for r in range(ranks)]
+        assert done.in_flight == tuple(number / 2 for number in kept)
+        assert done.messages == 2 * (ranks - 1) * micro_batches
+        done = check("chimera", ranks, micro_batches, forward=1, backward=2)
+        assert done.duration == 3 * micro_batches + (units + 1) * (ranks - 2)
+    done = check("chimera", ranks, ranks, forward=1, backward=2)
+    assert done.bubble == pytest.approx((ranks - 2) / (1.5 * ranks + ranks - 2))
+
+
+def test_chimera_is_right_for_any_number_of_micro_batches_and_even_numbers_of_ranks() -> None:
+    for ranks, micro_batches in SIZES:
+        if ranks % 2:
+            with pytest.raises(PipelineError, match=f"expected an even number of .*got {ranks};"):
+                check("chimera", ranks, micro_batches)
+        else:
+            assert check("chimera", ranks, micro_batches).micro_batches == micro_batches
+
+
+def two_ways(change: str) -> list[list[Action]]:
+    """A plan in two directions with an error."""
+    actions = [[*actions_of("chimera", rank, 4, 4)] for rank in range(4)]
+    if change == "a whole stage twice":
+        actions[3] += [forward(0, 0), backward(0, 0)]
+    elif change == "a pass twice":
+        actions[3].remove(backward(1, 0))
+        actions[0].append(backward(1, 0))
+    elif change == "a stage elsewhere":
+        even, odd = (
+            [[a for a in own if a.micro_batch % 2 == m] for own in actions] for m in (0, 1)
+        )
+        actions[2:] = [even[2] + odd[3], even[3] + odd[2]]
+    elif change == "a copy left out":
+        actions[3] = [a for a in actions[3] if a.stage != 0]
+    elif change == "one way before the other":
+        actions[1].sort(key=lambda a: (a.micro_batch % 2, a.kind == "backward"))
+    return actions
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("a whole stage twice", "stage 0 is on rank 0 and on rank 3; keep the actions of one"),
+        ("a pass twice", "stage 0 is on rank 0 and on rank 3; keep the actions of one"),
+        ("a stage elsewhere", "stage 0 is on rank 0 and on rank .*, whose other stages differ"),
+        ("a copy left out", "stage 3 is on rank 3 and on rank 0, whose other stages differ; give"),
+        ("one way before the other", "deadlock: .*waits in"),
+    ],
+)
+def test_the_checker_refuses_plans_in_two_directions_that_are_wrong(
+    change: str, message: str
+) -> None:
+    assert check(two_ways("")).owners.paths == ((0, 1, 2, 3), (3, 2, 1, 0))
+    with pytest.raises(PipelineError, match=message):
+        check(two_ways(change))
 
 
 def test_an_empty_schedule_is_refused() -> None:
@@ -255,6 +318,11 @@ def test_the_text_shows_both_halves_of_backward() -> None:
     lines = text("zb_h1", check("zb_h1", 2, 2)).splitlines()
     assert lines[1].endswith("b0: gradients of inputs, w0: of parameters")
     assert lines[-2:] == ["stage 0  f0 f1    b0 w0 b1 w1", "stage 1     f0 b0 f1 b1 w0 w1"]
+
+
+def test_the_text_shows_both_directions() -> None:
+    lines = text("chimera", check("chimera", 2, 2, forward=1, backward=1)).splitlines()
+    assert lines[-2:] == ["stages 0, 1  f0  f1' b1' b0", "stages 0, 1  f1  f0' b0' b1"]
 
 
 def test_the_text_shows_when_each_stage_computes_what() -> None:

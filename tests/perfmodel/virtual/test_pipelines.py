@@ -39,6 +39,17 @@ def seconds_of_a_step(ranks: int, micro_batches: int, schedule: str, chunks: int
     return ends[-1] - ends[-2]
 
 
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_pipelines_in_two_directions_wait_as_long_as_in_the_paper(ranks: int) -> None:
+    """Li and Hoefler, SC 2021, section 3.1: as many micro-batches as ranks, backward of twice the
+    time of forward."""
+    forward = SECONDS["forward"]
+    seconds = seconds_of_a_step(ranks, ranks, "chimera")
+    idle = seconds - 3 * forward * ranks
+    assert idle == pytest.approx(2 * (ranks - 2) * forward, rel=0.02)
+    assert idle < 0.6 * (seconds_of_a_step(ranks, ranks, "1f1b") - 3 * forward * ranks)
+
+
 CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2}
 """Stages per rank of each schedule."""
 

@@ -517,8 +517,8 @@ class TrainConfig:
     parallel: str | None = option(
         COMMUNICATION,
         str,
-        "ranks along each axis of a mesh: data=2,filter=4; auto is the fastest by the performance "
-        "model; by default all along data",
+        "ranks along each axis of a mesh: data=2,filter=4, or for sharded schemes data=2,shard=4; "
+        "auto is the fastest by the performance model; by default all along data",
         metavar="LIST",
     )
     micro_batches: int | None = option(

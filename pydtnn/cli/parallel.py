@@ -65,7 +65,8 @@ def axes_over(text: str | None, comm: Communicator) -> dict[str, int]:
 
 def describe_mesh(mesh: Mesh) -> str:
     """Describe the axes of a mesh: "data 2 x filter 4"."""
-    return " x ".join(f"{axis} {ranks}" for axis, ranks in mesh.shape.items())
+    axes = " x ".join(f"{axis} {ranks}" for axis, ranks in mesh.shape.items())
+    return axes if mesh.copies is None else f"{axes}, in {mesh.copies} copies"
 
 
 def take_gpu(config: TrainConfig, comm: Communicator) -> Any:

@@ -14,7 +14,7 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.parallel.mesh import fewer
+from pydtnn.parallel.mesh import fewer, without_shard
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
@@ -150,7 +150,7 @@ class Survival(Callback):
         """Parts in which the samples of a step were divided when the run began."""
         if not self._parallel or self._parallel == AUTO_PARALLEL:
             return self.launched
-        return read_axes(self._parallel).get("data", 1)
+        return without_shard(read_axes(self._parallel))[0]["data"]
 
     @property
     def again(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig, read_axes, typed
 from pydtnn.comm import Communicator
+from pydtnn.parallel.mesh import without_shard
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.machine import cores_here
 from pydtnn.utils.units import align
@@ -138,7 +139,8 @@ def describe_virtual_run(config: TrainConfig) -> Workload:
         raise ValueError(
             f"train: --parallel must multiply to the {ranks} virtual ranks, got {config.parallel}"
         )
-    data = describe_data(config, create_data(config)[0], axes.get("data", 1))
+    axes, _ = without_shard(axes)
+    data = describe_data(config, create_data(config)[0], axes["data"])
     work = describe_run(config, axes, data)
     if name := first_unknown(work, TIMED):
         option = typed(config, name)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pydtnn.cli.config import TrainConfig, flags
+from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, WeightedDataset, load_dataset, split_validation
@@ -14,6 +14,7 @@ from pydtnn.data.loader import samples_of_step
 from pydtnn.data.shards import stage_shards, staged_folder
 from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.mesh import SHARD, without_shard
 from pydtnn.perfmodel.workload import Workload, names_of_fields
 from pydtnn.utils import clock
 from pydtnn.utils.registry import Factory
@@ -114,6 +115,8 @@ def describe_run(config: TrainConfig, axes: Mapping[str, int], data: Mapping[str
         "formats": config.model_formats,
         **recomputation(config),
     }
+    if (copies := without_shard(read_axes(config.parallel))[1]) is not None:
+        converted["scheme_options"] = {"copies": copies, **config.scheme_options}
     if config.message_format:
         converted |= {"compress": "float", "compress_options": config.message_format}
     return Workload(axes=axes, **{n: getattr(config, n) for n in same} | converted, **data)
@@ -160,6 +163,8 @@ def check_exchange(config: TrainConfig) -> None:
         raise TypeError(f"scheme {found.name}: expected {found.registry.expected}, got an instance")
     if not config.overlap:
         require_parameter(found, "overlap", "--no-overlap")
+    if SHARD in read_axes(config.parallel):
+        require_parameter(found, "copies", "--parallel shard")
     if config.exact or config.compress is not None or config.message_format:
         require_parameter(found, "sums", "--compress, --exact and --formats messages")
     if config.compress is not None and config.message_format:

@@ -21,6 +21,9 @@ from pydtnn.utils.validate import check_int
 FIRST_TAG, TAGS = 1 << 10, 1 << 14
 """Tags of the messages of layers: as many can be pending along an axis."""
 
+SHARD = "shard"
+"""Axis with other samples, too, over which a scheme divides what `Partition` names."""
+
 NOT_NAMES = ("batch", "comm", "self")
 """Names that an axis cannot have: one of the library, and arguments of `Mesh`."""
 
@@ -37,7 +40,8 @@ class Mesh(SuggestsNames):
     **axes : int
         Ranks along each axis; their product is the number of ranks. "data" is 1 by default. Ranks
         of one host are next to each other along the last axis, so the axis with the most messages
-        should be the last.
+        should be the last. Ranks along "shard" are ranks of "data": ``data=2, shard=4`` has 8 of
+        these, of which a scheme with `copies` divides the state over 4 neighbours.
 
     Attributes
     ----------
@@ -47,6 +51,8 @@ class Mesh(SuggestsNames):
         Ranks along each axis.
     position : dict of str to int
         This rank's position along each axis.
+    copies : int or None
+        Ranks along "data" that were given beside "shard"; None without "shard".
     traffic : dict of str to Traffic
         Messages of each layer so far, by the layer's name.
 
@@ -63,13 +69,12 @@ class Mesh(SuggestsNames):
     """
 
     def __init__(self, comm: Communicator, **axes: int) -> None:
-        self.shape = {"data": 1} if "data" not in axes else {}
-        for name, ranks in axes.items():
-            self.shape[name] = check_int("Mesh", name, ranks, at_least=1)
+        given = {name: check_int("Mesh", name, n, at_least=1) for name, n in axes.items()}
+        self.shape, self.copies = without_shard(given)
         if prod(self.shape.values()) != comm.size:
-            given = " x ".join(f"{name}={ranks}" for name, ranks in axes.items()) or "no axes"
+            told = " x ".join(f"{name}={ranks}" for name, ranks in axes.items()) or "no axes"
             raise ValueError(
-                f"Mesh: axes must multiply to the number of ranks, {comm.size}, got {given} = "
+                f"Mesh: axes must multiply to the number of ranks, {comm.size}, got {told} = "
                 f"{prod(self.shape.values())}"
             )
         self.comm = comm
@@ -176,6 +181,19 @@ class Mesh(SuggestsNames):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.free()
+
+
+def without_shard(axes: Mapping[str, int]) -> tuple[dict[str, int], int | None]:
+    """Return axes of which "data" has the ranks along "shard", and those that it had beside them.
+
+    >>> without_shard({"data": 2, "shard": 4, "filter": 2}), without_shard({"filter": 2})
+    (({'data': 8, 'filter': 2}, 2), ({'data': 1, 'filter': 2}, None))
+    """
+    rest = {name: ranks for name, ranks in axes.items() if name != SHARD}
+    whole = rest if "data" in rest else {"data": 1, **rest}
+    if SHARD not in axes:
+        return whole, None
+    return {**whole, "data": axes[SHARD] * whole["data"]}, whole["data"]
 
 
 def parse_axes(who: str, text: str) -> dict[str, int]:

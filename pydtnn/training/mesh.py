@@ -53,10 +53,15 @@ def choose_exchange(exchange: GradientExchange | None, mesh: Mesh | None) -> Gra
     Raises
     ------
     ValueError
-        If the scheme is not one of this axis.
+        If the scheme is not one of this axis, or does not divide its state over the axis "shard".
     """
     if exchange is None:
-        return AllReduce(create_communicator() if mesh is None else mesh.data)
+        exchange = AllReduce(create_communicator() if mesh is None else mesh.data)
+    if mesh is not None and mesh.copies not in (None, getattr(exchange, "copies", None)):
+        raise ValueError(
+            f"Trainer: the axis shard requires a scheme that divides its state over it, got "
+            f"{exchange!r}; use ShardedParameters(mesh.data, copies={mesh.copies})"
+        )
     if mesh is None or _innermost(exchange.comm) is _innermost(mesh.data):
         return exchange
     if exchange.comm.size == mesh.data.size == 1:

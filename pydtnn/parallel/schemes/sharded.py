@@ -11,24 +11,60 @@ from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import ALIGNMENT, Bucket
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.option import option
+from pydtnn.parallel.sums import Sums
 
 
 class Partition(GradientExchange):
     """Every element is updated by one rank, which alone stores the optimizer's state for it.
 
+    Subclasses with several `copies` have as many groups of consecutive ranks, which divide the
+    elements alike.
+
     Attributes
     ----------
+    copies : int
+        Number of ranks that update each element.
+    parts, place : int
+        Ranks among which the elements are divided, and the number of this one among them.
     counts : dict of int to list of int
-        Length of each rank's part of a bucket, in the order of the ranks, by the bucket's index;
-        set when the optimizer is bound.
+        Length of each rank's part of a bucket, in the order of `group`, by the bucket's index; set
+        when the optimizer is bound.
     """
 
     equal = True
+    copies: int = 1
 
     def __init__(self, comm: Communicator, **options: Any) -> None:
         super().__init__(comm, **options)
+        if comm.size % self.copies or (self.copies > 1 and type(self.sums) is not Sums):
+            raise ValueError(
+                f"{type(self).__name__}: copies must divide the {comm.size} ranks, and be 1 with "
+                f"exact or compressed sums, got {self.copies}"
+            )
+        self.parts = comm.size // self.copies
+        self.place = comm.rank % self.parts
+        self._groups: tuple[Communicator, ...] = ()
         self.counts: dict[int, list[int]] = {}
         self._divided: dict[int, Bucket] = {}
+
+    @property
+    def group(self) -> Communicator:
+        """The ranks that have one copy together. Collective, as all that use it."""
+        return self.comm if self.copies == 1 else self._split()[0]
+
+    def _split(self) -> tuple[Communicator, ...]:
+        """Return the ranks that have one copy together, and those that have the same part."""
+        if not self._groups:
+            colors = self.comm.rank // self.parts, self.place
+            self._groups = tuple(self.comm.split(color) for color in colors)
+        return self._groups
+
+    def free(self) -> None:
+        for group in self._groups:
+            group.free()
+        self._groups = ()
+        super().free()
 
     def broadcast_parameters(self) -> None:
         """Copy rank 0's parameters to all ranks.
@@ -65,7 +101,7 @@ class Partition(GradientExchange):
     def loads(self, bucket: Bucket) -> np.ndarray:
         """Return the number of elements of other buckets that each rank has."""
         others = [counts for index, counts in self.counts.items() if index != bucket.index]
-        return np.sum([[0] * self.comm.size, *others], axis=0)
+        return np.sum([[0] * self.parts, *others], axis=0)
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Choose and return the range of a bucket that this rank updates."""
@@ -78,20 +114,29 @@ class Partition(GradientExchange):
     def local_slice(self, bucket: Bucket) -> slice:
         """Return the range chosen by `own`."""
         counts = self.counts[bucket.index]
-        start = sum(counts[: self.comm.rank])
-        return slice(start, start + counts[self.comm.rank])
+        start = sum(counts[: self.place])
+        return slice(start, start + counts[self.place])
+
+    def sum_part(self, bucket: Bucket, out: np.ndarray) -> None:
+        """Compute this rank's part of the sum of a bucket's gradients over all ranks."""
+        if self.copies == 1:
+            self.sums.part(bucket, self.counts[bucket.index], out)
+        else:
+            group, alike = self._split()
+            group.reduce_scatter(bucket.grads, self.counts[bucket.index], out)
+            alike.allreduce(out)
 
     def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
         """Return an array as long as the bucket, gathered from the parts of all ranks."""
         whole = np.empty_like(part, shape=len(bucket.values))
-        self.comm.allgather(part, self.counts[bucket.index], whole)
+        self.group.allgather(part, self.counts[bucket.index], whole)
         return whole
 
     def total(self, value: Number) -> Number:
-        """Return the sum of a number over all ranks."""
+        """Return the sum of a number over the ranks that have different parts."""
         is_plain = isinstance(value, float | int)
         array = np.array([value]) if is_plain else value.reshape(1).copy()
-        self.comm.allreduce(array)
+        self.group.allreduce(array)
         return float(array[0]) if is_plain else array.reshape(())
 
 
@@ -136,23 +181,36 @@ class ShardedOptimizer(Partition):
     Each rank stores about 1 / P of the optimizer's state: with Adam, 2 / P numbers per parameter
     instead of 2. Checkpoints contain all of it, and can be resumed on another number of ranks.
 
+    With C `copies` (hybrid sharding), the state is divided over P / C consecutive ranks: parts of
+    gradients are summed over those ranks, and then over the C ranks that have the same part. With
+    as many copies as hosts, only 1 / (P / C) of the gradients is sent between hosts, and the
+    all-gathers stay within them.
+
+    Parameters
+    ----------
+    comm : Communicator
+    copies : int
+        Number of copies of the state, which divides the number of ranks.
+
     References
     ----------
     Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC
-    2020, section 5.1 (P_os).
+    2020, section 5.1 (P_os). Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data
+    parallel", VLDB 2023, section 3.2.2 (hybrid sharding).
     """
 
     equal = sums_gradients = exact = static = True
+    copies: int = option(1, at_least=1)
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.reduce)
         for bucket in self.buckets:
             own = bucket.values[self.local_slice(bucket)]
-            self.comm.allgather(own, self.counts[bucket.index], bucket.values)
+            self.group.allgather(own, self.counts[bucket.index], bucket.values)
 
     def reduce(self, bucket: Bucket) -> None:
         """Write the sum over all ranks to this rank's part of a bucket's gradients."""
         own = bucket.grads[self.local_slice(bucket)]
         total = np.empty_like(own)
-        self.sums.part(bucket, self.counts[bucket.index], total)
+        self.sum_part(bucket, total)
         own[...] = total

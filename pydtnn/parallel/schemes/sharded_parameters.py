@@ -45,7 +45,7 @@ class ShardedGradients(ShardedOptimizer):
 class ShardedParameters(ShardedGradients):
     """`ShardedGradients` in which each rank keeps its part of the parameters only, too.
 
-    Before a layer's pass, the parts of its buckets are gathered from all ranks (all-gather), and
+    Before a layer's pass, the parts of its buckets are gathered from the others (all-gather), and
     those of the next buckets in advance; the others are released. A step sends each bucket three
     times instead of twice: gathered for forward and for backward, and its gradients reduced.
 
@@ -98,9 +98,9 @@ class ShardedParameters(ShardedGradients):
             return
         cuts = pairwise(accumulate(self.counts[bucket.index], initial=0))
         parts = [bucket.values[start:stop] for start, stop in cuts]
-        rank, size = self.comm.rank, self.comm.size
+        rank, size = self.place, self.parts
         others = [(rank + shift) % size for shift in range(1, size)]  # each begins with another
-        self._gathered[bucket.index] = self.comm.exchange(
+        self._gathered[bucket.index] = self.group.exchange(
             [(parts[rank], other) for other in others if len(parts[rank])],
             [(parts[other], other) for other in others if len(parts[other])],
             bucket.index,

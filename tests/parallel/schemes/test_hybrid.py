@@ -1,0 +1,214 @@
+"""Hybrid sharding: state, gradients and parameters are divided within each of several copies."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn import Mesh
+from pydtnn.cli.build import create_job
+from pydtnn.cli.parallel import create_mesh, describe_mesh
+from pydtnn.cli.parser import parse
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.optimizers import LAMB, SGD, Adam, AdamW
+from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
+from pydtnn.testing import check_scheme
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.mesh import choose_exchange
+from pydtnn.utils.errors import RankError
+from tests.parallel.schemes.course import (
+    RULES,
+    assert_close,
+    fit,
+    train_serially,
+    trainer_of,
+    weights,
+)
+from tests.parallel.schemes.test_sharded_parameters import train
+from tests.small_mesh import assert_equal_states, mesh_fit, mesh_trainer, on_ranks
+from tests.small_run import TINY
+
+SCHEMES: list[Any] = [ShardedOptimizer, ShardedGradients, ShardedParameters]
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+@pytest.mark.threads(4)
+@pytest.mark.mpi(4)
+@every_scheme
+def test_three_steps_equal_serial_ones(comm: Communicator, scheme: Any) -> None:
+    losses, state = train(Serial(), AllReduce, "gpt")
+    ours, mine = train(comm, partial(scheme, copies=2), "gpt")
+    np.testing.assert_allclose(ours, losses, rtol=1e-12)
+    for key, value in state.items():
+        np.testing.assert_allclose(mine[key], value, rtol=0, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(3, 3), (6, 2), (6, 3)])
+@pytest.mark.parametrize("rule", ["adam", "clipped_lars"])
+def test_every_division_computes_what_one_rank_does(ranks: int, copies: int, rule: str) -> None:
+    def rank(comm: Communicator) -> Any:
+        with comm:
+            exchange = ShardedParameters(comm, copies=copies)
+            trained = fit(trainer_of(exchange, RULES[rule]()), 2)
+            exchange.free()
+            return trained
+
+    for ours in run_threads(ranks, rank):
+        assert_close(ours, train_serially(RULES[rule](), 2))
+
+
+@pytest.mark.threads(4)
+def test_ranks_of_a_copy_divide_the_state_and_those_alike_have_the_same(comm: Communicator) -> None:
+    exchange = ShardedParameters(comm, copies=2)
+    trainer = trainer_of(exchange, Adam(0.02), bucket_bytes=1 << 20)
+    fit(trainer, 1)
+    own = sum(slot.size for slots in trainer.optimizer._slots.values() for slot in slots)
+    sizes = comm.gather_object(own)
+    assert sizes[:2] == sizes[2:]
+    assert sum(sizes[:2]) == 2 * trainer.model.buffers[0].size
+    held = [part.tobytes() for _, _, _, part in trainer.optimizer.stored()]
+    held = comm.gather_object(held)
+    assert held[:2] == held[2:]
+    assert held[0] != held[1]
+
+
+@pytest.mark.threads(4, 6)
+@every_scheme
+def test_messages_are_those_of_the_formula(comm: Communicator, scheme: Any) -> None:
+    """Of an update, and of ZeRO-3 the gathers of a whole copy."""
+    exchange = scheme(comm, copies=2)
+    trainer = trainer_of(exchange, SGD(0.1), metrics=())
+    buckets = trainer.model.buckets
+    exchange.start(buckets)
+    traffic, (p, n) = comm.traffic, (comm.size // 2, trainer.model.buffers[0].values.nbytes)
+    before, sent = traffic.messages, traffic.bytes
+    if scheme is ShardedParameters:
+        exchange.release_all()
+        exchange.gather_all()
+        own = [bucket.values[exchange.local_slice(bucket)].nbytes for bucket in buckets]
+        assert traffic.messages - before == (p - 1) * np.count_nonzero(own)
+        assert traffic.bytes - sent == (p - 1) * sum(own)
+        before, sent = traffic.messages, traffic.bytes
+    for bucket in buckets:
+        bucket.grads[...] = 1
+        exchange.bucket_ready(bucket)
+    exchange.update(trainer.optimizer)
+    messages, total = traffic.messages - before, np.array([traffic.bytes - sent])
+    comm.allreduce(total)
+    gathers = scheme is not ShardedParameters
+    assert messages == (2 + gathers) * len(buckets)
+    share = (1 + gathers) * (p - 1) / p + 2 * (1 / 2) / p
+    assert total[0] == pytest.approx(comm.size * share * n, abs=comm.size * messages)
+
+
+@every_scheme
+def test_training_continues_in_other_copies(scheme: Any, tmp_path: Path) -> None:
+    def begin(comm: Communicator) -> None:
+        trainer = trainer_of(scheme(comm, copies=2), AdamW(0.02))
+        fit(trainer, 1)
+        save_checkpoint(tmp_path, trainer)
+
+    def go_on(comm: Communicator, copies: int) -> Any:
+        trainer = trainer_of(scheme(comm, copies=copies), AdamW(0.02))
+        load_checkpoint(tmp_path, trainer)
+        fit(trainer, 2)
+        return weights(trainer)
+
+    run_threads(4, begin)
+    for size, copies in ((1, 1), (4, 1), (6, 3)):
+        for ours in run_threads(size, go_on, copies):
+            assert_close(ours, train_serially(AdamW(0.02), 2))
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"data": 2, "shard": 2},
+        {"data": 2, "shard": 2, "filter": 2},
+        {"shard": 2, "pipeline": 2},
+        {"data": 2, "shard": 2, "spatial": 2},
+    ],
+)
+def test_the_axis_shard_is_one_of_samples(axes: dict[str, int]) -> None:
+    norm = "pipeline" not in axes
+
+    def rank(comm: Communicator) -> Any:
+        scheme = partial(ShardedParameters, copies=axes.get("data", 1))
+        trainer = mesh_trainer(comm, axes, scheme=scheme, norm=norm)
+        assert trainer.setup.data.size == axes.get("data", 1) * axes["shard"]
+        mesh_fit(trainer)
+        return trainer.model.state()
+
+    serial = mesh_trainer(Serial(), None, norm=norm)
+    mesh_fit(serial)
+    assert_equal_states(on_ranks(axes, rank), serial.model.state())
+
+
+@pytest.mark.long
+def test_check_scheme_passes() -> None:
+    check_scheme(partial(ShardedParameters, copies=2), ranks=[4])
+
+
+class Forgotten(ShardedOptimizer):
+    """Does not add up the copies' gradients."""
+
+    def sum_part(self, bucket: Any, out: np.ndarray) -> None:
+        self.group.reduce_scatter(bucket.grads, self.counts[bucket.index], out)
+
+
+def test_a_sum_over_copies_that_is_forgotten_is_refused_with_a_name() -> None:
+    with pytest.raises(AssertionError, match=r"parameter \w+\.[wb] of rank 2 differs from that"):
+        check_scheme(partial(Forgotten, copies=2), ranks=[4])
+
+
+def test_what_is_not_defined_is_refused_in_one_sentence() -> None:
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match="copies must divide the 4 ranks, .* got 3$"):
+            ShardedOptimizer(comm, copies=3)
+        for sums in (create_sums("sign"), partial(ExactSums, shards=4)):
+            with pytest.raises(ValueError, match="be 1 with exact or compressed sums, got 2$"):
+                ShardedGradients(comm, copies=2, sums=sums)
+        mesh = Mesh(comm, data=2, shard=2)
+        assert (mesh.shape, mesh.copies) == ({"data": 4}, 2)
+        sentence = r"the axis shard requires .* use ShardedParameters\(mesh.data, copies=2\)$"
+        for exchange in (None, AllReduce(mesh.data), ShardedOptimizer(mesh.data)):
+            with pytest.raises(ValueError, match=sentence):
+                choose_exchange(exchange, mesh)
+
+    run_threads(4, rank)
+
+
+def test_the_command_line_divides_over_the_axis_shard(tmp_path: Path) -> None:
+    given = [*TINY, "--parallel=data=2,shard=2"]
+
+    def rank(comm: Communicator, *more: str) -> Any:
+        config = parse([*given, *more])
+        mesh = create_mesh(config.parallel, comm)
+        assert mesh is not None
+        assert describe_mesh(mesh) == "data 4, in 2 copies"
+        return create_job(config, comm, 1, tmp_path, mesh).trainer.exchange.copies
+
+    assert run_threads(4, rank, "--scheme=sharded_parameters") == [2] * 4
+    for more, sentence in (
+        ([], "--parallel shard: allreduce has no parameter `copies`; omit it or use sharded"),
+        (["--scheme=sharded", '--scheme-options={"copies": 4}'], "copies=2"),
+        (["--scheme=sharded", "--exact"], "be 1 with exact or compressed sums, got 2"),
+    ):
+        with pytest.raises(RankError, match=sentence):
+            run_threads(4, rank, *more)
+
+
+def test_rules_of_whole_parameters_have_them_in_each_copy() -> None:
+    def rank(comm: Communicator) -> Any:
+        return fit(trainer_of(ShardedGradients(comm, copies=2), LAMB(0.02)), 1)
+
+    for ours in run_threads(4, rank):
+        assert_close(ours, train_serially(LAMB(0.02), 1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,11 +39,19 @@ class Thresholded(Kept):
         Least magnitudes of values of this rank, and of sums.
     bounds : ndarray (P - 1,) of float64
         Where the regions begin whose sums the ranks compute, all but the first.
+    last : Request
+        The bucket's last sum.
     """
 
     def __init__(self, bucket: Bucket, size: int) -> None:
         super().__init__(bucket, feedback=True)
+        self.index, self.last = bucket.index, cast(Request, Completed())
         self.limits, self.bounds = np.zeros_like(self.x, shape=2), np.zeros(size - 1)
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the names and arrays of errors and thresholds."""
+        yield from super().arrays()
+        yield from ((f"limits/{self.index}", self.limits), (f"bounds/{self.index}", self.bounds))
 
 
 class OkTopk(LossySums):
@@ -53,7 +61,7 @@ class OkTopk(LossySums):
     to the rank that sums the value's region. That rank sends the sums of at least the common
     threshold to all others. Values that were sent and whose sums were large enough start again from
     0. Every `renew` steps the thresholds become those of the k largest values of the rank and of
-    all sums, for which all sums are sent; every 2 `renew` steps the regions become those in which
+    all sums, which are sent in that step; every 2 `renew` steps the regions become those in which
     the ranks have equally many of their values, on average.
 
     If the thresholds select k values, each of P ranks sends on average 2 k (P - 1) / P indices and
@@ -77,68 +85,60 @@ class OkTopk(LossySums):
         super().__init__(comm)
         self.share, self.renew = share, renew
         self._kept: dict[int, Thresholded] = {}
-        self._last: dict[int, Request] = {}
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Initialize errors with 0. Collective: all ranks call it."""
         super().prepare(buckets)
         self._kept = {b.index: Thresholded(b, self.comm.size) for b in buckets}
-        self._last.clear()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the names and arrays of errors and thresholds."""
-        for index, kept in self._kept.items():
+        for kept in self._kept.values():
             yield from kept.arrays()
-            yield from ((f"limits/{index}", kept.limits), (f"bounds/{index}", kept.bounds))
 
     def send(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""
-        if bucket.index in self._last:  # delayed gradients: wait for its error
-            self._last[bucket.index].wait()
-        step, kept = self.steps[bucket.index], self._kept[bucket.index]
-        if not kept.x.size:
-            return Completed()
-        self.steps[bucket.index] += 1
-        request = self._last[bucket.index] = Chain(self._sum(kept, bucket, step))
-        return request
+        kept = self._kept[bucket.index]
+        kept.last.wait()  # of delayed gradients: for its error
+        kept.last = Chain(self._sum(kept, bucket)) if kept.x.size else kept.last
+        return kept.last
 
-    def _sum(self, kept: Thresholded, bucket: Bucket, step: int) -> Iterator[Request]:
+    def _sum(self, kept: Thresholded, bucket: Bucket) -> Iterator[Request]:
         x, k = kept.take(bucket.grads), math.ceil(self.share * kept.x.size)
-        if step % self.renew == 0:
+        step, size = self.steps[bucket.index] % (2 * self.renew), self.comm.size
+        self.steps[bucket.index] += 1
+        if renews := step % self.renew == 0:
             kept.limits[0] = smallest_of(k, x)
         chosen = at_least(kept.limits[0], x)
-        if step % (2 * self.renew) == 0 and kept.bounds.size:
-            cuts = np.arange(1, self.comm.size) * len(chosen) // self.comm.size
-            kept.bounds[...] = np.append(chosen, x.size)[cuts] / self.comm.size
+        if step == 0 and size > 1:
+            ends = np.append(chosen, x.size) / size
+            kept.bounds[...] = ends[np.arange(1, size) * len(chosen) // size]
             yield self.group.iallreduce(kept.bounds)
-        places = np.searchsorted(chosen, kept.bounds)
-        sent = np.split(records(chosen, x), places)
-        received = yield from self._each(sent, bucket.index)
+        parts = np.split(records(chosen, x), np.searchsorted(chosen, kept.bounds))
         kept.total.fill(0)
-        for part in received:
+        for part in (yield from of_any_length(self.group, parts, bucket.index)):
             kept.total[part["index"]] += part["value"]
-        sums = np.flatnonzero(kept.total)
-        if step % self.renew == 0:
-            everything = [kept.total[sums]] * self.comm.size
-            everything = yield from self._each(everything, bucket.index)
-            kept.limits[1] = smallest_of(k, np.concatenate(everything))
-        sums = sums[at_least(kept.limits[1], kept.total[sums])]
-        parts = [records(sums, kept.total)] * self.comm.size
-        parts = yield from self._each(parts, bucket.index)
+        sums = records(at_least(0 if renews else kept.limits[1], kept.total), kept.total)
+        sums = np.concatenate((yield from of_any_length(self.group, [sums] * size, bucket.index)))
+        if renews:
+            kept.limits[1] = smallest_of(k, sums["value"])
+        sums = sums[at_least(kept.limits[1], sums["value"])]
         kept.total.fill(0)
-        for part in parts:
-            kept.total[part["index"]] = part["value"]
+        kept.total[sums["index"]] = sums["value"]
         kept.x[chosen[kept.total[chosen] != 0]] = 0
         kept.give(bucket.grads)
 
-    def _each(self, arrays: list[np.ndarray], tag: int) -> Any:
-        """Send an array of any length to each rank; yield requests, return what is received."""
-        lengths = np.array([[len(array)] for array in arrays])
-        yield from send_to_each(self.group, list(lengths), list(theirs := 0 * lengths), tag)
-        received = [np.empty_like(arrays[0], shape=int(n)) for n in theirs[:, 0]]
-        flat = [array.view(np.uint8) for array in received]
-        yield from send_to_each(self.group, [array.view(np.uint8) for array in arrays], flat, tag)
-        return received
+
+def of_any_length(
+    comm: Communicator, arrays: list[np.ndarray], tag: int
+) -> Generator[Request, Any, list[np.ndarray]]:
+    """Send an array of any length to each rank; yield requests, return what is received."""
+    lengths = np.array([[len(array)] for array in arrays])
+    yield from send_to_each(comm, list(lengths), list(theirs := 0 * lengths), tag)
+    received = [np.empty_like(arrays[0], shape=int(n)) for n in theirs[:, 0]]
+    flat = [array.view(np.uint8) for array in received]
+    yield from send_to_each(comm, [array.view(np.uint8) for array in arrays], flat, tag)
+    return received
 
 
 def smallest_of(k: int, values: np.ndarray) -> float:

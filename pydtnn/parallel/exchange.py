@@ -143,6 +143,9 @@ class GradientExchange(StoresArguments):
             return "messages go by way of MPI (--comm nccl avoids it)"
         return ""
 
+    def check(self, optimizer: Optimizer) -> None:
+        """Raise ValueError if the scheme does not work with this update rule."""
+
     def loss_scale(self, local: int, total: int) -> float:
         """Return the factor on the gradient of a rank's summed loss.
 

@@ -396,6 +396,7 @@ def check_options(setup: Setup, accumulation: int) -> None:
     """
     check_groups(setup.model, setup.mesh)
     check_rule(setup.optimizer, setup.model.parameters.values())
+    setup.exchange.check(setup.optimizer)
     check_pipeline(setup)
     _check_exact(setup, accumulation)
     if setup.loss_scale is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -279,6 +280,47 @@ def stale_synchronous(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.samples[:] = 1
 
 
+def one_bit_adam(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Sums of gradients, then of signs of momenta, in one bucket: weights, then biases.
+
+    Of both the last layer is first. Parameters, whose lengths are those of runs of equal decay,
+    have blocks of 128 and are cut where the parts of two ranks meet.
+    """
+    rule, size = ranks.rules[0], len(grads)
+    if ranks.steps < ranks.options["warm_up"]:
+        summed(ranks, grads, counts)
+        return
+    ends = [0, *np.flatnonzero(np.diff(rule.decays)) + 1, len(rule.decays)]
+    runs = [np.arange(a, b) for a, b in pairwise(ends)]
+    order = np.concatenate([*runs[-2::-2], *runs[::-2]])
+    part_of = np.repeat(np.arange(size), [len(p) for p in np.array_split(order, size)])
+    parameter_of = np.searchsorted(ends, order, "right")
+    starts = np.zeros(len(order), int)  # of each block, in the order of the bucket
+    for i in range(1, len(order)):
+        new = part_of[i] != part_of[i - 1] or parameter_of[i] != parameter_of[i - 1]
+        starts[i] = i if new or i - starts[i - 1] == 128 else starts[i - 1]
+
+    def compressed(x: Array) -> Array:
+        scale = np.bincount(starts, abs(x)) / np.maximum(np.bincount(starts), 1)
+        return np.where(x >= 0, 1, -1) * scale[starts]
+
+    beta1, beta2 = 0.9, 0.999
+    kept = ranks.memory.get("kept", np.zeros_like(grads))
+    served = ranks.memory.get("served", np.zeros(len(order)))
+    sent = kept + (beta1 / size * rule.m + (1 - beta1) * grads / counts.sum())[:, order]
+    received = np.array([compressed(x) for x in sent])
+    total = received.sum(axis=0) + served
+    ranks.memory = {"kept": sent - received, "served": total - compressed(total)}
+    m, lr = np.empty_like(grads[0]), rule.options["lr"](rule.step)
+    m[order] = compressed(total)
+    v = rule.v / (1 - beta2 ** ranks.options["warm_up"])
+    step = m / (1 - beta1 ** (rule.step + 1)) / (np.sqrt(v) + rule.options["epsilon"])
+    ranks.w = ranks.w - lr * (step + rule.options["weight_decay"] * rule.decays * ranks.w)
+    for each in ranks.rules:
+        each.m, each.step = m, each.step + 1
+    ranks.steps += 1
+
+
 def sign_vote(ranks: Ranks, grads: Array, counts: Array) -> None:
     """What most ranks vote for, as signs of their momentum."""
     u = ranks.options["momentum"] * ranks.memory.get("u", 0) + grads / counts.sum()
@@ -344,6 +386,7 @@ STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
     "streaming_diloco": streaming_diloco,
     "slow_momentum": slow_momentum,
     "elastic": elastic,
+    "one_bit_adam": one_bit_adam,
     "gossip": gossip,
     "gradient_push": gradient_push,
     "stale_synchronous": stale_synchronous,

@@ -42,9 +42,13 @@ class Drawn:
         self.validated = int(rng.integers(1, 21))
         self.options = self._options(rng)
         self.rule = str(rng.choice(["sgd", "rmsprop", "adam", "adamw"]))
+        one_bit = self.scheme == "one_bit_adam"
+        self.rule = "adamw" if one_bit else self.rule
         self.rule_options = self._rule_options(rng)
+        if one_bit:
+            self.rule_options["clip_norm"] = None
         self.bucket_bytes = int(rng.choice([1, 300, 1 << 20]))
-        if self.scheme == "streaming_diloco":  # in which buckets have steps of their own
+        if one_bit or self.scheme == "streaming_diloco":  # in which buckets have steps of their own
             self.bucket_bytes = 1 << 20
         self.overlap = (
             {} if "overlap" not in _takes(self.scheme) else {"overlap": bool(rng.random() < 0.7)}
@@ -55,6 +59,7 @@ class Drawn:
     def _options(self, rng: np.random.Generator) -> dict[str, Any]:
         all_options = {
             "period": int(rng.integers(1, 6)),
+            "warm_up": int(rng.integers(1, 9)),
             "after": int(rng.integers(0, 6)),
             "beta": float(rng.uniform(0.1, 1.0)),
             "delay": int(rng.integers(0, 4)),

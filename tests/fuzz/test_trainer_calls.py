@@ -17,11 +17,12 @@ from pydtnn.data import ArrayDataset, Loader
 from pydtnn.layers import BatchNorm, Dropout, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
-from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.parallel.schemes import create_scheme
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.parallel.schemes.course import OF_ANY_RULE
 from tests.random_cases import Case, Cases
 
 CALLS = 8
@@ -50,7 +51,7 @@ class Drawn:
         return Drawn(
             seed=int(rng.integers(1 << 31)),
             ranks=ranks,
-            scheme=str(rng.choice([*SCHEMES])),
+            scheme=str(rng.choice(OF_ANY_RULE)),
             rule=str(rng.choice(["sgd", "adam", "rmsprop", "lamb"])),
             batch=int(rng.integers(2 * ranks, samples + 1)),
             samples=samples,

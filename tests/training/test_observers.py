@@ -16,10 +16,11 @@ from pydtnn.data import ArrayDataset
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind, Observer, Observers, combine, phase
+from tests.parallel.schemes.course import OF_ANY_RULE
 from tests.small_mesh import SHAPE, Axes, mesh_fit, ranks_of, small_net
 from tests.small_training import Interrupt, Interrupted, small_data, small_fit, small_model
 
@@ -121,7 +122,7 @@ def test_without_threads_batches_are_loaded_in_the_phase_data() -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
-    ("scheme", "ranks"), [("allreduce", 2), *((scheme, 4) for scheme in SCHEMES)]
+    ("scheme", "ranks"), [("allreduce", 2), *((scheme, 4) for scheme in OF_ANY_RULE)]
 )
 def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str, ranks: int) -> None:
     def rank(comm: Communicator) -> Log:

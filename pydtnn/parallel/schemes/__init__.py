@@ -12,6 +12,7 @@ from pydtnn.parallel.schemes.elastic import ElasticAveraging
 from pydtnn.parallel.schemes.gossip import GRAPHS, Gossip, swap
 from pydtnn.parallel.schemes.hierarchical import Hierarchical
 from pydtnn.parallel.schemes.local_sgd import LocalSGD, PostLocalSGD
+from pydtnn.parallel.schemes.one_bit_adam import OneBitAdam
 from pydtnn.parallel.schemes.parameter_server import ParameterServer
 from pydtnn.parallel.schemes.push_sum import GradientPush
 from pydtnn.parallel.schemes.sharded import Partition, ShardedOptimizer
@@ -31,6 +32,7 @@ __all__ = [
     "GradientPush",
     "Hierarchical",
     "LocalSGD",
+    "OneBitAdam",
     "ParameterServer",
     "Partition",
     "PostLocalSGD",
@@ -55,6 +57,7 @@ SCHEMES: dict[str, type[GradientExchange]] = {
     "diloco": DiLoCo,
     "streaming_diloco": StreamingDiLoCo,
     "slow_momentum": SlowMo,
+    "one_bit_adam": OneBitAdam,
     "elastic": ElasticAveraging,
     "gossip": Gossip,
     "gradient_push": GradientPush,

@@ -12,8 +12,8 @@ from pydtnn.comm.wrapper import Wrapper
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.schemes import SCHEMES, ElasticAveraging, LocalSGD, create_scheme
-from tests.parallel.schemes.course import checksum, data, fit, trainer_of
+from pydtnn.parallel.schemes import ElasticAveraging, LocalSGD, create_scheme
+from tests.parallel.schemes.course import OF_ANY_RULE, checksum, data, fit, trainer_of
 from tests.small_training import Interrupt, Interrupted
 
 CASES: list[tuple[str, dict[str, Any], str | None]] = [
@@ -93,7 +93,7 @@ def test_groups_are_made_once_and_freed_on_request(comm, name, options, compress
 
 
 @pytest.mark.threads(3)
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", OF_ANY_RULE)
 def test_a_fit_begins_from_the_parameters_of_rank_0(comm, name):
     """Rank 0 alone loads other weights between two fits: all ranks go on from these."""
     trainer = trainer_of(create_scheme(name, comm), SGD(0.0))

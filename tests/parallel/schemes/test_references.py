@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, run_threads
-from pydtnn.optimizers import SGD
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.optimizers import SGD, Adam, AdamW
 from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.compression.quantised import sign
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import DiLoCo, GradientPush, StreamingDiLoCo, create_scheme
+from pydtnn.parallel.schemes import (
+    DiLoCo,
+    GradientPush,
+    OneBitAdam,
+    StreamingDiLoCo,
+    create_scheme,
+)
 from pydtnn.testing import check_scheme
 from tests.fuzz.reference_training import COMPRESSED, STEPS, Ranks, Rule
 from tests.fuzz.test_schemes import Drawn
@@ -27,6 +34,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("streaming_diloco", STREAMED, "adamw"),
     ("slow_momentum", {"period": 6, "rate": 0.9, "momentum": 0.6}, "momentum"),
     ("gradient_push", {"graph": "random"}, "momentum"),
+    ("one_bit_adam", {"warm_up": 30}, "adamw"),
     ("stale_synchronous", {"staleness": 3}, "momentum"),
     ("sign_vote", {"momentum": 0.9}, "plain"),
     ("dgc", {"share": 0.1, "momentum": 0.8, "warm_up": 0}, "plain"),
@@ -50,7 +58,8 @@ def long_run(scheme: str, options: dict[str, Any], rule: str, ranks: int) -> Dra
     drawn.__dict__.update(scheme=scheme, options=options, overlap={}, ranks=ranks, rule=rule)
     drawn.__dict__.update(samples=37, batch=9, epochs=40, accumulation=1, validated=3)
     drawn.__dict__.update(allreduce="vendor", hosts=[0] * ranks)
-    drawn.bucket_bytes = 100 if scheme in STEPS and "stream" not in scheme else 1 << 20
+    one = scheme not in STEPS or scheme in ("streaming_diloco", "one_bit_adam")
+    drawn.bucket_bytes = 1 << 20 if one else 100
     drawn.net.sizes = [4, 5, 3]
     rng = np.random.default_rng(1)
     drawn.x, drawn.y = rng.normal(size=(40, 4)), rng.integers(3, size=40)
@@ -105,6 +114,44 @@ class DiLoCoWithoutAverage(DiLoCo):
 class DiLoCoWithoutMomentum(DiLoCo):
     def outer_step(self, outer, velocity, change, lr):
         outer -= self.rate * change
+
+
+class OneBitWithoutFeedback(OneBitAdam):
+    def __init__(self, comm, **options):
+        super().__init__(comm, **options)
+        self.momenta = sign(served=True, feedback=False)(comm)
+
+
+class OneBitOfGradients(OneBitAdam):
+    """Forgets the momentum of the step before."""
+
+    def update(self, optimizer):
+        for name, _, _, array in optimizer.stored():
+            if name == "m" and optimizer.iterations >= self.warm_up:
+                array[...] = 0
+        super().update(optimizer)
+
+
+@pytest.mark.parametrize("broken", [OneBitWithoutFeedback, OneBitOfGradients])
+def test_a_broken_one_bit_adam_is_another_method(broken: Any) -> None:
+    drawn = long_run("one_bit_adam", {"warm_up": 30}, "adamw", 3)
+    drawn.epochs = 8
+    (expected, *_), _ = drawn.reference()
+    drawn.exchange = lambda comm: broken(comm, warm_up=30)
+    (ours, _), *_ = run_threads(3, drawn.fit)
+    assert abs(ours - expected).max() > 1e-3
+
+
+def test_one_bit_adam_requires_adamw() -> None:
+    for rule in (SGD(0.1), Adam(0.1), AdamW(0.1, clip_norm=1.0)):
+        with pytest.raises(ValueError, match="OneBitAdam: expected AdamW without clip_norm, got"):
+            trainer_of(OneBitAdam(Serial()), rule)
+
+
+@pytest.mark.long
+def test_one_bit_adam_continues_in_the_same_bytes() -> None:
+    options: dict[str, Any] = {"equal_to_serial": False, "optimizer": lambda: AdamW(0.02)}
+    check_scheme(partial(OneBitAdam, warm_up=4), ranks=[3], **options)
 
 
 class DiLoCoWithoutState(DiLoCo):
@@ -198,7 +245,8 @@ def test_check_scheme_refuses_broken_variants(broken: Any, method: str, sentence
 def counted(comm: Communicator, name: str, options: dict[str, Any], steps: int) -> tuple[int, int]:
     """Calls and bytes of the scheme alone in some steps."""
     exchange = create_scheme(name, comm, **options)
-    trainer = trainer_of(exchange, SGD(0.1))
+    rule = AdamW(0.1) if name == "one_bit_adam" else SGD(0.1)
+    trainer = trainer_of(exchange, rule)
     exchange.start(trainer.model.buckets)
     traffic = exchange.comm.traffic
     messages, sent = traffic.messages, traffic.bytes
@@ -223,9 +271,21 @@ def test_schemes_send_what_their_formulas_say(comm: Communicator) -> None:
         ("slow_momentum", {"period": 10}, 2 * (1 + b), 2 * share * (8 + n)),
         ("stale_synchronous", {}, 20 * (p - 1) * b, 20 * (p - 1) * n),
         ("gradient_push", {"graph": "random"}, 20 * one * (1 + b), 20 * one * (8 + n)),
+        ("one_bit_adam", {"warm_up": 20}, 20 * b, 20 * share * n),
     ]:
         found = counted(comm, name, options, 20)
         assert found == (messages, pytest.approx(sent, abs=messages)), name
+
+
+@pytest.mark.threads(1, 2, 3, 4)
+def test_momenta_are_sent_as_signs_to_servers_and_back(comm: Communicator) -> None:
+    b, p = len(trainer_of(create_scheme("allreduce", comm), SGD(0.1)).model.buckets), comm.size
+    before, after = (counted(comm, "one_bit_adam", {"warm_up": 3}, steps) for steps in (3, 8))
+    assert after[0] - before[0] == 5 * 2 * (p - 1) * b
+    bits, blocks = N / 8, 8 + p * b  # each parameter is shorter than a block of 128
+    sent = np.mean(comm.gather_object(after[1] - before[1]))
+    least, most = (5 * 2 * (p - 1) / p * (bits + 8 * more) for more in (8, blocks + p * b))
+    assert least <= sent <= most
 
 
 def sent_in_a_step(comm: Communicator, name: str, **options: Any) -> tuple[int, int]:

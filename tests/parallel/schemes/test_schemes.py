@@ -23,7 +23,16 @@ from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
 from pydtnn.training.trainer import Trainer
-from tests.parallel.schemes.course import BATCH, CASES, checksum, data, fit, train, trainer_of
+from tests.parallel.schemes.course import (
+    BATCH,
+    CASES,
+    OF_ANY_RULE,
+    checksum,
+    data,
+    fit,
+    train,
+    trainer_of,
+)
 from tests.small_training import (
     Interrupt,
     Interrupted,
@@ -247,7 +256,7 @@ def test_options_of_one_scheme_are_not_those_of_another() -> None:
     assert first.period == 3
 
 
-@pytest.mark.parametrize("name", [n for n, scheme in SCHEMES.items() if scheme.equal])
+@pytest.mark.parametrize("name", [n for n in OF_ANY_RULE if SCHEMES[n].equal])
 def test_accumulation_changes_nothing(name: str) -> None:
     def rank(comm: Communicator, accumulation: int) -> dict[str, np.ndarray]:
         return train(create_scheme(name, comm), SGD(0.1), accumulation=accumulation)

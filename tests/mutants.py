@@ -478,6 +478,12 @@ MUTANTS = {
         "return _alternating(ranks - rank, micro_batches)",
         "tests/parallel/pipeline/test_draw.py::test_the_command_shows_and_proves",
     ),
+    "a norm in which stages of two ranks count twice": Mutant(
+        "pydtnn/training/mesh.py",
+        "/ (copies if PIPELINE in axes else 1)",
+        "/ 1",
+        "tests/training/test_pipeline.py::test_stages_combine_with",
+    ),
     # training and checkpoints
     "statistics of a shard that the next one overwrites": Mutant(
         "pydtnn/training/step.py",

@@ -528,7 +528,7 @@ class TrainConfig:
         COMMUNICATION,
         "1f1b",
         "1f1b, eager_1f1b, gpipe, interleaved:2 (stages per rank), zb_h1, zb_2p, zb_v, chimera, "
-        "path/to/file.py:function, or auto, the fastest by the performance model",
+        "dualpipe, path/to/file.py:function, or auto, the fastest by the performance model",
     )
     plan: str | None = option(
         COMMUNICATION,

@@ -123,6 +123,11 @@ def test_more_ranks_than_samples_are_refused(projector: Projector) -> None:
         project(projector, {"data": 128})
 
 
+def test_pipelines_in_two_directions_without_a_formula_are_refused(projector: Projector) -> None:
+    with pytest.raises(ValueError, match="pipeline 2: no formula for two directions"):
+        project(projector, {"pipeline": 2}, pipeline_schedule="chimera")
+
+
 def test_schemes_without_a_formula_are_refused(projector: Projector) -> None:
     with pytest.raises(ValueError, match="no formula for scheme 'gossip' on cpu-10gbit"):
         project(projector, {"data": 2}, scheme="gossip")

@@ -312,16 +312,24 @@ def test_options_that_do_not_fit_are_refused_on_all_ranks(
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "data"), [("vgg", 2, 1), ("concat", 2, 2), ("vgg", 4, 1), ("resnet20", 4, 2)]
+    ("name", "schedule", "ranks", "data"),
+    [
+        ("vgg", "chimera", 2, 1),
+        ("concat", "chimera", 2, 2),
+        ("vgg", "chimera", 4, 1),
+        ("resnet20", "chimera", 4, 2),
+        ("concat", "dualpipe", 2, 1),
+        ("resnet20", "dualpipe", 4, 1),
+    ],
 )
 def test_steps_in_two_directions_equal_those_with_accumulation(
-    name: str, ranks: int, data: int
+    name: str, schedule: str, ranks: int, data: int
 ) -> None:
     kept = {}
 
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(Delayed(comm, 1), data=data, pipeline=ranks)
-        model = Model(NETS[name](), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule="chimera")
+        model = Model(NETS[name](), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule=schedule)
         result = train(model, None, micro_batches=MICRO_BATCHES)
         kept[comm.rank] = {name: p.master.copy() for name, p in model.parameters.items()}
         return result
@@ -471,6 +479,7 @@ def grouped(lr: float) -> SGD:
         {"pipeline_schedule": "zb_v", "axes": {"spatial": 2}, "optimizer": grouped},
         {"pipeline_schedule": "chimera", "optimizer": clipped, "recompute": 2},
         {"pipeline_schedule": "chimera", "axes": {"filter": 2}, "freeze": ("conv2d0",)},
+        {"pipeline_schedule": "dualpipe", "axes": {"spatial": 2}, "recompute": 2},
         {"pipeline_schedule": "chimera", "axes": {"alternate": 2}, "optimizer": clipped},
     ],
     ids=str,
@@ -550,6 +559,8 @@ def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.n
         (2, "1f1b", {"context": 2}),
         (4, "chimera", {}),
         (2, "chimera", {"tensor": 2}),
+        (4, "dualpipe", {}),
+        (2, "dualpipe", {"context": 2}),
         (2, "chimera", {"data": 2}),
         (2, "interleaved", {"tensor": 2}),
         (2, "zb_v", {"context": 2}),

@@ -211,12 +211,7 @@ def zb_v(rank: int, ranks: int, micro_batches: int) -> list[Action]:
         *rank * W,
         *rank * w,
     ]
-    done: Counter[Any] = Counter()  # micro-batches of each kind and stage
-    actions = []
-    for kind, stage in order:
-        actions.append(kind(done[kind, stage], stage))
-        done[kind, stage] += 1
-    return [action for action in actions if action.micro_batch < micro_batches]
+    return [action for action in _numbered(order) if action.micro_batch < micro_batches]
 
 
 def chimera(rank: int, ranks: int, micro_batches: int) -> list[Action]:
@@ -236,11 +231,7 @@ def chimera(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     >>> [f"{action} of {action.stage}" for action in chimera(0, 2, 2)]
     ['forward 0 of 0', 'forward 1 of 1', 'backward 1 of 1', 'backward 0 of 0']
     """
-    if ranks % 2:
-        raise PipelineError(
-            f"chimera: expected an even number of ranks, whose halves mirror each other, got "
-            f"{ranks}; use another number, or 1f1b"
-        )
+    _check_halves("chimera", ranks)
     slots = []  # in slots of equal length no rank has two actions at a time
     for m in range(micro_batches):
         unit, place = divmod(m // 2, ranks // 2)
@@ -248,6 +239,61 @@ def chimera(rank: int, ranks: int, micro_batches: int) -> list[Action]:
         slots.append((begin + stage, forward(m, stage)))
         slots.append((begin + 2 * ranks - 1 - stage, backward(m, stage)))
     return [action for _, action in sorted(slots)]
+
+
+def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """Micro-batches in both directions as in Chimera, with backward in two halves.
+
+    In the middle of a step every rank computes forward in one direction, then backward in the
+    other. If an action takes the same time in every kind and stage, a rank waits for
+    ``ranks / 2 - 1`` of them in a step of at least ``2 ranks`` micro-batches. It keeps at most
+    ``ranks + 1`` micro-batches of one stage.
+
+    References
+    ----------
+    DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1: DualPipe, here without its
+    overlap of the layers of two micro-batches, and with the last gradients of parameters at the
+    end of a step.
+    """
+    _check_halves("dualpipe", ranks)
+    near, far = sorted((rank, ranks - 1 - rank))
+    number = max((micro_batches + 1) // 2, ranks)  # of each direction
+    after = near + 1
+    before = ranks // 2 - after
+    f, b, w = ([(kind, near)] for kind in (forward, backward_inputs, backward_parameters))
+    F, B, W = ([(kind, far)] for kind in (forward, backward_inputs, backward_parameters))
+    order = [
+        *2 * before * f,
+        *after * (f + F),
+        *before * (B + W + F),
+        *(number - ranks + after) * (f + B + W + F + b + w),
+        *before * (B + W + F + b + w),
+        *after * (B + b),
+        *before * (w + b),
+        *after * (W + w),
+    ]
+    odd = {near: int(rank == far), far: int(rank == near)}
+    actions = [a._replace(micro_batch=2 * a.micro_batch + odd[a.stage]) for a in _numbered(order)]
+    return [action for action in actions if action.micro_batch < micro_batches]
+
+
+def _check_halves(who: str, ranks: int) -> None:
+    """Raise PipelineError if ranks have no halves that mirror each other."""
+    if ranks % 2:
+        raise PipelineError(
+            f"{who}: expected an even number of ranks, whose halves mirror each other, got "
+            f"{ranks}; use another number, or 1f1b"
+        )
+
+
+def _numbered(order: Iterable[tuple[Callable[[int, int], Action], int]]) -> list[Action]:
+    """Return actions of each kind and stage, in a given order, with micro-batches from 0."""
+    done: Counter[Any] = Counter()
+    actions = []
+    for kind, stage in order:
+        actions.append(kind(done[kind, stage], stage))
+        done[kind, stage] += 1
+    return actions
 
 
 def _alternating(ahead: int, micro_batches: int, delay: int | None = None) -> list[Action]:
@@ -291,6 +337,7 @@ PIPELINE_SCHEDULES: dict[str, Schedule] = {
     "interleaved": interleaved,
     "zb_v": zb_v,
     "chimera": chimera,
+    "dualpipe": dualpipe,
 }
 """Schedules by their names on the command line."""
 

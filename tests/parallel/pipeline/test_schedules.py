@@ -22,7 +22,7 @@ from pydtnn.parallel.pipeline import (
 from pydtnn.parallel.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.parallel.pipeline.picture import text
 
-NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera"})  # which is for even numbers of ranks
+NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera", "dualpipe"})  # those for odd numbers of ranks
 SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]
 
 
@@ -236,13 +236,26 @@ def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks: int)
     assert done.bubble == pytest.approx((ranks - 2) / (1.5 * ranks + ranks - 2))
 
 
-def test_chimera_is_right_for_any_number_of_micro_batches_and_even_numbers_of_ranks() -> None:
+@pytest.mark.parametrize("ranks", [2, *PAPERS])
+def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_chimera(
+    ranks: int,
+) -> None:
+    for micro_batches in (2 * ranks, 5 * ranks):
+        done = check("dualpipe", ranks, micro_batches, forward=1, backward=2)
+        assert done.waiting == 0
+        assert done.duration == 3 * micro_batches + ranks // 2 - 1
+        assert done.in_flight == ((ranks + 1) / 2,) * ranks
+        assert done.has_halves
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+def test_two_directions_are_right_for_any_numbers_of_which_that_of_ranks_is_even(name: str) -> None:
     for ranks, micro_batches in SIZES:
         if ranks % 2:
             with pytest.raises(PipelineError, match=f"expected an even number of .*got {ranks};"):
-                check("chimera", ranks, micro_batches)
+                check(name, ranks, micro_batches)
         else:
-            assert check("chimera", ranks, micro_batches).micro_batches == micro_batches
+            assert check(name, ranks, micro_batches).micro_batches == micro_batches
 
 
 def two_ways(change: str) -> list[list[Action]]:

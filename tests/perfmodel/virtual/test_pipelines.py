@@ -50,7 +50,7 @@ def test_pipelines_in_two_directions_wait_as_long_as_in_the_paper(ranks: int) ->
     assert idle < 0.6 * (seconds_of_a_step(ranks, ranks, "1f1b") - 3 * forward * ranks)
 
 
-CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2}
+CHUNKS = {"1f1b": 1, "zb_h1": 1, "interleaved": 2, "interleaved:3": 3, "zb_v": 2, "dualpipe": 1}
 """Stages per rank of each schedule."""
 
 
@@ -71,4 +71,5 @@ def test_bubbles_are_those_of_the_formulas(ranks: int) -> None:
     assert bubbles["zb_h1"] == pytest.approx((ranks - 1) * forward, rel=0.02)
     assert bubbles["zb_h1"] < 0.4 * bubbles["1f1b"]
     assert bubbles["zb_v"] == pytest.approx((ranks - 1) * forward / 2, rel=0.02)
+    assert bubbles["dualpipe"] == pytest.approx((ranks / 2 - 1) * forward, rel=0.02)
     assert bubbles["zb_v"] < 0.2 * bubbles["1f1b"]

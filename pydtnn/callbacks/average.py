@@ -66,6 +66,8 @@ class ExponentialMovingAverage(Callback):
     models", NeurIPS 2017, section 2 and appendix.
     """
 
+    reads_gradients = False
+
     def __init__(self, decay: float = 0.999, *, evaluate: bool = True, final: bool = True) -> None:
         who = type(self).__name__
         self.decay = check_float(who, "decay", decay, at_least=0, below=1)

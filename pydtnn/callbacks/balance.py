@@ -44,6 +44,8 @@ class Balance(Callback):
         Must precede this object among the callbacks.
     """
 
+    reads_gradients = False
+
     def __init__(self, slow: SlowRanks) -> None:
         self.slow = slow
         self._places: list[int] = []

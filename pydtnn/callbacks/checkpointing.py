@@ -69,6 +69,8 @@ class Checkpointer(Callback):
         waited for the one before.
     """
 
+    reads_gradients = False
+
     def __init__(
         self,
         directory: str | Path,

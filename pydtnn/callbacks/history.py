@@ -29,6 +29,8 @@ class HistoryWriter(Callback):
         Created if necessary.
     """
 
+    reads_gradients = False
+
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
 

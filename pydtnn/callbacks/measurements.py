@@ -51,6 +51,8 @@ class MeasurementWriter(Callback):
         Its attribute `grown` is the memory of the steps, in B.
     """
 
+    reads_gradients = False
+
     def __init__(self, directory: str | Path, memory: Any = None) -> None:
         self.directory, self.memory = Path(directory), memory
         self._steps = self._losses = self._bytes = 0

@@ -34,6 +34,8 @@ class MLPerfLog(Callback):
     https://github.com/mlcommons/logging, constants of `mllog`.
     """
 
+    reads_gradients = False
+
     def __init__(self, path: str | Path, facts: Mapping[str, Any]) -> None:
         self.path, self.facts = Path(path), dict(facts)
         self._origin = time.time_ns() - clock.now_ns()

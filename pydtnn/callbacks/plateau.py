@@ -34,6 +34,8 @@ class ReduceOnPlateau(Monitor):
         Whether smaller or larger is better; by default that of the metric.
     """
 
+    reads_gradients = False
+
     def __init__(
         self,
         monitor: str = "val_loss",

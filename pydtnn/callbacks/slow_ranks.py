@@ -74,6 +74,8 @@ class SlowRanks(Callback):
         Time of each phase in the last epoch, in s, of each rank.
     """
 
+    reads_gradients = False
+
     def __init__(self, factor: float = 1.5, *, least: float = 1.0) -> None:
         self.factor = check_float("SlowRanks", "factor", factor, at_least=1)
         self.least = check_float("SlowRanks", "least", least, at_least=0)

@@ -25,6 +25,8 @@ class BestWeights(Monitor):
         Whether the model has these weights at the end of `fit`, see `Monitor`.
     """
 
+    reads_gradients = False
+
     def __init__(
         self,
         path: str | Path,
@@ -65,6 +67,8 @@ class EarlyStopping(Monitor):
     Prechelt, "Early Stopping - But When?", 1998, criterion UP with strips of one epoch.
     """
 
+    reads_gradients = False
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -103,6 +107,8 @@ class StopAtMetric(Monitor):
     mode : {"min", "max"}, optional
         Whether smaller or larger is better; by default that of the metric.
     """
+
+    reads_gradients = False
 
     def __init__(self, monitor: str, value: float, mode: str | None = None) -> None:
         super().__init__(monitor, mode)

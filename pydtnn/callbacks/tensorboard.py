@@ -225,6 +225,7 @@ class TensorBoard(Callback):
             None if value is None else check_int(who, name, value, at_least=1)
             for name, value in (("every_steps", every_steps), ("histograms", histograms))
         )
+        self.reads_gradients = self.histograms is not None
         self.hyper_parameters = dict(hyper_parameters or {})
         self._file: EventFile | None = None
         self._error: OSError | None = None  # of a step, until all ranks can be told

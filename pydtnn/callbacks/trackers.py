@@ -50,6 +50,8 @@ class Tracker(Callback):
         Whether the final model is reported.
     """
 
+    reads_gradients = False
+
     def __init__(
         self,
         name: str,

@@ -195,6 +195,8 @@ class Joining(Callback):
     config : TrainConfig
     """
 
+    reads_gradients = False
+
     def __init__(self, directory: Path, config: TrainConfig) -> None:
         self.directory, self.config = directory, config
         self._epochs = 0

@@ -108,6 +108,8 @@ class StepMeter(Callback):
         In B, compared with the time when this object was made.
     """
 
+    reads_gradients = False
+
     def __init__(self) -> None:
         import pydtnn.perfmodel.job  # noqa: F401  # modules of the prediction are not memory of steps
 

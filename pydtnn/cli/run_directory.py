@@ -162,6 +162,8 @@ class RunFolder(Callback):
         Folder of the run; it must exist when training starts.
     """
 
+    reads_gradients = False
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._identity: tuple[int, int] | None = None

@@ -157,6 +157,8 @@ class Entry(NamedTuple):
 ALIGNMENT = 64
 """Bytes: every parameter starts on a cache line, which is also the widest vector."""
 
+NO_SLOT = -1
+
 DEFAULT_BUCKET_BYTES = 1 << 20
 """Large enough that latency is negligible, small enough that the first is sent early in
 backward."""
@@ -185,7 +187,8 @@ class Parameter(SuggestsNames):
     ----------
     master, grad : Array
         Views into the flat arrays, once the parameter is in a `ParameterBuffer`. Changes to a
-        parameter are made in `master`.
+        parameter are made in `master`. `grad` is None after a pass whose gradients are used up:
+        see `ParameterBuffer.share`.
     value : Array
         The array that layers use: the 16-bit copy if there is one, otherwise `master`.
     frozen : bool
@@ -397,7 +400,14 @@ class Bucket:
 
     def gradients(self, slot: int) -> Array:
         """Return the bucket's range of one of the sets of gradients; 0 is `grads`."""
-        return self.buffer.slots[slot][self.start : self.stop]
+        return self.buffer.slots[slot][self.start : self.stop] if slot else self.grads
+
+    def clear_padding(self) -> None:
+        """Set the gradients between parameters to 0, in memory that others have used."""
+        starts = [entry.slice.start for entry in self.parameters[1:]]
+        for entry, start in zip(self.parameters, [*starts, len(self.grads)], strict=True):
+            if entry.slice.stop < start:
+                self.grads[entry.slice.stop : start] = 0
 
 
 class ParameterBuffer:
@@ -440,7 +450,8 @@ class ParameterBuffer:
         gradients: bool = True,
     ) -> None:
         self.dtype = np.dtype(dtype)
-        self.accumulate = False
+        self.accumulate = self.shared = False
+        self.places = 0
         line = ALIGNMENT // self.dtype.itemsize
         cut = _cut(parameters, bucket_bytes, self.dtype.itemsize, line)
         self.parameters = tuple(p for members, _ in cut for p in members)
@@ -454,15 +465,16 @@ class ParameterBuffer:
         if copied and any(p.working for p, _ in parameters):
             self.working = backend.zeros((self.size,), np.dtype(working))
         self.slots = [self.grads]
-        self.backend, self._offsets, self._slot = backend, offsets, 0
+        self.backend, self._slot = backend, NO_SLOT
         for p, offset in zip(self.parameters, offsets, strict=False):
             place = slice(offset, offset + p.size)
-            p.buffer = self
+            p.buffer, p.grad = self, None
             p.master = p.value = self.values[place].reshape(p.shape)
-            p.grad = self.grads[place].reshape(p.shape) if gradients else None
             if p.working and self.working is not None:
                 p.value = self.working[place].reshape(p.shape)
         self.buckets = tuple(self._buckets(cut, offsets, first_index))
+        if gradients:
+            self.write_to(0)
 
     def refresh(self) -> None:
         """Round all values into the working copies."""
@@ -479,8 +491,60 @@ class ParameterBuffer:
             self.slots.append(self.backend.zeros((self.size,), self.dtype))
         if slot != self._slot:
             self._slot = slot
-            for p, offset in zip(self.parameters, self._offsets, strict=False):
-                p.grad = self.slots[slot][offset : offset + p.size].reshape(p.shape)
+            own = iter(self.parameters)
+            for bucket in self.buckets:
+                grads = bucket.gradients(slot)
+                for entry, p in zip(bucket.parameters, own, strict=False):
+                    p.grad = grads[entry.slice].reshape(p.shape)
+
+    def share(self, begins: Mapping[str, int]) -> None:
+        """Put gradients of buckets that are not written at the same time into the same memory.
+
+        For passes that use the gradients of each bucket as soon as they are complete, and never
+        again (`discard`).
+
+        Parameters
+        ----------
+        begins : mapping of str to int
+            For each parameter, the node whose backward is the first to write its gradient.
+        """
+        if self.shared:
+            return
+        end, places = 0, list[tuple[int, int, Bucket]]()
+        for bucket in self.buckets:
+            first = max(begins[entry.name] for entry in bucket.parameters)
+            start, length = 0, len(bucket.values)
+            for low, high, other in sorted(places, key=lambda place: place[:2]):
+                if other.ready_at <= first and start < high and low < start + length:
+                    start = high
+            places.append((start, start + length, bucket))
+            end = max(end, start + length)
+        self._place(end, [start for start, *_ in places], shared=True)
+
+    def separate(self) -> None:
+        """Give each bucket memory of its own for gradients again; they are 0."""
+        if self.shared:
+            self._place(self.size, [bucket.start for bucket in self.buckets], shared=False)
+
+    def discard(self) -> None:
+        """Set `Parameter.grad` to None until the next pass, as its memory is that of others."""
+        if self._slot != NO_SLOT:
+            self._slot = NO_SLOT
+            for p in self.parameters:
+                p.grad = None
+
+    def _place(self, size: int, starts: Sequence[int], *, shared: bool) -> None:
+        """Allocate the gradients anew, those of each bucket at a start."""
+        self.discard()
+        self.shared, self.places = shared, self.places + 1
+        del self.grads, self.slots
+        for bucket in self.buckets:
+            vars(bucket)["grads"] = None
+        self.grads = self.backend.zeros((size,), self.dtype)
+        self.slots = [self.grads]
+        for bucket, start in zip(self.buckets, starts, strict=True):
+            vars(bucket)["grads"] = self.grads[start : start + len(bucket.values)]
+        self.write_to(0)
 
     def _buckets(
         self,

@@ -298,7 +298,8 @@ class Rehearsal:
         )
         del y, outputs
         with np.errstate(all="ignore"):
-            self.model.backward_shards([dy], [residuals], after_node=after_node)
+            # with gradients where they are
+            self.model.backward_shards([dy], [residuals], after_node=after_node, shared=True)
         del others
 
     def _exchange_losses(self, outputs: Sequence[Array]) -> None:
@@ -343,15 +344,19 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
         ):
             if flat is None or not flat.size:
                 continue
-            array = backend.zeros((buffer.size,), flat.dtype)
+            array = backend.zeros(flat.shape, flat.dtype)
             known[id(flat)] = array
             for bucket in buffer.buckets:
-                part = array[bucket.start : bucket.stop]
+                start = bucket.start
+                if member == "grads":
+                    start = (bucket.grads.ctypes.data - flat.ctypes.data) // flat.itemsize
+                part = array[start : start + len(bucket.values)]
                 if member:
                     known[id(getattr(bucket, member))] = part
                 for entry in bucket.parameters:
                     p = model.parameters[entry.name]
                     known[id(getattr(p, view))] = part[entry.slice].reshape(p.shape)
+    known.pop(id(None), None)  # gradients that are used up
     running = {
         id(s): Statistic(s.name, s.channels, s.momentum, s.length)
         for s in model.statistics.statistics

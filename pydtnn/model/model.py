@@ -429,6 +429,7 @@ class Model(NotCallable, Predictor):
         accumulate: bool = False,
         slots: Sequence[int] | None = None,
         inputs_only: bool = False,
+        shared: bool = False,
     ) -> list[Any]:
         """Run every node's backward in reverse, for several shards of a batch.
 
@@ -448,12 +449,17 @@ class Model(NotCallable, Predictor):
         inputs_only : bool
             Run the first half of layers that have two (`Layer.backward_inputs`). Buckets are not
             reported, and the residuals keep what `backward_parameters` requires.
+        shared : bool
+            Whether `on_ready` uses the gradients of each bucket up (`share_gradients`): they are
+            not kept.
 
         Returns
         -------
         list
             For each shard, the result of `backward`.
         """
+        if not shared:
+            self.separate_gradients()
 
         def before(shard: int) -> None:
             for buffer in self.buffers:
@@ -506,11 +512,37 @@ class Model(NotCallable, Predictor):
         accumulate : bool
             Add to the existing gradients; a layer in one piece has done so in the first half.
         """
+        self.separate_gradients()
         for buffer in self.buffers:
             buffer.accumulate = accumulate
         reports = Reports.to(self.observer, 1)
         own, buckets = self.graph.part(part), self.buckets_of(part)
         parameters_loop(self.graph, own, buckets, residuals, on_ready, after_node, reports)
+
+    def share_gradients(self) -> None:
+        """Put gradients into shared memory, for passes that use each bucket up: see `Trainer`.
+
+        Another pass separates them again.
+        """
+        if all(buffer.shared for buffer in self.buffers):
+            return
+        begins: dict[str, int] = {}
+        for node in reversed(self.graph.nodes):
+            for p in node.layer.parameters:
+                begins.setdefault(p.name, node.index)
+        for buffer in self.buffers:
+            buffer.share(begins)
+        self.backend.trim()
+
+    def separate_gradients(self) -> None:
+        """Give the gradients of each bucket memory of its own again, as they have by default."""
+        for buffer in self.buffers:
+            buffer.separate()
+
+    def discard_gradients(self) -> None:
+        """Set `Parameter.grad` to None until the next pass, as the gradients are used up."""
+        for buffer in self.buffers:
+            buffer.discard()
 
     def buckets_of(self, part: int | None) -> tuple[Bucket, ...]:
         """Return the buckets of one of the rank's stages, in order; of all by default."""

@@ -35,7 +35,8 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
     if graph.rounder:
         options["rounding"] = graph.rounder.formats.weights
     buffers: list[ParameterBuffer] = []
-    trained = [(p, node) for p, node in ready if not p.frozen]
+    # the largest of a node last, so that its small ones are in the same bucket
+    trained = sorted((one for one in ready if not one[0].frozen), key=lambda p: (-p[1], p[0].size))
     part = {node.index: i for i, part in enumerate(graph.parts) for node in part.layers}
     for kind in dict.fromkeys((part[node], _kind(p)) for p, node in trained):
         buffers.append(

@@ -177,16 +177,20 @@ class Replays:
         slots: Sequence[int] | None,
         on_ready: Callable[[Bucket, int], None] | None,
         after_node: Callable[[Node], None] | None,
+        shared: bool,
         **options: Any,
     ) -> list[Any]:
         """Run the backward pass: see `Model.backward_shards`."""
-        shared: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
+        common: dict[str, Any] = {
+            "on_ready": on_ready,
+            "after_node": after_node,
+            "accumulate": accumulate,
+            "shared": shared,
+        }
         self._accumulates = True
         if self._current is not None:
-            return self._backward(dys[0], residuals[0], accumulate=accumulate, **shared)
-        return self.model.backward_shards(
-            dys, residuals, accumulate=accumulate, slots=slots, **shared, **options
-        )
+            return self._backward(dys[0], residuals[0], **common)
+        return self.model.backward_shards(dys, residuals, slots=slots, **common, **options)
 
     def end_step(self) -> None:
         """Release memory that an error has left reserved; the next gradients are new."""
@@ -239,6 +243,7 @@ class Replays:
         on_ready: Callable[[Bucket, int], None] | None,
         after_node: Callable[[Node], None] | None,
         accumulate: bool,
+        shared: bool,
     ) -> list[Any]:
         """Run the backward pass after `_forward`."""
         recording, self._current = self._current, None
@@ -262,6 +267,7 @@ class Replays:
                 on_ready=recorder.outside(calls.ready),
                 after_node=recorder.outside(calls.after),
                 accumulate=accumulate,
+                shared=shared,
             )
         calls.outputs = tuple(map(recorder.fixed, dx if isinstance(dx, tuple) else (dx,)))
         result = calls.result()
@@ -295,10 +301,11 @@ class Replays:
 
     def _forget_if_changed(self, context: StepContext) -> None:
         model, kernels = self.model, self.backend.conv.forward  # if they are wrapped
-        state = replace(context, samples=None), Layer.assignments, model.buffers, model.segments
-        if (*state, kernels) != self._state:
+        context, places = replace(context, samples=None), [b.places for b in model.buffers]
+        state = context, Layer.assignments, model.buffers, places, model.segments, kernels
+        if state != self._state:
             self._recordings.clear()
-            self._state = *state, kernels
+            self._state = state
             self.why_not = self.why_not or _why_not(model)
 
     @contextmanager

@@ -110,6 +110,7 @@ class Network(Protocol):
         residuals: Sequence[list[Any]],
         *,
         after_node: Callable[[Node], None] | None = None,
+        shared: bool = False,
     ) -> list[Any]:
         """Run every node's backward in reverse."""
 

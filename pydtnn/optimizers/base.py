@@ -413,7 +413,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         self._parts = Parts()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
-        self._runs: dict[int, list[tuple[tuple[Array, ...], Group]]] = {}
+        self._runs: dict[int, tuple[Array, list[tuple[tuple[Array, ...], Group]]]] = {}
 
     @abstractmethod
     def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
@@ -479,14 +479,19 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             for bucket, own, end in zip(buffer.buckets, owned, ends, strict=True):
                 self._own[bucket.index] = own
                 kept = slice(end - (own.stop - own.start), end)
-                slots = self._slots[bucket.index] = tuple(slot[kept] for slot in state)
-                self._runs[bucket.index] = [
-                    (views_of(bucket, slots, own.start, slice(start, stop)), group)
-                    for run, group in self.groups.cut(
-                        bucket.parameters, self.weight_decay, self.per_parameter
-                    )
-                    if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
-                ]
+                self._slots[bucket.index] = tuple(slot[kept] for slot in state)
+                self._runs[bucket.index] = bucket.grads, self._cut(bucket)
+
+    def _cut(self, bucket: Bucket) -> list[tuple[tuple[Array, ...], Group]]:
+        """Return the arrays of this rank's updates of a bucket, each with its group."""
+        own, slots = self._own[bucket.index], self._slots[bucket.index]
+        return [
+            (views_of(bucket, slots, own.start, slice(start, stop)), group)
+            for run, group in self.groups.cut(
+                bucket.parameters, self.weight_decay, self.per_parameter
+            )
+            if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
+        ]
 
     def scale_loss(self, loss_scale: LossScale | None) -> None:
         """Update with gradients of a scaled loss, unless one of them is infinite."""
@@ -639,7 +644,10 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         """Update this rank's share of one bucket; the gradients of the share must be final."""
         if self.loss_scale is not None and not self.loss_scale.passed:
             return
-        for views, group in self._runs[bucket.index]:
+        grads, runs = self._runs[bucket.index]
+        if grads is not bucket.grads:  # they have other memory since
+            self._runs[bucket.index] = bucket.grads, (runs := self._cut(bucket))
+        for views, group in runs:
             terms = self._terms
             if group.lr_factor != 1:
                 terms = {**terms, "lr": group.lr_factor * terms["lr"]}

@@ -77,6 +77,9 @@ class DryStep:
         self.model = plain.create_model(plain.create_net(), self.backend, mesh)
         self.model.cut_outputs = True  # as with the usual losses
         self._flat = [_flat_of(self.model)]  # inside a host, and between hosts
+        self.model.share_gradients()
+        self._shared = _flat_of(self.model)[0]["gradients"]
+        self.model.separate_gradients()
         total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
         usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
         between = bucket_bytes(("a", "b"), total, usual)
@@ -154,6 +157,7 @@ class DryStep:
         self.backend.trim()
         memory = MemoryOutline(
             **self._flat[-1][0],
+            shared=self._shared,
             peak=line(few[1], many[1]),
             nodes=tuple(map(line, few[2], many[2])),
             scratch=scratch(self.real, self.backend, model.graph.dtype.itemsize),

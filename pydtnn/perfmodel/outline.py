@@ -139,6 +139,8 @@ class MemoryOutline:
     ----------
     values, gradients, copies : int
         Flat arrays of parameters.
+    shared : int
+        Those of gradients that share memory.
     trained : int
         Values that an optimizer updates; a slot has the same size.
     peak : Linear
@@ -153,6 +155,7 @@ class MemoryOutline:
     values: int
     gradients: int
     copies: int
+    shared: int
     trained: int
     peak: Linear
     nodes: tuple[Linear, ...]

@@ -214,7 +214,7 @@ class Projector:
             buffers += own.trained + largest
         return Memory(
             parameters=own.values + own.copies,
-            gradients=own.gradients,
+            gradients=own.shared if work.uses_up else own.gradients,
             slots=work.slots * own.trained / (work.data if sharded else 1),
             activations=max(own.peak.at(samples) - own.flat, 0.0) + kept,
             scratch=own.scratch,

@@ -311,6 +311,12 @@ class Workload:
         """Values that the optimizer stores for each parameter: 1 for momentum, 2 for Adam."""
         return len(self.create_optimizer().slots)
 
+    @property
+    def uses_up(self) -> bool:
+        """Whether gradients share memory: those of a rank alone, as in `Trainer`."""
+        alone = self.ranks == self.accumulation == 1 and self.scheme == "allreduce"
+        return alone and not (self.clips or self.exact or self.compress)
+
     @cached_property
     def clips(self) -> bool:
         """Whether the optimizer clips gradients."""
@@ -399,7 +405,7 @@ class Rank:
                 "other axes"
             )
         check_timed(workload)
-        comm = create_allreduce(workload.allreduce, comm)
+        comm, self.uses_up = create_allreduce(workload.allreduce, comm), workload.uses_up
         mesh = Mesh(comm, **workload.axes) if workload.axes else None
         data = comm if mesh is None else mesh.data
         backend = backend or workload.create_backend()

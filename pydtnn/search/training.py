@@ -74,6 +74,8 @@ class Reporter(Callback):
         The value.
     """
 
+    reads_gradients = False
+
     def __init__(self, trial: Trial, name: str) -> None:
         self.trial, self.name = trial, name
 

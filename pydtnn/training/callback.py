@@ -82,7 +82,15 @@ class Callback(SuggestsNames, StoresArguments):
     stop, to reduce the learning rate) must depend only on values that are equal on all ranks, such
     as ``trainer.history`` and, if ``trainer.own_steps`` is 0, ``trainer.logs``. Actions of a single
     rank, such as writing a file, are guarded by ``if trainer.comm.rank == 0``.
+
+    Attributes
+    ----------
+    reads_gradients : bool
+        Whether it reads gradients after a step, so that they are kept (`Trainer`); a subclass that
+        does not can set it to False.
     """
+
+    reads_gradients: bool = True
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Called when training starts or continues.

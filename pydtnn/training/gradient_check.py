@@ -43,12 +43,11 @@ def check_stored(
     callable
         Raises ValueError, with layer and parameter, if backward has not overwritten a gradient.
     """
-    for buffer in dict.fromkeys(bucket.buffer for bucket in model.buckets_of(part)):
+    for bucket in model.buckets_of(part):
         for slot in slots or [0]:
-            buffer.write_to(slot)
-            for p in buffer.parameters:  # padding between parameters remains 0
-                p.grad.view(f"uint{8 * p.grad.itemsize}")[...] = UNTOUCHED[p.grad.itemsize]
-        buffer.write_to(0)
+            bucket.buffer.write_to(slot)  # which allocates it
+            _fill(bucket, bucket.gradients(slot))
+        bucket.buffer.write_to(0)
 
     def ready(bucket: Bucket, shard: int) -> None:
         if slots or shard == 0:  # without slots, other shards add to the gradients of the first
@@ -58,8 +57,17 @@ def check_stored(
                     raise ValueError(_sentence(model, entry.name))
         if on_ready is not None:
             on_ready(bucket, shard)
+        if bucket.buffer.shared:
+            _fill(bucket, bucket.grads)  # for the next buckets in this memory
 
     return ready
+
+
+def _fill(bucket: Bucket, grads: np.ndarray) -> None:
+    """Set gradients to the NaN; padding between parameters remains 0."""
+    for entry in bucket.parameters:
+        part = grads[entry.slice]
+        part.view(f"uint{8 * part.itemsize}")[...] = UNTOUCHED[part.itemsize]
 
 
 def _contains(grads: np.ndarray) -> bool:

@@ -294,12 +294,17 @@ def place_of(action: Action) -> Place:
 
 
 def create_passes(
-    setup: Setup, batch: Batch, epoch: Number, seed: int, replays: Replays | None = None
+    setup: Setup,
+    batch: Batch,
+    epoch: Number,
+    seed: int,
+    replays: Replays | None = None,
+    kind: type[Passes] = Passes,
 ) -> Passes:
-    """Create the computation of a rank in one step."""
+    """Create the computation of a rank in one step, of a kind if it has no pipeline."""
     if setup.model.pipeline is not None:
         return StagePasses(setup, batch, epoch, seed, setup.model.pipeline)
-    passes = Passes(setup, batch, epoch, seed)
+    passes = kind(setup, batch, epoch, seed)
     if setup.exchange.sums.shards is None:  # otherwise several sets of gradients
         passes.replays = replays
     return passes

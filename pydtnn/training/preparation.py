@@ -259,7 +259,7 @@ def _rehearse(model: Model, batch: int, training: bool) -> None:
         outputs = y if isinstance(y, tuple) else (y,)
         dys = tuple(backend.asarray(np.ones(a.shape, dtype)) for a in outputs)
         if model.pipeline is None:
-            model.backward(dys, residuals)
+            model.backward_shards([dys], [residuals], shared=True)  # with gradients where they are
         else:
             model.pipeline.backward(model.backward_shards, dys, residuals)
     model.statistics.begin_step()

@@ -180,6 +180,8 @@ class ProgressBar(Callback):
         "bar" shows a bar also where no terminal is found, "plain" shows lines on a terminal.
     """
 
+    reads_gradients = False
+
     def __init__(
         self, file: TextIO | None = None, *, interval: float = 10.0, style: str = "auto"
     ) -> None:

@@ -173,6 +173,8 @@ class _Finished(AgreedError):
 class _Search(Callback):
     """Record the loss of each step, and end training when enough is known."""
 
+    reads_gradients = False
+
     def __init__(self, steps: int, stop_at: float) -> None:
         self.steps, self.stop_at = steps, stop_at
         self.losses: list[float] = []

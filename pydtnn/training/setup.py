@@ -14,10 +14,10 @@ from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
-from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import Schedule, gpipe
-from pydtnn.parallel.sums import average
+from pydtnn.parallel.sums import Sums, average
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
@@ -242,10 +242,37 @@ def create_setup(
     )
 
 
-def bind_optimizer(setup: Setup) -> None:
-    """Choose the model's buckets for the exchange, and bind the optimizer to its parameters."""
+def may_use_up(setup: Setup) -> bool:
+    """Return whether each bucket can be updated in backward, and its gradients be given up.
+
+    That is for a rank alone on a CPU, whose step has no part that reads all gradients.
+    """
+    optimizer, exchange, supervision = setup.optimizer, setup.exchange, setup.comm.supervision
+    plain = all(
+        getattr(type(optimizer), method) is getattr(Optimizer, method)
+        for method in ("step", "begin_step", "step_bucket")
+    )
+    return (
+        plain
+        and setup.comm.size == 1
+        and setup.mesh is None
+        and setup.observer is (None if supervision is None else supervision.activity)
+        and setup.loss_scale is None
+        and setup.model.backend.name != "cuda"
+        and (type(exchange), type(exchange.sums)) == (AllReduce, Sums)
+        and not optimizer.needs_all_gradients
+    )
+
+
+def bind_optimizer(setup: Setup, uses_up: bool) -> None:
+    """Choose the model's buckets for the exchange, and bind the optimizer to its parameters.
+
+    `uses_up` is whether gradients are given up in backward.
+    """
     model, optimizer = setup.model, setup.optimizer
     model.choose_buckets(setup.bucket_bytes)
+    if uses_up:
+        model.share_gradients()
     optimizer.bind(model.backend, model.buffers, setup.exchange)
     optimizer.groups.check(model.parameter_names)
     optimizer.scale_loss(setup.loss_scale)

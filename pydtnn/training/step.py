@@ -50,8 +50,10 @@ class Passes:
         scheme does not sum them (`GradientExchange.sums_losses`).
     """
 
+    shared = False  # whether gradients are used up in backward: `Model.share_gradients`
+
     def __init__(self, setup: Setup, batch: Batch, epoch: Number, seed: int) -> None:
-        self.setup, self.batch = setup, batch
+        self.setup, self.batch, self.begins = setup, batch, setup.optimizer.iterations == 0
         self.replays: Replays | None = None  # which runs passes instead of the model
         self.model, self.exchange = setup.model, setup.exchange
         self.sums = self.exchange.sums
@@ -111,12 +113,10 @@ class Passes:
                 xs, contexts, communicate=self.communicate, joint=self.joint
             )
             del xs
-        dys, residuals = [], []
-        for shard, context, (y, saved) in zip(group, contexts, outputs, strict=True):
-            dys.append(self.compute_loss(shard, context.penalties, y))
-            residuals.append(saved)
+        parts = zip(group, contexts, outputs, strict=True)
+        dys = [self.compute_loss(shard, context.penalties, y) for shard, context, (y, _) in parts]
         self.take_statistics(group[0])
-        return dys, residuals
+        return dys, [saved for _, saved in outputs]
 
     def context_of(self, shard: Shard) -> StepContext:
         """Return the settings of the forward pass of a shard."""
@@ -168,8 +168,7 @@ class Passes:
             return own(calls)
         sums = [op.array for _, op in calls if isinstance(op, Sum)]
         total, request = self.sums.add_up(list(zip(self.in_flight, sums, strict=True)))
-        others = tuple(axis for axis in first.axes if axis != BATCH)
-        if others:
+        if others := tuple(axis for axis in first.axes if axis != BATCH):
             assert own is not None
             request.wait()
             return [*own([(node, Sum(total, others))])] * len(calls)
@@ -198,17 +197,19 @@ class Passes:
         self.report_samples(group)
         slots = self.sums.slots(len(group), self.model.buckets_of(part))
         exchange, on_ready = self.exchange_of(group, slots, last)
-        begins = first and self.setup.optimizer.iterations == 0
+        if first and self.begins:
+            on_ready = check_stored(self.model, on_ready, slots, part)
         dxs = (self.replays or self.model).backward_shards(
             dys,
             residuals,
             communicate=self.communicate,
             joint=self.joint,
             part=part,
-            on_ready=check_stored(self.model, on_ready, slots, part) if begins else on_ready,
+            on_ready=on_ready,
             after_node=self.after_node(exchange if last else None),
             accumulate=not first,
             slots=slots,
+            shared=self.shared,
         )
         exchange.finish()
         return dxs

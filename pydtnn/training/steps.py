@@ -7,18 +7,24 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from pydtnn.data import Batch
+from pydtnn.data.order import Shard
+from pydtnn.layers.parameters import Bucket
 from pydtnn.model.presence import Presence
 from pydtnn.model.replay import Replays
+from pydtnn.training.axis_sums import AxisSums
+from pydtnn.training.gradient_check import OnReady
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
 from pydtnn.training.pipeline import create_passes
 from pydtnn.training.setup import Setup
+from pydtnn.training.step import Passes
+from pydtnn.utils.request import Completed, Request
 
 Result = Callable[[], Totals]
 """Waits for a step and returns its loss and metrics on the host, over all ranks or of this rank
@@ -40,6 +46,51 @@ class Steps(Protocol):
         """Begin a step."""
 
 
+class UpdatingPasses(Passes):
+    """Passes of a rank alone that update each bucket when its gradients are complete.
+
+    These are not kept. The parameters are not changed if the loss is not finite.
+    """
+
+    shared = True
+
+    def add_up_losses(self) -> Request:
+        """Add up losses and metrics, and begin the update."""
+        super().add_up_losses().wait()
+        check_totals(self)
+        self.setup.optimizer.begin_step()
+        return Completed()
+
+    def exchange_of(
+        self, group: Sequence[Shard], slots: Sequence[int] | None, last: bool
+    ) -> tuple[AxisSums, OnReady]:
+        """Return an exchange that receives nothing, and the update of buckets."""
+
+        def update(bucket: Bucket, position: int) -> None:
+            bucket.clear_padding()
+            with self.setup.phase("update", bucket.index):
+                self.setup.optimizer.step_bucket(bucket)
+
+        return AxisSums(self.exchange, None), update
+
+
+def check_totals(passes: Passes) -> Totals:
+    """Return loss and metrics of a step on the host.
+
+    Raises
+    ------
+    NotFiniteError, LocalNotFiniteError
+        If one is not finite.
+    """
+    setup = passes.setup
+    totals = setup.to_host(passes.totals)
+    if setup.model.backend.has_values and not np.isfinite(totals.values).all():
+        if not setup.own_losses:
+            setup.exchange.abandon()
+        raise not_finite_at(setup, passes.batch, passes.context.epoch, passes.context.seed, totals)
+    return totals
+
+
 class Eager:
     """Steps with kernels launched one by one from Python.
 
@@ -48,6 +99,8 @@ class Eager:
     setup : Setup
     graph : str
         The reason why nothing is captured.
+    uses_up : callable, optional
+        Returns whether gradients are not kept after a step, but used up in backward.
 
     Attributes
     ----------
@@ -57,8 +110,10 @@ class Eager:
 
     late = 0
 
-    def __init__(self, setup: Setup, graph: str = "") -> None:
-        self._setup, self.graph = setup, graph
+    def __init__(
+        self, setup: Setup, graph: str = "", uses_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._setup, self.graph, self._uses_up = setup, graph, uses_up
         self.replays = Replays(setup.model)
         exchange, network = setup.exchange, setup.model.graph
         self._presence: Presence | None = None
@@ -70,23 +125,26 @@ class Eager:
         """Run a whole step; the parameters are not changed if the loss is not finite."""
         setup = self._setup
         exchange, statistics = setup.exchange, setup.model.statistics
+        early = self._uses_up() and len(batch.shards) < 2
+        if early:
+            setup.model.share_gradients()
         with setup.phase("forward"):
-            passes = create_passes(setup, batch, epoch, seed, self.replays)
+            kind = UpdatingPasses if early else Passes
+            passes = create_passes(setup, batch, epoch, seed, self.replays, kind)
         setup.model.graph.presence = self._presence
         try:
             passes.run()
         finally:
             setup.model.graph.presence = None
             self.replays.end_step()
+            if early:
+                setup.model.discard_gradients()
         with setup.phase("loss"):
-            totals = setup.to_host(passes.totals)
-            if setup.model.backend.has_values and not np.isfinite(totals.values).all():
-                if not setup.own_losses:
-                    exchange.abandon()
-                raise not_finite_at(setup, batch, epoch, seed, totals)
+            totals = check_totals(passes)
         statistics.samples += len(batch)
         exchange.samples += len(batch)
-        setup.update()
+        if not early:
+            setup.update()
         with setup.phase("update"):  # after the last message: if a rank fails, nothing has changed
             statistics.fold()
         return lambda: totals

@@ -36,7 +36,13 @@ from pydtnn.training.nonfinite import NotFiniteError, not_finite
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.preparation import autotune, prepare, read_position, start_equal
 from pydtnn.training.progress import create_progress, with_progress
-from pydtnn.training.setup import Setup, bind_optimizer, create_setup, represent_setup
+from pydtnn.training.setup import (
+    Setup,
+    bind_optimizer,
+    create_setup,
+    may_use_up,
+    represent_setup,
+)
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils import clock
 from pydtnn.utils.clock import virtual_time
@@ -94,6 +100,11 @@ class Trainer(SuggestsNames):
         How rank 0 shows the progress of `fit`: "auto" (or True) is a bar on a terminal and plain
         lines elsewhere, "none" (or False) shows nothing. A `ProgressBar` among the callbacks
         replaces it.
+    keep_gradients : bool
+        Whether `Parameter.grad` has the gradients after a step. They are kept in any case for
+        callbacks that may read them (`Callback.reads_gradients`), with observers, accumulation or
+        `clip_norm`, on several ranks and on GPUs. Otherwise each bucket is updated as soon as
+        backward has completed its gradients, and its memory is used again.
     observers : sequence of Observer
         Receive phases, layers, messages and batches during `fit`, `evaluate` and `train_step`:
         docs/tracing.md.
@@ -166,6 +177,7 @@ class Trainer(SuggestsNames):
         graph: bool = True,
         check_equal: int | None = None,
         progress: str | bool = "auto",
+        keep_gradients: bool = False,
         observers: Sequence[Observer] = (),
     ) -> None:
         optimizer = get_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
@@ -198,6 +210,7 @@ class Trainer(SuggestsNames):
         checks.check_options(self.setup, self.accumulation)
         checks.warn_of_probabilities(self.setup)
         self._graph = graph
+        self._keep_gradients = check_bool("Trainer", "keep_gradients", keep_gradients)
         self._results: deque[Result] = deque()
         self._forget_own()
         self.epoch = self.step = 0
@@ -213,7 +226,7 @@ class Trainer(SuggestsNames):
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
-        bind_optimizer(self.setup)
+        bind_optimizer(self.setup, self._uses_up())
         self.binding = optimizer.binding
 
     def __repr__(self) -> str:
@@ -462,7 +475,7 @@ class Trainer(SuggestsNames):
     def steps(self) -> Steps:
         """The implementation of steps, selected before the first."""
         if self.setup.model.backend.name != "cuda":
-            return Eager(self.setup)
+            return Eager(self.setup, uses_up=self._uses_up)
         from pydtnn.training.capture import create_steps  # only here: it imports GPU code
 
         return create_steps(self.setup, self._graph)
@@ -539,8 +552,15 @@ class Trainer(SuggestsNames):
         steps = self.steps
         if batch.total < self.global_batch_size:  # the last of an epoch
             self.drain()  # in order
-            steps = Eager(self.setup)
+            steps = Eager(self.setup, uses_up=self._uses_up)
         return steps(batch, epoch, seed)
+
+    def _uses_up(self) -> bool:
+        """Return whether gradients are used up in backward, and not kept."""
+        reads = any(callback.reads_gradients for callback in self._all_callbacks())
+        return not (self._keep_gradients or self.accumulation > 1 or reads) and may_use_up(
+            self.setup
+        )
 
     def drain(self, late: int = 0) -> None:
         """Wait until at most `late` steps are incomplete, and add the losses of the others."""
@@ -611,6 +631,8 @@ class Trainer(SuggestsNames):
         if self.optimizer.is_bound_to(self.model.buffers):
             return False
         self.exchange.drain()
+        if self._uses_up():
+            self.model.share_gradients()
         self.optimizer.rebind(self.model.buffers, self.exchange)
         self.binding = self.optimizer.binding
         vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays

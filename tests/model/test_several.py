@@ -78,6 +78,7 @@ def trainer(
         loss=["cross_entropy", "mse"],
         exchange=exchange or AllReduce(Serial()),
         **options,
+        keep_gradients=True,
     )
 
 
@@ -237,7 +238,8 @@ def test_an_output_that_feeds_another_gets_both_gradients() -> None:
     rng = np.random.default_rng(0)
     x, y0, y1 = (rng.normal(size=(4, n)) for n in (3, 2, 1))
     model = Model(Chain(), (3,), backend="numpy", dtype="float64")
-    run = Trainer(model, SGD(0.0), loss=["mse", "mse"], exchange=AllReduce(Serial()))
+    options = {"loss": ["mse", "mse"], "keep_gradients": True}
+    run = Trainer(model, SGD(0.0), exchange=AllReduce(Serial()), **options)
     run.exchange.start(model.buckets)
     run.train_step(Batch(x, (y0, y1), np.arange(4), 0, 4))
     a, b = (model.parameters[f"{name}.w"] for name in "ab")

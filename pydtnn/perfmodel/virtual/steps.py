@@ -210,6 +210,8 @@ def rank_memory(rank: Rank, library: int = 0) -> Memory:
     """
     trainer = rank.trainer
     model, optimizer = trainer.model, trainer.optimizer
+    if rank.uses_up:
+        model.share_gradients()
     forecast = Forecast(model, rank.largest, 0, rank.in_flight).memory(model.cuts)
     process = PROCESS_BYTES if model.backend.name == "cpu" else 0
     held = forecast.resident - forecast.scratch - process

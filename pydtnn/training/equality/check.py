@@ -411,6 +411,8 @@ class CheckEqual(Callback):
     Y. Collet, "xxHash fast digest algorithm", version 0.1.1: XXH64.
     """
 
+    reads_gradients = False
+
     def __init__(self, every: int = DEFAULT_PERIOD) -> None:
         self.every = check_int(type(self).__name__, "every", every, at_least=1)
         self.spread = 0

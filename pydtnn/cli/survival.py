@@ -15,6 +15,7 @@ from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import fewer, without_shard
+from pydtnn.parallel.pipeline import is_possible
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
@@ -50,6 +51,8 @@ def _on_fewer_ranks(config: TrainConfig, ranks: int) -> TrainConfig:
     usual, without = flags(TrainConfig), []
     if PIPELINE not in axes:
         without += ["micro_batches", "pipeline_schedule"]
+    elif not is_possible(config.pipeline_schedule, axes[PIPELINE]):
+        without += ["pipeline_schedule"]
     if axes.keys() <= {"data"}:
         without += ["plan"]
     text = ",".join(f"{axis}={n}" for axis, n in axes.items())

@@ -26,7 +26,7 @@ from pydtnn.model.model import example_inputs
 from pydtnn.model.partition.plan import NAMES, find_plan
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.parallel.pipeline import PipelineError, Schedule, placement
+from pydtnn.parallel.pipeline import Schedule, is_possible, placement
 from pydtnn.parallel.pipeline import check as check_schedule
 from pydtnn.testing.trace import first_wrong
 from pydtnn.testing.trajectory import (
@@ -527,14 +527,6 @@ def _checked(axes: Mapping[str, int], comm: Communicator | None) -> Mapping[str,
     return axes
 
 
-def _stages(schedule: str | Schedule, ranks: int) -> int:
-    """Return the number of stages of a schedule; 0 if it is not for this number of ranks."""
-    try:
-        return placement(schedule, ranks).stages
-    except PipelineError:
-        return 0
-
-
 def _meshes(plan: AnyPlan, schedule: str | Schedule, ranks: int | None) -> list[dict[str, int]]:
     """Return the default meshes for the axes that a plan names."""
     if plan is None:
@@ -549,8 +541,9 @@ def _meshes(plan: AnyPlan, schedule: str | Schedule, ranks: int | None) -> list[
         axes = [*dict.fromkeys(axis for own in known.rules.values() for axis in own.values())]
         if known.stages:
             numbers = range(1, len(known.stages) + 2)
-            fitting = (n for n in numbers if _stages(schedule, n) > len(known.stages))
-            stages = next(fitting, 0)
+            fitting = (n for n in numbers if is_possible(schedule, n))
+            enough = (n for n in fitting if placement(schedule, n).stages > len(known.stages))
+            stages = next(enough, 0)
     twice = dict.fromkeys(axes, 2)
     if len(axes) == 1:
         found = [{axes[0]: n} for n in (2, 3, 4)]

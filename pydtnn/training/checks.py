@@ -174,12 +174,12 @@ def check_pipeline(setup: Setup) -> None:
             "a pipeline, which is not supported; use bfloat16"
         )
     if len(setup.model.pipeline.copies) > 1 and (
-        not setup.exchange.replicated or type(setup.exchange.sums) is not Sums
+        not setup.exchange.exact or type(setup.exchange.sums) is not Sums
     ):
         raise ValueError(
-            "Trainer: stages that two ranks of a pipeline have are trained with the scheme "
-            f"allreduce, neither exact nor compressed, got {represent(setup.exchange)}; use it, or "
-            "a schedule with each stage on one rank, such as 1f1b"
+            "Trainer: stages that two ranks of a pipeline have require sums of gradients that are "
+            "neither exact nor compressed, as those of allreduce and sharded, got "
+            f"{represent(setup.exchange)}; use one, or a schedule such as 1f1b"
         )
 
 

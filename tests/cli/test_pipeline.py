@@ -13,6 +13,7 @@ from pydtnn.cli.build import create_job
 from pydtnn.cli.parallel import create_mesh
 from pydtnn.cli.parser import parse
 from pydtnn.cli.predicted import choose_parallel
+from pydtnn.cli.survival import _on_fewer_ranks
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
 from pydtnn.utils.errors import AgreedError
@@ -71,6 +72,12 @@ def test_processes_train_in_stages_and_one_continues(
     )
     for own, other in zip(ours, serial, strict=True):
         assert own == pytest.approx(other, rel=1e-4)  # float32
+
+
+@pytest.mark.parametrize(("ranks", "schedule"), [(3, "1f1b"), (2, "chimera"), (1, "1f1b")])
+def test_fewer_ranks_continue_with_a_schedule_that_is_possible(ranks: int, schedule: str) -> None:
+    config = parse(["--parallel=pipeline=4", "--pipeline-schedule=chimera"])
+    assert _on_fewer_ranks(config, ranks).pipeline_schedule == schedule
 
 
 def test_auto_chooses_the_fastest_schedule_that_fits_into_memory(tmp_path: Path) -> None:

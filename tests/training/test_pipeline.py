@@ -37,8 +37,10 @@ from pydtnn.parallel import AllReduce, Mesh
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.pipeline import backward, forward
 from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes.hierarchical import Hierarchical
 from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
 from pydtnn.training import Trainer
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
@@ -342,6 +344,16 @@ def test_steps_in_two_directions_equal_those_with_accumulation(
             np.testing.assert_array_equal(value, kept[mirrored][key])
 
 
+@pytest.mark.parametrize("scheme", [ShardedOptimizer, ShardedGradients, ShardedParameters])
+def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme: Any) -> None:
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(comm, data=2, pipeline=2)
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule="chimera")
+        return train(model, scheme(mesh.data), micro_batches=MICRO_BATCHES)
+
+    assert_equal(run_threads(4, rank), reference("concat", 2))
+
+
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches: int) -> None:
     def rank(comm: Communicator) -> Result:
@@ -386,7 +398,7 @@ def test_values_kept_in_two_directions_are_those_of_the_schedule(
     [
         partial(AllReduce, sums=partial(ExactSums, shards=8)),
         partial(AllReduce, sums=create_sums("float16")),
-        ShardedOptimizer,
+        Hierarchical,
         LocalSGD,
     ],
 )
@@ -394,7 +406,7 @@ def test_stages_of_two_ranks_refuse_schemes_for_which_they_are_not_defined(excha
     def rank(comm: Communicator) -> None:
         mesh = Mesh(comm, data=2, pipeline=2)
         model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule="chimera")
-        with pytest.raises(ValueError, match="scheme allreduce, neither exact nor compressed, got"):
+        with pytest.raises(ValueError, match="gradients that are neither exact nor compressed"):
             train(model, exchange(mesh.data))
 
     run_threads(4, rank)
@@ -584,10 +596,16 @@ def test_three_steps_of_a_transformer_equal_serial_ones(
             np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12, err_msg=name)
 
 
-def test_checkpoints_of_stages_continue_on_another_mesh_and_serially(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "scheme"), [("1f1b", AllReduce), ("chimera", ShardedOptimizer)]
+)
+def test_checkpoints_of_stages_continue_on_another_mesh_and_serially(
+    schedule: str, scheme: Any, tmp_path: Path
+) -> None:
     def fit(mesh: Mesh | None, epochs: int, **options: Any) -> Result:
-        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh)
-        exchange = AllReduce(Serial()) if mesh is None else None
+        own: Any = {"pipeline_schedule": schedule if epochs == 1 else "1f1b"}
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, **own)
+        exchange = AllReduce(Serial()) if mesh is None else scheme(mesh.data)
         trainer = Trainer(
             model, SGD(0.05, momentum=0.9), exchange=exchange, progress=False, **options
         )

@@ -477,6 +477,15 @@ def placement(schedule: str | Schedule, ranks: int) -> Owners:
     return owners_of([actions_of(schedule, rank, ranks, 2) for rank in range(ranks)])
 
 
+def is_possible(schedule: str | Schedule, ranks: int) -> bool:
+    """Return whether a schedule is defined for a number of ranks."""
+    try:
+        placement(schedule, ranks)
+    except PipelineError:
+        return False
+    return True
+
+
 def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:
     """Return the fraction of a step in which a rank waits: ``(P - 1) / (v M + P - 1)``.
 

@@ -39,7 +39,7 @@ SHARED = {  # templates besides a family's own
 }
 PLAIN = ["recycle"]  # sources without variants, linked into every family and _memory
 PYTHON_H = "#include <Python.h>\n"
-STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
+STORED = {"conv", "elementwise", "linear", "norm", "pool", "random"}
 """Families with variants for arrays of bfloat16."""
 ALL_TYPES = {"sum"}
 """Those with variants for all types in every build: training in float32 adds numbers of float64."""

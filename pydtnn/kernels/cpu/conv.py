@@ -10,8 +10,7 @@ import numpy as np
 
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._arrays import share_memory
-from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
-from pydtnn.kernels.cpu._fused import ready, ready_beside
+from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape, ready, ready_beside
 from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, beside, contiguous
 from pydtnn.kernels.cpu.fused import Fused
 from pydtnn.kernels.cpu.isa import PAIRING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydtnn.kernels.cpu._fused import FusedKernels, ready
+from pydtnn.kernels.cpu._conv import FusedKernels, ready
 from pydtnn.kernels.cpu.compiled import Compiled
 from pydtnn.kernels.cpu.norm import Norm
 from pydtnn.kernels.deferred import Deferred, Term

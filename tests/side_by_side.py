@@ -1,4 +1,4 @@
-"""Run the tests in four processes at a time: ``python -m tests.side_by_side -m "not long"``.
+"""Run the tests in five processes at a time: ``python -m tests.side_by_side -m "not long"``.
 
 Most tests use one core, and those that start ranks often wait. The output of the first process is
 shown while it runs, that of the others at the end. Paths cannot be selected.
@@ -19,7 +19,7 @@ BYTECODE = Path(__file__).resolve().parents[1] / "build" / "bytecode"
 """Where compiled modules are kept: the tests start hundreds of processes, and compiling the modules
 that each of them imports takes a second."""
 
-AT_ONCE = 4
+AT_ONCE = 5
 
 NO_TESTS = 5
 """Exit status of pytest that has collected no tests."""

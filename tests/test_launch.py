@@ -297,6 +297,7 @@ def undisturbed() -> tuple[float, bytes]:
         return time.monotonic() - begin, weights(Path(name))
 
 
+@pytest.mark.long
 @mpi
 def test_a_killed_rank_costs_one_restart_and_no_byte(tmp_path: Path) -> None:
     victim = 1

@@ -57,6 +57,7 @@ def serial() -> dict[str, dict[str, np.ndarray]]:
     return {name: trained(trainer_of(name, Serial()), epochs=1) for name in NETS}
 
 
+@pytest.mark.few(2)
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", NETS)

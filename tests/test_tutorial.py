@@ -35,7 +35,7 @@ def run(parts: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_digits
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("page", CODE, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -49,7 +49,7 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 
 
 @needs_digits
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

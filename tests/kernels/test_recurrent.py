@@ -95,6 +95,7 @@ def run(
     return results
 
 
+@pytest.mark.few(132)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -64,6 +64,7 @@ def test_numbers_are_those_of_ml_dtypes_also_subnormal_ones_and_ties(
     assert form.width == (int(ml_dtypes.finfo(dtype).bits))
 
 
+@pytest.mark.few(52)
 @pytest.mark.parametrize("name", [*TYPES, "e7m20", "e2m22", "e6m9fn", "e8m1"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernel_has_the_bits_of_the_reference(

@@ -126,7 +126,7 @@ def serial() -> dict[str, Fingerprint]:
     return {}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.threads(1, 3, 5, 8)
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("case", CASES)

@@ -81,6 +81,7 @@ def recorded(timeline: Timeline) -> float:
     return median_step(1e-9 * timeline.steps.stop[WARM_UP:])
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     "options",
     [

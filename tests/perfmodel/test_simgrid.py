@@ -57,6 +57,7 @@ def simgrid(path: Path, pattern: str, ranks: int = 64) -> float:
     return simulate(PATTERNS[pattern], NBYTES, network(path, ranks))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("pattern", [name for name in PATTERNS if name not in SLOW])
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)
 def test_a_pattern_of_64_ranks_takes_as_long_as_in_simgrid(path: Path, pattern: str) -> None:
@@ -90,6 +91,7 @@ def test_a_pattern_of_many_ranks_takes_as_long_as_in_simgrid(
     assert found == pytest.approx(simgrid(path, pattern, ranks), rel=SAME)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("pattern", ["Rabenseifner", "hierarchical", "recursive doubling"])
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)
 def test_virtual_ranks_and_rows_take_as_long_as_in_simgrid(path: Path, pattern: str) -> None:
@@ -122,6 +124,7 @@ ZONES: list[tuple[Topology, Zone, float]] = [
 ]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "pattern", [name for name in PATTERNS if name not in (*SLOW, "hierarchical")]
 )

@@ -14,6 +14,7 @@ from pydtnn.tracing.writing import Reading, describe_clock, read_clock
 from pydtnn.utils.clock import Clock, use
 
 
+@pytest.mark.few(2)
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2, 4)
 def test_ranks_of_one_host_have_the_same_clock(comm: Communicator) -> None:

@@ -140,7 +140,7 @@ SCHEDULES = (
 )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(
     "schedule",
@@ -560,6 +560,7 @@ def train_transformer(mesh: Mesh | None, **options: Any) -> tuple[dict[str, np.n
     return model.state(), trainer.losses
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("ranks", "schedule", "axes"),
     [

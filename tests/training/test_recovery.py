@@ -100,6 +100,7 @@ def check_failures(
         assert train(folder / str(number), **options) == expected, failures
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("victim", "calls"), [(0, (4, 34, 53, 68, 122)), (2, (4, 33, 41, 60, 107))]
 )
@@ -196,7 +197,7 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
         train(tmp_path, monitor="val_other")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -89,6 +89,7 @@ def test_ranks_compute_what_one_computes_on_the_whole_batch(
     assert_same_training(train(comm, sync=True, fuse=fuse), serial[fuse])
 
 
+@pytest.mark.few(4)
 @pytest.mark.threads(1, 2)
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("accumulation", [2, 3])

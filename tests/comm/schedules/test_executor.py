@@ -47,7 +47,7 @@ def test_every_algorithm_sums_on_1_to_17_threads(comm, algorithm):
     check_sums(comm, algorithm, ["float32"], (300,), chunk_bytes=400)  # 3 chunks of 100
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_every_algorithm_sums_over_mpi(comm, algorithm):

@@ -38,7 +38,7 @@ NETS: dict[str, Any] = {
 Axes = dict[str, int]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "mesh",
@@ -67,6 +67,7 @@ def test_losses_of_routers_in_all_stages_count(mesh: Axes, schedule: str) -> Non
         assert trainer.losses == pytest.approx(serial.losses, abs=1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi(2, 3, 4)
 @pytest.mark.parametrize("net", NETS)
 def test_divided_experts_equal_serial_training_on_mpi(comm: Communicator, net: str) -> None:

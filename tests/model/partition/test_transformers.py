@@ -49,7 +49,7 @@ NETS: dict[str, Net] = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "mesh",
@@ -81,7 +81,7 @@ def test_a_transformer_in_stages_equals_serial_training() -> None:
         check_plan(*NETS["gpt"], meshes=[mesh], batch=3)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "mesh",
     [{"tensor": 2}, {"context": 3}, {"context": 2, "tensor": 2}, {"pipeline": 2, "tensor": 3}],

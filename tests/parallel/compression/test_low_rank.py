@@ -108,6 +108,7 @@ def test_a_matrix_of_full_rank_comes_back_whole(shape, rng):
     np.testing.assert_allclose(matrix.error, 0, rtol=0, atol=1e-10)
 
 
+@pytest.mark.few(2)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(3)
 def test_all_ranks_get_the_same_bytes(comm):

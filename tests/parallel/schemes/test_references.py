@@ -73,6 +73,7 @@ def long_run(scheme: str, options: dict[str, Any], rule: str, ranks: int) -> Dra
     return drawn
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("scheme", "options", "rule"), CASES)
 def test_200_steps_are_those_of_the_method_in_numpy(
@@ -190,6 +191,7 @@ def unanimous(comm: Communicator) -> GradientExchange:
     return AllReduce(comm, sums=replace(votes, served=False))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("scheme", "method"),
     [

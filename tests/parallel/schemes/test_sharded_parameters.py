@@ -56,6 +56,7 @@ def train(comm: Communicator, scheme: Any, name: str, **options: Any) -> tuple[A
     return trainer.losses, {k: np.array(v) for k, v in model.state().items()}
 
 
+@pytest.mark.few(6)
 @pytest.mark.threads(2, 3, 4)
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", NETS)

@@ -66,6 +66,7 @@ def test_the_delay_goes_with_momentum(comm: Communicator) -> None:
     assert_close(ours, delayed_serially(2, momentum=0.5))
 
 
+@pytest.mark.few(7)
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("rule", RULES)
 def test_without_delay_it_is_serial_training(comm: Communicator, rule: str) -> None:

@@ -56,6 +56,7 @@ def check(entries: Sequence[Entry]) -> None:
         assert 0 < entry.efficiency < 10
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "per_host"), FAST)
 def test_every_axis_has_a_prediction(name: str, per_host: int) -> None:
     oracle = Oracle(projector_on(name, per_host))

@@ -478,6 +478,8 @@ def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:
     if min(geometry.channels, geometry.filters) < 16 or min(geometry.output) < 2:
         return candidates[0]
     tiles = "winograd4" if min(geometry.output) >= 4 else "winograd2"
+    if "winograd5" in candidates and max(geometry.output) >= 5:
+        tiles = "winograd5"
     return tiles if tiles in candidates else candidates[0]
 
 

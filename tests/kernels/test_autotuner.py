@@ -226,6 +226,19 @@ def test_the_rule_wants_large_filters_for_a_stride_of_2(
     assert rule(where, candidates(where)) == chosen
 
 
+@pytest.mark.parametrize(
+    ("kernel", "channels", "size", "chosen"),
+    [((1, 7), 16, 5, "winograd5"), ((7, 1), 16, 4, "direct"), ((1, 7), 8, 17, "direct")]
+    + [((1, 5), 16, 8, "winograd4"), ((5, 5), 16, 3, "direct"), ((3, 1), 16, 4, "winograd4")],
+)
+def test_the_rule_wants_maps_of_whole_tiles_for_lines_and_for_5x5(
+    kernel: tuple[int, int], channels: int, size: int, chosen: str
+) -> None:
+    around = tuple((k // 2, k // 2) for k in kernel)
+    where = ConvGeometry((size, size), kernel, (1, 1), around, (1, 1), channels, 16)
+    assert rule(where, candidates(where)) == chosen
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mode", ["fixed", "direct"])
 def test_without_measuring_a_choice_does_not_depend_on_the_threads(mode: str, threads: int) -> None:

@@ -30,7 +30,7 @@ from tests.kernels.test_conv import (
 )
 from tests.kernels.test_fused import SHAPES, deferred
 from tests.kernels.test_linear import SIZES as LINEAR
-from tests.kernels.test_winograd import ALGORITHMS, SIZES
+from tests.kernels.test_winograd import ALGORITHMS, LINES, PARTS, SIZES
 
 pytestmark = pytest.mark.emulated
 
@@ -46,8 +46,10 @@ the result only is 0.43.
 """
 
 REFERENCE = Reference(np)
+CASES = AWKWARD | SIZES | LINES | PARTS
 EVERY = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape, True)]
 EVERY += [(case, name) for case in SIZES for name in (*ALGORITHMS, "winograd24")]
+EVERY += [(case, candidates(shape)[1]) for case, (_, shape) in (LINES | PARTS).items()]
 
 
 def halves(arrays: Arrays) -> Arrays:
@@ -57,7 +59,7 @@ def halves(arrays: Arrays) -> Arrays:
 
 def in_halves(case: str) -> tuple[int, ConvGeometry, Arrays, Arrays]:
     """A batch and geometry, operands, and what is expected of them."""
-    batch, shape = (AWKWARD | SIZES)[case]
+    batch, shape = CASES[case]
     arrays = halves(operands(seeded(case), batch, shape))
     return batch, shape, arrays, directions(arrays, shape)
 
@@ -107,7 +109,11 @@ def test_convolutions_agree_with_the_reference(
         if algorithm in PAIRS and cpu_backend.isa in PAIRING:
             assert norm_error(value, expected[direction]) < PAIRS[algorithm]
         else:
-            assert_rounded(value, expected[direction], 1e-4 if algorithm == "winograd4" else 2e-5)
+            assert_rounded(
+                value,
+                expected[direction],
+                1e-4 if algorithm in ("winograd4", "winograd5") else 2e-5,
+            )
 
 
 FUSED = ["16 filters", "several images to a block", "stride 2", "depthwise", "pointwise"]
@@ -120,7 +126,7 @@ def test_deferred_inputs_and_sums_agree_with_the_reference(
     cpu_backend: Backend, case: str, algorithm: str
 ) -> None:
     skip_without_pairs(cpu_backend, algorithm)
-    batch, shape = (AWKWARD | SIZES)[case]
+    batch, shape = CASES[case]
     rng = seeded(case)
     x = in_16_bits(deferred(rng, (batch, *shape.size, shape.channels)))
     arrays = halves(operands(rng, batch, shape))

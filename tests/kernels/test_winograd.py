@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, create_backend
+from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.reference import Conv as Reference
 from pydtnn.kernels.reference import Fused
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
@@ -72,8 +73,45 @@ STRIDED = {
 }
 """Convolutions of stride 2, whose phases are Winograd's."""
 
+LINES = {
+    "a row, one output": (3, geometry((1, 7), 5, 6, (1, 7))),
+    "a row of one pixel": (3, geometry((1, 1), 5, 6, (1, 7), padding=((0, 0), (3, 3)))),
+    "a column of one pixel": (3, geometry((1, 1), 9, 16, (7, 1), padding=((3, 3), (0, 0)))),
+    "rows, partial tiles": (3, geometry((5, 13), 32, 16, (1, 7), padding=((0, 0), (3, 3)))),
+    "columns, partial tiles": (3, geometry((13, 5), 16, 24, (7, 1), padding=((3, 3), (0, 0)))),
+    "rows of 17, an output less": (2, geometry((4, 17), 19, 45, (1, 7), padding=((0, 0), (3, 3)))),
+    "columns of 17, an output less": (
+        2,
+        geometry((17, 4), 45, 19, (7, 1), padding=((3, 3), (0, 0))),
+    ),
+    "rows, padding on one side": (2, geometry((3, 11), 8, 16, (1, 7), padding=((1, 0), (0, 6)))),
+    "columns, padding on one side": (2, geometry((11, 3), 8, 16, (7, 1), padding=((5, 0), (0, 2)))),
+    "lines of outputs that see only zeros": (2, geometry((3, 4), 5, 16, (1, 3), padding=6)),
+    "rows of 3 taps": (3, geometry((8, 8), 17, 33, (1, 3), padding=((0, 0), (1, 1)))),
+    "columns of 3 taps": (21, geometry((7, 3), 33, 17, (3, 1), padding=((1, 1), (0, 0)))),
+    "rows of 5 taps": (3, geometry((3, 18), 17, 33, (1, 5), padding=((0, 0), (2, 2)))),
+    "columns of 5 taps": (3, geometry((9, 2), 16, 16, (5, 1), padding=((4, 0), (0, 0)))),
+    "rows, slabs": (1, geometry((40, 61), 16, 24, (1, 7), padding=((0, 0), (3, 3)))),
+    "columns, slabs": (2, geometry((61, 40), 16, 24, (7, 1), padding=((3, 3), (0, 0)))),
+    "rows, ranges of both": (1, geometry((3, 19), 220, 230, (1, 7), padding=((0, 0), (3, 3)))),
+    "columns, ranges of both": (1, geometry((17, 3), 410, 390, (3, 1), padding=((1, 1), (0, 0)))),
+}
+"""Filters of one row or one column."""
+PARTS = {
+    "parts of a map smaller than a tile": (5, geometry((1, 3), 16, 16, (5, 5), padding=2)),
+    "parts of one output": (3, geometry((5, 5), 5, 6, (5, 5))),
+    "parts, partial tiles": (3, geometry((7, 18), 20, 35, (5, 5), padding=2)),
+    "parts, padding on one side": (2, geometry((6, 7), 8, 16, (5, 5), padding=((4, 0), (0, 3)))),
+    "parts of outputs that see only zeros": (2, geometry((3, 4), 5, 16, (5, 5), padding=9)),
+    "parts of slabs": (2, geometry((50, 70), 16, 24, (5, 5), padding=2)),
+    "parts, ranges of both": (1, geometry((9, 6), 140, 130, (5, 5), padding=2)),
+}
+"""Filters of 5x5, which are four parts of at most 3x3."""
+
+CASES = SIZES | STRIDED | LINES | PARTS
 EVERY = [(case, algorithm) for case in SIZES for algorithm in ALGORITHMS]
 EVERY += [(case, "polyphase") for case in STRIDED]
+EVERY += [(case, candidates(shape)[1]) for case, (_, shape) in (LINES | PARTS).items()]
 
 
 def error(value: np.ndarray, exact: np.ndarray) -> float:
@@ -87,40 +125,45 @@ def error(value: np.ndarray, exact: np.ndarray) -> float:
 def test_every_way_of_walking_agrees_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
 ) -> None:
-    batch, shape = (SIZES | STRIDED)[case]
+    batch, shape = CASES[case]
     arrays, expected = once(all_directions, case, batch, shape, dtype)
     for direction in DIRECTIONS:
         value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
         assert_close(value, expected[direction], TOLERANCE[dtype])
 
 
-def random_sizes(stride: int) -> list[tuple[ConvGeometry, Arrays, Arrays]]:
+KERNELS = [(3, 3), (5, 5), (1, 3), (3, 1), (1, 5), (5, 1), (1, 7), (7, 1)]
+
+
+def random_sizes(kernels: list[tuple[int, int]], stride: int) -> list[tuple[Any, Arrays, Arrays]]:
     """Geometries, operands and what is expected of them."""
     rng, found = np.random.default_rng(0), []
     for _ in range(30):
-        kernel = 3 if stride == 1 else int(rng.choice([3, 5, 7]))
+        kernel = kernels[rng.integers(len(kernels))]
         size = tuple(map(int, rng.integers(1, 20, 2)))
-        most = 4 if kernel == 3 else kernel + 1
-        padding = tuple((int(p), int(q)) for p, q in rng.integers(kernel // 2, most, (2, 2)))
-        channels, filters = map(int, rng.integers(1, 70, 2))
-        shape = ConvGeometry(
-            size, (kernel,) * 2, (stride,) * 2, padding, (1, 1), channels, filters, 1
+        padding = tuple(
+            (int(p), int(q))
+            for k in kernel
+            for p, q in rng.integers(k // 2, 4 if k == 3 else k + 1, (1, 2))
         )
+        channels, filters = map(int, rng.integers(1, 70, 2))
+        shape = ConvGeometry(size, kernel, (stride,) * 2, padding, (1, 1), channels, filters, 1)
         arrays = operands(rng, int(rng.integers(1, 6)), shape)
         found.append((shape, arrays, directions(arrays, shape)))
     return found
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "stride"), [*((name, 1) for name in ALGORITHMS), ("polyphase", 2)]
+    ("kernels", "stride"), [*(([kernel], 1) for kernel in KERNELS), ([(3, 3), (5, 5), (7, 7)], 2)]
 )
 def test_random_sizes_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, algorithm: str, stride: int
+    cpu_backend: Backend, once: Once, kernels: list[tuple[int, int]], stride: int
 ) -> None:
-    for shape, arrays, expected in once(random_sizes, stride):
-        for direction in DIRECTIONS:
-            value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
-            assert_close(value, expected[direction], 1e-12)
+    for shape, arrays, expected in once(random_sizes, tuple(kernels), stride):
+        for algorithm in candidates(shape)[1:]:
+            for direction in DIRECTIONS:
+                value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
+                assert_close(value, expected[direction], 1e-12)
 
 
 @pytest.mark.parametrize(("size", "channels"), [(32, 16), (16, 32), (8, 64)])
@@ -148,7 +191,7 @@ SLABS = [e for e in EVERY if e[0].endswith("slabs") or e[0] == "slabs of a large
 def test_a_store_is_written_once_though_its_values_are_read_several_times(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = (SIZES | STRIDED)[case]
+    batch, shape = CASES[case]
     w = operands(rng, batch, shape)["w"]
     x = deferred(rng, (batch, *shape.size, shape.channels))
     values = Fused(np).values(x)
@@ -175,7 +218,7 @@ def sinks(conv: Reference, x: Any, w: Any, dy: Any, add: Any, shape: Any, **opti
 
 def deferred_case(case: str) -> tuple[Any, Any]:
     """Deferred operands, and what is expected of them."""
-    rng, (batch, shape) = seeded(case), (SIZES | STRIDED)[case]
+    rng, (batch, shape) = seeded(case), CASES[case]
     w = operands(rng, batch, shape)["w"]
     x = deferred(rng, (batch, *shape.size, shape.channels), terms=2)
     dy = deferred(rng, (batch, *shape.output, shape.filters), relu=False)
@@ -189,7 +232,7 @@ def test_deferred_arrays_and_sinks_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str
 ) -> None:
     arrays, expected = once(deferred_case, case)
-    values = sinks(cpu_backend.conv, *arrays, (SIZES | STRIDED)[case][1], algorithm=algorithm)
+    values = sinks(cpu_backend.conv, *arrays, CASES[case][1], algorithm=algorithm)
     for value, exact in zip(values, expected, strict=True):
         assert_close(value, exact, 1e-11)
 
@@ -199,7 +242,7 @@ def test_deferred_arrays_and_sinks_agree_with_the_reference(
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = (SIZES | STRIDED)[case]
+    batch, shape = CASES[case]
     w = operands(rng, batch, shape)["w"].astype(np.float32)
     x = cast_deferred(deferred(rng, (batch, *shape.size, shape.channels)), np.float32)
     dy = operands(rng, batch, shape)["dy"].astype(np.float32)
@@ -220,7 +263,7 @@ def test_the_number_of_threads_does_not_change_a_byte(
 def test_both_gradients_at_once_are_those_of_each_alone(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = (SIZES | STRIDED)[case]
+    batch, shape = CASES[case]
     w = operands(rng, batch, shape)["w"].astype(np.float32)
     x = deferred(rng, (batch, *shape.size, shape.channels), np.float32)
     dy = deferred(rng, (batch, *shape.output, shape.filters), np.float32, terms=2, relu=False)
@@ -241,7 +284,7 @@ PARTIAL = [e for e in EVERY if "partial" in e[0] or "7 by 7" in e[0]]
 def test_gradients_of_filters_are_added_if_asked(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = (SIZES | STRIDED)[case]
+    batch, shape = CASES[case]
     arrays = operands(rng, batch, shape)
     before = rng.standard_normal(shape.weight_shape)
     options: dict[str, Any] = {"accumulate": True}
@@ -268,6 +311,35 @@ def test_the_error_of_phases_is_that_of_tiles_of_four(
             for name in ("direct", "polyphase")
         )
         assert direct < phases <= min(4 * direct, 1.2e-6)
+
+
+@pytest.mark.parametrize("kernel", KERNELS[1:])
+def test_the_error_of_lines_and_of_parts_is_about_that_of_tiles_of_four(
+    cpu_backend: Backend, rng: np.random.Generator, kernel: tuple[int, int]
+) -> None:
+    """In units of the direct algorithm's error: 1.7 for F(4, 3), 2.7 for F(5, 4), 2.2 for 5x5."""
+    shape = geometry((20, 20), 64, 32, kernel, padding=tuple((k // 2,) * 2 for k in kernel))
+    arrays = cast(operands(rng, 4, shape), np.float32)
+    arrays["b"][...] = 0
+    for direction in DIRECTIONS:
+        exact = run(REFERENCE, direction, cast(arrays, np.float64), shape)
+        direct, own = (
+            error(run(cpu_backend.conv, direction, arrays, shape, algorithm=name), exact)
+            for name in candidates(shape)
+        )
+        assert own <= (3.2 if 7 in kernel else 2.6 if kernel == (5, 5) else 2) * direct
+
+
+@pytest.mark.parametrize("kernel", [(1, 7), (5, 5)])
+@pytest.mark.parametrize("change", [{"stride": 3}, {"groups": 2}, {"dilation": 2}])
+def test_other_strides_groups_and_dilations_are_direct(
+    cpu_backend: Backend, kernel: tuple[int, int], change: dict[str, int]
+) -> None:
+    shape = geometry((9, 9), 4, 4, kernel, padding=4, **change)
+    assert candidates(shape) == ("direct",)
+    x, w, y = (np.zeros(s) for s in ((1, 9, 9, 4), shape.weight_shape, (1, *shape.output, 4)))
+    with pytest.raises(ValueError, match="expected one of direct for .*, got winograd4"):
+        cpu_backend.conv.forward(x, w, None, shape, out=y, algorithm="winograd4")
 
 
 def test_an_outlier_costs_only_large_tiles_digits_of_outputs_that_do_not_read_it(

@@ -31,7 +31,7 @@ cdef extern from "conv.h":
     struct depth_shape:
         ptrdiff_t size, output, taps, stride, padding, dilation, rows, units, channels
     enum algorithm:
-        DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24, POLYPHASE
+        DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24, POLYPHASE, WINOGRAD5
     struct conv_kernels:
         int (*forward)(const conv_shape *shape, int algorithm, const source *x, const void *w,
                        const void *b, const sink *y, double *sums, int threads) nogil
@@ -62,6 +62,7 @@ NUMBERS = {
     "winograd2": WINOGRAD2,
     "winograd24": WINOGRAD24,
     "polyphase": POLYPHASE,
+    "winograd5": WINOGRAD5,
 }
 """The algorithms by name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,19 @@ from pydtnn.kernels.reference.family import Array
 
 POLYPHASE = ((3, 3), (5, 5), (7, 7))
 """Filters whose phases Winograd's algorithm supports at a stride of 2."""
+LINES = {3: "winograd4", 5: "winograd4", 7: "winograd5"}
+"""Winograd's algorithms at a stride of 1 for filters of one row or column, by taps."""
 
 
 @lru_cache(maxsize=1024)
 def shape_of(geometry: ConvGeometry) -> Shape | None:
     """A geometry for the compiled kernels; None for three axes, see `Volumes`."""
     return Shape(geometry) if len(geometry.size) <= 2 else None
+
+
+def is_line(geometry: ConvGeometry) -> bool:
+    """Return whether filters have one row or one column."""
+    return max(geometry.kernel) == prod(geometry.kernel)
 
 
 @lru_cache(maxsize=1024)
@@ -39,8 +47,13 @@ def candidates(geometry: ConvGeometry, pairs: bool = False) -> tuple[str, ...]:
     """
     if len(geometry.size) == 3:
         return candidates(planes_of(geometry), pairs)
-    if geometry.groups > 1 or geometry.dilation != (1, 1):
+    if geometry.groups > 1 or max(geometry.dilation) > 1:
         return ("direct",)
+    taps = max(geometry.kernel)
+    if max(geometry.stride) == 1 and taps in LINES and is_line(geometry):
+        return ("direct", LINES[taps])
+    if geometry.stride == (1, 1) and geometry.kernel == (5, 5):
+        return ("direct", "winograd4")
     if geometry.stride == (1, 1) and geometry.kernel == (3, 3):
         return ("direct", "winograd4", "winograd2", *["winograd24"] * pairs)
     if geometry.stride == (2, 2) and geometry.kernel in POLYPHASE:

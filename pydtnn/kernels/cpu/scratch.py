@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from pydtnn.kernels.cpu.conv import candidates
+from pydtnn.kernels.cpu.conv import candidates, is_line
 from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.kernels.geometry import ConvGeometry
 
@@ -49,7 +49,10 @@ def conv_scratch(
 
 def _products(geometry: ConvGeometry) -> int:
     """Return the elements of a filter of one channel, transformed by Winograd's algorithm."""
-    phases = prod(geometry.stride)
+    taps = max(geometry.kernel)
+    if is_line(geometry):
+        return {3: 6, 5: 2 * 6, 7: 2 * 8}[taps]  # parts and points
+    phases = 4 if max(geometry.stride) > 1 or taps == 5 else 1  # or parts
     points = 5 if phases > 1 and geometry.kernel == (3, 3) else 6
     return phases * points**2
 

@@ -44,14 +44,14 @@ class Winograd(NamedTuple):
     inverse: int
 
 
-WINOGRAD = {
-    ("winograd2", 3): Winograd(2, 4, 32, 28, 24),
-    ("winograd4", 3): Winograd(4, 6, 156, 72, 90),
-    ("polyphase", 3): Winograd(4, 9, 400, 224, 108),
-    ("polyphase", 5): Winograd(4, 11, 576, 288, 130),
-    ("polyphase", 7): Winograd(3, 11, 576, 480, 90),
+WINOGRAD: dict[tuple[object, ...], Winograd] = {
+    ("winograd2", 3, 3): Winograd(2, 4, 32, 28, 24),
+    ("winograd4", 3, 3): Winograd(4, 6, 156, 72, 90),
+    ("polyphase", 3, 3): Winograd(4, 9, 400, 224, 108),
+    ("polyphase", 5, 5): Winograd(4, 11, 576, 288, 130),
+    ("polyphase", 7, 7): Winograd(3, 11, 576, 480, 90),
 }
-"""By name and taps along an axis. Of a stride of 1: Lavin and Gray, Fast algorithms for
+"""By name and taps along both axes. Of a stride of 1: Lavin and Gray, Fast algorithms for
 convolutional neural networks, 2016, sections 4.1 and 4.3; of a stride of 2: as implemented in
 `conv_winograd_points.h`, of all four phases."""
 
@@ -75,7 +75,7 @@ def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple
         Bytes of transformed filters, besides those of `Layer.cost`.
     """
     for name in candidates(geometry):
-        own = WINOGRAD.get((name, geometry.kernel[-1]))
+        own = WINOGRAD.get((name, *geometry.kernel[-2:]))
         if own is None:
             yield geometry.flops(batch), 0
             continue

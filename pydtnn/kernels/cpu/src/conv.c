@@ -8,11 +8,18 @@
 #include "conv_winograd_parts.h"
 
 /* The output tile of Winograd's algorithms, which support no groups and no dilation, and filters of
- * 3x3 with a stride of 1, or of 3x3, 5x5 and 7x7 with a stride of 2 (`POLYPHASE`). */
+ * 3x3 and 5x5 with a stride of 1, or 3, 5 or 7 in a row or column, or 3x3, 5x5 and 7x7 with a
+ * stride of 2 (`POLYPHASE`). */
 static struct tile tile_of(const struct conv_shape *s, int algorithm) {
-    const int outputs = s->kernel[0] == 7 ? 3 : 4;
-    if (algorithm == POLYPHASE) return (struct tile){outputs, outputs, ((int)s->kernel[0] + 1) / 2};
-    return (struct tile){algorithm == WINOGRAD4 ? 4 : 2, algorithm == WINOGRAD2 ? 2 : 4, 3};
+    const int kernel = (int)larger(s->kernel[0], s->kernel[1]), outputs = kernel == 7 ? 3 : 4;
+    if (algorithm == POLYPHASE) return (struct tile){outputs, outputs, (kernel + 1) / 2, 1};
+    struct tile tile = {4, 4, 3, kernel == 5 ? 2 : 1};
+    if (algorithm == WINOGRAD5) tile = (struct tile){5, 5, 4, 2};
+    if (algorithm == WINOGRAD2 || algorithm == WINOGRAD24) tile.rows = 2;
+    if (algorithm == WINOGRAD2) tile.columns = 2;
+    if (s->kernel[0] == 1) tile.rows = 1;
+    if (s->kernel[1] == 1) tile.columns = 1;
+    return tile;
 }
 
 static int make_gather(struct walk *walk, const struct conv_shape *s, int algorithm,

@@ -20,8 +20,9 @@ struct depth_shape {
 };
 
 /* The numbers in the names are the sides of an output tile, rows and columns if they differ, which
- * requires products of pairs of bfloat16. The last one is Winograd's for a stride of 2. */
-enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24, POLYPHASE };
+ * requires products of pairs of bfloat16; of filters of one row or column, a tile is one, too.
+ * POLYPHASE is for a stride of 2. */
+enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24, POLYPHASE, WINOGRAD5 };
 
 /* Inputs may be deferred; an input that is read several times must not be stored over its source.
  * The result of a gather is that of its sink, with an `add` that may be its `y`; `sums` are the

@@ -1,6 +1,7 @@
 /* Convolutions of 3x3 filters and stride 1 by Winograd's F(4x4, 3x3) and F(2x2, 3x3): forward, and
  * backward of data, which is the same with filters flipped and turned. A stride of 2 is the same
- * again, of phases: see conv_winograd_phases.h.
+ * again, of phases, filters of 5x5 are the same with parts: see conv_winograd_phases.h. Filters of
+ * one row or column have tiles of one row or column, by F(4, 3) and F(5, 4).
  *
  *   transform the filters                                        U [36][C][O], L2
  *   for each part of the batch (in parallel)
@@ -38,12 +39,13 @@
 
 enum { PARTS = 32, PIECES = 8, BLOCK_BYTES = 65536, RUN_BYTES = 512 };
 #define SHARED_BYTES ((ptrdiff_t)3 << 20) /* transformed filters in L2, for all threads */
+#define SHARED_LINE_BYTES ((ptrdiff_t)4 << 20) /* those of lines, whose groups are larger */
 
 struct gathering {
     struct tiling tiling;
     struct canvas canvas;
     struct phases phases;
-    ptrdiff_t in_phases, out_phases;          /* phases of inputs and of outputs, of each channel */
+    ptrdiff_t in_phases, out_phases;          /* phases of inputs, or parts, and of outputs */
     ptrdiff_t channels, filters;              /* inputs and outputs of a phase */
     struct tile_group in, out;                /* count: tiles of a full group */
     ptrdiff_t matrices, stride, section;      /* the strides between matrices of u, and phases */
@@ -71,17 +73,20 @@ static void cut(struct gathering *g, const struct conv_shape *s, struct tile til
     const ptrdiff_t pixel = larger(g->channels * g->in_phases, g->filters * g->out_phases) *
                             (ptrdiff_t)sizeof(real);
     const int phases = g->out_phases > 1 ? (int)s->stride[0] : 1;
+    const int line = is_line(tile);
     ptrdiff_t group = 2 * BLOCK_ROWS_2, tiles;
-    g->shared = bytes <= SHARED_BYTES;
+    g->shared = bytes <= (line ? SHARED_LINE_BYTES : SHARED_BYTES);
     if (g->shared) {
         g->inputs = in;
         g->outputs = out;
         if (bytes > SHARED_BYTES / 3) group *= 2;
         if (g->pair == 2) group *= 2;
-        tiles = larger(group, BLOCK_BYTES / (tile.rows * tile.columns * pixel));
+        if (line) group = LINE_GROUP;
+        tiles = larger(line ? LINE_TILES : group, BLOCK_BYTES / (tile.rows * tile.columns * pixel));
     } else {
-        g->inputs = piece_of(in, ceil_div(in * g->in_phases, BLOCK_CHANNELS));
-        g->outputs = piece_of(out, ceil_div(out * g->out_phases, BLOCK_CHANNELS));
+        g->inputs = piece_of(in, ceil_div(in * g->in_phases, line ? LINE_INPUTS : BLOCK_CHANNELS));
+        g->outputs =
+            piece_of(out, ceil_div(out * g->out_phases, line ? LINE_OUTPUTS : BLOCK_CHANNELS));
         tiles = group *= 4;
     }
     g->tiling = NAME(tiling_make)(tile, phases, 1, s->batch, output, tiles);
@@ -98,8 +103,8 @@ static int prepare(struct gathering *g, const struct conv_shape *s, enum gather 
     g->phases = phases_of(s, gather, tile);
     g->channels = g->phases.view[0].in;
     g->filters = g->phases.view[0].out;
-    g->in_phases = forward ? g->phases.count : 1;
-    g->out_phases = forward ? 1 : g->phases.count;
+    g->out_phases = forward || s->stride[0] == 1 ? 1 : g->phases.count;
+    g->in_phases = g->phases.count / (int)g->out_phases;
     g->matrices = matrices_of(tile);
     g->pair = has_pairs(tile) && g->channels % 2 == 0 ? 2 : 1;
     g->in.factors = g->pair == 2 ? PAIRED_INPUTS : SINGLE;

@@ -57,8 +57,10 @@ static int prepare(struct filtering *f, const struct conv_shape *s, struct tile 
     f->channels = s->channels;
     f->filters = s->filters;
     f->matrices = matrices_of(tile);
-    f->inputs = piece_of(s->channels, ceil_div(s->channels * f->phases.count, BLOCK_CHANNELS));
-    f->outputs = piece_of(s->filters, ceil_div(s->filters, BLOCK_CHANNELS));
+    const int line = is_line(tile);
+    f->inputs = piece_of(s->channels, ceil_div(s->channels * f->phases.count,
+                                               line ? LINE_INPUTS : BLOCK_CHANNELS));
+    f->outputs = piece_of(s->filters, ceil_div(s->filters, line ? LINE_OUTPUTS : BLOCK_CHANNELS));
     f->across = ceil_div(s->channels, f->inputs);
     f->pairs = f->across * ceil_div(s->filters, f->outputs);
     f->in.width = vectors_of(f->phases.count * smaller(f->inputs, f->channels)) * LANES;
@@ -71,13 +73,12 @@ static int prepare(struct filtering *f, const struct conv_shape *s, struct tile 
     f->size = larger(f->matrices * f->stride, last + reach);
     f->tile_pair = has_pairs(tile) ? 2 : 1;
     f->in.factors = f->out.factors = has_pairs(tile) ? PAIRED_TILES : SINGLE;
-    const ptrdiff_t group =
-        f->tile_pair *
-        smaller(32, larger(16, GROUP_CHANNELS / (f->in.width + f->outputs) / 16 * 16));
+    const ptrdiff_t fit = GROUP_CHANNELS / (f->in.width + f->outputs) / 16 * 16;
+    const ptrdiff_t group = line ? LINE_GROUP : f->tile_pair * smaller(32, larger(16, fit));
+    const ptrdiff_t pixel = bytes * larger(f->in.width, f->outputs);
     f->tiling = NAME(tiling_make)(
         tile, 1, f->tile_pair == 1, s->batch, s->output,
-        larger(group, BLOCK_BYTES / (tile.rows * tile.columns * bytes *
-                                     larger(f->in.width, f->outputs))));
+        larger(line ? LINE_TILES : group, BLOCK_BYTES / (tile.rows * tile.columns * pixel)));
     f->parts =
         smaller(smaller(PIECES, SUMS_BYTES / (f->size * bytes)) / f->pairs, f->tiling.blocks);
     f->parts = larger(f->parts, 1);
@@ -191,6 +192,7 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
 /* Filter number o of a pair's range from the sums of all parts. */
 static void finish_filter(const struct filtering *f, ptrdiff_t pair, ptrdiff_t o, const real *du) {
     const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
+    const struct tile tile = f->tiling.tile;
     const ptrdiff_t row = f->kernel[1] * f->channels;
     struct filter_sum sum = {.parts = f->parts,
                              .part = f->pairs * f->size,
@@ -201,10 +203,16 @@ static void finish_filter(const struct filtering *f, ptrdiff_t pair, ptrdiff_t o
     if (o >= outputs.count) return;
     real *dw = f->dw + (outputs.first + o) * f->kernel[0] * row + inputs.first;
     for (ptrdiff_t k = 0; k < f->phases.count; k++) {
-        const ptrdiff_t i = k / f->step, j = k % f->step;
+        const int parts = f->step == 1; /* otherwise phases */
+        const ptrdiff_t i = k / f->phases.across * (parts ? taps_along(tile, 0) : 1);
+        const ptrdiff_t j = k % f->phases.across * (parts ? taps_along(tile, 1) : 1);
         sum.high = ceil_div(f->kernel[0] - i, f->step);
         sum.wide = ceil_div(f->kernel[1] - j, f->step);
-        NAME(winograd_filter_sum)(f->tiling.tile, &sum, inputs.count,
+        if (is_line(tile)) { /* a row, whichever way it lies */
+            sum.wide = larger(sum.high, sum.wide);
+            sum.high = 1;
+        }
+        NAME(winograd_filter_sum)(tile, &sum, inputs.count,
                                   du + o * f->in.width + k * inputs.count,
                                   dw + i * row + j * f->channels);
     }

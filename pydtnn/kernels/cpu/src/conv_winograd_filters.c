@@ -15,12 +15,13 @@ enum { PACK_TAPS = 9 };
 INLINE void transform_filters(const int rows, const int columns, const int taps,
                               const enum form form, ptrdiff_t n, const real *w, ptrdiff_t tap,
                               ptrdiff_t stride, real *u) {
-    const int down = points_of(rows, taps), across = points_of(columns, taps);
+    const int high = rows == 1 ? 1 : taps; /* a line has no second pass */
+    const int down = points_of(rows, high), across = points_of(columns, taps);
     for (ptrdiff_t at = 0; at < n; at += LANES) {
         vec x[MOST_TAPS], half[MOST_TAPS * MOST_POINTS], line[MOST_POINTS];
         real *q = u + at;
         UNROLL
-        for (int k = 0; k < taps; k++) {
+        for (int k = 0; k < high; k++) {
             UNROLL
             for (int l = 0; l < taps; l++) x[l] = vload(w + (k * taps + l) * tap + at);
             filter_points(across, taps, x, 1, half + k * across);
@@ -28,10 +29,10 @@ INLINE void transform_filters(const int rows, const int columns, const int taps,
         UNROLL
         for (int j = 0; j < across; j++) {
             real *p = q;
-            filter_points(down, taps, half + j, across, line);
+            if (high > 1) filter_points(down, taps, half + j, across, line);
             UNROLL
             for (int i = 0; i < down; i++) {
-                vput(form, p, line[i]);
+                vput(form, p, high > 1 ? line[i] : half[j]);
                 p += across * stride;
                 KEEP(p);
             }
@@ -56,8 +57,9 @@ INLINE void transform_pairs(const int rows, const int columns, ptrdiff_t count, 
 void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct filter_view *view,
                             struct range inputs, struct range outputs, const real *w,
                             ptrdiff_t stride, struct range rows, real *u) {
-    const int paired = factors == PAIRED_INPUTS, taps = tile.taps, pair = paired ? 2 : 1;
-    const ptrdiff_t most = taps > 3 ? LANES / 2 : LANES;
+    const int paired = factors == PAIRED_INPUTS, pair = paired ? 2 : 1;
+    const int taps = taps_along(tile, 0) * taps_along(tile, 1);
+    const ptrdiff_t most = taps > PACK_TAPS ? LANES / 2 : LANES;
     real packed[PACK_TAPS * LANES * ROWS_COLUMNS];
     for (ptrdiff_t j = 0; j < outputs.count; j += ROWS_COLUMNS) {
         const ptrdiff_t columns = smaller(outputs.count - j, ROWS_COLUMNS);
@@ -65,7 +67,7 @@ void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct
         const real *from = w + (outputs.first + j) * view->outer + inputs.first * view->inner;
         for (ptrdiff_t i = 0; i < inputs.count; i += most) {
             const ptrdiff_t count = smaller(inputs.count - i, most), n = count * width;
-            for (int t = 0; t < taps * taps; t++) {
+            for (int t = 0; t < taps; t++) {
                 if (view->tap[t] < 0) {
                     memset(packed + t * n, 0, (size_t)n * sizeof *packed);
                     continue;
@@ -75,7 +77,11 @@ void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct
                  packed + t * n);
             }
             real *to = u + (rows.first + i) / pair * width;
-            if (tile.taps == 2) {
+            if (is_line(tile) && tile.taps == 3) {
+                transform_filters(1, 4, 3, REALS, n, packed, n, stride, to);
+            } else if (is_line(tile)) {
+                transform_filters(1, 5, 4, REALS, n, packed, n, stride, to);
+            } else if (tile.taps == 2) {
                 transform_filters(4, 4, 2, REALS, n, packed, n, stride, to);
             } else if (tile.taps == 4) {
                 transform_filters(3, 3, 4, REALS, n, packed, n, stride, to);
@@ -99,7 +105,8 @@ void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct
 
 INLINE void sum_filter(const int rows, const int columns, const int taps,
                        const struct filter_sum *s, ptrdiff_t channels, const real *du, real *dw) {
-    const int down = points_of(rows, taps), across = points_of(columns, taps);
+    const int high = rows == 1 ? 1 : taps;
+    const int down = points_of(rows, high), across = points_of(columns, taps);
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         const ptrdiff_t lanes = smaller(channels - c, LANES);
         vec x[MOST_POINTS], half[MOST_TAPS * MOST_POINTS], line[MOST_TAPS];
@@ -116,9 +123,10 @@ INLINE void sum_filter(const int rows, const int columns, const int taps,
         UNROLL
         for (int j = 0; j < taps; j++) {
             if (j >= s->wide) break;
-            filter_sums(down, taps, half + j, taps, line);
+            line[0] = half[j];
+            if (high > 1) filter_sums(down, taps, half + j, taps, line);
             UNROLL
-            for (int i = 0; i < taps; i++) {
+            for (int i = 0; i < high; i++) {
                 real *p = dw + i * s->row + j * s->column + c;
                 if (i >= s->high) break;
                 if (s->accumulate) line[i] += vload_part(p, lanes);
@@ -130,7 +138,11 @@ INLINE void sum_filter(const int rows, const int columns, const int taps,
 
 void NAME(winograd_filter_sum)(struct tile tile, const struct filter_sum *sum, ptrdiff_t channels,
                                const real *du, real *dw) {
-    if (tile.taps == 2) {
+    if (is_line(tile) && tile.taps == 3) {
+        sum_filter(1, 4, 3, sum, channels, du, dw);
+    } else if (is_line(tile)) {
+        sum_filter(1, 5, 4, sum, channels, du, dw);
+    } else if (tile.taps == 2) {
         sum_filter(4, 4, 2, sum, channels, du, dw);
     } else if (tile.taps == 4) {
         sum_filter(3, 3, 4, sum, channels, du, dw);

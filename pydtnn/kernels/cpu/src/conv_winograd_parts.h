@@ -22,11 +22,13 @@ enum { BLOCK_ROWS_2 = 6, BLOCK_ROWS_1 = 12 };
 #define KEEP(value) __asm__("" : "+r"(value))
 
 /* Along an axis: points, taps of a phase, and phases of a stride of 2. */
-enum { MOST_POINTS = 6, MOST_TAPS = 4, MOST_PHASES = 2 };
-enum { MOST_MATRICES = MOST_POINTS * MOST_POINTS };
+enum { MOST_POINTS = 8, MOST_TAPS = 4, MOST_PHASES = 2 };
+enum { MOST_MATRICES = 36 };
 
-/* What large filters are cut into, so that 36 matrices of as many inputs and outputs fit in L2. */
-enum { BLOCK_CHANNELS = 64 };
+/* What large filters are cut into, so that 36 matrices of as many inputs and outputs fit in L2, or
+ * the 6 or 8 of lines; tiles of a group and of a block of lines. */
+enum { BLOCK_CHANNELS = 64, LINE_INPUTS = 192, LINE_OUTPUTS = 96 };
+enum { LINE_GROUP = 6 * BLOCK_ROWS_2, LINE_TILES = 2 * LINE_GROUP };
 
 /* Some neighbouring channels. */
 struct range {
@@ -43,17 +45,27 @@ INLINE ptrdiff_t piece_of(ptrdiff_t n, ptrdiff_t pieces) {
     return vectors_of(ceil_div(n, pieces)) * LANES;
 }
 
-/* The outputs of a tile: F(rows x columns, taps x taps). */
+/* The outputs of a tile: F(rows x columns, taps x taps), or F(outputs, taps) of a line, which has
+ * one row or one column. Along an axis, a filter may have `parts` of `taps` each. */
 struct tile {
-    int rows, columns, taps;
+    int rows, columns, taps, parts;
 };
+
+INLINE int outputs_along(struct tile t, int axis) { return axis == 0 ? t.rows : t.columns; }
+INLINE int is_line(struct tile t) { return t.rows == 1 || t.columns == 1; }
+
+/* Taps along an axis, of one part and of all. */
+INLINE int taps_along(struct tile t, int axis) { return outputs_along(t, axis) > 1 ? t.taps : 1; }
+INLINE int reach_along(struct tile t, int axis) {
+    return outputs_along(t, axis) > 1 ? t.taps * t.parts : 1;
+}
 
 /* Points along an axis, of a filter of so many taps. */
 INLINE int points_of(int outputs, int taps) { return outputs + taps - 1; }
 
 /* Products of a tile and channel, each in a matrix of its own. */
 INLINE int matrices_of(struct tile t) {
-    return points_of(t.rows, t.taps) * points_of(t.columns, t.taps);
+    return points_of(t.rows, taps_along(t, 0)) * points_of(t.columns, taps_along(t, 1));
 }
 
 /* How the tiles of a batch are walked: blocks of `images` whole images or of `rows` tile rows of
@@ -72,8 +84,7 @@ struct tile_block {
 
 /* Where tile i begins along an axis, in an array of so many phases. */
 INLINE ptrdiff_t start_of(const struct tiling *t, int axis, int phases, ptrdiff_t i) {
-    const ptrdiff_t outputs = axis == 0 ? t->tile.rows : t->tile.columns;
-    return phases * (i * outputs - larger(i - t->full[axis], 0));
+    return phases * (i * outputs_along(t->tile, axis) - larger(i - t->full[axis], 0));
 }
 
 /* Cut a batch into blocks of about `tiles` tiles, of which some may be `reduced`. */
@@ -84,10 +95,10 @@ struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number);
 
 /* Images with zeros around them, in tiles: what a block of tiles reads. Row r and column c are row
  * and column first + r and first + c of the image; of its channels some are there. Tiles read
- * `border` pixels more than they are apart, of `phases` x `phases` phases. */
+ * `border` pixels more than they are apart along an axis, of `phases` x `phases` phases. */
 struct canvas {
     int phases;
-    ptrdiff_t size[2], channels, first[2], border;
+    ptrdiff_t size[2], channels, first[2], border[2];
     ptrdiff_t pixel, row, image; /* strides in elements */
     ptrdiff_t elements;          /* all, with those behind the last image that transforms read */
 };
@@ -173,7 +184,7 @@ INLINE struct range tiles_at(const struct tile_group *group, enum place_of_matri
 }
 INLINE int all_full(const struct tile_group *group) { return group->kinds[FULL] == group->count; }
 
-/* v = B^T d B of the tiles of a canvas; phases follow each other, of `channels` each */
+/* v = B^T d B of the tiles of a canvas; phases, or parts, follow each other, of `channels` each */
 void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block,
                           const struct tile_group *group, const struct canvas *canvas,
                           const real *d, ptrdiff_t channels, real *v);

@@ -1,4 +1,5 @@
-/* The one-dimensional transforms of Winograd's F(4, 3) and F(2, 3), and of F(4, 2) and F(3, 4).
+/* The one-dimensional transforms of Winograd's F(4, 3) and F(2, 3), of F(4, 2) and F(3, 4), and of
+ * F(5, 4).
  *
  * m outputs of a filter of r taps are m + r - 1 products: the input is evaluated at as many points
  * (B^T d), so is the filter (G w), and the products are interpolated (A^T m). The gradients use the
@@ -9,7 +10,8 @@
  * Six points are 0, +-sqrt(1/2), +-sqrt(2) and infinity: their powers stay near 1, and the error is
  * half that of the usual 0, +-1, +-2 (Barabasz et al., "Error analysis and improving the accuracy
  * of Winograd convolution for deep neural networks", ACM TOMS 46(4), 2020, on the choice of
- * points). Five points are these without 0, four are 0, +-1 and infinity. Source of the method:
+ * points). Five points are these without 0, four are 0, +-1 and infinity, eight are 0, +-1/2, +-1,
+ * +-2 and infinity. Source of the method:
  * Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
  *
  * Error of float32 against float64, in norm, 16 to 64 channels of normal numbers: F(4x4, 3x3) 5e-7
@@ -39,6 +41,16 @@ INLINE void both_signs(vec even_a, vec odd_a, vec even_b, vec odd_b, vec *v) {
     v[3] = even_b - POINT_B * odd_b;
 }
 
+/* Of eight points, +-1/2, +-1 and +-2 have these 1 / prod over j != i of (p_i - p_j). */
+#define SCALE_HALF ((real)(32. / 45))
+#define SCALE_ONE ((real)(-2. / 9))
+#define SCALE_TWO ((real)(1. / 90))
+
+INLINE void signs_of(vec even, vec odd, real p, vec *v) {
+    v[0] = even + p * odd;
+    v[1] = even - p * odd;
+}
+
 /* B^T d: all points from as many inputs */
 INLINE void input_points(const int points, const vec *d, const int step, vec *v) {
     const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step];
@@ -58,6 +70,16 @@ INLINE void input_points(const int points, const vec *d, const int step, vec *v)
         return;
     }
     const vec d5 = d[5 * step];
+    if (points == 8) {
+        const vec d6 = d[6 * step], d7 = d[7 * step];
+        v[0] = (d0 - d6) + (real)5.25 * (d4 - d2);
+        signs_of((d6 + 4 * d2) - 5 * d4, (d5 + 4 * d1) - 5 * d3, (real)0.5, v + 1);
+        signs_of((d6 + d2) - (real)4.25 * d4, (d5 + d1) - (real)4.25 * d3, 1, v + 3);
+        signs_of((d6 + (real)0.25 * d2) - (real)1.25 * d4,
+                 (d5 + (real)0.25 * d1) - (real)1.25 * d3, 2, v + 5);
+        v[7] = (d7 - d1) + (real)5.25 * (d3 - d5);
+        return;
+    }
     const vec even_a = d4 - 2 * d2, odd_a = d3 - 2 * d1;
     const vec even_b = d4 - (real)0.5 * d2, odd_b = d3 - (real)0.5 * d1;
     v[0] = (d0 + d4) - (real)2.5 * d2;
@@ -77,6 +99,15 @@ INLINE void output_points(const int points, const int outputs, const vec *m, con
     const vec sum_a = a[0] + a[step], difference_a = a[0] - a[step];
     const vec sum_b = b[0] + b[step], difference_b = b[0] - b[step];
     const vec last = m[(points - 1) * step];
+    if (points == 8) {
+        const vec sum_c = b[2 * step] + b[3 * step], difference_c = b[2 * step] - b[3 * step];
+        y[0] = m[0] + ((sum_a + sum_b) + sum_c);
+        y[1] = ((real)0.5 * difference_a + difference_b) + 2 * difference_c;
+        y[2] = ((real)0.25 * sum_a + sum_b) + 4 * sum_c;
+        y[3] = ((real)0.125 * difference_a + difference_b) + 8 * difference_c;
+        y[4] = ((real)0.0625 * sum_a + sum_b) + (16 * sum_c + last);
+        return;
+    }
     y[0] = sum_a + sum_b;
     if (points == 6) y[0] += m[0];
     y[1] = POINT_A * difference_a + POINT_B * difference_b;
@@ -100,6 +131,16 @@ INLINE void gradient_points(const int points, const int outputs, const vec *g, c
         return;
     }
     const vec g2 = g[2 * step];
+    if (points == 8) {
+        const vec g3 = g[3 * step], g4 = g[4 * step];
+        z[0] = g0;
+        signs_of((g0 + (real)0.25 * g2) + (real)0.0625 * g4, g1 + (real)0.25 * g3, (real)0.5,
+                 z + 1);
+        signs_of((g0 + g2) + g4, g1 + g3, 1, z + 3);
+        signs_of((g0 + 4 * g2) + 16 * g4, g1 + 4 * g3, 2, z + 5);
+        z[7] = g4;
+        return;
+    }
     vec even_a = g0 + (real)0.5 * g2, odd_a = g1, even_b = g0 + 2 * g2, odd_b = g1;
     if (outputs > 3) {
         odd_a += (real)0.5 * g[3 * step];
@@ -130,6 +171,15 @@ INLINE void filter_points(const int points, const int taps, const vec *w, const 
         u[1] = even + (real)0.5 * w1;
         u[2] = even - (real)0.5 * w1;
         u[3] = w2;
+        return;
+    }
+    if (points == 8) {
+        const vec w2 = w[2 * step], w3 = w[3 * step];
+        signs_of(SCALE_HALF * (w0 + (real)0.25 * w2), SCALE_HALF * (w1 + (real)0.25 * w3),
+                 (real)0.5, u + 1);
+        signs_of(SCALE_ONE * (w0 + w2), SCALE_ONE * (w1 + w3), 1, u + 3);
+        signs_of(SCALE_TWO * (w0 + 4 * w2), SCALE_TWO * (w1 + 4 * w3), 2, u + 5);
+        u[7] = w3;
         return;
     }
     vec even_a = w0 + (real)0.5 * w[2 * step], odd_a = w1;
@@ -163,6 +213,16 @@ INLINE void filter_sums(const int points, const int taps, const vec *u, const in
         return;
     }
     const vec sum_b = u[3 * step] + u[4 * step], difference_b = u[3 * step] - u[4 * step];
+    if (points == 8) {
+        const vec sum_c = u[5 * step] + u[6 * step], difference_c = u[5 * step] - u[6 * step];
+        w[0] = u[0] + ((SCALE_HALF * sum_a + SCALE_ONE * sum_b) + SCALE_TWO * sum_c);
+        w[1] = (SCALE_HALF / 2 * difference_a + SCALE_ONE * difference_b) +
+               SCALE_TWO * 2 * difference_c;
+        w[2] = (SCALE_HALF / 4 * sum_a + SCALE_ONE * sum_b) + SCALE_TWO * 4 * sum_c;
+        w[3] = (SCALE_HALF / 8 * difference_a + SCALE_ONE * difference_b) +
+               (SCALE_TWO * 8 * difference_c + u[7 * step]);
+        return;
+    }
     const vec last = u[5 * step];
     w[0] = u[0] + (SCALE_A * sum_a + SCALE_B * sum_b);
     w[1] = SCALE_A * POINT_A * difference_a + SCALE_B * POINT_B * difference_b;

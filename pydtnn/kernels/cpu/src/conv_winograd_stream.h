@@ -47,7 +47,7 @@ INLINE void stream_source(struct streams *s, const struct canvas *c, const struc
     const ptrdiff_t row = c->size[1] * c->channels;
     const ptrdiff_t top = larger(c->first[0] + start_of(t, 0, c->phases, block.row), 0);
     const ptrdiff_t end = start_of(t, 0, c->phases, block.row + block.rows);
-    const ptrdiff_t bottom = smaller(c->first[0] + end + c->border, c->size[0]);
+    const ptrdiff_t bottom = smaller(c->first[0] + end + c->border[0], c->size[0]);
     const ptrdiff_t rows = (block.images - 1) * c->size[0] + bottom - top;
     for (int k = 0; k < source->terms; k++) {
         stream_add(s, source->term[k].x, (block.image * c->size[0] + top) * row, rows * row);

@@ -14,7 +14,7 @@ struct tiling NAME(tiling_make)(struct tile tile, int phases, int reduced, ptrdi
                                 const ptrdiff_t output[2], ptrdiff_t tiles) {
     struct tiling t = {.tile = tile, .phases = phases, .batch = batch, .images = 1};
     for (int d = 0; d < 2; d++) {
-        const ptrdiff_t outputs = d == 0 ? tile.rows : tile.columns;
+        const ptrdiff_t outputs = outputs_along(tile, d);
         const ptrdiff_t own = ceil_div(output[d], phases);
         t.output[d] = output[d];
         t.tiles[d] = ceil_div(own, outputs);
@@ -35,7 +35,8 @@ struct tiling NAME(tiling_make)(struct tile tile, int phases, int reduced, ptrdi
 
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b) {
     return a->tile.rows == b->tile.rows && a->tile.columns == b->tile.columns &&
-           a->tile.taps == b->tile.taps && a->phases == b->phases && a->batch == b->batch &&
+           a->tile.taps == b->tile.taps && a->tile.parts == b->tile.parts &&
+           a->phases == b->phases && a->batch == b->batch &&
            a->output[0] == b->output[0] && a->output[1] == b->output[1] &&
            a->images == b->images && a->rows == b->rows && a->full[0] == b->full[0] &&
            a->full[1] == b->full[1];
@@ -55,21 +56,21 @@ struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdif
                                 ptrdiff_t channels, ptrdiff_t most, const ptrdiff_t first[2],
                                 int bordered) {
     struct canvas c = {.phases = phases, .channels = channels, .pixel = smaller(channels, most)};
-    if (bordered) c.border = phases * (t->tile.taps - 1);
     for (int d = 0; d < 2; d++) {
+        if (bordered) c.border[d] = phases * (reach_along(t->tile, d) - 1);
         c.size[d] = size[d];
         c.first[d] = first[d];
     }
-    c.row = (start_of(t, 1, phases, t->tiles[1]) + c.border) * c.pixel;
-    c.image = (start_of(t, 0, phases, t->rows) + c.border) * c.row;
+    c.row = (start_of(t, 1, phases, t->tiles[1]) + c.border[1]) * c.pixel;
+    c.image = (start_of(t, 0, phases, t->rows) + c.border[0]) * c.row;
     c.elements = t->images * c.image;
     if (t->rows == 0 || t->tiles[1] == 0) return c;
     /* Tiles of inputs are read as if they had all outputs, those of gradients without the rest. */
     const ptrdiff_t down = start_of(t, 0, phases, t->rows - 1);
     const ptrdiff_t right = start_of(t, 1, phases, t->tiles[1] - 1);
-    const ptrdiff_t high = bordered ? points_of(t->tile.rows, t->tile.taps)
+    const ptrdiff_t high = bordered ? points_of(t->tile.rows, reach_along(t->tile, 0))
                                     : start_of(t, 0, phases, t->rows) - down;
-    const ptrdiff_t wide = bordered ? points_of(t->tile.columns, t->tile.taps)
+    const ptrdiff_t wide = bordered ? points_of(t->tile.columns, reach_along(t->tile, 1))
                                     : start_of(t, 1, phases, t->tiles[1]) - right;
     const ptrdiff_t last = (t->images - 1) * c.image + down * c.row + right * c.pixel;
     c.elements = larger(c.elements, last + reach_of(&c, high, wide));
@@ -104,7 +105,7 @@ void NAME(canvas_load)(const struct canvas *c, const struct tiling *t,
     const ptrdiff_t inside = larger(smaller(width - left, c->size[1] - skip), 0);
     const ptrdiff_t top = c->first[0] + start_of(t, 0, c->phases, block->row);
     const ptrdiff_t end = start_of(t, 0, c->phases, block->row + block->rows);
-    const ptrdiff_t bottom = c->first[0] + end + c->border;
+    const ptrdiff_t bottom = c->first[0] + end + c->border[0];
     struct window window = {0, inside, c->channels, channels.first, channels.count};
     if (inside == 0) return;
     for (ptrdiff_t i = 0; i < block->images; i++) {

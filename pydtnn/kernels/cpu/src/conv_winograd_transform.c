@@ -100,7 +100,8 @@ enum of { INPUT, GRADIENT };
 INLINE void forth_tile(const int rows, const int columns, const int taps, const enum of of,
                        const enum form form, const enum kind kind, struct pitch by,
                        ptrdiff_t channels, const real *d, real *v) {
-    const int down = points_of(rows, taps), across = points_of(columns, taps);
+    const int line_only = rows == 1; /* there is no second pass */
+    const int down = line_only ? 1 : points_of(rows, taps), across = points_of(columns, taps);
     const int height = of == INPUT ? down : rows, width = of == INPUT ? across : columns;
     const int high = height - fewer_rows(kind), wide = width - fewer_columns(kind);
     const ptrdiff_t column = across * by.matrix;
@@ -128,7 +129,9 @@ INLINE void forth_tile(const int rows, const int columns, const int taps, const 
         }
         UNROLL
         for (int j = 0; j < across; j++) {
-            if (of == INPUT) {
+            if (line_only) {
+                line[0] = half[j];
+            } else if (of == INPUT) {
                 input_points(down, half + j, across, line);
             } else {
                 gradient_points(down, rows, half + j, across, line);
@@ -145,7 +148,8 @@ INLINE void forth_tile(const int rows, const int columns, const int taps, const 
 INLINE void back_tile(const int rows, const int columns, const int taps, const int whole,
                       struct pitch by, ptrdiff_t channels, const real *m, const real *bias,
                       ptrdiff_t high, ptrdiff_t wide, real *y) {
-    const int down = points_of(rows, taps), across = points_of(columns, taps);
+    const int line_only = rows == 1;
+    const int down = line_only ? 1 : points_of(rows, taps), across = points_of(columns, taps);
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
         const vec start = bias ? vload(bias + c) : vzero();
@@ -164,7 +168,8 @@ INLINE void back_tile(const int rows, const int columns, const int taps, const i
         }
         UNROLL
         for (int j = 0; j < columns; j++) {
-            output_points(down, rows, half + j, columns, line);
+            line[0] = half[j];
+            if (!line_only) output_points(down, rows, half + j, columns, line);
             UNROLL
             for (int i = 0; i < rows; i++) line[i] += start;
             if (whole) {
@@ -191,6 +196,12 @@ INLINE ptrdiff_t apart(const struct place *at, const int columns, int phases) {
     return phases * (columns - fewer_columns(at->kind));
 }
 
+/* Lines that lie upright are computed as a row, whose pixels are as far apart as rows. */
+INLINE int is_upright(const struct tiling *t) { return t->tile.columns == 1; }
+INLINE enum kind kind_of_line(enum kind kind) {
+    return fewer_rows(kind) || fewer_columns(kind) ? FEWER_COLUMNS : FULL;
+}
+
 /* Check that a canvas ends behind what the transform of a tile of `high` x `wide` pixels reads. */
 INLINE void check_reach(const struct canvas *c, const real *d, const real *tile, ptrdiff_t high,
                         ptrdiff_t wide) {
@@ -202,29 +213,37 @@ INLINE void forth_tiles(const int rows, const int columns, const int taps, const
                         const enum factors factors, const struct tiling *t,
                         const struct tile_block *block, const struct tile_group *group,
                         const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
-    const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
+    const int upright = rows == 1 && is_upright(t);
+    const int parts = of == INPUT ? t->tile.parts : 1, all = rows == 1 ? parts : parts * parts;
+    const ptrdiff_t next = upright ? canvas->row : canvas->pixel;
+    const struct pitch by = pitch_of(canvas->row, next, group->stride);
 #define FORTH_TILE(form, kind) \
-    forth_tile(rows, columns, taps, of, form, kind, by, channels, p, q)
+    forth_tile(rows, columns, taps, of, form, kind, by, channels, from, q)
     FOR_ROWS(t, block, group, at, i, tiles) {
         const real *p = at_place(t, canvas, &at, d);
-        const ptrdiff_t step = apart(&at, columns, 1) * canvas->pixel;
-        const int whole = of == INPUT, down = whole ? points_of(rows, taps) : rows;
-        const int across = whole ? points_of(columns, taps) : columns;
-        check_reach(canvas, d, p + (tiles - 1) * step, down - (!whole && fewer_rows(at.kind)),
-                    across - (!whole && fewer_columns(at.kind)));
-        for (ptrdiff_t j = i; j < i + tiles; j++, p += step) {
-            real *q = v + (factors == PAIRED_TILES ? j / 2 : j) * group->width;
+        const ptrdiff_t step = (upright ? 1 : apart(&at, columns, 1)) * canvas->pixel;
+        const enum kind kind = rows == 1 ? kind_of_line(at.kind) : at.kind;
+        const int whole = of == INPUT;
+        const int down = whole ? reach_along(t->tile, 0) - 1 : -fewer_rows(at.kind);
+        const int across = whole ? reach_along(t->tile, 1) - 1 : -fewer_columns(at.kind);
+        check_reach(canvas, d, p + (tiles - 1) * step, t->tile.rows + down,
+                    t->tile.columns + across);
+        for (ptrdiff_t k = i * all; k < (i + tiles) * all; k++) {
+            const ptrdiff_t j = k / all, part = k % all;
+            const real *from = p + (j - i) * step +
+                               taps * (part / parts * canvas->row + part % parts * next);
+            real *q = v + (factors == PAIRED_TILES ? j / 2 : j) * group->width + part * channels;
             if (factors == PAIRED_INPUTS) {
                 FORTH_TILE(HALVES, FULL);
             } else if (factors == PAIRED_TILES && j % 2 == 0) {
                 FORTH_TILE(FIRST, FULL);
             } else if (factors == PAIRED_TILES) {
                 FORTH_TILE(SECOND, FULL);
-            } else if (of == INPUT || at.kind == FULL) {
+            } else if (of == INPUT || kind == FULL) {
                 FORTH_TILE(REALS, FULL);
-            } else if (at.kind == FEWER_COLUMNS) {
+            } else if (rows == 1 || kind == FEWER_COLUMNS) {
                 FORTH_TILE(REALS, FEWER_COLUMNS);
-            } else if (at.kind == FEWER_ROWS) {
+            } else if (kind == FEWER_ROWS) {
                 FORTH_TILE(REALS, FEWER_ROWS);
             } else {
                 FORTH_TILE(REALS, FEWER_BOTH);
@@ -266,26 +285,33 @@ INLINE void back_tiles(const int rows, const int columns, const int taps, const 
     const ptrdiff_t row = t->output[1] * pixel, top = start_of(t, 0, phases, block->row);
     const ptrdiff_t end = start_of(t, 0, phases, block->row + block->rows);
     const ptrdiff_t image = (smaller(end, t->output[0]) - top) * row;
-    const struct pitch by = pitch_of(phases * row, phases * pixel, group->stride);
+    const int upright = rows == 1 && is_upright(t);
+    const struct pitch by =
+        pitch_of(phases * row, upright ? row : phases * pixel, group->stride);
     const ptrdiff_t section = group->width / (phases * phases);
     FOR_ROWS(t, block, group, at, i, tiles) {
         const ptrdiff_t down = start_of(t, 0, phases, block->row + at.row);
-        const ptrdiff_t step = apart(&at, columns, phases);
+        const ptrdiff_t step = upright ? 1 : apart(&at, columns, phases);
+        const enum kind kind = rows == 1 ? kind_of_line(at.kind) : at.kind;
         ptrdiff_t right = start_of(t, 1, phases, at.column);
         real *q = y + at.image * image + (down - top) * row + right * pixel;
         for (ptrdiff_t j = i; j < i + tiles; j++, right += step, q += step * pixel) {
             const real *p = m + j * group->width;
             for (int k = 0; k < phases * phases; k++, p += section) {
                 const int below = k / phases, beside = k % phases;
-                const ptrdiff_t high = ceil_div(t->output[0] - down - below, phases);
-                const ptrdiff_t wide = ceil_div(t->output[1] - right - beside, phases);
+                ptrdiff_t high = ceil_div(t->output[0] - down - below, phases);
+                ptrdiff_t wide = ceil_div(t->output[1] - right - beside, phases);
+                if (upright) {
+                    wide = high;
+                    high = 1;
+                }
                 real *to = q + below * row + beside * pixel;
-                if (vectors && at.kind == FULL && high >= rows && wide >= columns) {
+                if (vectors && kind == FULL && high >= rows && wide >= columns) {
                     back_tile(rows, columns, taps, 1, by, channels, p, bias, rows, columns, to);
                 } else {
                     back_tile(rows, columns, taps, 0, by, channels, p, bias,
-                              smaller(high, rows - fewer_rows(at.kind)),
-                              smaller(wide, columns - fewer_columns(at.kind)), to);
+                              smaller(high, rows - fewer_rows(kind)),
+                              smaller(wide, columns - fewer_columns(kind)), to);
                 }
             }
         }
@@ -328,6 +354,8 @@ ALL(2, 2, 3)
 ALL(4, 4, 3)
 ALL(4, 4, 2)
 ALL(3, 3, 4)
+ALL(1, 4, 3)
+ALL(1, 5, 4)
 ALL_PHASES(4, 3)
 ALL_PHASES(4, 2)
 ALL_PHASES(3, 4)
@@ -343,8 +371,10 @@ FORTH_PAIRS(2, 4)
 #else
 #define OF_TWO(tile, name) name##_2x2_3
 #endif
+#define OF_LINE(tile, name) ((tile).taps == 3 ? name##_1x4_3 : name##_1x5_4)
 #define OF_SIZE(tile, name)                   \
-    ((tile).taps == 2   ? name##_4x4_2        \
+    (is_line(tile)      ? OF_LINE(tile, name) \
+     : (tile).taps == 2   ? name##_4x4_2        \
      : (tile).taps == 4 ? name##_3x3_4        \
      : (tile).rows == 4 ? name##_4x4_3        \
                         : OF_TWO(tile, name))

@@ -126,11 +126,11 @@ def test_signals_at_random_moments_lose_no_step(case: int, mode: str, tmp_path: 
 @pytest.mark.parametrize(
     "options",
     [
-        ("--scheme=local_sgd",),
+        pytest.param(("--scheme=local_sgd",), marks=pytest.mark.matrix),
         ("--scheme=stale", "--lr=0.002"),
         ("--exact", "--shards=3"),
         ("--parallel=pipeline=3",),
-        ("--parallel=filter=3",),
+        pytest.param(("--parallel=filter=3",), marks=pytest.mark.matrix),
         ("--checkpoint-steps=3", "--ema=0.9"),
     ],
     ids=" ".join,

@@ -402,7 +402,7 @@ for name in json.loads(sys.stdin.read()):
 def test_each_module_can_be_imported_and_each_test_file_collected_alone() -> None:
     """A sample: each takes half a second, and the test above sees what they import meanwhile."""
     names = [*itertools.chain(*modules_in_order()), *names_of_tests()]
-    sample = [name for name in names if "__main__" not in name][::16]
+    sample = [name for name in names if "__main__" not in name][::48]
     assert python(EACH_IN_A_PROCESS, cwd=ROOT, given=json.dumps(sample)) == ""
 
 

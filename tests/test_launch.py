@@ -415,7 +415,7 @@ def test_a_request_for_ranks_is_checked(inside: Path, capsys: pytest.CaptureFixt
 @mpi
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "case", [pytest.param(i, marks=[pytest.mark.matrix] if i >= 2 else []) for i in range(20)]
+    "case", [pytest.param(i, marks=[pytest.mark.matrix] if i >= 1 else []) for i in range(20)]
 )
 def test_kills_at_random_moments_change_no_byte(case: int, tmp_path: Path) -> None:
     duration, expected = undisturbed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -60,6 +60,9 @@ class StagePasses(Passes):
         self._actions = actions_of(setup.schedule, *ranks, len(self.shards))
         self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
         self._copies = self._group_of_copies()
+        self._left = Counter(action.stage for action in self._actions)
+        self._unsummed = deque(self._order_of_sums())
+        self._sums: list[tuple[Bucket, Request]] = []  # over the copies of a stage
         self._awaited = self._messages()
         self._received: dict[Action, Transfer] = {}
         self._sent: deque[Transfer] = deque()
@@ -84,6 +87,7 @@ class StagePasses(Passes):
         first = {(a.kind, a.stage): a for a in reversed(self._actions)}
         last = {(a.kind, a.stage): a for a in self._actions} if self._copies is None else {}
         self._receive_ahead(RECEIVES_AHEAD)
+        self._start_sums()
         for action in self._actions:
             number, kind = action.micro_batch, (action.kind, action.stage)
             with self.setup.phase("exchange", number):
@@ -94,9 +98,11 @@ class StagePasses(Passes):
                 )
             if action.kind == "forward":
                 self._end_forward(action)
+            self._left[action.stage] -= 1
+            self._start_sums()
         if self._copies is not None:
             with self.setup.phase("exchange"):
-                self._add_up_copies(self._copies)
+                self._finish_sums(self._copies)
         with self.setup.phase("loss"):
             if self._summed is not None:
                 self._summed.wait()
@@ -116,18 +122,29 @@ class StagePasses(Passes):
         assert self.setup.mesh is not None
         return self.setup.mesh.subgroup(PIPELINE, self.pipeline.copies)
 
-    def _add_up_copies(self, copies: Communicator) -> None:
-        """Add up gradients and statistics of all ranks that have these stages, then exchange them.
+    def _order_of_sums(self) -> list[int]:
+        """Return the stages that other ranks have, too, as the first of these completes them."""
+        if self._copies is None:
+            return []
+        first, ranks = self.pipeline.copies[0], self.pipeline.ranks
+        actions = actions_of(self.setup.schedule, first, ranks, len(self.shards))
+        ends = dict.fromkeys(action.stage for action in reversed(actions))
+        return [*(stage for stage in self._parts if stage not in ends), *reversed(ends)]
 
-        Only here, as ranks complete their stages in different orders.
-        """
-        for stage, part in self._parts.items():
-            if all(action.stage != stage for action in self._actions):
-                for bucket in self.model.buckets_of(part):
+    def _start_sums(self) -> None:
+        """Start to add up the gradients of complete stages, in the same order on all copies."""
+        while self._unsummed and not self._left[self._unsummed[0]]:
+            assert self._copies is not None
+            stage = self._unsummed.popleft()
+            for bucket in self.model.buckets_of(self._parts[stage]):
+                if stage not in self._left:
                     bucket.grads[...] = 0
-        requests = [copies.iallreduce(bucket.grads) for bucket in self.model.buckets]
+                self._sums.append((bucket, self._copies.iallreduce(bucket.grads)))
+
+    def _finish_sums(self, copies: Communicator) -> None:
+        """Wait for the sums over the copies of stages, and pass them on; add up statistics."""
         exchange = AxisSums(self.exchange, self.setup.mesh)
-        for bucket, request in zip(self.model.buckets, requests, strict=True):
+        for bucket, request in self._sums:
             request.wait()
             exchange.ready(bucket)
         exchange.finish()
@@ -256,6 +273,9 @@ class StagePasses(Passes):
         """Let the communicator make progress with the oldest messages; forget complete ones."""
         while self._sent and self._sent[0].test():
             self._sent.popleft()
+        for _, request in self._sums:
+            if not request.test():
+                break
 
     # -- messages ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ packing, so that the result is neither written to memory nor read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -50,10 +50,17 @@ class Deferred:
         Float64 sums over the rows, computed by the kernel that wrote the array; defined by the
         producer.
     again : callable or None
-        Returns the values in new memory, so that those of an array need not be kept.
+        Computes the values of an array in new memory from `parts`, so that they need not be kept.
+    parts : sequence
+        What `again` receives.
+    sources : sequence of (Deferred or None)
+        For each term, the object of its array if that may be dropped.
     """
 
-    __slots__ = ("__weakref__", "again", "array", "keep", "limit", "relu", "shift", "sums", "terms")
+    __slots__ = (
+        *("__weakref__", "again", "array", "keep", "limit", "parts", "relu", "shift", "sources"),
+        *("sums", "terms"),
+    )
 
     def __init__(
         self, *terms: Term, shift: Array | None = None, relu: bool = False, limit: float = inf
@@ -64,7 +71,9 @@ class Deferred:
         self.array: Array | None = None
         self.keep = False
         self.sums: Any = None
-        self.again: Callable[[], Array] | None = None
+        self.again: Callable[[Sequence[Any]], Array] | None = None
+        self.parts: Sequence[Any] = ()
+        self.sources: Sequence[Deferred | None] = ()
 
     @classmethod
     def of(cls, array: Array, sums: Any) -> Deferred:
@@ -93,16 +102,27 @@ class Deferred:
         return not self.relu and self.shift is None and self.terms[0].factor is None
 
     def drop(self) -> None:
-        """Release the array until `restore`, if it can be computed `again`."""
+        """Release arrays until `restore`, if they can be computed `again`."""
         if self.again is not None:
             self.terms, self.array = (), None
+        elif any(source is not None for source in self.sources):
+            pairs = zip(self.terms, self.sources, strict=True)
+            self.terms = tuple(t if s is None else t._replace(x=None) for t, s in pairs)
 
     def restore(self) -> Deferred:
-        """Compute the array again if it was dropped; return the object."""
+        """Compute what was dropped again; return the object."""
         if self.again is not None and not self.terms:
-            self.array = self.again()
-            self.terms = (Term(self.array),)
+            self.hold(self.again(self.parts))
+        elif any(term.x is None for term in self.terms):
+            pairs = zip(self.terms, self.sources, strict=True)
+            self.terms = tuple(
+                t if s is None else t._replace(x=s.restore().array) for t, s in pairs
+            )
         return self
+
+    def hold(self, array: Array) -> None:
+        """Store values that were dropped."""
+        self.array, self.terms = array, (Term(array),)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -120,7 +120,9 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
             terms.append(Term(array, pivot, factor))
             moments.append(m)
             shift = own if shift is None else self._added(shift, own)
-        return self._deferred(terms, shift, moments)
+        y, saved = self._deferred(terms, shift, moments)
+        y.sources = [x if isinstance(x, Deferred) and x.again is not None else None for x in xs]
+        return y, saved
 
     def kept(self, saved: Saved) -> Any:
         """Return the coefficients of the output, and the normalisation of each input."""
@@ -189,6 +191,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     def backward(self, dy: Array | Deferred, saved: Saved) -> Any:
         """Differentiate the ReLU and each batch norm, in one call unless a convolution gated dy."""
         value, moments = saved
+        value.restore()
         if isinstance(dy, Deferred) and dy.array is not None:
             return self.backward_rest((dy.array, dy.sums), saved)
         dy = self.array(dy)
@@ -210,7 +213,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         A convolution may have computed both.
         """
         value, _ = saved
-        dz, sums = self._gate(dy, value)
+        dz, sums = self._gate(dy, value.restore())
         return (dz, sums), sums.reshape(-1)
 
     def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Any:

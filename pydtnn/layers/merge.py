@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -108,13 +107,18 @@ class Concat(Layer):
     Attributes
     ----------
     recomputed : bool
-        Whether the output is not kept for the convolutions that read it, but computed again in
-        backward; set by the fusion pass if norms keep what the inputs are computed of.
+        Whether the output is not kept for the layers that read it, but computed again in backward;
+        set by the fusion pass if what the inputs are computed of is kept, or much smaller.
+    extends : bool
+        Whether the first input is such an output, along the same axis.
+    pitched : tuple of int
+        The inputs whose gradients are views of that of the output: sums read them.
     """
 
     saves = ()
     new_output = new_gradient = takes_16_bits = takes_deferred = only_kernels = True
-    recomputed = False
+    recomputed = extends = False
+    pitched: tuple[int, ...] = ()
 
     def __init__(self, axis: int = -1, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -141,31 +145,45 @@ class Concat(Layer):
         y = self.join(xs)
         if not self.recomputed or not context.differentiable:
             return y, None
-        value = Deferred.of(y, None)
-        value.again = partial(self.join, xs)
-        return value, None
+        value, first = Deferred.of(y, None), xs[0]
+        joined = self.extends and isinstance(first, Deferred) and first.again is not None
+        value.again, value.parts = self.join, (*first.parts, *xs[1:]) if joined else xs
+        return value, (value, first) if joined else None
 
     def join(self, xs: Sequence[Array | Deferred]) -> Array:
-        """Return the inputs next to each other in a new array."""
-        y = self.empty(len(xs[0]), self.output_shape)
-        for x, part in zip(xs, self._parts(y), strict=True):
-            self.backend.elementwise.convert(self.array(x), out=part)
+        """Return the inputs, or the parts of which they consist, side by side in a new array."""
+        arrays = [self.array(x.restore() if isinstance(x, Deferred) else x) for x in xs]
+        y = self.empty(len(arrays[0]), self.output_shape)
+        cuts = np.cumsum([array.shape[self._axis] for array in arrays])[:-1].tolist()
+        for x, part in zip(arrays, self.xp.split(y, cuts, axis=self._axis), strict=True):
+            self.backend.elementwise.convert(x, out=part)
         return y
 
     def backward(self, dy: Array | Deferred, saved: Saved) -> tuple[Array, ...]:
-        """Split the gradient into those of the inputs."""
-        dy = self.array(dy)
-        parts = self._parts(dy)
-        dxs = tuple(self.empty(len(dy), part.shape[1:]) for part in parts)
-        for part, dx in zip(parts, dxs, strict=True):
-            self.backend.elementwise.convert(part, out=dx)
-        return dxs
+        """Split the gradient into those of the inputs, of which `pitched` ones are views.
+
+        A first input that was dropped is a part of the output, if that is there.
+        """
+        if saved is not None:
+            value, first = saved
+            if value.terms and not first.terms:
+                first.hold(self._copy(self._split(value.array)[0]))
+        parts = enumerate(self._split(self.array(dy)))
+        return tuple(part if i in self.pitched else self._copy(part) for i, part in parts)
+
+    def _copy(self, part: Array) -> Array:
+        out = self.empty(len(part), part.shape[1:])
+        self.backend.elementwise.convert(part, out=out)
+        return out
 
     def cost(self, batch: int) -> Cost:
         """Copies."""
         moved = sum(self.elements(batch)) * self.dtype.itemsize
         return Cost(0, 0, moved, moved)
 
-    def _parts(self, array: Array) -> list[Array]:
-        axis = self.axis if self.axis < 0 else self.axis + 1  # the batch comes first
-        return self.xp.split(array, self.cuts, axis=axis)
+    @property
+    def _axis(self) -> int:
+        return self.axis if self.axis < 0 else self.axis + 1  # the batch comes first
+
+    def _split(self, array: Array) -> list[Array]:
+        return self.xp.split(array, self.cuts, axis=self._axis)

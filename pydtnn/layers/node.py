@@ -22,6 +22,8 @@ class Node:
         Shape of the output, without the batch axis.
     consumers : list of Node
         Nodes that read the output.
+    pitched : tuple of int
+        Positions of inputs to which it passes views of its gradient, which only sums read.
     releases : tuple of int
         Indices of the nodes whose outputs are not used after this node has run.
     part : tuple of slice or None
@@ -39,6 +41,7 @@ class Node:
         self.shape = shape
         self.consumers: list[Node] = []
         self.releases: tuple[int, ...] = ()
+        self.pitched: tuple[int, ...] = ()
         self.part: tuple[slice, ...] | None = None
         self.layout: Mapping[str, Any] = {}
 

@@ -412,7 +412,7 @@ def _finishes(node: Node, sums: _Gradients) -> bool:
 
 
 def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
-    for source, dx in zip(node.inputs, dxs, strict=True):
+    for position, (source, dx) in enumerate(zip(node.inputs, dxs, strict=True)):
         if source.index in graph.trained:
             if dx is None or dx.shape[1:] != source.shape:
                 given = "None" if dx is None else f"shape {dx.shape}"
@@ -428,8 +428,9 @@ def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients)
                     and source not in graph.outputs  # whose gradient has another term
                 )
             )
-            dx = dx if passes else _in_model_dtype(graph, node.layer.array(dx))
-            sums.add(source, dx, new=node.layer.new_gradient)
+            pitched = position in node.pitched
+            dx = dx if passes or pitched else _in_model_dtype(graph, node.layer.array(dx))
+            sums.add(source, dx, new=node.layer.new_gradient and not pitched)
 
 
 def _in_model_dtype(graph: Graph, array: Value) -> Value:

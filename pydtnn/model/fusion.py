@@ -22,11 +22,13 @@ within rounding. Parameters, statistics and their names remain those of the orig
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
+import numpy as np
+
 from pydtnn.layers.activation import LeakyReLU, ReLU, ReLU6
-from pydtnn.layers.base import computes_like
+from pydtnn.layers.base import Finisher, computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
@@ -35,6 +37,9 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.pool import MaxPool2d
 from pydtnn.layers.volume import Conv3d, MaxPool3d
 from pydtnn.model.graph import Graph, Node
+
+DROPS = FusedConv2d, NormAddReLU, Concat
+"""Layers that restore the values of deferred inputs in backward."""
 
 
 class Pattern(NamedTuple):
@@ -82,9 +87,45 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     for node in graph.nodes:
         if isinstance(node.layer, NormAddReLU):
             _connect(node, node.layer, pass_.replaced_outputs())
-        elif type(node.layer) is Concat and node not in pass_.replaced_outputs():
-            node.layer.recomputed = _is_joined_again(node)
+        elif type(node.layer) is Concat:
+            _connect_concat(node, node.layer, pass_.replaced_outputs())
     return pass_.replaced_outputs()
+
+
+def _connect_concat(node: Node, layer: Concat, outputs: tuple[Node, ...]) -> None:
+    """Set which inputs of a `Concat` get views of its gradient, and whether it is joined again."""
+    first = node.inputs[0].layer
+    extends = isinstance(first, Concat) and first.recomputed and first.axis == layer.axis
+    if node not in outputs:
+        layer.recomputed = _is_joined_again(node) or _grows(node, extends)
+    layer.extends = extends and layer.recomputed
+    if layer.backend.xp is np and layer.dtype.itemsize > 2:
+        node.pitched = layer.pitched = tuple(
+            i for i, source in enumerate(node.inputs) if source not in outputs and _sums(source)
+        )
+
+
+def _sums(node: Node) -> bool:
+    """Return whether the gradient of a `Concat` is a sum, to which a norm contributes."""
+    readers = [reader.layer for reader in node.consumers]
+    norms = any(isinstance(layer, NormAddReLU) for layer in readers)
+    others = any(isinstance(layer, Finisher) for layer in readers)
+    return type(node.layer) is Concat and len(readers) > 1 and norms and not others
+
+
+def _grows(node: Node, extends: bool) -> bool:
+    """Return whether norms need not keep the output of a `Concat` in a block of a DenseNet.
+
+    All but a small part of it is kept anyway: by norms, or as the parts of a `Concat` before.
+    """
+    first, *others = node.inputs
+    kept = extends or any(isinstance(reader.layer, NormAddReLU) for reader in first.consumers)
+    readers = {type(reader.layer) for reader in node.consumers}
+    small = 2 * sum(prod(source.shape) for source in others) < prod(node.shape)
+    known = NormAddReLU in readers <= {NormAddReLU, Concat}
+    later = [n.layer for reader in node.consumers for n in reader.consumers]
+    known = known and all(type(own) in DROPS or not own.takes_deferred for own in later)
+    return kept and small and known and not node.layer.backend.keeps_values
 
 
 def _is_joined_again(node: Node) -> bool:

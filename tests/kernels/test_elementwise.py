@@ -256,6 +256,14 @@ def test_add_is_the_sum_also_in_place(cpu_backend: Backend, n: int, dtype: str) 
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_view_with_a_pitch_is_added(cpu_backend: Backend, dtype: str) -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 3, 5, 7, 33)).astype(dtype)
+    view, other = a[..., :13], b[..., :13].copy()
+    cpu_backend.elementwise.add(view, other, out=other)
+    np.testing.assert_array_equal(other, a[..., :13] + b[..., :13])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_softmax_equals_the_reference_also_in_place(

@@ -13,6 +13,7 @@ from pydtnn.layers import (
     ArcTan,
     AvgPool2d,
     BatchNorm,
+    Block,
     Branches,
     Concat,
     Conv2d,
@@ -31,7 +32,9 @@ from pydtnn.layers import (
     SiLU,
     StepContext,
 )
+from pydtnn.layers.node import Node
 from pydtnn.model import Model
+from pydtnn.model.graph import Graph
 from pydtnn.model.memory import forecast_memory
 
 SHAPE = (40, 24)
@@ -59,8 +62,25 @@ def inception() -> Net:
     return Sequential(Reshape((8, 5, 24)), *unit(6, 3), block(), block(), Flatten(), Linear(3))
 
 
+class Dense(Block):
+    """A unit of a DenseNet: its output beside its input."""
+
+    def wire(self, graph: Graph, *inputs: Node) -> Node:
+        norms = [BatchNorm(), ReLU()]
+        convs = [Conv2d(3, 1, bias=False), BatchNorm(), ReLU(), Conv2d(2, 3, padding=1)]
+        return graph.add(Concat(), *inputs, graph.add(Sequential(*norms, *convs), *inputs))
+
+
+def dense() -> Net:
+    transition = [BatchNorm(), ReLU(), Conv2d(4, 1), AvgPool2d(2)]
+    end = [BatchNorm(), ReLU(), Flatten(), Linear(3)]
+    blocks = [Dense(), Dense(), Dense(), *transition, Dense(), Dense()]
+    return Sequential(Reshape((8, 5, 24)), Conv2d(6, 3, padding=1), *blocks, *end)
+
+
 NETS = {
     "inception": inception,
+    "dense": dense,
     "transformer": lambda: Sequential(Linear(24), block(), block(), LayerNorm(), Linear(3)),
     "several readers": lambda: Sequential(
         Linear(8), SiLU(), Branches(Linear(5), Linear(5), merge=Add()), GroupNorm(1), Linear(2)
@@ -86,9 +106,11 @@ def results(model: Model) -> list[np.ndarray]:
 
 def keeping(model: Model) -> Model:
     """The same model, with all outputs kept."""
-    for layer in model.layers:
-        if getattr(layer, "recomputed", False):
-            layer.recomputed = False
+    for node in model.graph.nodes:
+        if getattr(node.layer, "recomputed", False):
+            node.layer.recomputed = False
+        if isinstance(node.layer, Concat):
+            node.pitched = node.layer.pitched = ()
     return model
 
 
@@ -126,6 +148,21 @@ def test_convolutions_do_not_keep_a_concatenation_of_normalised_inputs() -> None
     model, before = (Model(inception(), SHAPE, backend="cpu") for _ in range(2))
     pixels, channels = 4 * BATCH * 8 * 5, 5 + 3 + 2
     assert kept(keeping(before)) - kept(model) == pixels * channels  # the second is an output's
+
+
+def test_norms_do_not_keep_concatenations_but_the_units_of_which_they_consist() -> None:
+    def kept(model: Model) -> int:
+        return sum(forecast_memory(model, BATCH).kept)
+
+    model, before = (Model(dense(), SHAPE, backend="cpu") for _ in range(2))
+    first, second = (8 + 10 + 12) - 3 * 2, (6 + 8) - 2 * 2  # channels
+    assert kept(keeping(before)) - kept(model) == 4 * BATCH * (8 * 5 * first + 4 * 2 * second)
+
+
+def test_a_concatenation_passes_on_views_only_where_they_are_added() -> None:
+    model = Model(dense(), SHAPE, backend="cpu")
+    joins = [node for node in model.graph.nodes if isinstance(node.layer, Concat)]
+    assert [node.pitched for node in joins] == [(), (0,), (0,), (), (0,)]
 
 
 def test_inference_and_frozen_layers_compute_outputs_once() -> None:

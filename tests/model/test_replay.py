@@ -164,6 +164,10 @@ def test_branches_that_are_concatenated_have_the_same_bytes(normalised):
     assert_same(net)
 
 
+def test_concatenations_that_norms_do_not_keep_have_the_same_bytes():
+    assert_same(lambda: create_net("densenet40", 10, (8, 8, 3)), shape=(8, 8, 3))
+
+
 @pytest.mark.parametrize(
     "options",
     [

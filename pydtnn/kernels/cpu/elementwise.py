@@ -44,8 +44,9 @@ class Elementwise(Widened, Compiled, reference.Elementwise):
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:
         """Compute ``out = a + b``; `out` may be either."""
-        if not supported(out, a, b) or not a.shape == b.shape == out.shape:
-            return super().add(a, b, out=out)
+        pitched = not (a.flags.c_contiguous and b.flags.c_contiguous) and a.dtype.itemsize > 2
+        if pitched or not supported(out, a, b) or not a.shape == b.shape == out.shape:
+            return super().add(a, b, out=out)  # NumPy adds views without a copy
         self.kernels.add(contiguous(a), contiguous(b), out, self.threads)
 
     def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:

@@ -191,14 +191,20 @@ class Forecast:
         See `forecast_memory`.
     in_flight : int
         Micro-batches whose saved values exist at a time, in a stage of a pipeline.
+    halved : int
+        Those of them that are between the halves of backward at a time.
     """
 
-    def __init__(self, model: Network, batch: int, slots: int, in_flight: int = 1) -> None:
+    def __init__(
+        self, model: Network, batch: int, slots: int, in_flight: int = 1, halved: int = 0
+    ) -> None:
         self._model = model
         self._slots = slots
         pool = model.backend.memory
         self._everything, self._large = (
-            None if threshold is None else _with_slots(model, batch, slots, threshold, in_flight)
+            None
+            if threshold is None
+            else _with_slots(model, batch, slots, threshold, in_flight, halved)
             for threshold in (1, pool.threshold if pool else None)
         )
 
@@ -242,8 +248,8 @@ class Rehearsal:
     model : Network
     batch : int
         Samples of a pass.
-    in_flight : int
-        Micro-batches whose saved values exist at a time.
+    in_flight, halved : int
+        See `Forecast`.
 
     Attributes
     ----------
@@ -251,8 +257,9 @@ class Rehearsal:
         Messages of the last step, by layer.
     """
 
-    def __init__(self, model: Network, batch: int, in_flight: int = 1) -> None:
-        self.model, self.backend, self.in_flight = model, model.backend, in_flight
+    def __init__(self, model: Network, batch: int, in_flight: int = 1, halved: int = 0) -> None:
+        self.model, self.backend = model, model.backend
+        self.in_flight, self.halved = in_flight, halved
         self.memory: Any = self.backend.memory
         self.sent: dict[str, Volume] = model.mesh.sent if isinstance(model.mesh, DryMesh) else {}
         self.slots: list[Array] = []
@@ -287,7 +294,16 @@ class Rehearsal:
         self.sent.clear()
         self.memory.trim()
         self.memory.reset_peak()
-        others = [self.forward(self.new_batch())[1] for _ in range(self.in_flight - 1)]
+        whole = self.in_flight - max(self.halved, 1)
+        others = [self.forward(self.new_batch())[1] for _ in range(whole)]
+        others += [self._passes(self.new_batch()) for _ in range(self.halved - 1)]
+        self._passes(x, after_node)
+        del others
+
+    def _passes(
+        self, x: tuple[Array, ...], after_node: Callable[[Node], None] | None = None
+    ) -> list[Any]:
+        """Run forward and backward, with halves the first of them; return what it leaves."""
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)
         self._exchange_losses(outputs)
@@ -299,8 +315,9 @@ class Rehearsal:
         del y, outputs
         with np.errstate(all="ignore"):
             # with gradients where they are
-            self.model.backward_shards([dy], [residuals], after_node=after_node, shared=True)
-        del others
+            halves: dict[str, Any] = {"shared": True, "inputs_only": self.halved > 0}
+            self.model.backward_shards([dy], [residuals], after_node=after_node, **halves)
+        return residuals
 
     def _exchange_losses(self, outputs: Sequence[Array]) -> None:
         """Exchange the numbers of outputs that remain cut, as their losses do."""
@@ -317,11 +334,11 @@ class Rehearsal:
 
 
 def _with_slots(
-    model: Network, batch: int, slots: int, threshold: int, in_flight: int
+    model: Network, batch: int, slots: int, threshold: int, in_flight: int, halved: int
 ) -> Rehearsal:
     """Return a rehearsal of a model's copy, with the flat arrays of an optimizer."""
     backend = dry_backend(model.backend, threshold)
-    found = Rehearsal(_dry_copy(model, backend), batch, in_flight)
+    found = Rehearsal(_dry_copy(model, backend), batch, in_flight, halved)
     found.slots = [
         backend.zeros((buffer.size,), buffer.dtype)
         for buffer in model.buffers

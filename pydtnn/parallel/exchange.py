@@ -314,6 +314,13 @@ class GradientExchange(StoresArguments):
                 bucket.values[...] = values
             self.samples, self._aside = samples, None
 
+    def released(self) -> tuple[int, int]:
+        """Return the bytes of parameters and of gradients that a rank never has at the same time.
+
+        They are those of a step; with `releases`, buckets are whole one after the other.
+        """
+        return 0, 0
+
     # -- optimizer state that is spread over the ranks (`pydtnn.optimizers.Share`) ----------------
 
     def own(self, bucket: Bucket, whole: bool) -> slice:

@@ -29,7 +29,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.checks import DEFAULT_PER_RANK
-from pydtnn.training.preparation import micro_batches_in_flight
+from pydtnn.training.preparation import halved_in_flight, micro_batches_in_flight
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
@@ -453,6 +453,11 @@ class Rank:
     def in_flight(self) -> int:
         """Micro-batches whose saved values exist at a time."""
         return micro_batches_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
+
+    @property
+    def halved(self) -> int:
+        """Those of them that are between the halves of backward."""
+        return halved_in_flight(self.trainer.setup, max(len(self.batch.shards), 1))
 
     def step(self) -> None:
         """Run a training step. Collective: all ranks call it."""

@@ -18,7 +18,7 @@ from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.model.model import example_inputs
 from pydtnn.parallel.pipeline import actions_of
-from pydtnn.parallel.pipeline.check import most_in_flight
+from pydtnn.parallel.pipeline.check import most_halved, most_in_flight
 from pydtnn.training import checks
 from pydtnn.training.examination import check_data, check_loaded, examine
 from pydtnn.training.logs import History, Logs
@@ -71,6 +71,14 @@ def micro_batches_in_flight(setup: Setup, shards: int) -> int:
     if pipeline is None:
         return 1
     return ceil(most_in_flight(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
+
+
+def halved_in_flight(setup: Setup, shards: int) -> int:
+    """Return those of them that are between the halves of backward, rounded up."""
+    pipeline = setup.model.pipeline
+    if pipeline is None:
+        return 0
+    return ceil(most_halved(actions_of(setup.schedule, pipeline.rank, pipeline.ranks, shards)))
 
 
 def prepare(

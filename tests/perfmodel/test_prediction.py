@@ -212,3 +212,28 @@ def test_temporary_arrays_of_compression_need_memory(name, least):
 def test_a_reduce_scatter_needs_memory_for_two_arrays_and_its_result():
     memory = predicted(axes={"data": 2}, scheme="sharded").ranks[0].memory
     assert 2.5 * memory.gradients == pytest.approx(memory.messages, rel=0.1)  # one bucket
+
+
+def test_parts_that_are_released_need_no_memory():
+    def memory(scheme):
+        options = {"axes": {"data": 2}, "bucket_bytes": 1}
+        return predicted(scheme=scheme, **options).ranks[0].memory
+
+    whole, grads, values = map(memory, ("sharded", "sharded_gradients", "sharded_parameters"))
+    assert 0.5 * whole.gradients < grads.gradients == values.gradients < 0.95 * whole.gradients
+    assert grads.parameters == whole.parameters
+    assert values.gradients < values.parameters < whole.parameters
+
+
+def test_values_between_the_halves_of_backward_need_memory():
+    """In the last stage, those of two micro-batches, with gradients of outputs."""
+
+    def activations(schedule):
+        options = {"width": 16, "depth": 2, "heads": 2, "tied": False}
+        gpt = Workload("gpt", (32,), 11, batch=8, model_options=options, axes={"pipeline": 2})
+        work = replace(gpt, micro_batches=4, pipeline_schedule=schedule)
+        return [one.memory.activations for one in predict(work, platform(), Constant()).ranks]
+
+    (first, last), (eager, late) = activations("zb_h1"), activations("1f1b")
+    assert last > 1.5 * late
+    assert last > first >= eager

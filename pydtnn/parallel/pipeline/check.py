@@ -167,6 +167,18 @@ def most_in_flight(actions: Sequence[Action]) -> float:
     return most / (len({action.stage for action in actions}) or 1)
 
 
+def most_halved(actions: Sequence[Action]) -> float:
+    """Return the most micro-batches of a rank between the two halves of their backward.
+
+    Counted as by `most_in_flight`; 0 without halves.
+    """
+    now = most = 0
+    for action in actions:
+        now += (action.kind == "backward_inputs") - (action.kind == "backward_parameters")
+        most = max(most, now)
+    return most / (len({action.stage for action in actions}) or 1)
+
+
 def check(
     schedule: str | Schedule | Plan,
     ranks: int = 0,

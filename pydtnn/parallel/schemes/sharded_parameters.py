@@ -38,6 +38,15 @@ class ShardedGradients(ShardedOptimizer):
         super().reduce(bucket)
         bucket.clear(bucket.grads, self.local_slice(bucket))
 
+    def released(self) -> tuple[int, int]:
+        return 0, sum(self._of_others()[:-1])
+
+    def _of_others(self) -> list[int]:
+        """Return the bytes of each bucket's parts of other ranks, the most last."""
+        own = [bucket.values[self.local_slice(bucket)] for bucket in self.buckets]
+        pairs = zip(self.buckets, own, strict=True)
+        return sorted(bucket.values.nbytes - part.nbytes for bucket, part in pairs)
+
     def reduce(self, bucket: Bucket) -> None:
         """Do nothing: `bucket_ready` has summed the gradients."""
 
@@ -72,6 +81,9 @@ class ShardedParameters(ShardedGradients):
                 "ShardedParameters: ranks gather parameters together before each pass, but have "
                 "different numbers of passes in exact training; use ShardedGradients"
             )
+
+    def released(self) -> tuple[int, int]:
+        return sum(self._of_others()[:-2]), super().released()[1]
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         self._gathered = {bucket.index: Completed() for bucket in buckets}

@@ -212,16 +212,17 @@ def rank_memory(rank: Rank, library: int = 0) -> Memory:
     model, optimizer = trainer.model, trainer.optimizer
     if rank.uses_up:
         model.share_gradients()
-    forecast = Forecast(model, rank.largest, 0, rank.in_flight).memory(model.cuts)
+    forecast = Forecast(model, rank.largest, 0, rank.in_flight, rank.halved).memory(model.cuts)
     process = PROCESS_BYTES if model.backend.name == "cpu" else 0
     held = forecast.resident - forecast.scratch - process
     flat = forecast.parameters + forecast.copies + forecast.gradients
+    values, grads = trainer.exchange.released()
     batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
     passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
     passed *= model.dtype.itemsize  # the forecast has the samples of one pass
     return Memory(
-        parameters=forecast.parameters + forecast.copies,
-        gradients=forecast.gradients,
+        parameters=forecast.parameters + forecast.copies - values,
+        gradients=forecast.gradients - grads,
         slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),
         activations=max(held - flat - passed, 0) + batch,
         scratch=forecast.scratch,

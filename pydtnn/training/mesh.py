@@ -124,6 +124,16 @@ def create_parts(mesh: Mesh | None, copies: int = 1) -> Parts:
     return Parts(mesh.model_axes, stages, add, same) if mesh.model_axes else Parts()
 
 
+def group_of_copies(model: Model, mesh: Mesh | None) -> Communicator | None:
+    """Return the group of the ranks with this rank's stages of a pipeline, if there are others.
+
+    Collective at the first call: all ranks call it.
+    """
+    if mesh is None or model.pipeline is None or len(model.pipeline.copies) == 1:
+        return None
+    return mesh.subgroup(PIPELINE, model.pipeline.copies)
+
+
 def check_rule(optimizer: Optimizer, parameters: Iterable[Parameter]) -> None:
     """Raise ValueError if the update rule requires whole parameters, and ranks have parts."""
     for p in parameters:

@@ -11,7 +11,6 @@ from pydtnn.comm import Communicator, Request
 from pydtnn.data import Batch
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Penalties
-from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Node
 from pydtnn.model.partition.stages import Stage
@@ -22,6 +21,7 @@ from pydtnn.parallel.pipeline.check import source_of
 from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import OnReady, check_stored
+from pydtnn.training.mesh import group_of_copies
 from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 
@@ -59,7 +59,7 @@ class StagePasses(Passes):
         ranks = pipeline.rank, pipeline.ranks
         self._actions = actions_of(setup.schedule, *ranks, len(self.shards))
         self._parts = {stage.number: part for part, stage in enumerate(pipeline.stages)}
-        self._copies = self._group_of_copies()
+        self._copies = group_of_copies(self.model, setup.mesh)
         self._left = Counter(action.stage for action in self._actions)
         self._unsummed = deque(self._order_of_sums())
         self._sums: list[tuple[Bucket, Request]] = []  # over the copies of a stage
@@ -114,13 +114,6 @@ class StagePasses(Passes):
         with self.setup.phase("exchange"):
             for sent in self._sent:
                 sent.wait()
-
-    def _group_of_copies(self) -> Communicator | None:
-        """Return the group of the ranks that have the stages of this rank, if there are others."""
-        if len(self.pipeline.copies) == 1:
-            return None
-        assert self.setup.mesh is not None
-        return self.setup.mesh.subgroup(PIPELINE, self.pipeline.copies)
 
     def _order_of_sums(self) -> list[int]:
         """Return the stages that other ranks have, too, as the first of these completes them."""

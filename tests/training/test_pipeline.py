@@ -401,6 +401,17 @@ def test_values_kept_in_two_directions_are_those_of_the_schedule(
     assert [found[place] for place in range(4)] == [1.5, 2, 2, 1.5]
 
 
+def test_the_group_of_two_ranks_is_created_before_the_first_step() -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=2)
+        model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule="chimera")
+        trainer = Trainer(model, SGD(0.1), micro_batches=2, progress=False)
+        comm.split = None  # type: ignore[assignment, method-assign]  # as if a rank ran alone
+        trainer.fit(dataset(), epochs=1, global_batch_size=16, steps_per_epoch=1)
+
+    run_threads(2, rank)
+
+
 @pytest.mark.parametrize(
     "exchange",
     [

@@ -77,7 +77,8 @@ def create_backend(
         setting = f"{isa}, {threads} thread{'s' * (threads > 1)}"
         autotuner = create_autotuner(tuning, setting, AutotunerFile(this_machine))
         families = create_families(threads, isa, autotuner)
-        return Backend("cpu", np, threads, isa, autotuner, **families, memory=MemoryPool())
+        pool = MemoryPool()
+        return Backend("cpu", np, threads, isa, autotuner, **families, memory=pool, scales=True)
     if name == "cuda":
         from pydtnn.kernels.cuda import create_cuda_backend
 

@@ -43,6 +43,8 @@ class Backend:
     gates : bool
         Whether convolutions apply the ReLU mask to the gradient of a deferred input: otherwise the
         layer that deferred it does, in one kernel with the coefficients of batch norm.
+    scales : bool
+        Whether `update.sgd` and `update.adam` take `scale`, the factor of clipping.
     go : Array or None
         One float64 in the device's memory, normally 1: if it is 0, update kernels change nothing.
         None on the host.
@@ -77,6 +79,7 @@ class Backend:
     memory: Any = None
     keeps_values: bool = False
     gates: bool = True
+    scales: bool = False
     go: Any = None
     images: Any = None
 

@@ -345,7 +345,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
         Whether `update` passes `factor` to its kernel, so that clipping does not write the
         gradients. Not inherited.
     factor : dict of str to float
-        The factor of clipping, "scale", if kernels take it (`backend.update.scales`); else empty.
+        The factor of clipping, "scale", if kernels take it (`Backend.scales`); else empty.
     backend : Backend
         The backend of the rule's kernels and arrays, once bound.
     binding : object
@@ -605,7 +605,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             self.loss_scale.unscale(grads, self._count)
             self.loss_scale.adjust()
         if self._clipping is not None:
-            scales = self.scales and self.backend.update.scales
+            scales = self.scales and self.backend.scales
             scale = self._clipping.apply(self.backend, self._total, grads, scales=scales)
             self.factor = {"scale": scale} if scales else {}
 

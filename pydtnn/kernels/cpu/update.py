@@ -14,7 +14,6 @@ class Update(Compiled, reference.Update):
     """The rules of the optimizers on the CPU; slots and numbers are those of the reference."""
 
     table = UpdateKernels
-    scales = True
 
     def sgd(
         self, w: Array, g: Array, *slots: Array | None, scale: float = 1.0, **numbers: Any

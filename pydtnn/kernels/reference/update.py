@@ -20,15 +20,7 @@ from pydtnn.kernels.reference.family import Array, Family, Number
 
 
 class Update(Family):
-    """The rules of the optimizers; ``step`` counts from 1.
-
-    Attributes
-    ----------
-    scales : bool
-        Whether `sgd` and `adam` take `scale`, with the bytes of `scale` before them.
-    """
-
-    scales = False
+    """The rules of the optimizers; ``step`` counts from 1."""
 
     def sgd(
         self,

@@ -55,11 +55,15 @@ class Deferred:
         What `again` receives.
     sources : sequence of (Deferred or None)
         For each term, the object of its array if that may be dropped.
+    drops : bool
+        Whether stored values need not be kept, as the terms are.
+    nothing : Array or None
+        Zeros (C,): terms without factor need not be kept, as the values are stored.
     """
 
     __slots__ = (
-        *("__weakref__", "again", "array", "keep", "limit", "parts", "relu", "shift", "sources"),
-        *("sums", "terms"),
+        *("__weakref__", "again", "array", "drops", "keep", "limit", "nothing", "parts", "relu"),
+        *("shift", "sources", "sums", "terms"),
     )
 
     def __init__(
@@ -69,7 +73,8 @@ class Deferred:
         self.shift = shift
         self.relu, self.limit = relu, limit
         self.array: Array | None = None
-        self.keep = False
+        self.keep = self.drops = False
+        self.nothing: Array | None = None
         self.sums: Any = None
         self.again: Callable[[Sequence[Any]], Array] | None = None
         self.parts: Sequence[Any] = ()
@@ -102,8 +107,19 @@ class Deferred:
         return not self.relu and self.shift is None and self.terms[0].factor is None
 
     def drop(self) -> None:
-        """Release arrays until `restore`, if they can be computed `again`."""
-        if self.again is not None:
+        """Release arrays that are not needed, and until `restore` those computed `again`."""
+        if self.drops:
+            self.array = None
+        elif self.nothing is not None and self.array is not None:
+            stored, zero = Term(self.array), self.nothing
+            plain = [term.factor is None for term in self.terms]
+            if plain.count(True) == 1:
+                self.terms = tuple(
+                    stored if alone else term._replace(factor=zero)
+                    for term, alone in zip(self.terms, plain, strict=True)
+                )
+                self.shift = zero
+        elif self.again is not None:
             self.terms, self.array = (), None
         elif any(source is not None for source in self.sources):
             pairs = zip(self.terms, self.sources, strict=True)

@@ -53,6 +53,9 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         Whether the output has more than one reader.
     reader : FusedConv2d or None
         The first reader, if it is a convolution, which computes the output and gates its gradient.
+    drops, stays : bool
+        Whether stored values of the output are dropped after forward, and whether they stay, so
+        that those of a plain input may be dropped; set by the fusion pass.
 
     References
     ----------
@@ -80,7 +83,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         self.norms = tuple(norms)
         self.relu, self.limit = relu, limit
         self.folded: tuple[FusedConv2d | None, ...] = (None,) * len(self.norms)
-        self.keeps = False
+        self.keeps = self.drops = self.stays = False
         self.reader: FusedConv2d | None = None
 
     def bind(self, backend: Any, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
@@ -93,6 +96,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     def build(self, *shapes: Shape) -> Shape:
         """All inputs have the shape of the output."""
         self._nothing = self.backend.zeros((1, shapes[0][-1]), "float64")
+        self._zeros = self.backend.zeros((shapes[0][-1],), self.parameter_dtype)
         return shapes[0]
 
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
@@ -141,7 +145,9 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         self, terms: list[Term], shift: Array | None, moments: list[Normalized | None]
     ) -> tuple[Deferred, Saved]:
         y = Deferred(*terms, shift=shift, relu=self.relu, limit=self.limit)
-        y.keep = self.keeps
+        y.keep, y.drops = self.keeps, self.drops
+        if self.stays:
+            y.nothing = self._zeros
         return y, (y, moments)
 
     def _totals(self, total: Array) -> Array:

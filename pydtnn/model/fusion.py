@@ -87,9 +87,27 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     for node in graph.nodes:
         if isinstance(node.layer, NormAddReLU):
             _connect(node, node.layer, pass_.replaced_outputs())
+            _drop_source(node, node.layer, pass_.replaced_outputs())
         elif type(node.layer) is Concat:
             _connect_concat(node, node.layer, pass_.replaced_outputs())
     return pass_.replaced_outputs()
+
+
+def _drop_source(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
+    """Drop the stored values of the plain input of an addition, if those of the sum are stored.
+
+    Only convolutions read them besides. In backward, they compute them of their terms while they
+    read; the mask of the sum is that of its stored values.
+    """
+    plain = [n for n, norm in zip(node.inputs, layer.norms, strict=True) if norm is None]
+    own = plain[0].layer if plain else None
+    if len(plain) != 1 or len(node.inputs) != 2 or not isinstance(own, NormAddReLU):
+        return
+    readers = [reader for reader in plain[0].consumers if reader is not node]
+    apart = plain[0] not in outputs and all(type(n.layer) is FusedConv2d for n in readers)
+    stored = layer.keeps and type(layer.reader) is FusedConv2d and own.reader is not None
+    exact = layer.dtype.itemsize > 2 and layer.backend.gates and not layer.backend.keeps_values
+    layer.stays = own.drops = apart and stored and exact and not own.stays
 
 
 def _connect_concat(node: Node, layer: Concat, outputs: tuple[Node, ...]) -> None:

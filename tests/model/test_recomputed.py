@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from pydtnn.layers import (
     Embedding,
     Flatten,
     GroupNorm,
+    Layer,
     LayerNorm,
     Linear,
     MultiHeadAttention,
     Net,
     ReLU,
+    ReLU6,
     Reshape,
     Residual,
     Sequential,
@@ -32,6 +35,7 @@ from pydtnn.layers import (
     SiLU,
     StepContext,
 )
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
@@ -109,6 +113,8 @@ def keeping(model: Model) -> Model:
     for node in model.graph.nodes:
         if getattr(node.layer, "recomputed", False):
             node.layer.recomputed = False
+        if isinstance(node.layer, NormAddReLU):
+            node.layer.drops = node.layer.stays = False
         if isinstance(node.layer, Concat):
             node.pitched = node.layer.pitched = ()
     return model
@@ -157,6 +163,32 @@ def test_norms_do_not_keep_concatenations_but_the_units_of_which_they_consist() 
     model, before = (Model(dense(), SHAPE, backend="cpu") for _ in range(2))
     first, second = (8 + 10 + 12) - 3 * 2, (6 + 8) - 2 * 2  # channels
     assert kept(keeping(before)) - kept(model) == 4 * BATCH * (8 * 5 * first + 4 * 2 * second)
+
+
+def residual(activation: Callable[[], Layer], blocks: int = 5) -> Net:
+    def body() -> Net:
+        return Sequential(*unit(4, 3), Conv2d(6, 3, padding=1), BatchNorm())
+
+    first = [Reshape((8, 5, 24)), Conv2d(6, 3, padding=1), BatchNorm(), activation()]
+    parts = [part for _ in range(blocks) for part in (Residual(body()), activation())]
+    return Sequential(*first, *parts, Conv2d(3, 1), Flatten(), Linear(3))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("activation", [ReLU, ReLU6])
+def test_every_second_sum_of_a_resnet_is_not_kept(
+    activation: Callable[[], Layer], dtype: str, backend: Any
+) -> None:
+    model, before = (
+        Model(residual(activation), SHAPE, backend=backend, dtype=dtype, seed=3) for _ in range(2)
+    )
+    norms = [layer for layer in model.layers if isinstance(layer, NormAddReLU)]
+    assert [norm.drops for norm in norms if norm.keeps] == [True, False, True, False, False]
+    kept, whole = (sum(forecast_memory(m, BATCH).kept) for m in (model, keeping(before)))
+    assert whole - kept == 2 * BATCH * 8 * 5 * 6 * model.dtype.itemsize
+    for got, expected in zip(results(model), results(before), strict=True):
+        assert got.tobytes() == expected.tobytes()
 
 
 def test_a_concatenation_passes_on_views_only_where_they_are_added() -> None:

@@ -227,6 +227,36 @@ def test_both_gradients_at_once_agree_with_the_reference(
             assert_close(sums, exact, 1e-12)
 
 
+POINTWISE = {
+    "rows of large images": (2, geometry((24, 31), 24, 40, (1, 1))),
+    "a few images to a block": (7, geometry((11, 13), 67, 35, (1, 1))),
+    "more channels than filters read": (3, geometry((13, 13), 300, 16, (1, 1))),
+    "too many filters": (2, geometry((13, 13), 16, 270, (1, 1))),
+}
+
+
+@pytest.mark.parametrize("case", POINTWISE)
+def test_gradients_of_1x1_filters_are_the_same_if_they_share_a_copy_of_dy(
+    cpu_backend: Backend, rng: np.random.Generator, case: str
+) -> None:
+    batch, shape = POINTWISE[case]
+    w = operands(rng, batch, shape)["w"]
+    x = deferred(rng, inputs(batch, shape))
+    dy = deferred(rng, outputs(batch, shape), terms=2, relu=False)
+    expected = np.empty(x.shape), np.empty(w.shape)
+    REFERENCE.backward(x, dy, w, shape, dx=expected[0], dw=expected[1], gate=x)
+    for threads in (1, 2):
+        conv = create_backend("cpu", threads=threads, isa=cpu_backend.isa).conv
+        alone, at_once = ([empty(x.shape), empty(w.shape)] for _ in range(2))
+        conv.backward_data(dy, w, shape, out=alone[0], gate=x)
+        conv.backward_filter(x, dy, shape, out=alone[1])
+        conv.backward(x, dy, w, shape, dx=at_once[0], dw=at_once[1], gate=x)
+        for own, other, exact in zip(alone, at_once, expected, strict=True):
+            assert_guards_hold(other)
+            assert own.tobytes() == other.tobytes()
+            assert_close(other, exact, 1e-12)
+
+
 @pytest.mark.few(50)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_the_number_of_threads_does_not_change_a_byte(

@@ -101,6 +101,8 @@ static int run_backward(const struct conv_shape *s, int data_algorithm, int filt
     if (NAME(walks_fit)(&data, &filter)) {
         if (data_algorithm == filter_algorithm && data_algorithm != DIRECT)
             NAME(winograd_borrow)(&filter, &data);
+        if (data_algorithm == DIRECT && filter_algorithm == DIRECT)
+            NAME(filter_borrow)(&filter, &data);
         return NAME(walk_run_both)(&data, &filter, threads);
     }
     int status = NAME(walk_run)(&filter, threads);

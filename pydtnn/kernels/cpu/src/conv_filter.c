@@ -16,6 +16,9 @@
  *
  * If such rows do not fill vectors, as with 3 channels, lanes are filters: gemm_turned.c.
  *
+ * A deferred dy of 1x1 filters is not computed again if the gradient of the data runs together with
+ * this one and has the same blocks: it is read from that one's copy.
+ *
  * Where there are products of pairs of bfloat16 (HAS_DOTS), the copies of x and dy become pairs of
  * pixels that are neighbours in dy: of x at every pixel, since a pair may start at any.
  *
@@ -32,7 +35,7 @@
 #include "gemm.h"
 #include "stored.h"
 
-enum { PIXELS = 256, BYTES = 512 * 1024, PIECES = 16, REDUCE = 4096 };
+enum { PIECES = 16, REDUCE = 4096 };
 enum { LEAST_FILTERS = 64, MOST_FILTERS = 192 }; /* of a unit */
 /* Channels and filters, from which operands are packed; columns of x that are packed at a time. */
 enum { LEAST_PACKED = 64, WIDE = 4 * OUTER_COLUMNS };
@@ -63,7 +66,8 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int threads)
     enum reading reading = !is_plain(f->x)            ? COPIED
                            : f->channels % LANES == 0 ? PADDED
                                                       : COPIED;
-    if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, reading, 1)) return -1;
+    if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, FILTER_PIXELS, FILTER_BYTES, reading, 1))
+        return -1;
     if (NAME(views_make)(&f->views, &f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0], f->channels,
                          CLIP_NONE, s->groups == 1))
         return -1;
@@ -125,6 +129,7 @@ static ptrdiff_t output_rows(const struct filtering *f, const struct block *bloc
  * rows in what is read, in dy and in the windows. */
 struct workspace {
     real *memory, *x, *input, *dy;
+    const real *lent; /* dy, where another walk has computed it; or NULL */
     ptrdiff_t in[];
 };
 
@@ -283,6 +288,7 @@ static void *open(const struct walk *walk) {
     ptrdiff_t windows = f->packed ? plan->outputs * WIDE : 0;
     struct workspace *work = malloc(sizeof *work + 3 * (size_t)plan->pixels * sizeof work->in[0]);
     if (!work) return NULL;
+    work->lent = NULL;
     work->memory = NAME(scratch_new)(windows + plan->scratch + mapped + tiles * f->tile);
     if (work->memory) {
         work->x = work->memory;
@@ -304,7 +310,8 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
     const ptrdiff_t begin = f->units * piece / f->pieces, end = f->units * (piece + 1) / f->pieces;
     int first = number == first_block(walk, part);
     struct block block = NAME(plan_load)(plan, number, f->x, input);
-    const real *g = load_dy(f, &block, begin, end, input + plan->scratch);
+    const real *g =
+        work->lent ? work->lent : load_dy(f, &block, begin, end, input + plan->scratch);
     if (f->paired) pair_x(plan, &block, input);
     for (ptrdiff_t unit = begin; unit < end; unit++) {
         if (f->paired) pair_dy(f, &block, unit, input + plan->scratch);
@@ -323,6 +330,21 @@ static void reduce(const struct walk *walk, ptrdiff_t number) {
             sum += vload_part(f->sums + p * f->size + i, count);
         vstore_part(f->dw + i, f->accumulate ? vload_part(f->dw + i, count) + sum : sum, count);
     }
+}
+
+static void borrow(const struct walk *walk, void *thread, const void *lender) {
+    (void)walk;
+    ((struct workspace *)thread)->lent = NAME(gather_pixels)(lender);
+}
+
+void NAME(filter_borrow)(struct walk *filter, const struct walk *data) {
+    struct filtering *f = filter->state;
+    const struct plan *own = &f->plan, *theirs = NAME(gather_copy)(data);
+    if (!theirs || f->paired || is_plain(f->dy) || own->images != theirs->images ||
+        own->rows != theirs->rows)
+        return;
+    f->dy_stride = theirs->in_channels;
+    filter->borrow = borrow;
 }
 
 static void close(const struct walk *walk, int status) {

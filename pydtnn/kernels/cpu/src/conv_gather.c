@@ -118,7 +118,10 @@ static int prepare(struct gathering *g, enum gather gather, int bias, int thread
     const int plain = pair == 2 ? is_unmodified(g->x) && !g->x->store : is_plain(g->x);
     enum reading reading = plain ? IN_PLACE : COPIED;
     g->in = g->filters.in / pair;
-    if (NAME(plan_make)(&g->plan, s, gather, PIXELS, BYTES, reading, pair)) return -1;
+    const int lends = gather == GATHER_GRADIENT && is_lending(s);
+    if (NAME(plan_make)(&g->plan, s, gather, lends ? FILTER_PIXELS : PIXELS,
+                        lends ? FILTER_BYTES : BYTES, reading, pair))
+        return -1;
     g->phases = g->plan.passes[0] * g->plan.passes[1];
     g->shares = smaller(g->groups * g->panels, ceil_div(PIECES, larger(g->plan.blocks, 1)));
     g->pieces = g->plan.blocks % threads == 0 ? 1 : g->shares;
@@ -341,6 +344,15 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
         NAME(sink_window)(g->sink, &done, y + column, channels,
                           g->sums + number * sums_of(g->sink) * channels);
     }
+}
+
+const struct plan *NAME(gather_copy)(const struct walk *data) {
+    const struct gathering *g = data->state;
+    return g->plan.copy && g->plan.pair == 1 && is_lending(g->shape) ? &g->plan : NULL;
+}
+
+const real *NAME(gather_pixels)(const void *thread) {
+    return ((const struct workspace *)thread)->input;
 }
 
 /* The blocks' sums, added in order. */

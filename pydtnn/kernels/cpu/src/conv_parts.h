@@ -4,6 +4,7 @@
 
 #include "conv_block.h"
 #include "conv_walk.h"
+#include "gemm.h"
 
 /* Create a walk of a direction; its arguments must remain valid until the walk has run. Return -1
  * if memory allocation fails. */
@@ -12,6 +13,22 @@ int NAME(gather_walk)(struct walk *walk, const struct conv_shape *shape, enum ga
                       double *sums, int threads);
 int NAME(filter_walk)(struct walk *walk, const struct conv_shape *shape, const struct source *x,
                       const struct source *dy, real *dw, int accumulate, int threads);
+
+/* Blocks of gradients of filters, and of data where the former can read a deferred dy from the
+ * copy of the latter: 1x1 filters of few channels, so that copies of both stay in L2. */
+enum { FILTER_PIXELS = 256, FILTER_BYTES = 512 * 1024 };
+INLINE int is_lending(const struct conv_shape *s) {
+    return s->kernel[0] * s->kernel[1] * s->stride[0] * s->stride[1] * s->groups == 1 &&
+           s->padding[0] + s->padding[1] == 0 &&
+           larger(s->channels, 2 * s->filters) * FILTER_PIXELS * (ptrdiff_t)sizeof(real) <=
+               FILTER_BYTES;
+}
+
+/* Let a walk of filters that runs together with one of data read its copy of dy, if it can. */
+void NAME(filter_borrow)(struct walk *filter, const struct walk *data);
+/* The plan of a walk of data, NULL if it lends nothing; where a thread keeps the copy. */
+const struct plan *NAME(gather_copy)(const struct walk *data);
+const real *NAME(gather_pixels)(const void *thread);
 
 /* One filter per channel. */
 INLINE int is_depthwise(const struct conv_shape *s) {

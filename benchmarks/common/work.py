@@ -184,6 +184,12 @@ class Ours(Stepping):
         samples: int | None = None,
         **options: Any,
     ) -> None:
+        import numpy.random  # noqa: F401 (imports are not part of a step, on either side)
+
+        import pydtnn.kernels.cpu
+        import pydtnn.models
+        import pydtnn.optimizers
+        import pydtnn.training.trainer  # noqa: F401
         from pydtnn.data import Batch
         from pydtnn.kernels import create_backend
         from pydtnn.training.preparation import autotune

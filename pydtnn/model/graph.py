@@ -304,23 +304,6 @@ class Graph:
         return consumer.layer.new_gradient or (passes and consumer in owners)
 
 
-def is_unread(node: Node) -> bool:
-    """Return whether backward does not need the array of an output, so that its loss may write it.
-
-    An exchange that gathers parts may pass that of this rank on.
-    """
-    passes = isinstance(node.layer, Exchange) and node.layer.optional
-    sources = (node, *node.inputs) if passes else (node,)
-    return not any(
-        not source.layer.new_output
-        or "output" in source.layer.saves
-        or isinstance(source.layer, NormAddReLU)  # which keeps the values of an output
-        or len(source.consumers) > (source is not node)
-        or source.layer.backend.keeps_values
-        for source in sources
-    )
-
-
 def _takes_output(layer: Layer, of: Layer) -> bool:
     """Return whether a layer takes the output of another one as `Recomputed`."""
     if isinstance(layer, Exchange):

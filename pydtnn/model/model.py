@@ -16,6 +16,7 @@ from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.exchange import Exchange
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
@@ -30,7 +31,7 @@ from pydtnn.model.execution import (
 )
 from pydtnn.model.formats import Formats, Rounder, read_formats
 from pydtnn.model.fusion import fuse as fuse_graph
-from pydtnn.model.graph import Graph, is_unread, shapes_of
+from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.pieces import Piece, part_piece
@@ -562,7 +563,7 @@ class Model(NotCallable, Predictor):
     def unread_outputs(self) -> tuple[bool, ...]:
         """Whether the array of each of `output_nodes` may be overwritten before backward."""
         nodes = self.output_nodes
-        return tuple(nodes.count(node) == 1 and is_unread(node) for node in nodes)
+        return tuple(nodes.count(node) == 1 and _is_unread(node) for node in nodes)
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
@@ -755,3 +756,20 @@ class Model(NotCallable, Predictor):
     def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.model.summary.summarize`."""
         return summarize(self, batch, slots=slots)
+
+
+def _is_unread(node: Node) -> bool:
+    """Return whether backward does not need the array of an output, so that its loss may write it.
+
+    An exchange that gathers parts may pass that of this rank on.
+    """
+    passes = isinstance(node.layer, Exchange) and node.layer.optional
+    sources = (node, *node.inputs) if passes else (node,)
+    return not any(
+        not source.layer.new_output
+        or "output" in source.layer.saves
+        or isinstance(source.layer, NormAddReLU)  # which keeps the values of an output
+        or len(source.consumers) > (source is not node)
+        or source.layer.backend.keeps_values
+        for source in sources
+    )

@@ -405,7 +405,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             self.needs_all_gradients = True
         self.iterations = 0
         self.lr_factor = 1.0
-        self.factor: dict[str, float] = {}
+        self.factor: dict[str, Any] = {}
         self._terms: Mapping[str, Number] = {}
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()

@@ -60,11 +60,5 @@ class SGD(Optimizer):
         decay: float,
         step: Number,
     ) -> None:
-        self.backend.update.sgd(
-            *(w, g, velocity),
-            lr=lr,
-            decay=decay,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            **self.factor,
-        )
+        numbers = self.factor | {"lr": lr, "decay": decay, "nesterov": self.nesterov}
+        self.backend.update.sgd(w, g, velocity, momentum=self.momentum, **numbers)

@@ -95,12 +95,8 @@ class GradientExchange(StoresArguments):
         If `sums` is not compatible with the scheme.
     """
 
-    equal = False
-    sums_gradients = False
-    exact = False
-    replicated = False
+    equal = sums_gradients = exact = replicated = keeps_gradients = releases = gathers = False
     static = True
-    keeps_gradients = releases = gathers = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -313,13 +309,6 @@ class GradientExchange(StoresArguments):
             for bucket, values in zip(self.buckets, own, strict=True):
                 bucket.values[...] = values
             self.samples, self._aside = samples, None
-
-    def released(self) -> tuple[int, int]:
-        """Return the bytes of parameters and of gradients that a rank never has at the same time.
-
-        They are those of a step; with `releases`, buckets are whole one after the other.
-        """
-        return 0, 0
 
     # -- optimizer state that is spread over the ranks (`pydtnn.optimizers.Share`) ----------------
 

@@ -39,6 +39,10 @@ class ShardedGradients(ShardedOptimizer):
         bucket.clear(bucket.grads, self.local_slice(bucket))
 
     def released(self) -> tuple[int, int]:
+        """Return the bytes of parameters and of gradients that a rank never has at the same time.
+
+        They are those of a step; buckets are whole one after the other.
+        """
         return 0, sum(self._of_others()[:-1])
 
     def _of_others(self) -> list[int]:

@@ -18,6 +18,7 @@ from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
 from pydtnn.model.memory import PROCESS_BYTES, Forecast
+from pydtnn.parallel.schemes import ShardedGradients
 from pydtnn.perfmodel.compression import temporary_memory
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.compute.base import ComputeCosts
@@ -216,7 +217,8 @@ def rank_memory(rank: Rank, library: int = 0) -> Memory:
     process = PROCESS_BYTES if model.backend.name == "cpu" else 0
     held = forecast.resident - forecast.scratch - process
     flat = forecast.parameters + forecast.copies + forecast.gradients
-    values, grads = trainer.exchange.released()
+    scheme = trainer.exchange
+    values, grads = scheme.released() if isinstance(scheme, ShardedGradients) else (0, 0)
     batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
     passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
     passed *= model.dtype.itemsize  # the forecast has the samples of one pass
@@ -226,7 +228,7 @@ def rank_memory(rank: Rank, library: int = 0) -> Memory:
         slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),
         activations=max(held - flat - passed, 0) + batch,
         scratch=forecast.scratch,
-        messages=_own_arrays(trainer.exchange, [model, optimizer, *model.buckets]) + library,
+        messages=_own_arrays(scheme, [model, optimizer, *model.buckets]) + library,
         process=process,
     )
 

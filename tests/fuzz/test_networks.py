@@ -112,4 +112,4 @@ def passes(way: Any, network: Network, step: int, dtype: str) -> tuple[Any, Any]
     shapes = [y.shape[1:] for y in (ys if isinstance(ys, tuple) else (ys,))]
     dys = tuple(dy.astype(dtype) for dy in data.gradients(step, shapes))
     options = dict.fromkeys(("slots", "on_ready", "after_node"))
-    return ys, way.backward_shards([dys], [saved], accumulate=False, **options)
+    return ys, way.backward_shards([dys], [saved], accumulate=False, shared=False, **options)

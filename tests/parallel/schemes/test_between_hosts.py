@@ -24,8 +24,8 @@ from tests.parallel.schemes.test_schemes import label
 
 
 def wide(**options: object) -> Model:
-    """Gradients of 2.0 MB: of two large matrices and what is small."""
-    net = Sequential(Linear(1000), ReLU(), Linear(300), ReLU(), Linear(3))
+    """Gradients of 2.0 MB: of three large matrices and what is small."""
+    net = Sequential(Linear(500), ReLU(), Linear(500), ReLU(), Linear(300), ReLU(), Linear(3))
     return Model(net, (200,), backend="numpy", **options)
 
 

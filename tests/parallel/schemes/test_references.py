@@ -176,8 +176,8 @@ SPARSE = {"share": 0.3, "momentum": 0.5, "warm_up": 4}
 SIZES = {"sizes": [6, 30, 3, 18]}
 """Lengths of the parameters that `check_scheme` trains, by name; each is a bucket."""
 
-BUCKETS = {"buckets": [slice(39, 57), slice(36, 39), slice(6, 36), slice(0, 6)]}
-"""The same parameters in the order in which backward completes them."""
+BUCKETS = {"buckets": [slice(36, 39), slice(39, 57), slice(0, 6), slice(6, 36)]}
+"""The same parameters in the order of their buckets."""
 
 
 def momentum_of_sums(comm: Communicator) -> GradientExchange:

@@ -25,12 +25,16 @@ class Evaluation(NamedTuple):
         Operations per element, in forward and in backward.
     stored : bool
         Whether it stores the values for other readers.
+    fewer : bool
+        Whether backward reads an array less than the values and the terms are: only the terms, as
+        the values are dropped, or the values as the plain term.
     """
 
     arrays: int = 1
     operations: int = 0
     differentiated: int = 0
     stored: bool = False
+    fewer: bool = False
 
 
 class FusedConv2d(Conv2d, Finisher):
@@ -232,11 +236,11 @@ class FusedConv2d(Conv2d, Finisher):
     def fused_cost(self, batch: int) -> Cost:
         """Return the cost of what is fused with the convolution."""
         (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
-        arrays, operations, differentiated, stored = self.evaluation
+        arrays, operations, differentiated, stored, fewer = self.evaluation
         normed = self.norm is not None
         gates = self.finishes and self.backend.gates
         flops = differentiated * gates * inputs + (self.relu + 4 * normed) * outputs
-        maps = (arrays - 1 + 2 * stored) * inputs + (3 * self.relu + normed) * outputs
+        maps = (arrays - 1 + 2 * stored - fewer) * inputs + (3 * self.relu + normed) * outputs
         return Cost(
             operations * inputs + (self.relu + 3 * self.sums_for_norm(batch)) * outputs,
             flops,

@@ -334,7 +334,8 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         norms, arrays = sum(norm is not None for norm in self.norms), len(self.norms)
         bounds = self.relu + (self.limit < inf)
         operations = 2 * norms + arrays - 1 + bounds
-        return Evaluation(arrays, operations, bounds + 5 * norms, self.keeps)
+        fewer = self.drops or self.stays
+        return Evaluation(arrays, operations, bounds + 5 * norms, self.keeps, fewer)
 
 
 def _computed_sums(x: Array | Deferred) -> Array | None:

@@ -108,6 +108,9 @@ def _drop_source(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> N
     stored = layer.keeps and type(layer.reader) is FusedConv2d and own.reader is not None
     exact = layer.dtype.itemsize > 2 and layer.backend.gates and not layer.backend.keeps_values
     layer.stays = own.drops = apart and stored and exact and not own.stays
+    for changed in (layer, own):
+        if changed.reader is not None:
+            changed.reader.evaluation = changed.evaluation
 
 
 def _connect_concat(node: Node, layer: Concat, outputs: tuple[Node, ...]) -> None:

@@ -365,7 +365,7 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
             known[id(flat)] = array
             for bucket in buffer.buckets:
                 start = bucket.start
-                if member == "grads":
+                if member == "grads" and buffer.shared:
                     start = (bucket.grads.ctypes.data - flat.ctypes.data) // flat.itemsize
                 part = array[start : start + len(bucket.values)]
                 if member:

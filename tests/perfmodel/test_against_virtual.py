@@ -67,6 +67,7 @@ formulas take to share a link."""
 
 
 @pytest.mark.few(8)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_a_step_takes_as_long_as_on_virtual_ranks(name: str, work: Workload) -> None:

@@ -101,6 +101,7 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
 
     if config.compute is None:
         from pydtnn.cli.build import create_optimizer
+        from pydtnn.perfmodel.workload import clipping_of
 
         own, given = platform.compute.threads, config.threads
         if config.timing_only and given not in (None, own):
@@ -108,9 +109,9 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
                 f"train: --timing-only has the times of a rank of {own} threads, got --threads "
                 f"{given}; omit it, or measure times with --compute FILE"
             )
-        slots = len(create_optimizer(config, 1, 1).slots)
-        clips = config.clip_norm is not None
-        return AnalyticCosts(platform, config.dtype, slots=slots, clips=clips)
+        rule = create_optimizer(config, 1, 1)
+        slots, clipping = len(rule.slots), clipping_of(rule)
+        return AnalyticCosts(platform, config.dtype, slots=slots, clipping=clipping)
     workload, path = describe_virtual_run(config), Path(config.compute)
     profiles = load_profiles(path) if path.exists() else []
     cores = max(len(cores_here()) // (workload.threads or 1), 1)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isqrt
 from typing import NamedTuple
 
 from pydtnn.utils.names import unknown
@@ -78,6 +78,11 @@ def _q(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
+def _columns(ranks: int) -> int:
+    """Return the columns of the grid of `torus`."""
+    return ranks // max(rows for rows in range(1, isqrt(ranks) + 1) if ranks % rows == 0)
+
+
 def _folded(formula: Formula) -> Formula:
     """Extend a formula for 2^k ranks: the others send their array first and receive the result."""
 
@@ -96,10 +101,12 @@ def _same(rounds: Callable[[int], float], sent: float, added: float) -> Formula:
 
 ALGORITHMS: dict[str, Formula] = {
     "ring": _same(lambda p: 2 * (p - 1), 2, 1),
+    "bidirectional_ring": lambda p: Terms(2 * (p - 1), 2 * _q(p), _q(p), 4 * (p - 1)),
     "recursive_doubling": _folded(lambda p: Terms(*[float(log2_up(p))] * 4)),
     "halving_doubling": _folded(_same(lambda p: 2 * log2_up(p), 2, 1)),
     "binomial_tree": lambda p: Terms(2 * log2_up(p), 2 * log2_up(p), log2_up(p), 2 * log2_up(p)),
     "direct": lambda p: Terms(2, 2 * _q(p), _q(p), 2 * (p - 1)),
+    "torus": _same(lambda p: 2 * (p // _columns(p) + _columns(p) - 2), 2, 1),
 }
 """The formulas of an allreduce, by algorithm; "halving_doubling" is Rabenseifner's."""
 
@@ -278,6 +285,8 @@ def allreduce_terms(algorithm: str, group: Placement) -> Placed:
         if inside & (inside - 1) or odd:
             raise _refuse(algorithm, group)
         return _doubling(algorithm, inside, hosts)
+    if algorithm == "torus":
+        raise _refuse(algorithm, group)
     if algorithm == "direct":  # a host sends to all ranks of the other hosts
         sent = 2 * inside * (ranks - inside) / ranks
         return Placed(NONE, whole._replace(sent=sent), inside * (ranks - inside))

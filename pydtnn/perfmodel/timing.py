@@ -124,7 +124,7 @@ def update_seconds(tables: Tables, messages: MessageCosts) -> float:
     """Return the time of the optimizer's update of this rank's parameters, in s."""
     work, platform = messages.work, messages.platform
     shards = work.data if work.scheme == "sharded" else 1
-    moved = accesses(work.slots, work.clips) * tables.outline.memory.trained / shards
+    moved = accesses(work.slots, work.clipping) * tables.outline.memory.trained / shards
     return messages.slowdown * moved / platform.update_bandwidth
 
 

@@ -315,17 +315,26 @@ class Workload:
     def uses_up(self) -> bool:
         """Whether gradients share memory: those of a rank alone, as in `Trainer`."""
         alone = self.ranks == self.accumulation == 1 and self.scheme == "allreduce"
-        return alone and not (self.clips or self.exact or self.compress)
+        whole = self.create_optimizer().needs_all_gradients or self.dtype == "float16"
+        return alone and not (whole or self.exact or self.compress)
 
     @cached_property
-    def clips(self) -> bool:
-        """Whether the optimizer clips gradients."""
-        return self.create_optimizer().clip_norm is not None
+    def clipping(self) -> int:
+        """Numbers that clipping reads and writes for each parameter."""
+        return clipping_of(self.create_optimizer())
 
     def trainer_options(self) -> dict[str, Any]:
         """Return the arguments of `Trainer` about the passes of a step."""
         names = ("accumulation", "micro_batches", "sync_batch_norm")
         return {name: getattr(self, name) for name in names}
+
+
+def clipping_of(optimizer: Optimizer) -> int:
+    """Return how many numbers clipping reads and writes for each parameter, on a CPU.
+
+    The norm reads the gradients, which are then scaled: by rules with `scales` in the update.
+    """
+    return 0 if optimizer.clip_norm is None else 1 if optimizer.scales else 3
 
 
 UNTIMED = {

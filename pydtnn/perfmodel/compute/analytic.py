@@ -30,7 +30,7 @@ class Winograd(NamedTuple):
     Attributes
     ----------
     tile : int
-        Rows and columns of the output of a tile.
+        Outputs of a tile along each axis along which a filter has more than one tap.
     products : int
         Multiplications along an axis for each channel and filter, of a tile with all outputs.
     data, filters, inverse : int
@@ -50,10 +50,14 @@ WINOGRAD: dict[tuple[object, ...], Winograd] = {
     ("polyphase", 3, 3): Winograd(4, 9, 400, 224, 108),
     ("polyphase", 5, 5): Winograd(4, 11, 576, 288, 130),
     ("polyphase", 7, 7): Winograd(3, 11, 576, 480, 90),
+    ("winograd4", 5, 5): Winograd(4, 11, 624, 288, 90),
+    ("winograd4", 3): Winograd(4, 6, 13, 8, 10),
+    ("winograd4", 5): Winograd(4, 11, 26, 16, 10),
+    ("winograd5", 7): Winograd(5, 15, 48, 24, 18),
 }
-"""By name and taps along both axes. Of a stride of 1: Lavin and Gray, Fast algorithms for
-convolutional neural networks, 2016, sections 4.1 and 4.3; of a stride of 2: as implemented in
-`conv_winograd_points.h`, of all four phases."""
+"""By name and taps along the axes with more than one. Of 3x3 and a stride of 1: Lavin and Gray,
+Fast algorithms for convolutional neural networks, 2016, sections 4.1 and 4.3; the others: as
+implemented in `conv_winograd_points.h`, of all phases or parts."""
 
 
 def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple[int, int]]:
@@ -75,33 +79,32 @@ def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple
         Bytes of transformed filters, besides those of `Layer.cost`.
     """
     for name in candidates(geometry):
-        own = WINOGRAD.get((name, *geometry.kernel[-2:]))
+        own = WINOGRAD.get((name, *(taps for taps in geometry.kernel[-2:] if taps > 1)))
         if own is None:
             yield geometry.flops(batch), 0
             continue
         channels, filters = geometry.channels, geometry.filters
-        tiles = [-(-n // own.tile) for n in geometry.output]
+        of_tile = [(own.tile, own.products) if taps > 1 else (1, 1) for taps in geometry.kernel]
+        tiles = [-(-n // tile) for n, (tile, _) in zip(geometry.output, of_tile, strict=True)]
         # tiles at the end of an axis may have an output less, and then they have a product less
         products = prod(
-            t * own.products - min(t * own.tile - n, t)
-            for t, n in zip(tiles, geometry.output, strict=True)
+            t * each - min(t * tile - n, t)
+            for t, n, (tile, each) in zip(tiles, geometry.output, of_tile, strict=True)
         )
         transforms = 2 * (own.data * channels + own.inverse * filters)
         weights = channels * filters
         yield (
             batch * (2 * products * weights + prod(tiles) * transforms) + 2 * own.filters * weights,
-            2 * own.products**2 * weights * itemsize,
+            2 * prod(each for _, each in of_tile[-2:]) * weights * itemsize,
         )
 
 
-CLIPPING = 3
-"""Numbers that clipping reads and writes for each parameter: the norm reads the gradients, which
-are then scaled."""
+def accesses(slots: int, clipping: int = 0) -> int:
+    """Return how many numbers an update reads and writes for each parameter.
 
-
-def accesses(slots: int, clips: bool = False) -> int:
-    """Return how many numbers an update reads and writes for each parameter."""
-    return 3 + 2 * slots + CLIPPING * clips
+    `clipping` are those of clipping: `Workload.clipping`.
+    """
+    return 3 + 2 * slots + clipping
 
 
 class _Speed(NamedTuple):
@@ -137,8 +140,8 @@ class AnalyticCosts(ComputeCosts):
     slots : int, default 1
         Slots of the optimizer: an update reads and writes them, reads gradients, and reads and
         writes parameters.
-    clips : bool, default False
-        Whether gradients are clipped, too.
+    clipping : int, default 0
+        Numbers that clipping reads and writes for each parameter.
 
     Raises
     ------
@@ -160,10 +163,10 @@ class AnalyticCosts(ComputeCosts):
         *,
         peaks_only: bool = False,
         slots: int = 1,
-        clips: bool = False,
+        clipping: int = 0,
     ) -> None:
         compute = platform.compute
-        self._dtype, self._options = dtype, (peaks_only, slots, clips)
+        self._dtype, self._options = dtype, (peaks_only, slots, clipping)
         if dtype not in compute.peak:
             raise ValueError(
                 f"platform {platform.name}: expected a peak for {dtype}, got those for "
@@ -176,7 +179,7 @@ class AnalyticCosts(ComputeCosts):
         self._rates = Rates({} if peaks_only else compute.rates)
         self._bandwidths = {} if peaks_only else compute.bandwidths
         own = self._bandwidth if peaks_only else platform.update_bandwidth
-        self._update = accesses(slots, clips) / own  # s for each byte of parameters
+        self._update = accesses(slots, clipping) / own  # s for each byte of parameters
         self._trained = threading.local()  # of this rank: `bytes` of layers, and counts of updates
         self._speeds: WeakKeyDictionary[Layer, tuple[_Speed, ...]] = WeakKeyDictionary()
 
@@ -195,11 +198,13 @@ class AnalyticCosts(ComputeCosts):
                 f"platform {platform.name}: expected ranks of {threads} threads, which its rates "
                 f"are for, got threads {work.threads}; omit it, or measure times"
             )
-        return cls(platform, work.dtype, slots=work.slots, clips=work.clips)
+        return cls(platform, work.dtype, slots=work.slots, clipping=work.clipping)
 
     def on(self, platform: Platform) -> AnalyticCosts:
-        peaks_only, slots, clips = self._options
-        return AnalyticCosts(platform, self._dtype, peaks_only=peaks_only, slots=slots, clips=clips)
+        peaks_only, slots, clipping = self._options
+        return AnalyticCosts(
+            platform, self._dtype, peaks_only=peaks_only, slots=slots, clipping=clipping
+        )
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.

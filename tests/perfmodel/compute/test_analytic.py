@@ -101,6 +101,26 @@ def test_tiles_at_the_ends_of_maps_have_fewer_products(
     assert flops[1] == pytest.approx(100 * 2 * products * 1000 * 1000, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "products"),
+    [
+        ((1, 7), 10 * 30),  # two tiles of 15 products for 5 outputs each, instead of 7 for each
+        ((7, 1), 10 * 30),
+        ((1, 5), 10 * (11 + 10 + 10)),  # 4 + 3 + 3 outputs
+        ((3, 1), 10 * (6 + 5 + 5)),
+        ((5, 5), 31 * 31),
+    ],
+)
+def test_filters_of_one_row_or_column_and_of_5x5_have_fewer_products(
+    kernel: tuple[int, int], products: int
+) -> None:
+    padding = tuple((taps // 2, taps // 2) for taps in kernel)
+    where = ConvGeometry((10, 10), kernel, (1, 1), padding, (1, 1), 1000, 1000)
+    flops = [n for n, _ in work_of(where, 100, 4)]
+    assert len(flops) == 2
+    assert flops[1] == pytest.approx(100 * 2 * products * 1000 * 1000, rel=0.05)
+
+
 def test_achieved_rates_replace_peaks_where_they_are_known(model: Model) -> None:
     costs = AnalyticCosts(PLATFORM)
     conv, pool = model.layers["second"].cost(4), model.layers["pool"].cost(4)

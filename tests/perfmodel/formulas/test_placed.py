@@ -8,7 +8,7 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.formulas import Placement, allreduce_terms, phases
 from tests.perfmodel.formulas.evaluate import links_of, seconds
 
-FLAT = ("ring", "recursive_doubling", "halving_doubling", "binomial_tree", "direct")
+FLAT = ("ring", "recursive_doubling", "halving_doubling", "binomial_tree", "direct", "torus")
 
 
 def network(hosts: Sequence[int], memory: float | None = None, latency: float = 50e-6) -> Network:
@@ -112,5 +112,7 @@ def test_an_axis_of_a_mesh_is_placed_on_hosts(
 
 
 def test_schedules_without_a_formula_are_refused() -> None:
+    with pytest.raises(ValueError, match="replays"):
+        allreduce_terms("torus", Placement(8, 2))
     with pytest.raises(ValueError, match="replays"):
         allreduce_terms("recursive_doubling", Placement(12, 4))

@@ -25,7 +25,7 @@ from pydtnn.data.mixing import (
     mix_samples,
     with_partners,
 )
-from pydtnn.data.order import Shard, own_part, own_shards
+from pydtnn.data.order import Shard, most_shards, own_part, own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
@@ -282,11 +282,13 @@ class Loader(SuggestsNames):
         number = self.shards // self.size
         if self.counts is None or self.whole_shards:
             rows, shards = own_shards(n, self.shards, self.rank, self.size, self.counts)
+            most = most_shards(n, self.shards, self.size, self.counts)
         else:
             rows, shards = own_part(n, number, self.rank, self.counts)
+            most = number
         if self.equal_numbers:
             end = rows.stop - rows.start
-            shards += (Shard(None, slice(end, end)),) * (number - len(shards))
+            shards += (Shard(None, slice(end, end)),) * (most - len(shards))
         return rows, shards
 
     def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:

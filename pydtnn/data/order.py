@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.kernels.reference.random import bits, stream
-from pydtnn.utils.split import even_cut, proportional_cut
+from pydtnn.utils.split import even_cut, even_cuts, proportional_cut
 
 
 def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[np.int64]:
@@ -136,6 +137,16 @@ def own_shards(
     return slice(start, stop), tuple(
         Shard(number, slice(cut.start - start, cut.stop - start)) for number, cut in cuts
     )
+
+
+def most_shards(n: int, shards: int, size: int, counts: Sequence[int] | None = None) -> int:
+    """Return the most shards with rows that a rank has; see `own_shards`.
+
+    >>> most_shards(10, 4, 3), most_shards(1, 4, 3)
+    (2, 1)
+    """
+    cuts = even_cuts(shards, size) if counts is None else [0, *accumulate(counts)]
+    return max(min(stop, n) - min(start, n) for start, stop in pairwise(cuts))
 
 
 def own_part(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from typing import Any, NamedTuple
 
@@ -152,6 +153,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     slice: slice
     decay: bool
+    working: bool
 
 
 ALIGNMENT = 64
@@ -392,8 +394,30 @@ class Bucket:
             )
         array[...] = value
 
+    @property
+    def stored(self) -> list[Array]:
+        """The values, and their working copies if there are any."""
+        working = self.buffer.working
+        return [self.values] if working is None else [self.values, working[self.start : self.stop]]
+
+    def read(self, part: slice) -> list[Array]:
+        """Return what layers read of a range: values, or working copies where they have some."""
+        arrays, ends = [], [*(e.slice.start for e in self.parameters[1:]), len(self.values)]
+        of_entries = zip(self.parameters, ends, strict=True)
+        for working, run in groupby(of_entries, key=lambda pair: pair[0].working):
+            pairs = [*run]
+            start = max(pairs[0][0].slice.start, part.start)
+            stop = min(pairs[-1][1], part.stop)
+            if start < stop:
+                arrays.append(self.stored[working][start:stop])
+        return arrays
+
+    def refresh(self, part: slice) -> None:
+        """Round a range of the values into the working copies, if there are any."""
+        self.buffer.refresh(slice(self.start + part.start, self.start + part.stop))
+
     def clear(self, array: Array, kept: slice) -> None:
-        """Set `values` or `grads` to 0 outside of a range, and free the memory: `Backend.clear`."""
+        """Set an array as long as the bucket to 0 outside of a range: `Backend.clear`."""
         for part in (array[: kept.start], array[kept.stop :]):
             if len(part):
                 self.buffer.backend.clear(part)
@@ -476,14 +500,14 @@ class ParameterBuffer:
         if gradients:
             self.write_to(0)
 
-    def refresh(self) -> None:
-        """Round all values into the working copies."""
+    def refresh(self, part: slice = slice(None)) -> None:
+        """Round all values, or those of a range without formats, into the working copies."""
         if self.rounding is not None:
             for p in self.parameters:
                 if p.value is not p.master:
                     self.rounding.apply(self.backend, p.master, out=p.value, axis=0)
         elif self.working is not None:
-            self.backend.elementwise.convert(self.values, out=self.working)
+            self.backend.elementwise.convert(self.values[part], out=self.working[part])
 
     def write_to(self, slot: int) -> None:
         """Select one of several sets of gradients for backward, allocated at first use."""
@@ -557,7 +581,13 @@ class ParameterBuffer:
             last = first + len(members)
             start, stop = offsets[first], offsets[last]
             entries = tuple(
-                Entry(p.name, p.shape, slice(o - start, o - start + p.size), p.decay)
+                Entry(
+                    p.name,
+                    p.shape,
+                    slice(o - start, o - start + p.size),
+                    p.decay,
+                    p.value is not p.master,
+                )
                 for p, o in zip(members, offsets[first:last], strict=True)
             )
             yield Bucket(

@@ -119,8 +119,10 @@ def _forward_node(
     joint: bool,
 ) -> Generator[CollectiveCall, Pending, tuple[Value, Saved]]:
     """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
+    present = None
     if graph.presence:
-        graph.presence.forward(node, again=context.recomputing)
+        present = partial(graph.presence.forward, node, again=context.recomputing)
+        present()
     layer = node.layer
     xs = [layer.accept(values[i.index]) for i in node.inputs]
     if layer.batch_part is not None:
@@ -130,7 +132,8 @@ def _forward_node(
     if kept is not None and isinstance(layer, Repeatable):
         result = layer.forward_again(*xs, context=context, kept=kept)
     elif communicates(layer, training=context.training, joint=joint):
-        result = yield from _calls(node, layer.forward_steps(*xs, context=context, joint=joint))
+        steps = layer.forward_steps(*xs, context=context, joint=joint)
+        result = yield from _calls(node, steps, present)
     else:
         result = layer.forward(*xs, context=context)
     y, saved = _checked(node, samples, result, context)
@@ -254,8 +257,10 @@ def _backward_node(
 
     If `inputs_only`, a layer in two halves leaves in `residuals` what its second half requires.
     """
+    present = None
     if graph.presence:
-        graph.presence.backward(node)
+        present = partial(graph.presence.backward, node)
+        present()
     layer, saved = node.layer, residuals[node.index]
     if isinstance(saved, GatheredAgain):
         saved = yield from _calls(node.inputs[0], saved.steps())
@@ -267,7 +272,7 @@ def _backward_node(
             steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
         else:
             steps = layer.backward_steps(g, saved, joint=joint)
-        dxs = yield from _calls(node, steps)
+        dxs = yield from _calls(node, steps, present)
     elif _finishes(node, sums) and isinstance(layer, Finisher):
         dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
     elif inputs_only:
@@ -294,8 +299,13 @@ def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Comm
     return layer.communicates(training=training, joint=joint)
 
 
-def _calls(node: Node, steps: Steps) -> Generator[CollectiveCall, Pending, Any]:
-    """Run a layer's pass; yield each collective together with the node."""
+def _calls(
+    node: Node, steps: Steps, present: Callable[[], None] | None = None
+) -> Generator[CollectiveCall, Pending, Any]:
+    """Run a layer's pass; yield each collective together with the node.
+
+    `present` is called when the pass continues, as passes of other shards have run.
+    """
     pending: Any = None
     while True:
         try:
@@ -303,6 +313,8 @@ def _calls(node: Node, steps: Steps) -> Generator[CollectiveCall, Pending, Any]:
         except StopIteration as end:
             return end.value
         pending = yield node, call
+        if present:
+            present()
 
 
 def run_together(

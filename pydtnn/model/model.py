@@ -594,8 +594,12 @@ class Model(NotCallable, Predictor):
         self._buckets_fixed = True
 
     def refresh(self) -> None:
-        """Round the parameters into the working copies of a 16-bit model; called by forward."""
-        for buffer in (*self.buffers, *self.frozen_buffers):
+        """Round the parameters into the working copies of a 16-bit model; called by forward.
+
+        In a step of a scheme that gathers parameters, this scheme rounds those that are trained.
+        """
+        trained = self.buffers if self.graph.presence is None else ()
+        for buffer in (*trained, *self.frozen_buffers):
             buffer.refresh()
 
     def freeze(self, *patterns: str) -> None:

@@ -222,6 +222,10 @@ class LearningRate:
 class Share(Protocol):
     """The interface of an optimizer that updates only a part of each bucket."""
 
+    @property
+    def in_order(self) -> bool:
+        """Whether numbers of all elements must not depend on the parts."""
+
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Return the range of a bucket that this rank updates.
 
@@ -241,6 +245,8 @@ class Share(Protocol):
 
 class FullShare:
     """The share of a rank that updates everything."""
+
+    in_order = False
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Return the whole bucket."""
@@ -630,10 +636,14 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
 
     def _total(self, number: Callable[[Array], Number]) -> Number:
         """Sum the numbers of all gradients of the network."""
-        own = self._own
-        return self._parts.total(
-            self._buckets(), lambda b: number(b.grads[own[b.index]]), self._share.total
-        )
+        share = self._share
+
+        def of(bucket: Bucket) -> Number:
+            grads = bucket.grads[self._own[bucket.index]]
+            return number(share.gather(bucket, grads) if share.in_order else grads)
+
+        total = FullShare().total if share.in_order else share.total
+        return self._parts.total(self._buckets(), of, total)
 
     @property
     def gradient_norm(self) -> float | None:

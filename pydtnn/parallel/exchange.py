@@ -324,6 +324,11 @@ class GradientExchange(StoresArguments):
         """Return the sum of a number that each rank computes from its `own` ranges."""
         return value
 
+    @property
+    def in_order(self) -> bool:
+        """Whether numbers of all elements are computed alike by any number of ranks."""
+        return self.sums.shards is not None
+
     # -- saving -----------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Sequence[np.ndarray]]:

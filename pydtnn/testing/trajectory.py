@@ -351,6 +351,7 @@ class Rank:
             seed=problem.seed,
             prefetch=0,
         )
+        self.loader.equal_numbers = self.exchange.gathers
         self.trajectory = Trajectory(
             position={} if self.mesh is None else self.mesh.position,
             buckets=len(model.buckets),

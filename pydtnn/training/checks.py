@@ -414,10 +414,11 @@ def _check_exact(setup: Setup, accumulation: int) -> None:
             "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
             "more shards to save memory"
         )
-    if setup.optimizer.clip_norm is not None and isinstance(setup.exchange, Partition):
+    divided = isinstance(setup.exchange, Partition)
+    if setup.optimizer.clip_norm is not None and divided and setup.model.backend.name == "cuda":
         raise ValueError(
-            f"Trainer: {type(setup.exchange).__name__} sums the norm for clip_norm over the "
-            "ranks' shares, which is not exact; omit clip_norm or use AllReduce"
+            f"Trainer: {type(setup.exchange).__name__} gathers gradients for the norm of exact "
+            "training, which is not supported on a GPU; omit clip_norm or use AllReduce"
         )
     for p in setup.model.parameters.values():
         if axes := further_axes(p.group):
@@ -450,10 +451,10 @@ def _check_released(setup: Setup) -> None:
         raise ValueError(
             f"Trainer: {who} releases memory of the host, not of a GPU; use ShardedOptimizer"
         )
-    if setup.exchange.gathers and any(b.working is not None for b in model.buffers):
+    if setup.exchange.gathers and any(b.rounding is not None for b in model.buffers):
         raise ValueError(
-            f"Trainer: {who} does not divide the rounded copies of the parameters; use float32 "
-            "without formats of weights, or ShardedGradients"
+            f"Trainer: a format of weights rounds whole matrices, got {who}, which divides them; "
+            "use ShardedGradients, or dtype bfloat16"
         )
 
 

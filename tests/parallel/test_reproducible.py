@@ -33,7 +33,7 @@ from pydtnn.models import create_net
 from pydtnn.optimizers import LARS, SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums, Stack, Subtree, cover, tree_sum
-from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
 from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
@@ -112,12 +112,22 @@ CASES: dict[str, Any] = {
     "sharded optimizer": lambda comm: trainer_of(
         comm, SGD(0.1, momentum=0.9), scheme=ShardedOptimizer
     ),
+    "sharded gradients": lambda comm: trainer_of(
+        comm, SGD(0.1, momentum=0.9), scheme=ShardedGradients, sync=True
+    ),
+    "sharded parameters": lambda comm: trainer_of(
+        comm, Adam(0.01, clip_norm=0.5), scheme=ShardedParameters
+    ),
     "sharded LARS": lambda comm: trainer_of(comm, LARS(0.1), scheme=ShardedOptimizer),
     "resnet20": lambda comm: trainer_of(
         comm, SGD(0.1, momentum=0.9), net=create_net("resnet20", 5, SHAPE)
     ),
 }
-SAME_AS = {"sharded optimizer": "batch norm per shard"}
+SAME_AS = {
+    "sharded optimizer": "batch norm per shard",
+    "sharded gradients": "synchronised batch norm",
+    "sharded parameters": "clipped Adam",
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +175,9 @@ def test_any_number_of_threads_gives_the_same_bytes() -> None:
 
 
 @pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("case", ["batch norm per shard", "synchronised batch norm"])
+@pytest.mark.parametrize(
+    "case", ["batch norm per shard", "synchronised batch norm", "sharded parameters"]
+)
 def test_a_run_is_continued_by_another_number_of_ranks(
     comm: Communicator, case: str, serial: dict[str, Fingerprint], shared_path: Path
 ) -> None:
@@ -230,7 +242,7 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
 @pytest.mark.long
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
 def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test(
     scheme: type[GradientExchange], ranks: int
 ) -> None:
@@ -278,9 +290,6 @@ def test_what_would_not_be_exact_is_refused() -> None:
         Alone(Serial(), sums=sums)
     with pytest.raises(ValueError, match="accumulation must be 1"):
         Trainer(small_model(), SGD(), exchange=AllReduce(Serial(), sums=sums), accumulation=2)
-    sharded = ShardedOptimizer(Serial(), sums=sums)
-    with pytest.raises(ValueError, match="ShardedOptimizer sums the norm for clip_norm"):
-        Trainer(small_model(), SGD(clip_norm=1.0), exchange=sharded)
     model = Model(Linear(2), (3,), backend=create_backend("cpu", tuning="measure"))
     with pytest.raises(ValueError, match="not chosen by measurement"):
         Trainer(model, SGD(), exchange=AllReduce(Serial(), sums=sums))

@@ -16,7 +16,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.parallel.schemes import ShardedOptimizer, ShardedParameters
 from pydtnn.parallel.schemes.stale import StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
@@ -175,7 +175,7 @@ def fit(trainer: Trainer, epochs: int = 1) -> list[float]:
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}], ids=["", "clipped"])
 def test_steps_that_overflow_are_left_out_by_all_ranks(
     comm: Communicator, scheme: type[GradientExchange], options: dict[str, float]
@@ -184,7 +184,8 @@ def test_steps_that_overflow_are_left_out_by_all_ranks(
     model, before, moved = trainer.model, {}, []
 
     def on_step(trainer: Trainer) -> None:
-        state = checksums(trainer.model.state())
+        with trainer.averaged():
+            state = checksums(trainer.model.state())
         moved.append(state != before)
         before.update(state)
 

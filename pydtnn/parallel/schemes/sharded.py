@@ -204,6 +204,10 @@ class ShardedOptimizer(Partition):
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.reduce)
+        self.gather_all()
+
+    def gather_all(self) -> None:
+        """Send each rank's part of the parameters to all others."""
         for bucket in self.buckets:
             own = bucket.values[self.local_slice(bucket)]
             self.group.allgather(own, self.counts[bucket.index], bucket.values)

@@ -7,15 +7,17 @@ when backward writes gradients there, or the values of the other ranks arrive (`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
+
+import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
-from pydtnn.utils.request import Completed, Request
+from pydtnn.utils.request import Request
 
 
 class ShardedGradients(ShardedOptimizer):
@@ -38,18 +40,25 @@ class ShardedGradients(ShardedOptimizer):
         super().reduce(bucket)
         bucket.clear(bucket.grads, self.local_slice(bucket))
 
-    def released(self) -> tuple[int, int]:
+    def released(self, passes: int) -> tuple[int, int]:
         """Return the bytes of parameters and of gradients that a rank never has at the same time.
 
-        They are those of a step; buckets are whole one after the other.
+        They are those of a step of one or more passes, the last of which completes gradients;
+        buckets are whole one after the other.
         """
-        return 0, sum(self._of_others()[:-1])
+        grads = self._of_others(lambda bucket, part: [bucket.grads[part]])
+        return 0, sum(grads[:-1]) if passes == 1 else 0
 
-    def _of_others(self) -> list[int]:
-        """Return the bytes of each bucket's parts of other ranks, the most last."""
-        own = [bucket.values[self.local_slice(bucket)] for bucket in self.buckets]
-        pairs = zip(self.buckets, own, strict=True)
-        return sorted(bucket.values.nbytes - part.nbytes for bucket, part in pairs)
+    def _of_others(self, arrays: Callable[[Bucket, slice], Sequence[np.ndarray]]) -> list[int]:
+        """Return the bytes of arrays of each bucket's parts of other ranks, the most last."""
+
+        def nbytes(bucket: Bucket, part: slice) -> int:
+            return sum(array.nbytes for array in arrays(bucket, part))
+
+        return sorted(
+            nbytes(bucket, slice(0, len(bucket.values))) - nbytes(bucket, self.local_slice(bucket))
+            for bucket in self.buckets
+        )
 
     def reduce(self, bucket: Bucket) -> None:
         """Do nothing: `bucket_ready` has summed the gradients."""
@@ -60,14 +69,10 @@ class ShardedParameters(ShardedGradients):
 
     Before a layer's pass, the parts of its buckets are gathered from the others (all-gather), and
     those of the next buckets in advance; the others are released. A step sends each bucket three
-    times instead of twice: gathered for forward and for backward, and its gradients reduced.
+    times instead of twice: gathered for forward and for backward, and its gradients reduced. Of a
+    16-bit model, matrices are gathered in 16 bits, rounded by the rank that has the master values.
 
-    Between steps a rank has its own part; `whole` gathers all, as evaluations and checkpoints do.
-
-    Raises
-    ------
-    ValueError
-        For exact sums, in which ranks have different numbers of passes.
+    In a step a rank has its own part; `whole` gathers all, as evaluations and checkpoints do.
 
     References
     ----------
@@ -79,18 +84,15 @@ class ShardedParameters(ShardedGradients):
 
     def __init__(self, comm: Communicator, **options: Any) -> None:
         super().__init__(comm, **options)
-        self._gathered: dict[int, Request] = {}  # what this rank has of the parts of others
-        if self.sums.shards is not None:
-            raise ValueError(
-                "ShardedParameters: ranks gather parameters together before each pass, but have "
-                "different numbers of passes in exact training; use ShardedGradients"
-            )
+        self._complete = True  # whether this rank has the master values of all ranks
+        self._gathered: dict[int, Request] = {}  # what layers read of the parts of others
 
-    def released(self) -> tuple[int, int]:
-        return sum(self._of_others()[:-2]), super().released()[1]
+    def released(self, passes: int) -> tuple[int, int]:
+        held = self._of_others(lambda bucket, part: [array[part] for array in bucket.stored])
+        return sum(held) - sum(self._of_others(Bucket.read)[-2:]), super().released(passes)[1]
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
-        self._gathered = {bucket.index: Completed() for bucket in buckets}
+        self._complete = True
         super().start(buckets)
 
     def broadcast_parameters(self) -> None:
@@ -99,6 +101,8 @@ class ShardedParameters(ShardedGradients):
 
     def before_layer(self, now: Sequence[Bucket], ahead: Sequence[Bucket]) -> None:
         """Gather what the next pass reads, start to gather what later ones read; release others."""
+        if self._complete:
+            self.release_all()
         kept = {bucket.index for bucket in (*now, *ahead)}
         for bucket in self.buckets:
             if bucket.index in self._gathered and bucket.index not in kept:
@@ -109,30 +113,33 @@ class ShardedParameters(ShardedGradients):
             self._gathered[bucket.index].wait()
 
     def start_gather(self, bucket: Bucket) -> None:
-        """Start to gather the values of a bucket, unless this rank has them."""
+        """Start to gather what layers read of a bucket, unless this rank has it."""
         if bucket.index in self._gathered:
             return
+        bucket.refresh(self.local_slice(bucket))
         cuts = pairwise(accumulate(self.counts[bucket.index], initial=0))
-        parts = [bucket.values[start:stop] for start, stop in cuts]
+        parts = [bucket.read(slice(start, stop)) for start, stop in cuts]
         rank, size = self.place, self.parts
         others = [(rank + shift) % size for shift in range(1, size)]  # each begins with another
         self._gathered[bucket.index] = self.group.exchange(
-            [(parts[rank], other) for other in others if len(parts[rank])],
-            [(parts[other], other) for other in others if len(parts[other])],
-            bucket.index,
+            [(array, other) for other in others for array in parts[rank]],
+            [(array, other) for other in others for array in parts[other]],
+            2 * len(self.buckets) + bucket.index,  # exact sums have the tags below
         )
 
     def release(self, bucket: Bucket) -> None:
         """Free the memory of the parts of other ranks."""
-        self._gathered.pop(bucket.index).wait()
-        bucket.clear(bucket.values, self.local_slice(bucket))
+        if bucket.index in self._gathered:
+            self._gathered.pop(bucket.index).wait()
+        for array in bucket.stored:
+            bucket.clear(array, self.local_slice(bucket))
 
     def gather_all(self) -> None:
-        """Gather all parameters."""
-        for bucket in self.buckets:
-            self.start_gather(bucket)
-        for request in self._gathered.values():
-            request.wait()
+        """Gather the master values of all parameters, unless this rank has them."""
+        if not self._complete:
+            self.release_all()
+            super().gather_all()
+            self._complete = True
 
     def progress(self) -> None:
         super().progress()
@@ -146,8 +153,8 @@ class ShardedParameters(ShardedGradients):
     def release_all(self) -> None:
         """Keep this rank's part of each bucket only."""
         for bucket in self.buckets:
-            if bucket.index in self._gathered:
-                self.release(bucket)
+            self.release(bucket)
+        self._complete = False
 
     def abandon(self) -> None:
         super().abandon()
@@ -155,7 +162,7 @@ class ShardedParameters(ShardedGradients):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        divided = len(self._gathered) < len(self.buckets)
+        divided = not self._complete
         self.gather_all()
         try:
             yield

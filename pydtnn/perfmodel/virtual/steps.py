@@ -217,8 +217,8 @@ def rank_memory(rank: Rank, library: int = 0) -> Memory:
     process = PROCESS_BYTES if model.backend.name == "cpu" else 0
     held = forecast.resident - forecast.scratch - process
     flat = forecast.parameters + forecast.copies + forecast.gradients
-    scheme = trainer.exchange
-    values, grads = scheme.released() if isinstance(scheme, ShardedGradients) else (0, 0)
+    scheme, passes = trainer.exchange, trainer.accumulation
+    values, grads = scheme.released(passes) if isinstance(scheme, ShardedGradients) else (0, 0)
     batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
     passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
     passed *= model.dtype.itemsize  # the forecast has the samples of one pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,29 @@ NETS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 def train(comm: Communicator, scheme: Any, name: str, **options: Any) -> tuple[Any, ...]:
-    """Three steps; loss, parameters and statistics, and bytes sent in a step."""
+    """Three steps; losses, parameters and statistics."""
     net, shape = NETS[name]
     rng = np.random.default_rng(1)
     tokens = len(shape) == 1
     x = rng.integers(11, size=(24, *shape)) if tokens else rng.normal(size=(24, *shape))
     y = rng.integers(11, size=(24, 6)) if tokens else rng.integers(3, size=24)
-    recompute = options.pop("recompute", None)
-    model = Model(net(), shape, dtype="float64", bucket_bytes=2000, recompute=recompute)
+    model = Model(
+        net(),
+        shape,
+        dtype=options.pop("dtype", "float64"),
+        bucket_bytes=options.pop("bucket_bytes", 2000),
+        recompute=options.pop("recompute", None),
+    )
+    batch = options.pop("batch", 8)
     trainer = Trainer(
         model,
         options.pop("optimizer", lambda: SGD(0.1, momentum=0.9, clip_norm=0.5))(),
-        exchange=scheme(comm),
-        sync_batch_norm=True,
+        exchange=scheme(comm, **options.pop("exchange", {})),
+        sync_batch_norm=options.pop("sync_batch_norm", True),
         progress=False,
         **options,
     )
-    trainer.fit(ArrayDataset(x.astype("float64"), y), epochs=1, global_batch_size=8)
+    trainer.fit(ArrayDataset(x.astype("float64"), y), epochs=1, global_batch_size=batch)
     return trainer.losses, {k: np.array(v) for k, v in model.state().items()}
 
 
@@ -88,6 +95,52 @@ def test_options_change_nothing(comm: Communicator, case: str) -> None:
         losses, state = train(comm, scheme, "gpt", **CASES[case])
         assert losses == before[0]
         assert all((state[key] == value).all() for key, value in before[1].items())
+
+
+SIXTEEN = [
+    ("bfloat16", "resnet8", "accumulation"),
+    ("bfloat16", "vit", "whole parameters"),
+    ("float16", "vit", "recomputation"),
+]
+
+
+@pytest.mark.few(3)
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize(("dtype", "name", "case"), SIXTEEN)
+def test_16_bit_models_have_the_bytes_of_the_sharded_optimizer(
+    comm: Communicator, dtype: str, name: str, case: str
+) -> None:
+    options = {"dtype": dtype, "bucket_bytes": 20000, **CASES[case]}
+    losses, state = train(comm, ShardedOptimizer, name, **options)
+    assert losses[0] != losses[2]
+    for scheme in SCHEMES:
+        ours, mine = train(comm, scheme, name, **options)
+        assert ours == losses
+        assert all((mine[key] == value).all() for key, value in state.items())
+
+
+EXACT: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet8": ("float32", {"sync_batch_norm": False, "recompute": 3}),
+    "gpt": ("float32", {"optimizer": lambda: LAMB(0.01, clip_norm=0.5)}),
+    "vit": ("bfloat16", {"optimizer": lambda: AdamW(0.01, clip_norm=0.5)}),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.threads(1, 2, 3, 4)
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_sums_give_the_bytes_of_one_rank(comm: Communicator, name: str) -> None:
+    """Ranks have different numbers of shards, and in the last step some have none."""
+    dtype, more = EXACT[name]
+    exact = {"sums": partial(ExactSums, shards=5)}
+    options = {"dtype": dtype, "bucket_bytes": 20000, "batch": 7, "exchange": exact, **more}
+    losses, state = train(Serial(), AllReduce, name, **options)
+    for scheme in (ShardedOptimizer, *SCHEMES):
+        ours, mine = train(comm, scheme, name, **options)
+        assert ours == losses
+        assert all(mine[key].tobytes() == value.tobytes() for key, value in state.items())
 
 
 class Counted(ShardedParameters):
@@ -211,10 +264,8 @@ def test_backward_has_the_parameters_of_norms_that_it_computes_again() -> None:
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(ValueError, match="different numbers of passes in exact training"):
-        ShardedParameters(Serial(), sums=lambda comm: ExactSums(comm, shards=4))
-    model = Model(Linear(3), (4,), dtype="bfloat16")
-    with pytest.raises(ValueError, match="rounded copies of the parameters; use float32"):
+    model = Model(Linear(3), (4,), formats="weights=e4m3")
+    with pytest.raises(ValueError, match="a format of weights rounds whole matrices, got Sharded"):
         Trainer(model, SGD(0.1), exchange=ShardedParameters(Serial()))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner, AutotunerFile, create_autotuner
 from pydtnn.kernels.backend import Backend, recycled
-from pydtnn.kernels.deferred import Deferred, Term
+from pydtnn.kernels.deferred import Deferred, Source, Term
 from pydtnn.kernels.geometry import ConvGeometry, PoolGeometry
 from pydtnn.utils.machine import MAX_THREADS, default_threads
 from pydtnn.utils.names import unknown
@@ -21,6 +21,7 @@ __all__ = [
     "ConvGeometry",
     "Deferred",
     "PoolGeometry",
+    "Source",
     "Term",
     "create_backend",
     "recycled",

@@ -8,6 +8,7 @@ packing, so that the result is neither written to memory nor read again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -24,6 +25,24 @@ class Term(NamedTuple):
     x: Array
     pivot: Array | None = None
     factor: Array | None = None
+
+
+@dataclass(eq=False)
+class Source:
+    """An array that is dropped after forward, and made again for the first reader in backward.
+
+    Attributes
+    ----------
+    make : callable
+        Computes it in new memory from `parts`, which are kept anyway.
+    parts : sequence
+    array : Array or None
+        The array, once it has been made again.
+    """
+
+    make: Callable[[Sequence[Any]], Array]
+    parts: Sequence[Any]
+    array: Array | None = None
 
 
 class Deferred:
@@ -49,21 +68,18 @@ class Deferred:
     sums : ndarray or None
         Float64 sums over the rows, computed by the kernel that wrote the array; defined by the
         producer.
-    again : callable or None
-        Computes the values of an array in new memory from `parts`, so that they need not be kept.
-    parts : sequence
-        What `again` receives.
-    sources : sequence of (Deferred or None)
-        For each term, the object of its array if that may be dropped.
     drops : bool
-        Whether stored values need not be kept, as the terms are.
-    nothing : Array or None
-        Zeros (C,): terms without factor need not be kept, as the values are stored.
+        Whether `drop` releases stored values: readers in backward compute them of the terms.
+    zeros : Array or None
+        Zeros (C,) if `drop` releases the array of the only term without factor, of which stored
+        values take the place, so that they are ``v = array + 0 (x - pivot)``.
+    sources : sequence of (Source or None)
+        For each term, what makes its array again if `drop` releases it; empty if none does.
     """
 
     __slots__ = (
-        *("__weakref__", "again", "array", "drops", "keep", "limit", "nothing", "parts", "relu"),
-        *("shift", "sources", "sums", "terms"),
+        *("__weakref__", "array", "drops", "keep", "limit", "relu", "shift", "sources", "sums"),
+        *("terms", "zeros"),
     )
 
     def __init__(
@@ -74,11 +90,9 @@ class Deferred:
         self.relu, self.limit = relu, limit
         self.array: Array | None = None
         self.keep = self.drops = False
-        self.nothing: Array | None = None
+        self.zeros: Array | None = None
         self.sums: Any = None
-        self.again: Callable[[Sequence[Any]], Array] | None = None
-        self.parts: Sequence[Any] = ()
-        self.sources: Sequence[Deferred | None] = ()
+        self.sources: Sequence[Source | None] = ()
 
     @classmethod
     def of(cls, array: Array, sums: Any) -> Deferred:
@@ -106,39 +120,39 @@ class Deferred:
         """Whether the values are those of an array, as it is."""
         return not self.relu and self.shift is None and self.terms[0].factor is None
 
+    @property
+    def source(self) -> Source | None:
+        """What makes the values again, if they are those of an array that may be dropped."""
+        return self.sources[0] if len(self.sources) == 1 and self.is_array else None
+
     def drop(self) -> None:
-        """Release arrays that are not needed, and until `restore` those computed `again`."""
+        """Release arrays after their last reader in forward: see `drops`, `zeros` and `sources`."""
         if self.drops:
             self.array = None
-        elif self.nothing is not None and self.array is not None:
-            stored, zero = Term(self.array), self.nothing
-            plain = [term.factor is None for term in self.terms]
-            if plain.count(True) == 1:
-                self.terms = tuple(
-                    stored if alone else term._replace(factor=zero)
-                    for term, alone in zip(self.terms, plain, strict=True)
-                )
-                self.shift = zero
-        elif self.again is not None:
-            self.terms, self.array = (), None
-        elif any(source is not None for source in self.sources):
-            pairs = zip(self.terms, self.sources, strict=True)
-            self.terms = tuple(t if s is None else t._replace(x=None) for t, s in pairs)
+        elif self.zeros is not None and sum(t.factor is None for t in self.terms) == 1:
+            self.shift = self.zeros
+            self.terms = tuple(
+                Term(self.array) if t.factor is None else t._replace(factor=self.zeros)
+                for t in self.terms
+            )
+        for k, source in enumerate(self.sources):
+            if source is not None:
+                self._put(k, None)
 
     def restore(self) -> Deferred:
-        """Compute what was dropped again; return the object."""
-        if self.again is not None and not self.terms:
-            self.hold(self.again(self.parts))
-        elif any(term.x is None for term in self.terms):
-            pairs = zip(self.terms, self.sources, strict=True)
-            self.terms = tuple(
-                t if s is None else t._replace(x=s.restore().array) for t, s in pairs
-            )
+        """Make the arrays of terms again, for a reader in backward; return the object."""
+        for k, source in enumerate(self.sources):
+            if source is not None and self.terms[k].x is None:
+                if source.array is None:
+                    source.array = source.make(source.parts)
+                self._put(k, source.array)
         return self
 
-    def hold(self, array: Array) -> None:
-        """Store values that were dropped."""
-        self.array, self.terms = array, (Term(array),)
+    def _put(self, k: int, x: Array | None) -> None:
+        """Set the array of a term, and the values if they are those of this array."""
+        self.terms = (*self.terms[:k], self.terms[k]._replace(x=x), *self.terms[k + 1 :])
+        if self.source is not None:
+            self.array = x
 
     @property
     def shape(self) -> tuple[int, ...]:

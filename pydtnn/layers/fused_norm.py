@@ -125,7 +125,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
             moments.append(m)
             shift = own if shift is None else self._added(shift, own)
         y, saved = self._deferred(terms, shift, moments)
-        y.sources = [x if isinstance(x, Deferred) and x.again is not None else None for x in xs]
+        y.sources = [x.source if isinstance(x, Deferred) else None for x in xs]
         return y, saved
 
     def kept(self, saved: Saved) -> Any:
@@ -146,8 +146,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
     ) -> tuple[Deferred, Saved]:
         y = Deferred(*terms, shift=shift, relu=self.relu, limit=self.limit)
         y.keep, y.drops = self.keeps, self.drops
-        if self.stays:
-            y.nothing = self._zeros
+        y.zeros = self._zeros if self.stays else None
         return y, (y, moments)
 
     def _totals(self, total: Array) -> Array:

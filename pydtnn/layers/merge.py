@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pydtnn.kernels import Deferred
+from pydtnn.kernels import Deferred, Source
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
@@ -146,9 +146,10 @@ class Concat(Layer):
         if not self.recomputed or not context.differentiable:
             return y, None
         value, first = Deferred.of(y, None), xs[0]
-        joined = self.extends and isinstance(first, Deferred) and first.again is not None
-        value.again, value.parts = self.join, (*first.parts, *xs[1:]) if joined else xs
-        return value, (value, first) if joined else None
+        before = first.source if self.extends and isinstance(first, Deferred) else None
+        own = Source(self.join, xs if before is None else (*before.parts, *xs[1:]))
+        value.sources = (own,)
+        return value, before and (own, before)
 
     def join(self, xs: Sequence[Array | Deferred]) -> Array:
         """Return the inputs, or the parts of which they consist, side by side in a new array."""
@@ -165,9 +166,9 @@ class Concat(Layer):
         A first input that was dropped is a part of the output, if that is there.
         """
         if saved is not None:
-            value, first = saved
-            if value.terms and not first.terms:
-                first.hold(self._copy(self._split(value.array)[0]))
+            own, before = saved
+            if own.array is not None and before.array is None:
+                before.array = self._copy(self._split(own.array)[0])
         parts = enumerate(self._split(self.array(dy)))
         return tuple(part if i in self.pitched else self._copy(part) for i, part in parts)
 

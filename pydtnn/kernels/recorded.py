@@ -54,12 +54,26 @@ def _arrays(values: Sequence[Any]) -> set[int]:
     return {id(value) for value in values if isinstance(value, np.ndarray | Deferred)}
 
 
+class Given:
+    """The arrays of calls within an array that a repetition is given at another address."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.start, self.nbytes = array.ctypes.data, array.nbytes
+        self.aliases: list[np.ndarray] = []
+
+    def has(self, array: np.ndarray) -> bool:
+        """Return whether an array overlaps with this one, or begins in it."""
+        start = array.ctypes.data
+        return start < self.start + self.nbytes and self.start < start + max(array.nbytes, 1)
+
+
 class Recorder:
     """Records calls of kernels in a context `recording`.
 
     Arrays that are made in the backend's pool meanwhile are replaced by aliases, so that the pool
     uses their memory again as it does without recording; a repetition reserves it: see `spans` and
-    `MemoryPool.claim`. Earlier and small arrays are kept.
+    `MemoryPool.claim`. Arrays in those that it is given (`given`) are replaced, too, and moved.
+    Others, earlier and small ones, are kept.
 
     Parameters
     ----------
@@ -80,6 +94,7 @@ class Recorder:
         self._before = {serial for *_, serial in self._memory.blocks()}
         self._used: dict[int, int] = {}  # memory of arrays: the last address by the first
         self._aliases: dict[Any, np.ndarray] = {}
+        self._given: list[Given] = []
         self._busy = False
 
     @contextmanager
@@ -154,15 +169,30 @@ class Recorder:
 
         return call
 
+    def given(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[Given]]:
+        """Return arrays to be given to a pass, which must exist until its end, and their calls'.
+
+        One that overlaps with another is copied.
+        """
+        own: list[np.ndarray] = []
+        for array in arrays:
+            own.append(array.copy() if any(g.has(array) for g in self._given) else array)
+            self._given.append(Given(own[-1]))
+        return own, self._given[len(self._given) - len(own) :]
+
     def _alias(self, array: np.ndarray) -> np.ndarray:
-        owner = self._memory.owner(array)
-        if owner is None or self._memory.allocation(owner) in self._before:
-            return array
-        start = owner.ctypes.data
-        self._used[start] = max(self._used.get(start, 0), start + owner.nbytes)
-        key = array.ctypes.data, array.shape, array.strides, array.dtype
+        given = next((g for g in self._given if g.has(array)), None)
+        if given is None:
+            owner = self._memory.owner(array)
+            if owner is None or self._memory.allocation(owner) in self._before:
+                return array
+            start = owner.ctypes.data
+            self._used[start] = max(self._used.get(start, 0), start + owner.nbytes)
+        key = given, array.ctypes.data, array.shape, array.strides, array.dtype
         if key not in self._aliases:
             self._aliases[key] = self._memory.alias(array)
+            if given is not None:
+                given.aliases.append(self._aliases[key])
         return self._aliases[key]
 
     def spans(self) -> list[tuple[int, int]]:

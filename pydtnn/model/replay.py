@@ -2,8 +2,8 @@
 
 The loops (`pydtnn.model.execution`) run a pass of each shape first, and are recorded the second
 time: the kernels with their arrays, the layers with their names, and buckets that are complete. A
-repetition copies the inputs to where they were, reserves the memory of the arrays of the recording,
-and makes the calls, without Python's work on layers. It computes the same bytes.
+repetition gives the calls its inputs instead of those of the recording, reserves the memory of the
+other arrays, and makes the calls, without Python's work on layers. It computes the same bytes.
 
 What is recorded is forgotten when the epoch, an attribute of a layer, the parameters' arrays or the
 wrappers of kernels change. Whatever cannot be repeated is run by the loops: `Replays.why_not` is
@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels.recorded import Call, Recorder
+from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.kernels.recorded import Call, Given, Recorder
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.parameters import Bucket
@@ -40,13 +41,15 @@ class Calls(Observer):
     ----------
     plain, reported : list of Call
         Without and with those that report the layers to an observer.
-    inputs, outputs : list of Array
-        What a repetition is given and returns.
+    inputs : list of Given
+        Where a repetition is given arrays.
+    outputs : tuple of Array
+        What it returns.
     """
 
     plain: list[Call] = field(default_factory=list)
     reported: list[Call] = field(default_factory=list)
-    inputs: list[Array] = field(default_factory=list)
+    inputs: list[Given] = field(default_factory=list)
     outputs: tuple[Array | None, ...] = ()
     observer: Observer | None = None
     on_ready: Callable[[Bucket, int], None] | None = None
@@ -91,10 +94,13 @@ class Calls(Observer):
         if self.after_node is not None:
             self.after_node(node)
 
-    def take(self, values: Sequence[Array]) -> None:
-        """Copy the inputs of a repetition to where they were."""
-        for own, value in zip(self.inputs, values, strict=True):
-            np.copyto(own, value)
+    def take(self, values: Sequence[Array], memory: Any) -> None:
+        """Give the calls the inputs of a repetition, by aliases of a pool."""
+        for given, value in zip(self.inputs, values, strict=True):
+            higher = value.ctypes.data - given.start
+            for alias in given.aliases:
+                memory.move(alias, higher)
+            given.start += higher
 
     def repeat(self, observer: Observer | None) -> None:
         """Make the calls."""
@@ -150,6 +156,7 @@ class Replays:
         self._state: tuple[Any, ...] = ()
         self._current: Recording | None = None  # whose backward pass is to come
         self._recorded = False  # whether it is recorded now
+        self._inputs: Sequence[Array] = ()  # of its forward pass
         self._claimed: list[int] = []
         self._accumulates = False  # whether backward adds to gradients of the same step
 
@@ -209,12 +216,12 @@ class Replays:
         self._forget_if_changed(context)
         if self.why_not or model.graph.presence is not None or context.samples is None:
             return None
-        inputs = (*given, context.samples)
+        inputs = (*self._as_kernels_require(given), np.require(context.samples, None, ("C", "A")))
         key = accumulate, *((a.shape, a.dtype) for a in inputs)
         recording = self._recordings.get(key)
         if recording is not None and self._claim(recording):
-            self._current = recording
-            recording.forward.take(inputs)
+            self._current, self._inputs = recording, inputs
+            recording.forward.take(inputs, self.backend.memory)
             model.refresh()
             self.repeated += 1
             with self.backend.recycling():
@@ -224,9 +231,10 @@ class Replays:
             self._seen.add(key)
             return None
         self._recorded = True
-        calls = Calls(inputs=[a.copy() for a in inputs])
-        *own, samples = calls.inputs
+        calls = Calls()
         recorder = Recorder(self.backend, calls.add)
+        self._inputs, calls.inputs = recorder.given(inputs)
+        *own, samples = self._inputs
         self._current = Recording(recorder, calls)
         with self._watched(calls), recorder.recording():
             ((y, saved),) = model.forward_shards([tuple(own)], [replace(context, samples=samples)])
@@ -248,21 +256,22 @@ class Replays:
         """Run the backward pass after `_forward`."""
         recording, self._current = self._current, None
         assert recording is not None
-        calls, dys = recording.backward, (dy if isinstance(dy, tuple) else (dy,))
+        calls = recording.backward
+        dys = self._as_kernels_require(dy if isinstance(dy, tuple) else (dy,))
         calls.on_ready, calls.after_node = on_ready, after_node
         if not self._recorded:
-            calls.take(dys)
+            calls.take(dys, self.backend.memory)
             with self.backend.recycling():
                 calls.repeat(self.model.observer)
             dxs = calls.result()
             self.finish()
             return [dxs]
-        calls.inputs = [g.copy() for g in dys]
         recorder = recording.recorder
         recorder.record = calls.add
+        own, calls.inputs = recorder.given(dys)
         with self._watched(calls), recorder.recording():
             (dx,) = self.model.backward_shards(
-                [tuple(calls.inputs)],
+                [tuple(own)],
                 [residuals],
                 on_ready=recorder.outside(calls.ready),
                 after_node=recorder.outside(calls.after),
@@ -276,6 +285,12 @@ class Replays:
         self.finish()
         return [result]
 
+    def _as_kernels_require(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return arrays aligned, in C order and of a type that kernels convert, if of another."""
+        own = self.model.dtype
+        kinds = [array.dtype if array.dtype == arithmetic(own) else own for array in arrays]
+        return [np.require(a, kind, ("C", "A")) for a, kind in zip(arrays, kinds, strict=True)]
+
     def forget(self) -> None:
         """Record again: kernels may have been replaced."""
         self._recordings.clear()
@@ -287,6 +302,9 @@ class Replays:
         if self._recorded:
             self._recorded = False
             _recording.release()
+        self._inputs = ()
+        for recording in self._recordings.values():  # functions that refer to the batch
+            recording.backward.on_ready = recording.backward.after_node = None
         if self._current is not None:  # without a backward pass
             self._recordings.clear()
             self._current = None

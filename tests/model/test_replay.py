@@ -1,6 +1,7 @@
 """Tests of steps that are repeated as a list of calls: the same bytes as those of the loops."""
 
 import copy
+import weakref
 from functools import partial
 
 import numpy as np
@@ -31,6 +32,7 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
+from pydtnn.model.replay import Calls
 from pydtnn.models import create_net
 from pydtnn.utils.observer import Kind, Observer
 
@@ -330,6 +332,41 @@ def test_memory_that_had_an_array_before_a_step_and_has_another_after_it_is_not_
     assert other.ctypes.data == address
     recorder.spans()
     assert recorder.why_not == "an array of the step is still in use after it"
+
+
+def test_inputs_are_read_where_they_are_and_not_kept():
+    net = lambda: create_net("resnet8", 10, IMAGES)  # noqa: E731
+    trainers = [train(net, repeats=repeats)[0] for repeats in (True, False)]
+    x = np.random.default_rng(4).normal(size=(64, *IMAGES))
+    parts = [x[i : i + 8].astype("float32") for i in range(0, 40, 8)]
+    parts += [x[40:48], x[47:39:-1].astype("float32")[::-1]]  # of another type, and turned
+    kept = [weakref.ref(part) for part in parts]
+    repeated = trainers[0].steps.replays.repeated
+    while parts:
+        batch = Batch(parts.pop(), np.arange(8), np.arange(8) + len(parts), 0, 8)
+        for trainer in trainers:
+            trainer.train_step(batch, 2, 0)
+    del batch
+    assert trainers[0].steps.replays.repeated == repeated + 6
+    first, second = ([a.tobytes() for a in t.model.state().values()] for t in trainers)
+    assert first == second
+    assert [i for i, ref in enumerate(kept) if ref() is not None] == []
+
+
+def test_calls_are_given_other_arrays_and_views_of_them():
+    backend = create_backend("cpu", threads=1, tuning="fixed")
+    calls, out = [], np.zeros(4, "float32")
+    recorder = Kernels(backend, calls.append)
+    first = np.arange(12, dtype="float32")
+    (own, copied), given = recorder.given([first, first[4:]])
+    assert own is first
+    assert not np.may_share_memory(first, copied)
+    with recorder.recording():
+        backend.elementwise.add(own[8:], copied[:4], out=out)
+    recorded = Calls(plain=calls, inputs=given)
+    recorded.take([np.full(12, 5, "float32"), np.full(8, 2, "float32")], backend.memory)
+    recorded.repeat(None)
+    assert out.tolist() == [7] * 4
 
 
 def test_an_earlier_array_is_kept_as_long_as_its_recording():

@@ -31,6 +31,8 @@ cdef extern from "recycle.h":
     void recycler_clear(char *start, size_t size) nogil
 
 cdef extern from "numpy/arrayobject.h":
+    ctypedef struct fields "PyArrayObject_fields":
+        char *data
     # both steal the reference to the type
     object PyArray_Empty(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
     object PyArray_Zeros(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
@@ -227,6 +229,10 @@ cdef class MemoryPool:
         return PyArray_NewFromDescr(
             <PyTypeObject *>cnp.ndarray, descr, array.ndim, array.shape, array.strides,
             cnp.PyArray_DATA(array), cnp.NPY_ARRAY_WRITEABLE, NULL)
+
+    def move(self, cnp.ndarray alias, Py_ssize_t nbytes):
+        """Let an `alias` be an array at an address that is `nbytes` higher."""
+        (<fields *>alias).data += nbytes
 
     def clear(self, array):
         """Set a contiguous part of an array to 0, and return its whole pages to the system.

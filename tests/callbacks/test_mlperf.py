@@ -22,20 +22,9 @@ print(json.dumps(bool(valid)))
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlperf")
-    words = [
-        "--model",
-        "resnet8",
-        "--epochs",
-        "2",
-        "--steps-per-epoch",
-        "2",
-        "--batch-size",
-        "8",
-        "--quiet",
-        "--seed",
-        "5",
-    ]
-    data = ["--dataset-options", json.dumps({"samples": 64})]
+    words = ["--model=resnet8", "--epochs=2", "--steps-per-epoch=2", "--batch-size=8"]
+    words += ["--quiet", "--seed=5", "--threads=1"]
+    data = ["--dataset-options", json.dumps({"samples": 64, "test_samples": 16})]
     places = ["--output-dir", str(folder / "run"), "--mlperf-log", str(folder / "result_0.txt")]
     assert main([*words, *data, *places]) in (0, None)
     return folder / "result_0.txt"

@@ -25,15 +25,19 @@ NO_TESTS = 5
 """Exit status of pytest that has collected no tests."""
 
 OTHERS = (
-    ("tests/cli", "tests/tracing", "tests/training"),
-    ("tests/model", "tests/parallel"),
-    ("tests/comm", "tests/perfmodel"),
+    ("tests/comm", "tests/parallel"),
+    ("tests/perfmodel",),
+    ("tests/tracing", "tests/training", "tests/test_models_in_training.py"),
     ("tests/benchmarks", "tests/fuzz", "tests/parity"),
-    ("tests/callbacks", "tests/interchange", "tests/report", "tests/test_packaging.py"),
+    ("tests/model",),
     ("tests/layers", "tests/saving", "tests/search", "tests/simulated", "tests/testing"),
+    ("tests/callbacks", "tests/interchange", "tests/report", "tests/test_packaging.py"),
+    ("tests/data", "tests/kernels", "tests/runs", "tests/utils"),
+    ("tests/cli",),
 )
-"""Tests of the other processes, each of which starts when one has ended. Tests on MPI ranks are in
-the first three, and beside `OTHERS`: the ranks of each process import all of its files again."""
+"""Tests of the other processes, each of which starts when one has ended: the longest first, so that
+the last ones end together. Tests on MPI ranks are in three of them: the ranks of each process
+import all of its files again."""
 
 
 def main(arguments: Sequence[str]) -> int:

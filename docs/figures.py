@@ -36,6 +36,9 @@ from pydtnn.utils.observer import Kind
 SIZE = (7.2, 4.2)
 """Inches of a picture with two axes."""
 
+EPOCHS = {"schemes": 8, "exactness": 4}
+"""Epochs of the trainings of a picture; tests draw them with fewer."""
+
 
 def plain(axes: Axes, x: str, y: str) -> None:
     """Labels and a light grid, in the style of the other pictures."""
@@ -89,7 +92,7 @@ def schemes(figure: Figure) -> None:
         rule = SGD(0.05, momentum=0.9)
         trainer = Trainer(model, rule, exchange=scheme(comm), progress=False)
         found, sent = [], 0
-        for _ in range(8):
+        for _ in range(EPOCHS["schemes"]):
             before = comm.traffic.bytes
             trainer.fit(train, more_epochs=1, global_batch_size=64)
             sent += comm.traffic.bytes - before
@@ -101,7 +104,8 @@ def schemes(figure: Figure) -> None:
         sent, accuracy = zip(*run_threads(4, partial(rank, scheme))[0], strict=True)
         axes.semilogx(sent, accuracy, "o-", color=color, ms=3, lw=1.4, label=name)
     axes.legend(frameon=False, fontsize=8, labelcolor="linecolor", loc="lower right")
-    axes.set_title("CNN on digits, 4 ranks, 8 epochs: a point for each", color=INK, size=10)
+    words = f"CNN on digits, 4 ranks, {EPOCHS['schemes']} epochs: a point for each"
+    axes.set_title(words, color=INK, size=10)
     plain(axes, "MB that a rank has sent", "test accuracy (%)")
 
 
@@ -121,7 +125,7 @@ def exactness(figure: Figure) -> None:
         )
         options = {"exchange": AllReduce(comm, **sums), "callbacks": [look], "progress": False}
         trainer = Trainer(model, SGD(0.05, momentum=0.9), **options)
-        trainer.fit(train, epochs=4, global_batch_size=64)
+        trainer.fit(train, epochs=EPOCHS["exactness"], global_batch_size=64)
         return look.found
 
     axes = figure.add_subplot()

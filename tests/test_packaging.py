@@ -283,8 +283,9 @@ def test_workflows_call_targets_that_exist_and_may_read_only() -> None:
 
 
 IN_FORKS = """
-import contextlib, importlib, json, os, sys, numpy, pytest
+import contextlib, gc, importlib, json, os, sys, numpy, pytest
 
+gc.disable()  # in a fork, a collection copies the memory of all objects
 for names in json.loads(sys.stdin.read()):
     if names[0].startswith("tests."):
         with contextlib.suppress(ImportError):

@@ -119,10 +119,8 @@ def _forward_node(
     joint: bool,
 ) -> Generator[CollectiveCall, Pending, tuple[Value, Saved]]:
     """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
-    present = None
     if graph.presence:
-        present = partial(graph.presence.forward, node, again=context.recomputing)
-        present()
+        graph.presence.forward(node, again=context.recomputing)
     layer = node.layer
     xs = [layer.accept(values[i.index]) for i in node.inputs]
     if layer.batch_part is not None:
@@ -132,8 +130,7 @@ def _forward_node(
     if kept is not None and isinstance(layer, Repeatable):
         result = layer.forward_again(*xs, context=context, kept=kept)
     elif communicates(layer, training=context.training, joint=joint):
-        steps = layer.forward_steps(*xs, context=context, joint=joint)
-        result = yield from _calls(node, steps, present)
+        result = yield from _calls(node, layer.forward_steps(*xs, context=context, joint=joint))
     else:
         result = layer.forward(*xs, context=context)
     y, saved = _checked(node, samples, result, context)
@@ -257,10 +254,8 @@ def _backward_node(
 
     If `inputs_only`, a layer in two halves leaves in `residuals` what its second half requires.
     """
-    present = None
     if graph.presence:
-        present = partial(graph.presence.backward, node)
-        present()
+        graph.presence.backward(node)
     layer, saved = node.layer, residuals[node.index]
     if isinstance(saved, GatheredAgain):
         saved = yield from _calls(node.inputs[0], saved.steps())
@@ -272,7 +267,7 @@ def _backward_node(
             steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
         else:
             steps = layer.backward_steps(g, saved, joint=joint)
-        dxs = yield from _calls(node, steps, present)
+        dxs = yield from _calls(node, steps)
     elif _finishes(node, sums) and isinstance(layer, Finisher):
         dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
     elif inputs_only:
@@ -299,13 +294,8 @@ def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Comm
     return layer.communicates(training=training, joint=joint)
 
 
-def _calls(
-    node: Node, steps: Steps, present: Callable[[], None] | None = None
-) -> Generator[CollectiveCall, Pending, Any]:
-    """Run a layer's pass; yield each collective together with the node.
-
-    `present` is called when the pass continues, as passes of other shards have run.
-    """
+def _calls(node: Node, steps: Steps) -> Generator[CollectiveCall, Pending, Any]:
+    """Run a layer's pass; yield each collective together with the node."""
     pending: Any = None
     while True:
         try:
@@ -313,8 +303,6 @@ def _calls(
         except StopIteration as end:
             return end.value
         pending = yield node, call
-        if present:
-            present()
 
 
 def run_together(

@@ -356,7 +356,9 @@ class Model(NotCallable, Predictor):
             )
             for x, context in zip(xs, contexts, strict=True)
         ]
-        return run_together(loops, communicate or self.communicate)
+        presence = self.graph.presence
+        before = None if presence is None else presence.begin()
+        return run_together(loops, communicate or self.communicate, before)
 
     def _own(self, x: Array | tuple[Array, ...]) -> tuple[Array, ...]:
         """Return this rank's parts of inputs, of which whole ones may be given."""
@@ -462,7 +464,12 @@ class Model(NotCallable, Predictor):
         if not shared:
             self.separate_gradients()
 
+        presence = self.graph.presence
+        present = None if presence is None else presence.begin()
+
         def before(shard: int) -> None:
+            if present is not None:
+                present(shard)
             for buffer in self.buffers:
                 buffer.accumulate = slots is None and (accumulate or shard > 0)
                 buffer.write_to(slots[shard] if slots else 0)

@@ -41,10 +41,29 @@ class Presence:
             names = [p.name for node in nodes for p in node.layer.parameters]
             return list({of[name].index: of[name] for name in names if name in of}.values())
 
-        self._tell = before_layer
+        self._before_layer = before_layer
+        self._shard = 0
+        self._told: dict[int, tuple[Sequence[Bucket], Sequence[Bucket]]] = {}  # of each shard
         self._forward = _with_next([(node, read([node])) for node in nodes])
         backward = [node for node in reversed(nodes) if node.index in trained]
         self._backward = _with_next([(node, read([node, *recomputed(node)])) for node in backward])
+
+    def begin(self) -> Callable[[int], None]:
+        """Return what is called with a shard before its pass begins, or continues after others.
+
+        Their layers may have released what the layer of this shard reads.
+        """
+        self._told = {}
+        return self._continue
+
+    def _continue(self, shard: int) -> None:
+        self._shard = shard
+        if shard in self._told:
+            self._before_layer(*self._told[shard])
+
+    def _tell(self, now: Sequence[Bucket], ahead: Sequence[Bucket]) -> None:
+        self._told[self._shard] = now, ahead
+        self._before_layer(now, ahead)
 
     def forward(self, node: Node, *, again: bool) -> None:
         """Called before a node's forward pass; `again` in the recomputation of a segment."""

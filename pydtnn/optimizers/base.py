@@ -222,9 +222,8 @@ class LearningRate:
 class Share(Protocol):
     """The interface of an optimizer that updates only a part of each bucket."""
 
-    @property
-    def in_order(self) -> bool:
-        """Whether numbers of all elements must not depend on the parts."""
+    in_order: bool
+    """Whether norms of all gradients must not depend on the parts."""
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Return the range of a bucket that this rank updates.

@@ -111,6 +111,7 @@ class GradientExchange(StoresArguments):
         set_options(self, options)
         self.comm = comm
         self.sums = sums(self.comm)
+        self.in_order = self.sums.shards is not None  # norms, too
         if type(self.sums) is not Sums and not self.sums_gradients:
             raise ValueError(
                 f"{type(self).__name__}: ranks do not sum gradients, so these cannot be compressed "
@@ -323,11 +324,6 @@ class GradientExchange(StoresArguments):
     def total(self, value: Number) -> Number:
         """Return the sum of a number that each rank computes from its `own` ranges."""
         return value
-
-    @property
-    def in_order(self) -> bool:
-        """Whether numbers of all elements are computed alike by any number of ranks."""
-        return self.sums.shards is not None
 
     # -- saving -----------------------------------------------------------------------------------
 

@@ -215,14 +215,18 @@ def test_a_reduce_scatter_needs_memory_for_two_arrays_and_its_result():
 
 
 def test_parts_that_are_released_need_no_memory():
-    def memory(scheme):
-        options = {"axes": {"data": 2}, "bucket_bytes": 1}
+    def memory(scheme, **more):
+        options = {"axes": {"data": 2}, "bucket_bytes": 1, **more}
         return predicted(scheme=scheme, **options).ranks[0].memory
 
     whole, grads, values = map(memory, ("sharded", "sharded_gradients", "sharded_parameters"))
     assert 0.5 * whole.gradients < grads.gradients == values.gradients < 0.95 * whole.gradients
     assert grads.parameters == whole.parameters
     assert values.gradients < values.parameters < whole.parameters
+    twice = memory("sharded_parameters", accumulation=2)  # gradients are whole until the second
+    assert (twice.gradients, twice.parameters) == (whole.gradients, values.parameters)
+    whole, values = (memory(s, dtype="bfloat16") for s in ("sharded", "sharded_parameters"))
+    assert 0.5 < values.parameters / whole.parameters < twice.parameters / twice.gradients
 
 
 def test_values_between_the_halves_of_backward_need_memory():

@@ -520,21 +520,25 @@ def test_stages_combine_with(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "schedule"),
-    [("float32", "1f1b"), ("float64", "1f1b"), ("float32", "interleaved")],
+    ("dtype", "schedule", "scheme"),
+    [
+        ("float32", "1f1b", ShardedParameters),
+        ("float64", "1f1b", AllReduce),
+        ("float32", "interleaved", AllReduce),
+    ],
 )
 def test_exact_training_in_stages_gives_the_same_bytes_on_any_data_ranks(
-    dtype: str, schedule: str
+    dtype: str, schedule: str, scheme: Any
 ) -> None:
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+    def rank(comm: Communicator, scheme: Any) -> dict[str, np.ndarray]:
         mesh = Mesh(comm, data=comm.size // 2, pipeline=2)
         backend = create_backend("cpu", threads=1, tuning="fixed")
         own: Any = {"backend": backend, "pipeline_schedule": schedule}
         model = Model(concat_net(), SHAPE, dtype=dtype, mesh=mesh, **own)
-        return train(model, AllReduce(mesh.data, sums=partial(ExactSums, shards=8)))[0]
+        return train(model, scheme(mesh.data, sums=partial(ExactSums, shards=8)))[0]
 
-    expected = run_threads(2, rank)[0]
-    for name, value in run_threads(6, rank)[0].items():
+    expected = run_threads(2, rank, AllReduce)[0]
+    for name, value in run_threads(6, rank, scheme)[0].items():
         np.testing.assert_array_equal(value, expected[name])
 
 

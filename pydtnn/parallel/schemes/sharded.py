@@ -37,10 +37,11 @@ class Partition(GradientExchange):
 
     def __init__(self, comm: Communicator, **options: Any) -> None:
         super().__init__(comm, **options)
-        if comm.size % self.copies or (self.copies > 1 and type(self.sums) is not Sums):
+        compressed = self.sums.shards is None and type(self.sums) is not Sums
+        if comm.size % self.copies or (self.copies > 1 and compressed):
             raise ValueError(
                 f"{type(self).__name__}: copies must divide the {comm.size} ranks, and be 1 with "
-                f"exact or compressed sums, got {self.copies}"
+                f"compressed sums, got {self.copies}"
             )
         self.parts = comm.size // self.copies
         self.place = comm.rank % self.parts
@@ -119,12 +120,18 @@ class Partition(GradientExchange):
 
     def sum_part(self, bucket: Bucket, out: np.ndarray) -> None:
         """Compute this rank's part of the sum of a bucket's gradients over all ranks."""
+        counts = self.counts[bucket.index]
         if self.copies == 1:
-            self.sums.part(bucket, self.counts[bucket.index], out)
-        else:
-            group, alike = self._split()
-            group.reduce_scatter(bucket.grads, self.counts[bucket.index], out)
+            self.sums.part(bucket, counts, out)
+            return
+        group, alike = self._split()
+        if self.sums.shards is None:
+            group.reduce_scatter(bucket.grads, counts, out)
             alike.allreduce(out)
+        else:  # in the order of all shards, by the ranks of the first copy
+            none = [0] * (self.comm.size - self.parts)
+            self.sums.part(bucket, [*counts, *none], out if alike.rank == 0 else out[:0])
+            alike.broadcast(out)
 
     def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
         """Return an array as long as the bucket, gathered from the parts of all ranks."""

@@ -51,6 +51,16 @@ def test_three_steps_equal_serial_ones(comm: Communicator, scheme: Any) -> None:
         np.testing.assert_allclose(mine[key], value, rtol=0, atol=1e-12, err_msg=key)
 
 
+@pytest.mark.threads(4, 6)
+@every_scheme
+def test_exact_sums_give_the_bytes_of_one_rank(comm: Communicator, scheme: Any) -> None:
+    exact = {"exchange": {"sums": partial(ExactSums, shards=7)}, "batch": 7}
+    losses, state = train(Serial(), AllReduce, "vit", **exact)
+    ours, mine = train(comm, partial(scheme, copies=2), "vit", **exact)
+    assert ours == losses
+    assert all(mine[key].tobytes() == value.tobytes() for key, value in state.items())
+
+
 @pytest.mark.parametrize(("ranks", "copies"), [(3, 3), (6, 2), (6, 3)])
 @pytest.mark.parametrize("rule", ["adam", "clipped_lars"])
 def test_every_division_computes_what_one_rank_does(ranks: int, copies: int, rule: str) -> None:
@@ -172,9 +182,8 @@ def test_what_is_not_defined_is_refused_in_one_sentence() -> None:
     def rank(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="copies must divide the 4 ranks, .* got 3$"):
             ShardedOptimizer(comm, copies=3)
-        for sums in (create_sums("sign"), partial(ExactSums, shards=4)):
-            with pytest.raises(ValueError, match="be 1 with exact or compressed sums, got 2$"):
-                ShardedGradients(comm, copies=2, sums=sums)
+        with pytest.raises(ValueError, match="be 1 with compressed sums, got 2$"):
+            ShardedGradients(comm, copies=2, sums=create_sums("sign"))
         mesh = Mesh(comm, data=2, shard=2)
         assert (mesh.shape, mesh.copies) == ({"data": 4}, 2)
         sentence = r"the axis shard requires .* use ShardedParameters\(mesh.data, copies=2\)$"
@@ -199,7 +208,7 @@ def test_the_command_line_divides_over_the_axis_shard(tmp_path: Path) -> None:
     for more, sentence in (
         ([], "--parallel shard: allreduce has no parameter `copies`; omit it or use sharded"),
         (["--scheme=sharded", '--scheme-options={"copies": 4}'], "copies=2"),
-        (["--scheme=sharded", "--exact"], "be 1 with exact or compressed sums, got 2"),
+        (["--scheme=sharded", "--compress=sign"], "be 1 with compressed sums, got 2"),
     ):
         with pytest.raises(RankError, match=sentence):
             run_threads(4, rank, *more)

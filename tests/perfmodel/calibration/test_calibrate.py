@@ -175,7 +175,8 @@ def test_ranks_of_a_job_measure_messages_between_them(
     assert done.returncode == 0, done.stderr
     platform = Platform.load(path)
     assert platform.cluster.ranks_per_host == 2
-    assert platform.messages.inside != Platform.load("laptop").messages.inside
+    measured = "messages, which waited for cores" not in done.stdout  # the case on a loaded machine
+    assert (platform.messages.inside != Platform.load("laptop").messages.inside) is measured
     assert platform.messages.inside.shared > 0
     assert "conv 3x3 fused, 64, forward" in platform.compute.rates
     assert f"written to {path}" in done.stdout

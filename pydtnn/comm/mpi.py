@@ -307,7 +307,7 @@ class MpiCommunicator(Communicator):
             request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, self._ops[op])
         except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
-        return _MpiRequest(self, request, self._counted("iallreduce"))
+        return _MpiRequest(self, request, self._counted("iallreduce"), array)
 
     def _broadcast(self, array: np.ndarray, root: int) -> None:
         self._call("broadcast", self._comm.Bcast, self._bytes(array), root)
@@ -333,14 +333,14 @@ class MpiCommunicator(Communicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = clock.now_ns()
         request = self._start(self._comm.Isend, self._bytes(array), to, tag)
-        sent = _MpiRequest(self, request, self._message("send", to))
+        sent = _MpiRequest(self, request, self._message("send", to), array)
         return self._report_message(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = clock.now_ns()
         sender = self._mpi.ANY_SOURCE if source is None else source
         request = self._start(self._comm.Irecv, self._bytes(array), sender, tag)
-        received = _MpiReceive(self, request, self._message("recv", source), array.nbytes)
+        received = _MpiReceive(self, request, self._message("recv", source), array)
         return self._report_message(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _start(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -500,11 +500,15 @@ NOTICED_S = 0.3
 
 
 class _MpiRequest(Request):
-    """A pending MPI operation; mpi4py's request keeps its array alive."""
+    """A pending MPI operation.
 
-    def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait) -> None:
+    It keeps its array alive: the requests of mpi4py 4.1 do not, for reductions.
+    """
+
+    def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait, array: np.ndarray) -> None:
         self._comm = comm  # kept alive: its group must not be freed
         self._request = request
+        self._array: np.ndarray | None = array
         self._wait = wait
         if comm.pending is not None:
             comm.pending.add(self)
@@ -535,19 +539,21 @@ class _MpiRequest(Request):
                 comm.pending.discard(self)
             comm.raise_failure(error)
             raise
-        if done and comm.pending is not None:
-            comm.pending.discard(self)
+        if done:
+            self._array = None
+            if comm.pending is not None:
+                comm.pending.discard(self)
         return done
 
 
 class _MpiReceive(_MpiRequest):
     """A pending receive, which checks the length of the message when it is complete."""
 
-    def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait, expected: int) -> None:
-        super().__init__(comm, request, wait)
+    def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait, array: np.ndarray) -> None:
+        super().__init__(comm, request, wait, array)
         self._mpi = comm._mpi
         self._status = self._mpi.Status()
-        self._expected = expected
+        self._expected = array.nbytes
         self._done = False
 
     @property

@@ -87,7 +87,7 @@ def call_asleep(comm: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> A
     call : callable
         A method of `comm`, or a function that calls collective methods.
     args : tuple
-        Its arguments.
+        Its arguments, kept alive here: the requests of mpi4py 4.1 do not, for reductions.
     """
     name = call.__name__  # such as Bcast, which has a counterpart Ibcast; not those of objects
     if name[0].isupper():

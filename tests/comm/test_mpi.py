@@ -1,5 +1,7 @@
 """The communicator over MPI keeps the contract in worlds of 1 to 4 ranks."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -82,3 +84,19 @@ def test_a_request_keeps_its_group(comm):
         comm.split(0)
     request.wait()
     assert x.tolist() == [2.0] * 3
+
+
+@pytest.mark.mpi(2, checked=False)
+@pytest.mark.parametrize("what", ["iallreduce", "message"])
+def test_a_request_keeps_its_array_until_it_is_complete(comm, what):
+    x = np.full(1000, comm.rank + 1.0)
+    alive = weakref.ref(x)
+    comm.barrier()
+    if what == "iallreduce":
+        request = comm.iallreduce(x)
+    else:
+        request = comm.irecv(x, 1) if comm.rank == 0 else comm.isend(x, 0)
+    del x
+    assert alive() is not None
+    request.wait()
+    assert alive() is None

@@ -38,6 +38,7 @@ SHARED = {  # templates besides a family's own
     "recurrent": ["gemm"],
 }
 PLAIN = ["recycle"]  # sources without variants, linked into every family and _memory
+INLINED = {"hash"}  # kernels in a header, compiled with what wraps them
 PYTHON_H = "#include <Python.h>\n"
 STORED = {"conv", "elementwise", "linear", "norm", "pool", "random"}
 """Families with variants for arrays of bfloat16."""
@@ -84,6 +85,20 @@ int main(void) {
 """
 PAIRS = {"avx512_bf16": STORED, "amx": MULTIPLYING, "amx_emulated": MULTIPLYING}
 """Instruction sets with kernels of bfloat16 only, and the families that have some."""
+WITHOUT_STORED = {
+    "conv_depthwise_backward": ["depthwise_backward"],
+    "conv_depthwise_gather": ["depthwise_gather"],
+    "conv_slide": ["slide_gather"],
+    "conv_winograd_filters": ["winograd_filters", "winograd_filter_sum"],
+    "conv_winograd_multiply": ["winograd_multiply", "winograd_outer"],
+    "conv_winograd_transform": ["winograd_input", "winograd_gradient", "winograd_output"],
+    "gemm": ["gemm_rows", "gemm_outer"],
+    "linear_few": ["few_forward", "few_backward_data", "few_backward_filter"],
+}
+"""Templates that have no stored elements, and their functions: variants of bfloat16 call those of
+float32, which would be the same code."""
+OF_PAIRS = {"conv_winograd_filters", "conv_winograd_transform"}
+"""Those of them that are others for instruction sets with products of pairs."""
 FRAME = 20 * 1024  # bytes of stack that a function may take: threads may have 64 KiB in all
 STABLE_ABI = "cp311" if os.environ.get("PYDTNN_STABLE_ABI") else ""
 """The first Python whose stable ABI the extensions use, so that one wheel serves all later ones;
@@ -99,6 +114,26 @@ def templates(family: str) -> list[str]:
         for folder in (CPU, COMM)
         for path in (*folder.glob(f"src/{name}.c"), *folder.glob(f"src/{name}_*.c"))
     )
+
+
+def twin(source: str, isa: str, real: str) -> str:
+    """The instruction set whose variant for float32 is that of this variant, or ``""``."""
+    name = Path(source).stem
+    if real != "bf16" or name not in WITHOUT_STORED:
+        return ""
+    if isa in PAIRS:
+        return "" if name in OF_PAIRS else "avx512"
+    return isa
+
+
+def borrowed(isa: str, real: str) -> list[str]:
+    """Options that give the functions that another variant has its names."""
+    return [
+        f"-D{function}_{isa}_{real}={function}_{other}_f32"
+        for template, functions in WITHOUT_STORED.items()
+        if (other := twin(template, isa, real))
+        for function in functions
+    ]
 
 
 def headers() -> list[str]:
@@ -164,7 +199,7 @@ class BuildKernels(build_ext):
             reals = {real for *_, real in built} or {real for _, real in self.variants}
             names = {isa for isa, _ in self.variants} | reals
             # what wraps templates only passes pointers: optimizing it would take most of its time
-            optimized = ["-O1"] if sources and not SANITIZED else []
+            optimized = ["-O1"] if family not in INLINED and not SANITIZED else []
             extension.extra_compile_args = [*COMMON, *self.openmp, *optimized]
             stripped = ["-s"] if sys.platform == "linux" and not (self.debug or SANITIZED) else []
             extension.extra_link_args = [*link, *SANITIZERS, *stripped]
@@ -202,6 +237,8 @@ class BuildKernels(build_ext):
                 f"got {', '.join(sorted(unknown))}"
             )
         wanted = [self._widest(known) if word == "native" else word for word in SELECTED]
+        if {*PAIRS} & {*wanted}:
+            wanted.append("avx512")  # whose kernels of the other types these CPUs use
         sets = [name for name in known if name in wanted] or known
         reals = {"f32", *(TYPES[name] for name in TYPES if name in wanted)}
         if not {*TYPES} & {*wanted}:
@@ -256,7 +293,7 @@ class BuildKernels(build_ext):
             _, isa, real = variant
             exists = family in PAIRS.get(isa, STORED) if real == "bf16" else isa not in PAIRS
             wanted = "f32" if family in ALL_TYPES else real
-            if exists and (isa, wanted) in self.variants:
+            if exists and (isa, wanted) in self.variants and not twin(*variant):
                 yield variant
 
     def _folder(self, isa: str, real: str) -> str:
@@ -297,7 +334,8 @@ class BuildKernels(build_ext):
         variants = {v for ext in self.extensions for v in self._variants(family_of(ext))}
         kinds = sorted({variant[1:] for variant in variants})
         for isa, real in kinds:
-            command = " ".join([*self.compiler.compiler_so, *self._flags(isa, real)])
+            options = [*self._flags(isa, real), *borrowed(isa, real)]
+            command = " ".join([*self.compiler.compiler_so, *options])
             note = Path(self._folder(isa, real)) / "command"
             if not note.exists() or note.read_text() != command:  # other objects than these
                 shutil.rmtree(note.parent, ignore_errors=True)
@@ -340,7 +378,8 @@ class BuildKernels(build_ext):
     def _compile(self, source: str, isa: str, real: str) -> None:
         target = self._object(source, isa, real)
         self.mkpath(os.path.dirname(target))
-        self._run(isa, real, "-include", self._prefix(isa, real), "-c", source, "-o", target)
+        options = [*borrowed(isa, real), "-include", self._prefix(isa, real)]
+        self._run(isa, real, *options, "-c", source, "-o", target)
 
     def _run(self, isa: str, real: str, *arguments: str) -> None:
         flags = self._flags(isa, real)  # and no folders of Python, which templates do not include

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +54,20 @@ def test_a_source_includes_the_header_that_defines_what_it_tests(name: str) -> N
     for macro, header in (("HAS_DOTS", "stored.h"), ("HAS_AMX", "amx.h")):
         if re.search(rf"\b{macro}\b", code) and name != header:
             assert header in included(SOURCES[name]), f"{name} tests {macro} without {header}"
+
+
+def setting(name: str) -> Any:
+    """The value of a literal that setup.py assigns to a name."""
+    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.literal_eval(node.value)
+    raise KeyError(name)
+
+
+@pytest.mark.parametrize("name", setting("WITHOUT_STORED"))
+def test_variants_of_bfloat16_share_only_code_without_stored_elements(name: str) -> None:
+    text = SOURCES[f"{name}.c"].read_text()
+    code = re.sub(r"/\*.*?\*/|#include[^\n]*", "", text, flags=re.DOTALL)
+    assert {*setting("WITHOUT_STORED")[name]} <= {*re.findall(r"\w+", code)}
+    assert not re.search(r"\b(stored|STORED_BF16|[a-z]+_stored|sload|sstore)", code)
+    assert ("HAS_DOTS" in code) == (name in setting("OF_PAIRS"))

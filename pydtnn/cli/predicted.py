@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pydtnn.cli.config import TrainConfig, typed
 from pydtnn.cli.parallel import axes_over
@@ -111,12 +112,17 @@ class StepMeter(Callback):
     reads_gradients = False
 
     def __init__(self) -> None:
-        import pydtnn.perfmodel.job  # noqa: F401  # modules of the prediction are not memory of steps
-
         self.grown = 0
         self._before, self._steps, self._first = resident_memory(), 0, True
         self._seconds: dict[str, float] = {}
         self._times: dict[str, array[float]] = {name: array("d") for name in TIMES}
+
+    def import_model(self) -> None:
+        """Import the performance model, whose modules are not memory of steps."""
+        before = resident_memory()
+        import pydtnn.perfmodel.job  # noqa: F401
+
+        self._before += max(resident_memory() - before, 0)
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Times of evaluations are not those of steps."""
@@ -148,10 +154,10 @@ class StepMeter(Callback):
         if not len(steps):
             return {}
         warm = slice(min(1, len(steps) - 1), None)
-        low, whole, high = np.quantile((steps + data)[warm], [0.1, 0.5, 0.9]).tolist()
+        low, whole, high = _quantiles((steps + data)[warm], 0.1, 0.5, 0.9)
         parts = {
-            "communication": float(np.median(communication[warm])),
-            "data": float(np.median(data[warm])),
+            "communication": _quantiles(communication[warm], 0.5)[0],
+            "data": _quantiles(data[warm], 0.5)[0],
         }
         return {
             "seconds": whole,
@@ -162,6 +168,11 @@ class StepMeter(Callback):
             "first": float(steps[0] + data[0]),
             "memory": float(self.grown),
         }
+
+
+def _quantiles(values: NDArray[Any], *shares: float) -> list[float]:
+    """Return the same as np.quantile, which imports masked arrays: a fiftieth of a short run."""
+    return np.interp(shares, np.linspace(0, 1, len(values)), np.sort(values)).tolist()
 
 
 TIMES = ("steps", "communication", "data")
@@ -377,7 +388,12 @@ def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any
 
 
 def predict_run(
-    config: TrainConfig, work: Workload, comm: Communicator, threads: int, steps: int
+    config: TrainConfig,
+    work: Workload,
+    comm: Communicator,
+    threads: int,
+    steps: int,
+    meter: StepMeter | None,
 ) -> Predicted | None:
     """Predict a run of so many steps on rank 0. Collective: all ranks call it.
 
@@ -385,16 +401,18 @@ def predict_run(
     that measure nothing, unless `--platform` names the platform. What cannot be predicted is not an
     error: the result has the reason.
     """
-    from pydtnn.perfmodel.job import measurable, predict_job
-
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return None
-    if option := no_formula(config, work):
-        return _unpredicted(f"the model of a step has no formula for {option}")
     if config.platform is None and config.tuning not in (None, "measure"):
         return _unpredicted(f"--tuning {config.tuning} measures nothing; name a --platform")
     if config.platform is None and steps < MIN_STEPS:
         return _unpredicted(f"runs of less than {MIN_STEPS} steps are not; name a --platform")
+    if meter is not None:
+        meter.import_model()
+    if option := no_formula(config, work):
+        return _unpredicted(f"the model of a step has no formula for {option}")
+    from pydtnn.perfmodel.job import measurable, predict_job
+
     measured = config.platform is None and measurable(comm, work)
     platform = find_platform(config, comm, threads, work, rates=not measured)
     if platform is None:

@@ -155,7 +155,8 @@ def _run(
                 _print_line(config, comm, line)
             log_details(job)
             steps = config.epochs * job.steps_per_epoch
-            job.predicted = together(comm, predict_run, config, job.work, comm, threads, steps)
+            given = config, job.work, comm, threads, steps, job.meter
+            job.predicted = together(comm, predict_run, *given)
             job.sent_before = job.trainer.comm.traffic.bytes
         if survival is not None:
             survival.job = job

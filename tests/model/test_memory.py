@@ -291,6 +291,13 @@ def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
     assert forecast == pytest.approx(grown, rel=0.15)
 
 
+@pytest.mark.parametrize(("threads", "arrays"), [(1, 2), (2, 14)])
+def test_a_single_thread_has_two_parts_of_a_gradient_of_filters(threads: int, arrays: int) -> None:
+    backend = create_backend("cpu", threads=threads, tuning="fixed")
+    model = Model(Conv2d(192, 16, stride=16, bias=False), (224, 224, 3), backend=backend)
+    assert forecast_memory(model, 1).scratch == arrays * 4 * 192 * 16 * 16 * 3 + (threads << 20)
+
+
 def test_scratch_memory_of_attention_grows_with_the_positions_and_not_their_square() -> None:
     backend = create_backend("cpu", threads=1, tuning="direct")
     few, many = (

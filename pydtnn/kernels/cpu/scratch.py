@@ -10,8 +10,8 @@ from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.kernels.geometry import ConvGeometry
 
 # As in src/conv_filter.c and src/conv_winograd_filter.c: maximum number of parts in the sum of the
-# gradient of the filters, filters per part, and bytes of all parts.
-PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
+# gradient of the filters, and bytes of all parts.
+PIECES, DIRECT_BYTES, WINOGRAD_BYTES = 16, 8 << 20, 5 << 20
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
 # As in src/attention_parts.h.
@@ -38,9 +38,9 @@ def conv_scratch(
     for geometry in geometries:
         g = planes_of(geometry) if len(geometry.size) == 3 else geometry
         filters = prod(g.weight_shape) * itemsize
-        units = g.groups * -(-g.filters // (g.groups * UNIT_FILTERS))
-        parts = min(-(-PIECES // units), max(DIRECT_BYTES // filters, 1))
-        largest = max(largest, filters * parts)
+        parts = min(PIECES, max(DIRECT_BYTES // filters, 1))
+        arrays = parts if threads > 1 else min(parts, 2)  # a gradient may be added to
+        largest = max(largest, filters * arrays)
         if winograd and len(candidates(g)) > 1:
             transformed = filters * _products(g) // prod(g.kernel)
             largest = max(largest, min(transformed * PIECES, WINOGRAD_BYTES))

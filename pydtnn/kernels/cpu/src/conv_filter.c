@@ -23,12 +23,14 @@
  * pixels that are neighbours in dy: of x at every pixel, since a pair may start at any.
  *
  * Every block is summed from zero in registers and added to its part's dw; the parts are added in
- * order at the end. Their number, and therefore the bytes, depend only on the shape; and the rounding
- * error of float32 grows with the pixels of a block and the number of blocks, not with the pixels of
- * the batch. Where parts are few, and not equally many for each thread, the filters are shared out,
- * too, and every piece reads x again.
+ * order at the end, or by a single thread one after the other, so that it has memory for two of
+ * them. The first is dw itself, unless dw is added to. Their number, and therefore the bytes, depend
+ * only on the shape; and the rounding error of float32 grows with the pixels of a block and the
+ * number of blocks, not with the pixels of the batch. Where parts are few, and not equally many for
+ * each thread, the filters are shared out, too, and every piece reads x again.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "conv_parts.h"
 #include "conv_views.h"
@@ -52,7 +54,9 @@ struct filtering {
     ptrdiff_t rounding;  /* units are multiples of so many filters */
     ptrdiff_t tile;      /* from one packed tile of dy to the next */
     const struct source *x, *dy;
-    real *sums; /* [part][size] */
+    ptrdiff_t others; /* parts that exist at a time besides the first */
+    real *sums;       /* [other][size] */
+    real *total;      /* [size]: the first part, and those that were added to it */
     real *dw;
     int accumulate;
 };
@@ -87,7 +91,10 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int threads)
                                         ceil_div(f->filters, LEAST_FILTERS)));
     f->units = f->groups * f->units_per_group;
     f->pieces = smaller(f->units, pieces);
-    f->sums = NAME(scratch_new)(f->parts * f->size);
+    f->others = larger(threads > 1 ? f->parts - 1 : smaller(f->parts - 1, 1), 0);
+    f->sums = NAME(scratch_new)((f->others + f->accumulate) * f->size);
+    f->total = f->accumulate ? f->sums + f->others * f->size : f->dw;
+    if (f->sums && !f->parts) memset(f->total, 0, (size_t)f->size * sizeof(real)); /* no samples */
     return f->sums ? 0 : -1;
 }
 
@@ -300,15 +307,28 @@ static void *open(const struct walk *walk) {
     return NULL;
 }
 
+/* Elements [begin, end) of dw = [dw +] total + other parts, in order; dw may be the total. */
+static void add_parts(const struct filtering *f, ptrdiff_t begin, ptrdiff_t end, real *dw) {
+    for (ptrdiff_t i = begin; i < end; i += LANES) {
+        const ptrdiff_t count = smaller(end - i, LANES);
+        vec sum = vzero() + vload_part(f->total + i, count);
+        for (ptrdiff_t p = 0; p < f->others; p++)
+            sum += vload_part(f->sums + p * f->size + i, count);
+        vstore_part(dw + i, dw != f->total ? vload_part(dw + i, count) + sum : sum, count);
+    }
+}
+
 /* Add a block to its part's sum for the units of a piece. */
 static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t piece,
                  void *thread) {
     const struct filtering *f = walk->state;
     const struct plan *plan = &f->plan;
     struct workspace *work = thread;
-    real *input = work->input, *dw = f->sums + part * f->size;
+    real *input = work->input;
+    real *dw = part ? f->sums + (part - 1) % f->others * f->size : f->total;
     const ptrdiff_t begin = f->units * piece / f->pieces, end = f->units * (piece + 1) / f->pieces;
     int first = number == first_block(walk, part);
+    if (first && part > f->others) add_parts(f, 0, f->size, f->total); /* the one before */
     struct block block = NAME(plan_load)(plan, number, f->x, input);
     const real *g =
         work->lent ? work->lent : load_dy(f, &block, begin, end, input + plan->scratch);
@@ -319,17 +339,10 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
     }
 }
 
-/* Elements [number REDUCE, ...) of dw = [dw +] sum of the parts, in order. */
+/* Elements [number REDUCE, ...) of dw. */
 static void reduce(const struct walk *walk, ptrdiff_t number) {
     const struct filtering *f = walk->state;
-    ptrdiff_t end = smaller((number + 1) * REDUCE, f->size);
-    for (ptrdiff_t i = number * REDUCE; i < end; i += LANES) {
-        ptrdiff_t count = smaller(end - i, LANES);
-        vec sum = vzero();
-        for (ptrdiff_t p = 0; p < f->parts; p++)
-            sum += vload_part(f->sums + p * f->size + i, count);
-        vstore_part(f->dw + i, f->accumulate ? vload_part(f->dw + i, count) + sum : sum, count);
-    }
+    add_parts(f, number * REDUCE, smaller((number + 1) * REDUCE, f->size), f->dw);
 }
 
 static void borrow(const struct walk *walk, void *thread, const void *lender) {

@@ -53,6 +53,15 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
+def without_optimization(folder: Path) -> dict[str, str]:
+    """Return variables of a compiler that does not optimize, which ccache knows by what it is."""
+    compiler = folder / "cc"
+    default = os.environ.get("CC") or sysconfig.get_config_var("CC")
+    compiler.write_text(f'#!/bin/sh\nexec {default} "$@" -O0\n')
+    compiler.chmod(0o755)
+    return {"CC": str(compiler), "CCACHE_COMPILERCHECK": "content"}
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the checkout, where nothing that an earlier build left behind can help."""
@@ -69,12 +78,8 @@ def distributions(tree, tmp_path_factory):
     # is tested here.
     (tree / "pydtnn" / "kernels" / "cuda" / "cubins").mkdir(exist_ok=True)
     (tree / "pydtnn" / "kernels" / "cuda" / "cubins" / "old.cubin").touch()
-    compiler = folder / "cc"
-    default = os.environ.get("CC") or sysconfig.get_config_var("CC")
-    compiler.write_text(f'#!/bin/sh\nexec {default} "$@" -O0\n')
-    compiler.chmod(0o755)
     build = ["-m", "build", "--no-isolation", "--outdir", folder, tree]
-    run(sys.executable, *build, cwd=folder, CC=str(compiler), PYDTNN_BUILD="native")
+    run(sys.executable, *build, cwd=folder, **without_optimization(folder), PYDTNN_BUILD="native")
     [sdist], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 
@@ -322,13 +327,9 @@ def test_every_module_and_every_test_file_can_be_imported_alone() -> None:
 
 def test_a_build_of_a_selection_refuses_what_it_left_out(tree, tmp_path):
     """What `make demo` builds first: one instruction set, one type."""
-    compiler = tmp_path / "cc"
-    default = os.environ.get("CC") or sysconfig.get_config_var("CC")
-    compiler.write_text(f'#!/bin/sh\nexec {default} "$@" -O0\n')
-    compiler.chmod(0o755)
     library = tmp_path / "library"
     build = ["setup.py", "-q", "build", "--build-base", tmp_path / "build", "--build-lib", library]
-    selection = {"CC": str(compiler), "PYDTNN_BUILD": "generic float32"}
+    selection = {**without_optimization(tmp_path), "PYDTNN_BUILD": "generic float32"}
     run(sys.executable, *build, cwd=tree, **selection)
     code = (
         "import numpy as np, pydtnn\n"

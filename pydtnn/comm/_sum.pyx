@@ -1,6 +1,6 @@
 """Thin wrapper of src/sum.c: picks the variant once and passes raw pointers."""
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 
 cnp.import_array()
 

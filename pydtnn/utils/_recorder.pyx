@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 
 cnp.import_array()
 

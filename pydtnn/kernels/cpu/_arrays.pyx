@@ -1,6 +1,6 @@
 """Checks whether the compiled kernels support arrays; fast, as every kernel call runs them."""
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 
 import ml_dtypes
 import numpy as np

@@ -3,7 +3,7 @@
 Convolutions use the templates of fused kernels, which are therefore linked once, with theirs.
 """
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, real_size, team
 from pydtnn.kernels.cpu.deferred cimport (
     SUMS_GATE, SUMS_MOMENTS, SUMS_NONE, fill_gate, fill_map, fill_source, sink, source,

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output, real_size
 
 cnp.import_array()

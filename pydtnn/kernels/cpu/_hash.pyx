@@ -3,7 +3,7 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint64_t
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 
 cnp.import_array()
 

@@ -3,7 +3,7 @@
 from libc.stdlib cimport free, malloc
 from libc.string cimport strcpy
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF

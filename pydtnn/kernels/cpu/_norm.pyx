@@ -1,6 +1,6 @@
 """Thin wrapper of src/norm.c: picks the variant and passes raw pointers, without the GIL."""
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from libc.math cimport sqrt
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output, real_size
 

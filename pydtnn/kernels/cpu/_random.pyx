@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
 
 cnp.import_array()

@@ -1,6 +1,6 @@
 """Thin wrapper of src/update.c: picks the variant and passes raw pointers, without the GIL."""
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
 
 cnp.import_array()

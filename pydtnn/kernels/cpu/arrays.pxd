@@ -1,6 +1,6 @@
 """Raw pointers of NumPy arrays, checked: what the thin wrappers hand to C."""
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 
 cdef extern from *:
     """

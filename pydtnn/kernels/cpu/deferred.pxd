@@ -1,6 +1,6 @@
 """Deferred arrays as the C kernels see them, for the wrappers of kernels that take them."""
 
-cimport numpy as cnp
+from pydtnn.utils cimport ndarray as cnp
 from pydtnn.kernels.cpu.arrays cimport data, optional, real_size
 
 cdef extern from "fused.h":

@@ -448,6 +448,7 @@ DIRECTIVES = {
     "cdivision": True,
     "initializedcheck": False,
     "embedsignature": True,
+    "binding": False,  # methods are called faster, and a fifth of what Cython adds is not compiled
 }
 
 setup(

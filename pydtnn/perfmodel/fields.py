@@ -61,29 +61,46 @@ def quantities(unit: str, *, optional: bool = True) -> Any:
     return _declare(parse, form, **({"default_factory": dict} if optional else {}))
 
 
-def count(*, default: Any = MISSING) -> Any:
-    """Declare a whole number of at least 1."""
-    return _declare(_whole, default=default)
+def _checked(check: Callable[..., Any], **limits: float) -> Read:
+    """Return a function that reads a number within limits."""
+
+    def parse(value: object, who: str, key: str) -> Any:
+        try:
+            return check(who, key, value, **limits)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+    return parse
 
 
-def counts(*, default: Any = MISSING) -> Any:
-    """Declare a list of whole numbers of at least 1."""
-    return _declare(partial(_each, _whole), list, default=default)
+def _text(value: object, who: str, key: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{who}: {key} must be text, got {value!r}; quote it")
+    return value
 
 
-def index(*, default: Any = MISSING) -> Any:
-    """Declare a whole number of at least 0."""
-    return _declare(partial(_whole, least=0), default=default)
+def _each(own: Read, value: object, who: str, key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{who}: {key}: expected a list, got {value!r}; write one entry a line")
+    return tuple(own(one, who, f"{key}[{i}]") for i, one in enumerate(value))
 
 
-def positive(*, default: Any = MISSING) -> Any:
-    """Declare a number above 0 without a unit."""
-    return _declare(_number, default=default)
+_whole = _checked(check_int, at_least=1)
 
+count = partial(_declare, _whole)
+"""Declare a whole number of at least 1; `default` is optional here and in the next four."""
 
-def text(*, default: Any = MISSING) -> Any:
-    """Declare a text."""
-    return _declare(_text, default=default)
+counts = partial(_declare, partial(_each, _whole), list)
+"""Declare a list of whole numbers of at least 1."""
+
+index = partial(_declare, _checked(check_int, at_least=0))
+"""Declare a whole number of at least 0."""
+
+positive = partial(_declare, _checked(check_float, above=0))
+"""Declare a number above 0 without a unit."""
+
+text = partial(_declare, _text)
+"""Declare a text."""
 
 
 def part(kind: type, *, default: Any = MISSING) -> Any:
@@ -167,32 +184,6 @@ def write(value: Any) -> dict[str, Any]:
 def _mapping(value: object, who: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{who}: expected entries 'name: value', got {value!r}; add them")
-    return value
-
-
-def _each(own: Read, value: object, who: str, key: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{who}: {key}: expected a list, got {value!r}; write one entry a line")
-    return tuple(own(one, who, f"{key}[{i}]") for i, one in enumerate(value))
-
-
-def _whole(value: object, who: str, key: str, least: int = 1) -> int:
-    try:
-        return check_int(who, key, value, at_least=least)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
-def _number(value: object, who: str, key: str) -> float:
-    try:
-        return check_float(who, key, value, above=0)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
-def _text(value: object, who: str, key: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{who}: {key} must be text, got {value!r}; quote it")
     return value
 
 

@@ -273,20 +273,21 @@ def allreduce_terms(algorithm: str, group: Placement) -> Placed:
     if algorithm == "hierarchical":
         return _hierarchical(inside, hosts)
     if algorithm == "leaders":
-        tree = terms_of("binomial_tree", inside)
-        return Placed(tree, _between_leaders(hosts))
+        return Placed(terms_of("binomial_tree", inside), _between_leaders(hosts))
     whole = terms_of(algorithm, ranks)
     if hosts == 1:
         return Placed(whole, NONE)
     if inside == 1:
         return Placed(NONE, whole, whole.messages / whole.rounds)
-    if algorithm in ("recursive_doubling", "halving_doubling", "binomial_tree"):
-        odd = ranks & (ranks - 1) and algorithm != "binomial_tree"
-        if inside & (inside - 1) or odd:
-            raise _refuse(algorithm, group)
+    doubling = algorithm in ("recursive_doubling", "halving_doubling", "binomial_tree")
+    odd = inside & (inside - 1) or (ranks & (ranks - 1) and algorithm != "binomial_tree")
+    if algorithm == "torus" or (doubling and odd):
+        raise ValueError(
+            f"formulas: {algorithm} has no closed formula for {hosts} hosts of {inside} ranks; "
+            "use pydtnn.comm.schedules.cost, which replays it"
+        )
+    if doubling:
         return _doubling(algorithm, inside, hosts)
-    if algorithm == "torus":
-        raise _refuse(algorithm, group)
     if algorithm == "direct":  # a host sends to all ranks of the other hosts
         sent = 2 * inside * (ranks - inside) / ranks
         return Placed(NONE, whole._replace(sent=sent), inside * (ranks - inside))
@@ -294,25 +295,15 @@ def allreduce_terms(algorithm: str, group: Placement) -> Placed:
     return Placed(NONE, whole, whole.messages / whole.rounds, beside=whole.sent)
 
 
-def _refuse(algorithm: str, group: Placement) -> ValueError:
-    return ValueError(
-        f"formulas: {algorithm} has no closed formula for {group.hosts} hosts of {group.per_host} "
-        "ranks; use pydtnn.comm.schedules.cost, which replays it"
-    )
-
-
 def _hierarchical(inside: int, hosts: int) -> Placed:
     """The schedule "hierarchical": each rank of a host sums a part between the hosts."""
-    scatter = terms_of("direct", inside)
-    between = "halving_doubling" if hosts & (hosts - 1) == 0 else "ring"
-    terms = terms_of(between, hosts)
+    scatter, terms = terms_of("direct", inside), _between_leaders(hosts)
     # every rank sends 1 / inside, all of them through one card
     return Placed(scatter, terms._replace(added=terms.added / inside), inside)
 
 
 def _between_leaders(hosts: int) -> Terms:
-    power = hosts & (hosts - 1) == 0
-    return terms_of("halving_doubling" if power else "ring", hosts)
+    return terms_of("ring" if hosts & (hosts - 1) else "halving_doubling", hosts)
 
 
 def _doubling(algorithm: str, inside: int, hosts: int) -> Placed:
@@ -363,11 +354,7 @@ class Phase(NamedTuple):
 
 
 def phases(
-    placed: Placed,
-    nbytes: float,
-    links: Links,
-    group: Placement,
-    stretch: Stretch = PLAIN,
+    placed: Placed, nbytes: float, links: Links, group: Placement, stretch: Stretch = PLAIN
 ) -> tuple[Phase, Phase]:
     """Return the times of an operation on an array: inside hosts, and between them.
 
@@ -389,23 +376,14 @@ def phases(
     latency = stretch.latency * between.rounds * links.latency
     transfer = stretch.transfer * nbytes * between.sent * outside
     if placed.beside:  # the messages inside may take longer
-        near = between.rounds * links.local_latency + nbytes * placed.beside * inside
-        transfer = max(transfer, near - latency)
+        beside = between.rounds * links.local_latency + nbytes * placed.beside * inside
+        transfer = max(transfer, beside - latency)
 
     def work(terms: Terms, sent: float) -> float:
         return call * terms.messages + nbytes * (terms.added * links.add + sent * links.copy)
 
+    near = local.rounds * links.local_latency, nbytes * local.sent * inside
     return (
-        Phase(
-            local.rounds,
-            local.rounds * links.local_latency,
-            nbytes * local.sent * inside,
-            work(local, local.sent),
-        ),
-        Phase(
-            between.rounds,
-            latency,
-            transfer,
-            work(between, between.sent / group.per_host),
-        ),
+        Phase(local.rounds, *near, work(local, local.sent)),
+        Phase(between.rounds, latency, transfer, work(between, between.sent / group.per_host)),
     )

@@ -78,18 +78,10 @@ def platform_of(
         Equal on all ranks.
     """
     batch, net = ceil(work.batch / comm.size), work.create_net()
-    alone = Workload(
-        work.model,
-        work.input_shape,
-        work.classes,
-        model_options=work.model_options,
-        fusion=work.fusion,
-        optimizer=work.optimizer,
-        optimizer_options=work.optimizer_options,
-        threads=backend.threads,
-    )
-    options = work.fusion, work.optimizer, work.optimizer_options
-    network = (repr(net), work.input_shape, batch, *options) if rates else ()
+    same = {name: getattr(work, name) for name in ("fusion", "optimizer", "optimizer_options")}
+    network = (repr(net), work.input_shape, batch, *same.values()) if rates else ()
+    same |= {"model_options": work.model_options, "threads": backend.threads}
+    alone = Workload(work.model, work.input_shape, work.classes, **same)
     place = _file(comm, backend, *network)
     known = comm.gather_object(_load(place) if comm.rank == 0 else None)[0]
     if known is not None:

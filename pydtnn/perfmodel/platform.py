@@ -10,21 +10,8 @@ from pathlib import Path
 import yaml
 
 from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel import fields
 from pydtnn.perfmodel.entries import DTYPES, UPDATE, check, check_bandwidth, read_rate
-from pydtnn.perfmodel.fields import (
-    count,
-    index,
-    load,
-    one_of,
-    part,
-    parts,
-    positive,
-    quantities,
-    quantity,
-    read,
-    text,
-    write,
-)
 from pydtnn.perfmodel.topology import TOPOLOGIES, Topology
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
@@ -44,19 +31,19 @@ class Cluster:
         In B.
     """
 
-    hosts: int = count()
-    ranks_per_host: int = count()
-    cores_per_host: int = count()
-    memory_per_rank: float = quantity("B")
+    hosts: int = fields.count()
+    ranks_per_host: int = fields.count()
+    cores_per_host: int = fields.count()
+    memory_per_rank: float = fields.quantity("B")
 
 
 @dataclass(frozen=True)
 class Slower:
     """Ranks `first` to `last` compute `factor` times as long as `Compute` states."""
 
-    first: int = index()
-    last: int = index()
-    factor: float = positive()
+    first: int = fields.index()
+    last: int = fields.index()
+    factor: float = fields.positive()
 
 
 @dataclass(frozen=True)
@@ -88,17 +75,17 @@ class Compute:
         to the mean of all: ranks that wait for each other after each of them take this time.
     """
 
-    threads: int = count()
-    peak: Mapping[str, float] = quantities("flop/s", optional=False)
-    memory_bandwidth: float = quantity("B/s")
-    host_bandwidth: float | None = quantity("B/s", default=None)
-    call: float = quantity("s", default=0.0, positive=False)
-    step: float = quantity("s", default=0.0, positive=False)
-    rates: Mapping[str, float] = quantities("flop/s")
-    bandwidths: Mapping[str, float] = quantities("B/s")
-    slower: tuple[Slower, ...] = parts(Slower)
-    slowest_pass: float = positive(default=1.0)
-    slowest_step: float = positive(default=1.0)
+    threads: int = fields.count()
+    peak: Mapping[str, float] = fields.quantities("flop/s", optional=False)
+    memory_bandwidth: float = fields.quantity("B/s")
+    host_bandwidth: float | None = fields.quantity("B/s", default=None)
+    call: float = fields.quantity("s", default=0.0, positive=False)
+    step: float = fields.quantity("s", default=0.0, positive=False)
+    rates: Mapping[str, float] = fields.quantities("flop/s")
+    bandwidths: Mapping[str, float] = fields.quantities("B/s")
+    slower: tuple[Slower, ...] = fields.parts(Slower)
+    slowest_pass: float = fields.positive(default=1.0)
+    slowest_step: float = fields.positive(default=1.0)
 
     def __post_init__(self) -> None:
         """Check the names of peaks, rates and bandwidths."""
@@ -123,9 +110,9 @@ class Link:
         (by default the bandwidth).
     """
 
-    latency: float = quantity("s", positive=False)
-    bandwidth: float = quantity("B/s")
-    shared: float | None = quantity("B/s", default=None)
+    latency: float = fields.quantity("s", positive=False)
+    bandwidth: float = fields.quantity("B/s")
+    shared: float | None = fields.quantity("B/s", default=None)
 
 
 @dataclass(frozen=True)
@@ -139,9 +126,9 @@ class RankClass:
         In s and B/s.
     """
 
-    ranks: int = count()
-    latency: float = quantity("s", positive=False)
-    bandwidth: float = quantity("B/s")
+    ranks: int = fields.count()
+    latency: float = fields.quantity("s", positive=False)
+    bandwidth: float = fields.quantity("B/s")
 
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
@@ -201,18 +188,18 @@ class Messages:
         their number.
     """
 
-    inside: Link = part(Link)
-    between: Link = part(Link)
-    add: float | None = quantity("B/s", default=None)
-    copy: float | None = quantity("B/s", default=None)
-    call: float = quantity("s", default=0.0, positive=False)
-    allreduce: float | None = quantity("B/s", default=None)
-    eager: float | None = quantity("B", default=None)
-    wake: float | None = quantity("s", default=None, positive=False)
-    test: float = quantity("s", default=0.0, positive=False)
-    collectives: Mapping[str, float] = quantities("s")
-    classes: tuple[RankClass, ...] = parts(RankClass)
-    rails: int = count(default=1)
+    inside: Link = fields.part(Link)
+    between: Link = fields.part(Link)
+    add: float | None = fields.quantity("B/s", default=None)
+    copy: float | None = fields.quantity("B/s", default=None)
+    call: float = fields.quantity("s", default=0.0, positive=False)
+    allreduce: float | None = fields.quantity("B/s", default=None)
+    eager: float | None = fields.quantity("B", default=None)
+    wake: float | None = fields.quantity("s", default=None, positive=False)
+    test: float = fields.quantity("s", default=0.0, positive=False)
+    collectives: Mapping[str, float] = fields.quantities("s")
+    classes: tuple[RankClass, ...] = fields.parts(RankClass)
+    rails: int = fields.count(default=1)
 
     def __post_init__(self) -> None:
         """Check the names of collectives."""
@@ -234,9 +221,9 @@ class Storage:
         Rate of checkpoints, in B/s.
     """
 
-    sample: float = quantity("s", default=0.0, positive=False)
-    loader: float | None = quantity("B/s", default=None)
-    write: float | None = quantity("B/s", default=None)
+    sample: float = fields.quantity("s", default=0.0, positive=False)
+    loader: float | None = fields.quantity("B/s", default=None)
+    write: float | None = fields.quantity("B/s", default=None)
 
     def delay(self, samples: int, nbytes: int, threads: int, step: float) -> float:
         """Return the time by which the loader makes a step longer, in s.
@@ -275,12 +262,12 @@ class Platform:
         The switches between hosts; None: one switch that is never the bottleneck.
     """
 
-    name: str = text()
-    cluster: Cluster = part(Cluster)
-    compute: Compute = part(Compute)
-    messages: Messages = part(Messages)
-    storage: Storage = part(Storage, default=Storage())
-    topology: Topology | None = one_of(TOPOLOGIES)
+    name: str = fields.text()
+    cluster: Cluster = fields.part(Cluster)
+    compute: Compute = fields.part(Compute)
+    messages: Messages = fields.part(Messages)
+    storage: Storage = fields.part(Storage, default=Storage())
+    topology: Topology | None = fields.one_of(TOPOLOGIES)
 
     def __post_init__(self) -> None:
         """Check that the topology has the hosts."""
@@ -314,7 +301,7 @@ class Platform:
         125000000.0
         """
         path, content = _content(source)
-        return read(cls, content, path.name)
+        return fields.read(cls, content, path.name)
 
     @staticmethod
     def comment(name: str) -> str:
@@ -332,7 +319,7 @@ class Platform:
             Lines at the beginning.
         """
         head = "".join(f"# {line}\n" for line in comments)
-        content = yaml.safe_dump(write(self), sort_keys=False, allow_unicode=True, width=100)
+        content = yaml.safe_dump(fields.write(self), sort_keys=False, allow_unicode=True, width=100)
         write_file("platform", path, (head + content).encode())
 
     def hosts(self, ranks: int) -> tuple[int, ...]:
@@ -435,7 +422,7 @@ def _content(source: object, bases: tuple[Path, ...] = ()) -> tuple[Path, object
         path = bases[-1].parent / path
     if path in bases:
         raise ValueError(f"{path.name}: expected a base that is not based on it; correct it")
-    content = load("platform", path)
+    content = fields.load("platform", path)
     if isinstance(content, dict) and "base" in content:
         content = _merge(_content(content.pop("base"), (*bases, path))[1], content)
     return path, content

@@ -19,20 +19,8 @@ from pydtnn.perfmodel.formulas import Placement
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.prediction import (
-    LayerTime,
-    Memory,
-    Prediction,
-    RankPrediction,
-    StepTime,
-)
-from pydtnn.perfmodel.timing import (
-    Tables,
-    gradients_exposed,
-    pass_time,
-    step_time,
-    update_seconds,
-)
+from pydtnn.perfmodel.prediction import LayerTime, Memory, Prediction, RankPrediction, StepTime
+from pydtnn.perfmodel.timing import Tables, gradients_exposed, pass_time, step_time, update_seconds
 from pydtnn.perfmodel.workload import Workload, first_unknown
 from pydtnn.training.checks import DEFAULT_PER_RANK
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -63,13 +64,9 @@ def leaders(group: Group) -> Rounds:
     yield from over(group, first, halving_doubling if power else ring)
 
 
-PATTERNS: dict[str, Algorithm] = {
-    **SCHEDULES,
-    "neighbours": neighbours,
-    "to_next": to_next,
-    "to_all": to_all,
-    "leaders": leaders,
-}
+OWN: tuple[Any, ...] = (neighbours, to_next, to_all, leaders)
+
+PATTERNS: dict[str, Algorithm] = {**SCHEDULES, **{one.__name__: one for one in OWN}}
 """Patterns of messages by name."""
 
 

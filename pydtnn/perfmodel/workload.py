@@ -276,21 +276,9 @@ class Workload:
 
     def create_model(self, net: Net, backend: Backend, mesh: Mesh | None) -> Model:
         """Create this rank's part of the model."""
-        return Model(
-            net,
-            self.input_shape,
-            backend=backend,
-            dtype=self.dtype,
-            formats=self.formats,
-            seed=self.seed,
-            bucket_bytes=self.bucket_bytes,
-            fuse=self.fusion,
-            plan=self.plan,
-            mesh=mesh,
-            pipeline_schedule=self.pipeline_schedule,
-            recompute=self.recompute,
-            memory_limit=self.memory_limit,
-        )
+        names = ("dtype", "formats", "seed", "bucket_bytes", "plan", "pipeline_schedule")
+        same = {name: getattr(self, name) for name in (*names, "recompute", "memory_limit")}
+        return Model(net, self.input_shape, backend=backend, mesh=mesh, fuse=self.fusion, **same)
 
     def create_exchange(self, comm: Communicator) -> GradientExchange:
         """Create the scheme by which ranks exchange gradients."""

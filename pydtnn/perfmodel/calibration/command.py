@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
     options, error = argparse.Namespace(), None
     try:
-        with printing():
-            options = create_parser(comm.rank == 0).parse_args(arguments)
+        with printing() if comm.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
+            options = create_parser().parse_args(arguments)
         if not options.list and options.output.suffix not in (".yaml", ".yml"):
             raise ValueError(
                 f"{WHO}: --output must be a file named *.yaml, got {options.output}; rename it"
@@ -111,16 +113,9 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{WHO}: {message}; see {self.prog} --help")
 
 
-class _Silent(_Parser):
-    """The parser of ranks other than 0: it prints no help."""
-
-    def print_help(self, file: object = None) -> None:
-        """Print nothing."""
-
-
-def create_parser(prints: bool = True) -> argparse.ArgumentParser:
-    """Return the parser of the command line, of which one rank prints the help page."""
-    parser = (_Parser if prints else _Silent)(
+def create_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = _Parser(
         prog="python -m pydtnn.calibrate",
         description=DESCRIPTION,
         epilog=EPILOG,

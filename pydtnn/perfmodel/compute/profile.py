@@ -141,15 +141,11 @@ class MeasuredCosts(ComputeCosts):
     """
 
     def __init__(self, profile: RankProfile, factor: float = 1.0, *, varying: bool = False) -> None:
-        times: Mapping[Label, Sequence[float]]
-        if varying:
-            times = {
-                label: [step[label] for step in profile.steps if label in step]
-                for label in profile.labels
-            }
-        else:
-            times = {label: [seconds] for label, seconds in profile.median().items()}
-        self._times = {label: cycle([factor * s for s in own]) for label, own in times.items()}
+        steps = profile.steps if varying else (profile.median(),)
+        self._times = {
+            label: cycle([factor * step[label] for step in steps if label in step])
+            for label in profile.labels
+        }
         self._nodes = {label.name for label in self._times}
         self._samples = profile.samples
 
@@ -203,19 +199,17 @@ def find_profile(profiles: Sequence[Profile], key: Mapping[str, Any]) -> Profile
 
 
 def _ranks_to_json(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
-    found = {}
-    for rank, profile in ranks.items():
-        labels = profile.labels
-        times = [
-            [round(step[label], DIGITS) if label in step else None for label in labels]
-            for step in profile.steps
-        ]
-        found[str(rank)] = {
-            "samples": profile.samples,
-            "labels": [[one.kind, one.name, one.index] for one in labels],
-            "seconds": times,
+    def seconds(step: Mapping[Label, float], labels: list[Label]) -> list[float | None]:
+        return [round(step[label], DIGITS) if label in step else None for label in labels]
+
+    return {
+        str(rank): {
+            "samples": own.samples,
+            "labels": [[one.kind, one.name, one.index] for one in own.labels],
+            "seconds": [seconds(step, own.labels) for step in own.steps],
         }
-    return found
+        for rank, own in ranks.items()
+    }
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:

@@ -52,27 +52,23 @@ class PostOffice:
 
     def send(self, sender: int, receiver: int, tag: int, array: np.ndarray) -> Completion:
         """Post an array to send, at the present time of the sender."""
-        side = _Side(array, Completion(self._members[sender]), sender)
 
-        def match() -> None:
+        def match(side: _Side) -> None:
             other = self._matching.send(sender, receiver, tag, side)
             if other is not None:
                 self._deliver(side, other)
 
-        self._post(side, match)
-        return side.done
+        return self._post(sender, array, match)
 
     def receive(self, sender: int | None, receiver: int, tag: int, array: np.ndarray) -> Completion:
         """Post an array to receive into, at the present time of the receiver."""
-        side = _Side(array, Completion(self._members[receiver]), receiver)
 
-        def match() -> None:
+        def match(side: _Side) -> None:
             other = self._matching.receive(sender, receiver, tag, side)
             if other is not None:
                 self._deliver(other, side)
 
-        self._post(side, match)
-        return side.done
+        return self._post(receiver, array, match)
 
     def copying(self, rank: int, peer: int, nbytes: int) -> float:
         """Return the time in s for which a rank itself copies a message.
@@ -82,76 +78,73 @@ class PostOffice:
         between = self._hosts[rank] != self._hosts[peer]
         return self._processor.copy * nbytes if between and not self._engine.shared else 0.0
 
-    def _post(self, side: _Side, match: Callable[[], None]) -> None:
+    def _post(self, rank: int, array: np.ndarray, match: Callable[[_Side], None]) -> Completion:
+        side = _Side(array, Completion(self._members[rank]), rank)
         self._engine.spend(side.done.owner, self._processor.call)
-        self._engine.post(side.done.owner, match)
+        self._engine.post(side.done.owner, lambda: match(side))
+        return side.done
 
     def _deliver(self, send: _Side, receive: _Side) -> None:
         engine = self._engine
         receive.done.source = send.rank
-        if send.array.nbytes != receive.array.nbytes:
-            receive.done.problem = wrong_length(receive.array.nbytes, send.array.nbytes)
-            engine.complete(send.done, engine.now)
-            engine.complete(receive.done, engine.now)
-            return
-        # Both ranks leave their arrays alone until the message is complete, so it is copied here.
-        receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
-
-        nbytes = send.array.nbytes
-        pair = engine.network.pair(send.done.owner, receive.done.owner)
 
         def arrived() -> None:
             engine.complete(send.done, engine.now)
             engine.complete(receive.done, engine.now)
 
+        if send.array.nbytes != receive.array.nbytes:
+            receive.done.problem = wrong_length(receive.array.nbytes, send.array.nbytes)
+            arrived()
+            return
+        # Both ranks leave their arrays alone until the message is complete, so it is copied here.
+        receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
+
+        nbytes = send.array.nbytes
+        owners = send.done.owner, receive.done.owner
+        pair = engine.network.pair(*owners)
         if pair[0] != pair[1]:  # the network's rate contains copies; they slow down computation
-            for side in (send, receive):
-                engine.work(side.done.owner, self._processor.copy * nbytes, WAITING)
+            for owner in owners:
+                engine.work(owner, self._processor.copy * nbytes, WAITING)
         if pair[0] == pair[1] or nbytes <= self._processor.eager:
             engine.transfer(pair, nbytes, arrived)
         else:
-            window = int(WINDOW * self._processor.eager)
-            notice = self._processor.notice
-            _Rendezvous(engine, pair, send, receive, window, notice, arrived).begin()
+            window, notice = int(WINDOW * self._processor.eager), self._processor.notice
+            _Rendezvous(engine, pair, *owners, nbytes, window, notice, arrived).begin()
 
 
+@dataclass
 class _Rendezvous:
     """A message that starts when the receiver, then the sender, are in calls; and its parts."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        pair: Pair,
-        send: _Side,
-        receive: _Side,
-        window: int,
-        notice: Callable[[float], float],
-        arrived: Callable[[], None],
-    ) -> None:
-        self._engine, self._pair, self._window, self._arrived = engine, pair, window, arrived
-        self._notice = notice
-        self._sender, self._receiver = send.done.owner, receive.done.owner
-        self._length = self._left = send.array.nbytes
+    engine: Engine
+    pair: Pair
+    sender: int
+    receiver: int
+    length: int
+    window: int
+    notice: Callable[[float], float]
+    arrived: Callable[[], None]
 
     def begin(self) -> None:
         """Announce the message, to which the receiver consents in its next call."""
-        self._later(lambda: self._engine.attend(self._receiver, self._consent, self._notice))
+        self._left = self.length
+        self._later(lambda: self.engine.attend(self.receiver, self._consent, self.notice))
 
     def _consent(self) -> None:
-        self._later(lambda: self._engine.attend(self._sender, self._send, self._notice))
+        self._later(lambda: self.engine.attend(self.sender, self._send, self.notice))
 
     def _later(self, action: Callable[[], None]) -> None:
         """Execute an action after the latency of the network."""
-        engine = self._engine
-        engine.at(engine.now + engine.network.routes[self._pair].latency, action)
+        engine = self.engine
+        engine.at(engine.now + engine.network.routes[self.pair].latency, action)
 
     def _send(self) -> None:
-        part, follows = min(self._left, self._window), self._left < self._length
+        part, follows = min(self._left, self.window), self._left < self.length
         self._left -= part
-        self._engine.transfer(self._pair, part, self._passed, follows=follows)
+        self.engine.transfer(self.pair, part, self._passed, follows=follows)
 
     def _passed(self) -> None:
         if self._left:
-            self._engine.attend(self._sender, self._send)
+            self.engine.attend(self.sender, self._send)
         else:
-            self._arrived()
+            self.arrived()

@@ -18,7 +18,7 @@ import numpy as np
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.flows import Flows
 from pydtnn.comm.schedules.network import Network, Pair
-from pydtnn.comm.schedules.steps import Round
+from pydtnn.comm.schedules.steps import Part, Round
 from pydtnn.comm.schedules.timeline import timeline
 
 MAX_ROUND_BY_ROUND = 64
@@ -146,7 +146,7 @@ def messages_by_row(algorithm: str | Algorithm, hosts: Sequence[Hashable]) -> li
             return [_turned(one, ranks) for one in own if any(step.send for step in one)]
     found: dict[int, list[tuple[int, int, float, float]]] = {}
     for message in timeline([rounds(algorithm, rank, hosts) for rank in range(ranks)]).messages:
-        length = float(message.part.stop - message.part.start)
+        length = _length(message.part)
         added = length if message.op == "sum" else 0.0
         entry = message.sender, message.receiver, length, added
         found.setdefault(message.row, []).append(entry)
@@ -177,25 +177,21 @@ def _is_turned(
 def _facts(steps: Round, rank: int, ranks: int) -> list[tuple[int, float, float, str]]:
     """Return relative peer, lengths and operation of each step."""
     return [
-        (
-            (step.peer - rank) % ranks,
-            0.0 if step.send is None else float(step.send.stop - step.send.start),
-            0.0 if step.receive is None else float(step.receive.stop - step.receive.start),
-            step.op,
-        )
-        for step in steps
+        ((one.peer - rank) % ranks, _length(one.send), _length(one.receive), one.op)
+        for one in steps
     ]
+
+
+def _length(part: Part | None) -> float:
+    return 0.0 if part is None else float(part.stop - part.start)
 
 
 def _turned(steps: Round, ranks: int) -> Messages:
     """Return the messages of all ranks in a round that is that of rank 0, turned."""
     everyone = np.arange(ranks)
-    sent = [(step.peer, float(step.send.stop - step.send.start)) for step in steps if step.send]
-    added = {
-        step.peer: float(step.receive.stop - step.receive.start)
-        for step in steps
-        if step.receive and step.op == "sum"
-    }
+    sent = [(step.peer, _length(step.send)) for step in steps if step.send]
+    receives = [step for step in steps if step.receive and step.op == "sum"]
+    added = {step.peer: _length(step.receive) for step in receives}
     senders = np.concatenate([everyone for _ in sent])
     receivers = np.concatenate([(everyone + peer) % ranks for peer, _ in sent])
     shares = np.repeat([length for _, length in sent], ranks)

@@ -11,20 +11,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from pydtnn.perfmodel.oracle import table
 from pydtnn.perfmodel.oracle.ask import main as ask
 from pydtnn.perfmodel.oracle.options import Case, axes_of, create_parser
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Variants, best, first_of_kinds
-from pydtnn.perfmodel.oracle.table import (
-    csv_of,
-    duration,
-    explain,
-    find_limits,
-    of_best,
-    of_limits,
-    ranking,
-    title,
-)
 from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
@@ -86,13 +77,13 @@ def _run(options: argparse.Namespace) -> None:
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    limits = find_limits(work, oracle.projector.backend)
+    limits = table.find_limits(work, oracle.projector.backend)
     if options.batch_size:
         limits = [limit for limit in limits if limit.kind != "data"]
-    print("\n".join(of_limits(limits)))
+    print("\n".join(table.of_limits(limits)))
     _write(swept, options, {"model": work.network, "platform": platform.name})
     if options.plots:
-        for path in plot_all(options.plots, swept, title(work, platform.name, None)):
+        for path in plot_all(options.plots, swept, table.title(work, platform.name, None)):
             print(f"plot: {path}")
 
 
@@ -114,7 +105,7 @@ def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None
 def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) -> None:
     width = shutil.get_terminal_size((WIDTH, 24)).columns
     if options.top == 1 and len(swept) > 1:
-        print("\n".join(of_best(swept, width)))
+        print("\n".join(table.of_best(swept, width)))
         chosen = [one for entries in swept.values() if (one := best(entries))]
         if chosen:
             fastest = min(chosen, key=lambda one: one.projection.epoch if one.projection else 0)
@@ -124,7 +115,7 @@ def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) ->
     for ranks, entries in swept.items():
         possible = [entry for entry in entries if entry.possible]
         if possible:
-            print("\n".join(ranking(possible[:top], width)))
+            print("\n".join(table.ranking(possible[:top], width)))
         others = [entry for entry in entries if not entry.possible]
         if others:
             print(f"{ranks} ranks: {len(others)} more are not possible, such as:")
@@ -135,7 +126,7 @@ def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) ->
 def _print_explanation(entry: Entry) -> None:
     if entry.projection is None:
         raise ValueError(entry.reason)
-    print("\n".join(explain(entry.projection)))
+    print("\n".join(table.explain(entry.projection)))
     if entry.reason:
         print(f"not possible: {entry.reason}")
     print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
@@ -145,7 +136,7 @@ def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
     rows = [[f"time of an epoch by {found.axis}", *(point.text for point in found.points)]]
     for name, entries in found.entries.items():
         times = [
-            "-" if entry.projection is None else duration(entry.projection.epoch)
+            "-" if entry.projection is None else table.duration(entry.projection.epoch)
             for entry in entries
         ]
         rows.append([name, *times])
@@ -176,4 +167,4 @@ def _write(
         text = json.dumps({**head, "predictions": rows}, indent=1)
         write_file("oracle", options.json, text.encode() + b"\n")
     if options.csv:
-        write_file("oracle", options.csv, csv_of(rows).encode())
+        write_file("oracle", options.csv, table.csv_of(rows).encode())

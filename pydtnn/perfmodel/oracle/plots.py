@@ -73,11 +73,12 @@ def _lines(axes: Any, found: Mapping[int, Sequence[Entry]], measure: Any) -> Non
         axes.plot([*points], [*points.values()], "o-", color=color, label=kind)
 
 
-def _over_ranks(axes: Any, ranks: Sequence[int], what: str) -> None:
+def _scales(axes: Any, places: Mapping[float, str], over: str, what: str, **style: Any) -> None:
+    """Label axes with logarithmic scales, the lower one at places with their texts."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ranks, [str(n) for n in ranks])
+    axes.set_xticks([*places], [*places.values()], **style)
     axes.minorticks_off()
-    axes.set_xlabel("ranks")
+    axes.set_xlabel(over)
     axes.set_yscale("log")
     axes.set_ylabel(what)
     axes.legend()
@@ -89,12 +90,13 @@ def _scaling(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     if chosen:
         ideal = [e.efficiency * e.projection.epoch for e in chosen.values() if e.projection]
         axes.plot([*chosen], ideal, "--", color="#999999", label="ideal", zorder=1)
-    _over_ranks(axes, [*found], "time of an epoch (s)")
+    _scales(axes, {n: str(n) for n in found}, "ranks", "time of an epoch (s)")
 
 
 def _memory(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     _lines(axes, found, lambda entry: entry.projection.memory.total / 1e9)
-    _over_ranks(axes, [*found], "memory of a rank (GB), fastest strategy of each kind")
+    what = "memory of a rank (GB), fastest strategy of each kind"
+    _scales(axes, {n: str(n) for n in found}, "ranks", what)
 
 
 def _breakdown(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
@@ -124,10 +126,5 @@ def _sweep(axes: Any, sweep: Sweep) -> None:
             if entry.projection is not None
         ]
         axes.plot(*zip(*pairs, strict=True), "o-", color=color, label=name) if pairs else None
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(values, [point.text for point in sweep.points], fontsize=7)
-    axes.minorticks_off()
-    axes.set_yscale("log")
-    axes.set_xlabel(SWEEPS[sweep.axis])
-    axes.set_ylabel("time of an epoch (s)")
-    axes.legend()
+    texts = {point.value: point.text for point in sweep.points}
+    _scales(axes, texts, SWEEPS[sweep.axis], "time of an epoch (s)", fontsize=7)

@@ -222,18 +222,12 @@ class LayerOptions:
 
     def _exchange_seconds(self, before: State, after: State, nbytes: float) -> float:
         """Return the time of an exchange, forward and backward: `pydtnn.layers.exchange`."""
-        back: State = Spread.PARTIAL if after is Spread.PARTIAL else after
         to: State = Spread.WHOLE if before is Spread.PARTIAL else before
-        return self._one_way(before, after, nbytes) + self._one_way(back, to, nbytes)
+        return self._one_way(before, after, nbytes) + self._one_way(after, to, nbytes)
 
     def _one_way(self, before: State, after: State, nbytes: float) -> float:
-        others, part = self.ranks - 1, nbytes / self.ranks
-        if isinstance(before, Cut) and isinstance(after, Cut):
-            return self._messages(others * part / self.ranks, others)
-        if isinstance(before, Cut):
+        others, cuts = self.ranks - 1, [isinstance(state, Cut) for state in (before, after)]
+        if cuts[0] or (before is Spread.PARTIAL and cuts[1]):
+            part = nbytes / self.ranks ** (1 + all(cuts))
             return self._messages(others * part, others)
-        if before is Spread.PARTIAL:
-            if isinstance(after, Cut):
-                return self._messages(others * part, others)
-            return duration(self.messages.allreduce(AXIS, nbytes))
-        return 0.0
+        return duration(self.messages.allreduce(AXIS, nbytes)) if before is Spread.PARTIAL else 0.0

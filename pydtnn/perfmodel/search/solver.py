@@ -103,11 +103,7 @@ Frontier = tuple[tuple[int, State], ...]
 
 
 def solve(
-    units: Sequence[Unit],
-    options: Options,
-    *,
-    memory_limit: float = inf,
-    most: int = 64,
+    units: Sequence[Unit], options: Options, *, memory_limit: float = inf, most: int = 64
 ) -> list[Solution]:
     """Return the choices that no other one beats in both time and memory, the fastest first.
 

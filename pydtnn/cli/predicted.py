@@ -372,6 +372,7 @@ def _options(config: TrainConfig, best: Workload, limit: float) -> dict[str, Any
     """Return the options of the command line for the best strategy."""
     chosen: dict[str, Any] = {
         "pipeline_schedule": best.pipeline_schedule,
+        "scheme": best.scheme,
         "global_batch_size": best.batch,
     }
     if config.parallel == AUTO:

@@ -183,7 +183,7 @@ def backward_loop(
             run = _backward_node(graph, node, residuals, sums, joint=joint, inputs_only=inputs_only)
             try:
                 if reports:
-                    name = node.name + (HALVES[0] if inputs_only and has_halves(node) else "")
+                    name = node.name + (HALVES[0] if inputs_only and has_halves(node.layer) else "")
                     run = reports.interrupted(run, Kind.BACKWARD, name, waits)
                     reports.begin(Kind.BACKWARD, name, waits)
                 yield from late.begin(node, run, waits)
@@ -234,9 +234,8 @@ def parameters_loop(
             after_node(node)
 
 
-def has_halves(node: Node) -> bool:
+def has_halves(layer: Layer) -> bool:
     """Return whether a layer's first half of backward leaves something to the second."""
-    layer = node.layer
     own = type(layer).backward_inputs is not Layer.backward_inputs
     return own and layer.trainable and not layer.communicates(training=True, joint=False)
 

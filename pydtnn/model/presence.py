@@ -35,18 +35,10 @@ class Presence:
         buckets: Sequence[Bucket],
         before_layer: BeforeLayer,
     ) -> None:
-        of = {entry.name: bucket for bucket in buckets for entry in bucket.parameters}
-
-        def read(nodes: Sequence[Node]) -> list[Bucket]:
-            names = [p.name for node in nodes for p in node.layer.parameters]
-            return list({of[name].index: of[name] for name in names if name in of}.values())
-
         self._before_layer = before_layer
         self._shard = 0
         self._told: dict[int, tuple[Sequence[Bucket], Sequence[Bucket]]] = {}  # of each shard
-        self._forward = _with_next([(node, read([node])) for node in nodes])
-        backward = [node for node in reversed(nodes) if node.index in trained]
-        self._backward = _with_next([(node, read([node, *recomputed(node)])) for node in backward])
+        self._forward, self._backward = reads_of(nodes, trained, buckets)
 
     def begin(self) -> Callable[[int], None]:
         """Return what is called with a shard before its pass begins, or continues after others.
@@ -75,6 +67,23 @@ class Presence:
         """Called before a node's backward pass, or each of its halves."""
         if node.index in self._backward:
             self._tell(*self._backward[node.index])
+
+
+def reads_of(
+    nodes: Sequence[Node], trained: Collection[int], buckets: Sequence[Bucket]
+) -> tuple[Reads, Reads]:
+    """Return what the nodes read in forward and in backward."""
+    of = {entry.name: bucket for bucket in buckets for entry in bucket.parameters}
+
+    def read(nodes: Sequence[Node]) -> list[Bucket]:
+        names = [p.name for node in nodes for p in node.layer.parameters]
+        return list({of[name].index: of[name] for name in names if name in of}.values())
+
+    backward = [node for node in reversed(nodes) if node.index in trained]
+    return (
+        _with_next([(node, read([node])) for node in nodes]),
+        _with_next([(node, read([node, *recomputed(node)])) for node in backward]),
+    )
 
 
 def recomputed(node: Node) -> list[Node]:

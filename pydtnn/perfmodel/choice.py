@@ -27,13 +27,8 @@ def ranked(found: SearchResult, most: int = MAX_LISTED) -> list[str]:
 
 
 def label(one: Prediction) -> str:
-    """Return a strategy's name, with the schedule of a pipeline if it is not the default one.
-
-    Plans that were found layer by layer have a note.
-    """
-    work = one.work
-    schedule = f", {work.pipeline_schedule}" if work.pipeline_schedule != "1f1b" else ""
-    return work.strategy + schedule + (", layer by layer" if isinstance(work.plan, dict) else "")
+    """Return a strategy's name; plans that were found layer by layer have a note."""
+    return one.work.strategy + (", layer by layer" if isinstance(one.work.plan, dict) else "")
 
 
 def cells(one: Prediction) -> list[str]:
@@ -72,7 +67,7 @@ def explain(found: SearchResult, limit: float) -> str:
     best = found.best
 
     def way(one: Prediction) -> tuple[object, ...]:
-        return one.work.axes, one.work.pipeline_schedule
+        return one.work.axes, one.work.pipeline_schedule, one.work.scheme
 
     others = (one for one in found.tried if way(one) != way(best))
     slower = (one for one in others if one.seconds >= best.seconds)
@@ -105,6 +100,8 @@ def search_lines(projector: Projector, ranks: int) -> tuple[SearchResult, list[s
     options = [f"--parallel {best.work.parallel}"] if best.work.cut else []
     if best.work.plan is not None:
         options.append(f"--plan '{plain_yaml.dump(best.work.plan)}'")
+    if best.work.scheme != projector.work.scheme:
+        options.append(f"--scheme {best.work.scheme}")
     if best.work.recompute is not None:
         options.append(f"--recompute {best.work.recompute}")
     return found, [*lines, f"train with: {' '.join(options) or 'no options'}"]

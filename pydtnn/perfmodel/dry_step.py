@@ -21,27 +21,21 @@ from pydtnn.layers.collectives import PIPELINE, Collective, Pending
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.model.memory import DryMesh, Rehearsal
-from pydtnn.model.model import Model
+from pydtnn.model.partition.stages import Stage
+from pydtnn.model.presence import reads_of
 from pydtnn.model.recompute import Cuts
 from pydtnn.model.recompute_choice import AUTO, check_recompute
+from pydtnn.perfmodel import outline as outlines
 from pydtnn.perfmodel.compute import Label
-from pydtnn.perfmodel.outline import (
-    BucketOutline,
-    Compute,
-    Event,
-    Linear,
-    MemoryOutline,
-    Outline,
-    Ready,
-    Start,
-    Transfer,
-    Wait,
-)
+from pydtnn.perfmodel.outline import Compute, Event, Linear, Read
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 MIN_COUNTED_BYTES = 1
 """Least size of arrays that are counted, in B."""
+
+
+_Flat = tuple[dict[str, Any], list[tuple[int, outlines.BucketOutline]], dict[tuple[str, int], Read]]
 
 
 def inner_position(shape: Mapping[str, int]) -> dict[str, int]:
@@ -76,18 +70,36 @@ class DryStep:
         mesh: Any = self.mesh  # it gathers nothing
         self.model = plain.create_model(plain.create_net(), self.backend, mesh)
         self.model.cut_outputs = True  # as with the usual losses
-        self._flat = [_flat_of(self.model)]  # inside a host, and between hosts
+        self._flat = [self._flat_of()]  # inside a host, and between hosts
         self.model.share_gradients()
-        self._shared = _flat_of(self.model)[0]["gradients"]
+        self._shared = self._flat_of()[0]["gradients"]
         self.model.separate_gradients()
         total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
         usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
         between = bucket_bytes(("a", "b"), total, usual)
         self.model.choose_buckets(lambda total, usual: between)
-        self._flat.append(_flat_of(self.model))
-        self._outlines: dict[str, list[Outline]] = {}
+        self._flat.append(self._flat_of())
+        self._outlines: dict[str, list[outlines.Outline]] = {}
         # a layer may compute a part of the samples
         self.few = max(shape.values(), default=1) if self.model.graph.cuts_batch else 1
+
+    def _flat_of(self) -> _Flat:
+        """Return the bytes of flat arrays, buckets with the nodes that complete them, and reads."""
+        model, graph = self.model, self.model.graph
+        buffers = (*model.buffers, *model.frozen_buffers)
+        sizes: dict[str, Any] = {
+            "values": sum(buffer.values.nbytes for buffer in buffers),
+            "gradients": sum(buffer.grads.nbytes for buffer in buffers),
+            "copies": sum(b.working.nbytes for b in buffers if b.working is not None),
+            "trained": sum(buffer.values.nbytes for buffer in model.buffers),
+        }
+        buckets = [(bucket.ready_at, _outline_of(bucket)) for bucket in model.buckets]
+        reads = {
+            (graph.nodes[index].name, kind): Read(*(tuple(b.index for b in own) for own in both))
+            for kind, found in enumerate(reads_of(graph.nodes, graph.trained, model.buckets))
+            for index, both in found.items()
+        }
+        return sizes, buckets, reads
 
     def _recompute(self, recompute: Any) -> None:
         """Choose the segments that backward recomputes."""
@@ -117,7 +129,7 @@ class DryStep:
             self.mesh.recording = None
         return recording, rehearsal.memory.peak, kept
 
-    def outline(self, recompute: Any = None, *, between_hosts: bool = False) -> Outline:
+    def outline(self, recompute: Any = None, *, between_hosts: bool = False) -> outlines.Outline:
         """Return the outline of the step.
 
         Parameters
@@ -138,7 +150,7 @@ class DryStep:
             self._outlines[key] = self._both_outlines(recompute)
         return self._outlines[key][between_hosts]
 
-    def _both_outlines(self, recompute: Any) -> list[Outline]:
+    def _both_outlines(self, recompute: Any) -> list[outlines.Outline]:
         """Return the outlines inside a host and between hosts, whose passes are the same."""
         self._recompute(recompute)
         few, many = map(self._run, (self.few, 2 * self.few))
@@ -146,52 +158,41 @@ class DryStep:
         def line(value: float, other: float) -> Linear:
             return Linear.through(self.few, value, 2 * self.few, other)
 
-        model = self.model
-        layers = {node.name: node.layer for node in model.graph.nodes}
+        model, graph = self.model, self.model.graph
+        layers = {node.name: node.layer for node in graph.nodes}
         forward, backward = (
             tuple(_join(a, b, layers, line))
             for a, b in zip(few[0].passes, many[0].passes, strict=True)
         )
         stages = () if model.pipeline is None else model.pipeline.stages
-        sides = ([v for s in stages for v in s.receives], [v for s in stages for v in s.sends])
         self.backend.trim()
-        memory = MemoryOutline(
+        memory = outlines.MemoryOutline(
             **self._flat[-1][0],
             shared=self._shared,
             peak=line(few[1], many[1]),
             nodes=tuple(map(line, few[2], many[2])),
-            scratch=scratch(self.real, self.backend, model.graph.dtype.itemsize),
+            scratch=scratch(self.real, self.backend, graph.dtype.itemsize),
         )
         found = []
-        for sizes, buckets in self._flat:
+        for sizes, buckets, reads in self._flat:
             ready: dict[int, list[Event]] = {}
             for number, (node, _) in enumerate(buckets):
-                ready.setdefault(node, []).append(Ready(number))
+                ready.setdefault(node, []).append(outlines.Ready(number))
             after = (ready.get(e, ()) if isinstance(e, int) else (e,) for e in backward)
             own = replace(memory, **sizes)
             peak = memory.peak.fixed + own.flat - memory.flat, memory.peak.per_sample
             found.append(
-                Outline(
+                outlines.Outline(
                     forward=forward,
                     backward=tuple(chain.from_iterable(after)),
                     buckets=tuple(bucket for _, bucket in buckets),
                     memory=replace(own, peak=Linear(*peak)),
-                    transfer=Transfer(*(4 * sum(prod(v.shape) for v in side) for side in sides)),
+                    transfers=tuple(_transfer_of(stage) for stage in stages),
+                    reads=reads,
+                    parts={n.name: i for i, own in enumerate(graph.parts) for n in own.layers},
                 )
             )
         return found
-
-
-def _flat_of(model: Model) -> tuple[dict[str, Any], list[tuple[int, BucketOutline]]]:
-    """Return the bytes of the flat arrays, and the buckets with the nodes that complete them."""
-    buffers = (*model.buffers, *model.frozen_buffers)
-    sizes: dict[str, Any] = {
-        "values": sum(buffer.values.nbytes for buffer in buffers),
-        "gradients": sum(buffer.grads.nbytes for buffer in buffers),
-        "copies": sum(b.working.nbytes for b in buffers if b.working is not None),
-        "trained": sum(buffer.values.nbytes for buffer in model.buffers),
-    }
-    return sizes, [(bucket.ready_at, _outline_of(bucket)) for bucket in model.buckets]
 
 
 class _Recording(Observer):
@@ -246,11 +247,11 @@ class _Mesh(DryMesh):
             pending = collective.start(group, 0)
             numbers += [own.start(layer, operation, axis, sent) for operation, sent in group.asked]
         # sums over several axes are sums of sums: all but the last are awaited at once
-        own.events.extend(Wait(number) for number in numbers[:-1])
+        own.events.extend(outlines.Wait(number) for number in numbers[:-1])
 
         def finish() -> Any:
             own.segment()
-            own.events.extend(Wait(number) for number in numbers[-1:])
+            own.events.extend(outlines.Wait(number) for number in numbers[-1:])
             return pending.wait()
 
         return Pending(None, finish)
@@ -276,16 +277,21 @@ def _join(
                 line(measure(sent), measure(other[-1]))
                 for measure in (sum, lambda sizes: max(sizes, default=0))
             )
-            events.append(Start(number, node, operation, axis, total, largest, len(sent)))
+            events.append(outlines.Start(number, node, operation, axis, total, largest, len(sent)))
         else:
             events.append(one)
     return events
 
 
-def _outline_of(bucket: Bucket) -> BucketOutline:
+def _transfer_of(stage: Stage) -> outlines.Transfer:
+    sides = (stage.receives, stage.sends)
+    return outlines.Transfer(*(tuple(4 * prod(value.shape) for value in own) for own in sides))
+
+
+def _outline_of(bucket: Bucket) -> outlines.BucketOutline:
     shapes = [entry.shape for entry in bucket.parameters]
     matrices = tuple((s[0], prod(s[1:])) for s in shapes if len(s) > 1)
-    return BucketOutline(
+    return outlines.BucketOutline(
         nbytes=bucket.grads.nbytes,
         group=tuple(bucket.group.split("+")),
         matrices=matrices,

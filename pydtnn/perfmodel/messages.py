@@ -10,26 +10,21 @@ from math import ceil
 import numpy as np
 
 from pydtnn.comm.schedules.rule import VENDOR, choose
+from pydtnn.layers.collectives import PIPELINE
+from pydtnn.parallel.pipeline.schedules import placement
+from pydtnn.perfmodel import formulas
 from pydtnn.perfmodel.compression import Compression
-from pydtnn.perfmodel.formulas import (
-    NONE,
-    PLAIN,
-    Links,
-    Placed,
-    Placement,
-    Stretch,
-    Terms,
-    allreduce_terms,
-    library_terms,
-    phases,
-)
+from pydtnn.perfmodel.formulas import NONE, PLAIN, Links, Placed, Placement, Stretch, Terms
 from pydtnn.perfmodel.outline import BucketOutline, Start
 from pydtnn.perfmodel.overlap import Round
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.stretch import stretch
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 
 FLOAT = np.dtype("float32")
+
+SHARD, COPIES, OPPOSITE = "shard", "copies", "opposite"
+"""Groups of ranks along a part of "data", of other parts, and of two ranks with equal stages."""
 
 
 def links_of(platform: Platform, ranks: int) -> Links:
@@ -65,10 +60,18 @@ class MessageCosts:
         self.links = links_of(platform, work.ranks)
         self.slowdown = platform.slowdown(work.ranks)
         per_host = platform.cluster.ranks_per_host
+        self.axes = {axis: (n, work.stride(axis)) for axis, n in work.axes.items()}
+        if work.data > 1:  # ranks with all parts of the state, and those that have the same one
+            stride, parts = work.stride("data"), work.parts
+            self.axes |= {SHARD: (parts, stride), COPIES: (work.data // parts, parts * stride)}
+        schedule, stages = work.pipeline_schedule, work.stages
+        if stages > 1 and len(placement(schedule, stages).paths) > 1:  # with the same stages
+            self.axes[OPPOSITE] = 2, work.stages // 2 * work.stride(PIPELINE)
         self.groups = {
-            axis: Placement.along(n, work.stride(axis), per_host, work.ranks)
-            for axis, n in work.axes.items()
+            axis: Placement.along(*own, per_host, work.ranks) for axis, own in self.axes.items()
         }
+        if work.stages > 1 and SHARD in self.groups:  # stages gather at different times
+            self.groups[SHARD] = self.groups[SHARD]._replace(sharing=1, together=1)
         self.sum = lru_cache(maxsize=None)(self._sum)
 
     # -- collectives of layers --------------------------------------------------------------------
@@ -123,14 +126,15 @@ class MessageCosts:
         group = self.groups[axis]
         if name == VENDOR:
             return self._library("allreduce", nbytes, axis)
-        return self._rounds(allreduce_terms(name, group), nbytes, group, self._stretch(name, axis))
+        placed = formulas.allreduce_terms(name, group)
+        return self._rounds(placed, nbytes, group, self._stretch(name, axis))
 
     def _library(self, kind: str, nbytes: float, axis: str) -> tuple[Round, ...]:
         """Return a collective of the MPI library, which needs no calls between its rounds."""
         group, further = self.groups[axis], self._stretch("halving_doubling", axis)
-        terms = library_terms(kind, group.ranks)
+        terms = formulas.library_terms(kind, group.ranks)
         placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
-        local, between = phases(placed, nbytes, self.links, group, further)
+        local, between = formulas.phases(placed, nbytes, self.links, group, further)
         latency, transfer = local.latency + between.latency, local.transfer + between.transfer
         work, rate = self.links.overhead, self.platform.messages.allreduce
         if kind == "allreduce" and group.hosts == 1 and rate:  # processors add and copy
@@ -151,6 +155,8 @@ class MessageCosts:
             return self._compressed(bucket, group, self.compression)
         if self.work.scheme == "sharded":
             return ()  # exchanged by the update
+        if self.waits:
+            return self._reduce(bucket)
         if self.work.scheme == "hierarchical":
             return self.sum("leaders", bucket.nbytes, "data")
         return self.allreduce("data", bucket.nbytes)
@@ -168,18 +174,33 @@ class MessageCosts:
                 rounds += self._to_all(others, nbytes * others, "data")
         return tuple(rounds)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a rank waits for the sum of each bucket before backward continues."""
+        return self.work.data > 1 and self.work.scheme in SHARDED[1:]
+
+    def _reduce(self, bucket: BucketOutline) -> tuple[Round, ...]:
+        """Return the rounds in which a rank receives its part of a sum, over copies at the end."""
+        parts = self.groups[SHARD].ranks
+        rounds = self._library("reduce_scatter", bucket.nbytes, SHARD)
+        return (*rounds, *self.allreduce(COPIES, bucket.nbytes / parts))
+
     def update(self, bucket: BucketOutline) -> tuple[Round, ...]:
         """Return the rounds of the update: those of a sharded optimizer."""
-        group = self.groups.get("data")
-        if group is None or group.ranks == 1 or self.work.scheme != "sharded":
+        if self.work.data == 1 or self.work.scheme not in SHARDED[:2]:
             return ()
-        calls = ("reduce_scatter", "allgather")
-        return tuple(chain(*(self._library(kind, bucket.nbytes, "data") for kind in calls)))
+        reduced = () if self.waits else self._reduce(bucket)
+        return (*reduced, *self._library("allgather", bucket.nbytes, SHARD))
+
+    def gather(self, bucket: BucketOutline) -> tuple[Round, ...]:
+        """Return the rounds in which ranks receive the parameters of which they have a part."""
+        others = self.groups[SHARD].ranks - 1
+        return self._to_all(others, bucket.nbytes * others / (others + 1), SHARD)
 
     def stage(self, nbytes: float) -> tuple[Round, ...]:
         """Return the rounds of the message from one stage of a pipeline to the next."""
         group = self.groups["pipeline"]
-        terms = Terms(1, 1, 0, 1)
+        terms = Terms(1, 1)  # calls are part of the stages' time
         placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
         return self._rounds(placed, nbytes, group, self._stretch("to_next", "pipeline"))
 
@@ -189,10 +210,7 @@ class MessageCosts:
         """Return the factors of the platform's topology on the messages of a pattern."""
         if self.groups[axis].hosts == 1:
             return PLAIN
-        work = self.work
-        return stretch(
-            pattern, self.platform, work.ranks, self.groups[axis].ranks, work.stride(axis)
-        )
+        return stretch(pattern, self.platform, self.work.ranks, *self.axes[axis])
 
     def _rounds(
         self,
@@ -207,15 +225,10 @@ class MessageCosts:
 
         With `together` the messages inside hosts and between them begin at the same time.
         """
-        local, between = phases(placed, nbytes, self.links, group, further)
+        local, between = formulas.phases(placed, nbytes, self.links, group, further)
         if together:
-            return (
-                Round(
-                    max(local.latency, between.latency),
-                    max(local.transfer, between.transfer),
-                    local.work + between.work,
-                ),
-            )
+            latency, transfer = map(max, zip(local[1:3], between[1:3], strict=True))
+            return (Round(latency, transfer, local.work + between.work),)
         inside, outside = (
             [Round(*(value / part.rounds for value in part[1:]))] * ceil(part.rounds)
             if part.rounds

@@ -7,11 +7,13 @@ and a network (`pydtnn.perfmodel.timing`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from pydtnn.layers.base import Layer
+from pydtnn.model.execution import has_halves
 from pydtnn.perfmodel.compute import Label
 
 
@@ -54,6 +56,11 @@ class Compute:
     def part(self) -> tuple[str, int]:
         """See `Label.part`."""
         return self.label.part
+
+    @cached_property
+    def later(self) -> float:
+        """Part of it that the second half of backward computes."""
+        return 0.5 if self.label.kind == "backward" and has_halves(self.layer) else 0.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,19 @@ class Ready:
 
 
 Event = Compute | Start | Wait | Ready
+
+
+class Read(NamedTuple):
+    """What the pass of a layer reads.
+
+    Attributes
+    ----------
+    now, ahead : tuple of int
+        Buckets of its parameters, and those of the next pass that reads others.
+    """
+
+    now: tuple[int, ...]
+    ahead: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -172,10 +192,10 @@ class MemoryOutline:
 
 
 class Transfer(NamedTuple):
-    """Bytes of a sample that a stage of a pipeline receives and sends in forward."""
+    """Bytes of each value of a sample that a stage of a pipeline receives and sends in forward."""
 
-    received: int
-    sent: int
+    received: tuple[int, ...]
+    sent: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -189,12 +209,30 @@ class Outline:
     buckets : tuple of BucketOutline
         In the order in which backward completes them.
     memory : MemoryOutline
-    transfer : Transfer
-        Messages of a stage; zero without a pipeline.
+    transfers : tuple of Transfer
+        Messages of each stage of the rank; none without a pipeline.
+    reads : mapping of (str, int) to Read
+        By the name of a node with parameters, and 0 for forward or 1 for backward.
+    parts : mapping of str to int
+        The stage of each node among those of the rank.
     """
 
     forward: tuple[Event, ...]
     backward: tuple[Event, ...]
     buckets: tuple[BucketOutline, ...]
     memory: MemoryOutline
-    transfer: Transfer
+    transfers: tuple[Transfer, ...]
+    reads: Mapping[tuple[str, int], Read]
+    parts: Mapping[str, int]
+
+    def of_part(self, events: Sequence[Event], part: int) -> list[Event]:
+        """Return the events of a pass that belong to one of the stages of the rank."""
+        if len(self.transfers) == 1:
+            return [*events]
+        found = []
+        now = next((self.parts[e.part[0]] for e in events if isinstance(e, Compute)), 0)
+        for event in events:
+            now = self.parts[event.part[0]] if isinstance(event, Compute) else now
+            if now == part:
+                found.append(event)
+        return found

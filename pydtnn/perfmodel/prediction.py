@@ -52,6 +52,13 @@ class LayerTime:
         return self.compute + self.exchange
 
 
+def _over_layers(part: str, text: str) -> Any:
+    """Return the property of a step that is the sum of a part of its layers."""
+    found = cached_property(lambda step: float(sum(getattr(one, part) for one in step.layers)))
+    found.__doc__ = text
+    return found
+
+
 @dataclass(frozen=True)
 class StepTime:
     """The time of a step on a rank, in s.
@@ -79,28 +86,10 @@ class StepTime:
     idle: float = 0.0
     busy: float = 0.0
 
-    def _sum(self, part: str) -> float:
-        return float(sum(getattr(layer, part) for layer in self.layers))
-
-    @cached_property
-    def forward(self) -> float:
-        """Forward of all layers."""
-        return self._sum("forward")
-
-    @cached_property
-    def backward(self) -> float:
-        """Backward of all layers."""
-        return self._sum("backward")
-
-    @cached_property
-    def recomputed(self) -> float:
-        """Forward that backward repeats."""
-        return self._sum("recomputed")
-
-    @cached_property
-    def layers_exposed(self) -> float:
-        """Waits for collectives of layers."""
-        return self._sum("exchange")
+    forward = _over_layers("forward", "Forward of all layers.")
+    backward = _over_layers("backward", "Backward of all layers.")
+    recomputed = _over_layers("recomputed", "Forward that backward repeats.")
+    layers_exposed = _over_layers("exchange", "Waits for collectives of layers.")
 
     @property
     def compute(self) -> float:

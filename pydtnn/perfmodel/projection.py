@@ -10,18 +10,19 @@ from typing import Any
 from pydtnn.comm.schedules.auto import RULE
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
-from pydtnn.parallel.pipeline.check import StageTime, carry_out, most_in_flight, plan_of
+from pydtnn.parallel.pipeline.check import StageTime, Timeline, carry_out, most_in_flight, plan_of
 from pydtnn.parallel.pipeline.schedules import placement
+from pydtnn.perfmodel import timing
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.dry_step import DryStep
 from pydtnn.perfmodel.formulas import Placement
-from pydtnn.perfmodel.messages import MessageCosts, duration
+from pydtnn.perfmodel.messages import OPPOSITE, MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import LayerTime, Memory, Prediction, RankPrediction, StepTime
-from pydtnn.perfmodel.timing import Tables, gradients_exposed, pass_time, step_time, update_seconds
-from pydtnn.perfmodel.workload import Workload, first_unknown
+from pydtnn.perfmodel.timing import Tables
+from pydtnn.perfmodel.workload import SHARDED, Workload, first_unknown
 from pydtnn.training.checks import DEFAULT_PER_RANK
 
 SCRATCH = 0.75
@@ -32,7 +33,7 @@ while all buckets are in progress; an MPI library has that of whole arrays insid
 KNOWN: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",),
     "tuning": (None, "measure", "fixed"),
-    "scheme": ("allreduce", "hierarchical", "sharded"),
+    "scheme": ("allreduce", "hierarchical", *SHARDED),
     "scheme_options": ({},),
     "allreduce": (RULE,),
     "overlap": (True,),
@@ -52,7 +53,10 @@ def without_formula(work: Workload, platform: Platform | None = None) -> str:
     """Return the first field whose value has no formula; empty if there is none."""
     if platform is not None and work.threads not in (None, platform.compute.threads):
         return "threads"
-    return first_unknown(work, KNOWN)
+    copied = work.scheme in SHARDED and [*work.scheme_options] == ["copies"]
+    copied = copied and work.copies > 0 and work.data % work.copies == 0
+    name = first_unknown(replace(work, scheme_options={}) if copied else work, KNOWN)
+    return name or ("compress" if work.compress and work.scheme in SHARDED[1:] else "")
 
 
 class Projector:
@@ -170,10 +174,9 @@ class Projector:
         if work.stages > 1:
             return self._project_stages(work, messages, samples)
         tables = self.tables(work)
-        step = step_time(tables, messages, samples)
-        return self._complete(
-            work, step, [self._memory(work, tables.outline, samples, 1)], [tables]
-        )
+        step = timing.step_time(tables, messages, samples)
+        memory = self._memory(messages, tables.outline, samples, 1)
+        return self._complete(work, step, [memory], [tables])
 
     def _complete(
         self, work: Workload, step: StepTime, memories: list[Memory], tables: list[Tables]
@@ -184,26 +187,29 @@ class Projector:
         memory = max(memories, key=lambda memory: memory.total)
         return Prediction.of(work, self.platform, [RankPrediction(step, memory)], state)
 
-    def _memory(self, work: Workload, outline: Outline, samples: int, in_flight: float) -> Memory:
-        own = outline.memory
-        sharded = work.scheme == "sharded"
+    def _memory(
+        self, messages: MessageCosts, outline: Outline, samples: int, in_flight: float
+    ) -> Memory:
+        own, work, groups = outline.memory, messages.work, messages.groups
         kept = (in_flight - 1) * own.kept(samples)
         buffers = 2.0 * own.trained if work.compress else 0.0
-        if sharded:
-            largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
-            buffers += (2 + 1 / work.data) * largest  # as `virtual.communicator.Buffers`
-        elif not work.compress:
+        sizes = sorted(bucket.nbytes for bucket in outline.buckets) or [0]
+        others = [(1 - 1 / work.parts) * nbytes for nbytes in sizes]  # parts of other ranks
+        if work.parts > 1:
+            buffers += (2 + 1 / work.parts) * sizes[-1]  # as `virtual.communicator.Buffers`
+        if not work.compress:
             for bucket in outline.buckets:  # sums along axes of one kind follow one another
-                axes = [axis for axis in bucket.group if work.axes.get(axis, 1) > 1]
-                pending = {SCRATCH if self._between(work, axis) else 1.0 for axis in axes}
-                buffers += bucket.nbytes * sum(pending)
+                axes = {*bucket.group, OPPOSITE} - ({"data"} if work.parts > 1 else set())
+                hosts = [groups[a].hosts for a in axes if a in groups and groups[a].ranks > 1]
+                buffers += bucket.nbytes * sum({SCRATCH if n > 1 else 1.0 for n in hosts})
         if work.ema is not None:  # and an array as long as the largest bucket
-            largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
-            buffers += own.trained + largest
+            buffers += own.trained + sizes[-1]
+        released = SHARDED.index(work.scheme) if work.parts > 1 else 0  # gradients, then values
         return Memory(
-            parameters=own.values + own.copies,
-            gradients=own.shared if work.uses_up else own.gradients,
-            slots=work.slots * own.trained / (work.data if sharded else 1),
+            parameters=own.values + own.copies - (sum(others[:-2]) if released > 1 else 0),
+            gradients=(own.shared if work.uses_up else own.gradients)
+            - (sum(others[:-1]) if released else 0),
+            slots=work.slots * own.trained / work.parts,
             activations=max(own.peak.at(samples) - own.flat, 0.0) + kept,
             scratch=own.scratch,
             messages=buffers,
@@ -218,39 +224,63 @@ class Projector:
         own = ceil(samples / parts)
         plan = plan_of(work.pipeline_schedule, ranks, parts)
         owners = placement(work.pipeline_schedule, ranks)
-        if len(owners.paths) > 1:
-            raise ValueError(f"{work.strategy}: no formula for two directions; use virtual ranks")
-        tables = [self.tables(work, rank) for rank in range(ranks)]
-        passes = [pass_time(one, messages, own) for one in tables]
-        share = ranks / owners.stages  # of a rank's work, of each of its stages
-        times = [
-            StageTime(
-                share * one.forward,
-                share * one.backward,
-                duration(messages.stage(share * own * table.outline.transfer.sent)),
-                duration(messages.stage(share * own * table.outline.transfer.received)),
+        two = OPPOSITE in messages.groups  # directions
+        if two and (work.compress or work.scheme == "hierarchical"):
+            raise ValueError(
+                f"{work.strategy}: two directions require sums of gradients by allreduce or a "
+                "sharded scheme, which are not compressed; use 1f1b"
             )
-            for one, table in zip(passes, tables, strict=True)
-        ]
-        ends = carry_out(plan, [times[owners.of(stage)] for stage in range(owners.stages)]).ends
-        slowest = max(range(ranks), key=lambda k: passes[k].forward + passes[k].backward)
-        exposed = [gradients_exposed(one, messages, own) for one in tables]
-        updates = [update_seconds(one, messages) for one in tables]
-        last = max(end + e + u for end, e, u in zip(ends, exposed, updates, strict=True))
+        tables = [self.tables(work, rank) for rank in range(ranks)]
+        passes: dict[int, timing.PassTime] = {}
+        times: dict[int, StageTime] = {}
+        for rank, table in enumerate(tables):
+            stages = zip(owners.stages_of(rank), table.outline.transfers, strict=True)
+            for part, (stage, sizes) in enumerate(stages):
+                passes[stage] = one = timing.pass_time(table, messages, own, part)
+                sides = zip((-1, 1), sizes, strict=True)
+                far = [len(n) for to, n in sides if n and owners.of(stage) != owners.of(stage + to)]
+                calls = sum(far) * messages.links.overhead  # of each value
+                back, ahead = (duration(messages.stage(own * sum(side))) for side in sizes)
+                times[stage] = StageTime(
+                    one.forward + calls, one.backward + calls, ahead, back, one.parameters
+                )
+        line = carry_out(plan, [times[stage] for stage in range(owners.stages)])
+        seconds = {stage: one.forward + one.backward for stage, one in passes.items()}
+        slowest = max(range(ranks), key=lambda k: sum(seconds[s] for s in owners.stages_of(k)))
+        exposed = []
+        for rank, table in enumerate(tables):
+            alone = sum(passes[stage].backward for stage in owners.stages_of(rank))
+            given = table, messages, own, alone
+            exposed.append(timing.gradients_exposed(*given, overlap=not two))
+            if two:
+                exposed[-1] += _opposite_exposed(line, rank, messages, table.outline)
+        found, count = owners.stages_of(slowest), parts / len(owners.paths)  # of each stage
+        updates = [timing.update_seconds(one, messages) for one in tables]
+        last = max(end + e + u for end, e, u in zip(line.ends, exposed, updates, strict=True))
         step = StepTime(
             tuple(
-                LayerTime(one.name, *(parts * time for time in astuple(one)[1:]))
-                for one in passes[slowest].layers
+                LayerTime(one.name, *(count * time for time in astuple(one)[1:]))
+                for stage in found
+                for one in passes[stage].layers
             ),
             other=messages.slowdown * tables[slowest].step(own),
             update=updates[slowest],
             gradients_exposed=exposed[slowest],
-            busy=parts * (passes[slowest].busy + 2 * times[slowest].ahead / share),
+            busy=count * sum(passes[s].busy + 2 * times[s].ahead for s in found),
         )
         working = step.seconds - step.other
         step = replace(step, idle=max(last - working, 0.0))
         memories = [
-            self._memory(work, one.outline, own, most_in_flight(actions))
+            self._memory(messages, one.outline, own, most_in_flight(actions))
             for one, actions in zip(tables, plan, strict=True)
         ]
         return self._complete(work, step, memories, tables)
+
+
+def _opposite_exposed(line: Timeline, rank: int, messages: MessageCosts, outline: Outline) -> float:
+    """Return how long a rank waits at the end for the sums over two ranks with its stages, in s."""
+    stages, now = line.stages_of(rank), 0.0
+    each = sum(duration(messages.allreduce(OPPOSITE, one.nbytes)) for one in outline.buckets)
+    for end in sorted(max(e.end for e in line.events if e.action.stage == s) for s in stages):
+        now = max(now, end) + each / len(stages)
+    return max(now - line.ends[rank], 0.0)

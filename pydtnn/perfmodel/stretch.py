@@ -18,17 +18,7 @@ import numpy as np
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.algorithms import halving_doubling, ring
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.schedules.steps import (
-    ALL,
-    Group,
-    Rounds,
-    Step,
-    over,
-    part,
-    power_of_two,
-    receive,
-    send,
-)
+from pydtnn.comm.schedules.steps import ALL, Group, Rounds, Step, over, part, receive, send
 from pydtnn.perfmodel.engine.rows import messages_by_row
 from pydtnn.perfmodel.formulas import PLAIN, Stretch
 from pydtnn.perfmodel.platform import Link, Platform
@@ -60,8 +50,8 @@ def to_all(group: Group) -> Rounds:
 def leaders(group: Group) -> Rounds:
     """An allreduce of the first ranks of all hosts."""
     first = [ranks[0] for ranks in group.by_host]
-    power = len(first) == power_of_two(len(first))
-    yield from over(group, first, halving_doubling if power else ring)
+    odd = len(first) & (len(first) - 1)  # not a power of two
+    yield from over(group, first, ring if odd else halving_doubling)
 
 
 OWN: tuple[Any, ...] = (neighbours, to_next, to_all, leaders)

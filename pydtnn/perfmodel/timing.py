@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.analytic import accesses
 from pydtnn.perfmodel.messages import MessageCosts
-from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Start, Wait
+from pydtnn.perfmodel.outline import (
+    BucketOutline,
+    Compute,
+    Event,
+    Outline,
+    Ready,
+    Start,
+    Wait,
+)
 from pydtnn.perfmodel.overlap import Channel, Operation
 from pydtnn.perfmodel.prediction import LayerTime, StepTime
+from pydtnn.perfmodel.workload import SHARDED
 
 STEP = Label("phase", "step", 0)
 
@@ -68,20 +77,25 @@ class _Clock:
         self.now = 0.0
         self.channel = Channel()
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-        self.gradient_work = 0.0
+        self.gradient_work = self.later = 0.0
         self._computed: list[float] = []  # since this rank has waited for others
+        self.gathers = messages.waits and messages.work.scheme == SHARDED[-1]
+        self._gathered: dict[int, Operation] = {}  # of the buckets that this rank has
 
     def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:
         """Follow the events of a pass; the buckets are exchanged if they are given."""
         started: dict[int, tuple[Operation, str]] = {}
         for event in events:
             if isinstance(event, Compute):
+                if self.gathers and not event.label.index:
+                    self._gather(*event.part)
                 seconds = self.slowdown * self.seconds[id(event)]
                 self.now += seconds
                 if seconds:
                     self._computed.append(seconds)
                 node, kind = event.part
                 self.parts[node][kind] += seconds
+                self.later += event.later * seconds
                 before, self.now = self.now, self.channel.poll(self.now)
                 self.gradient_work += self.now - before
             elif isinstance(event, Start):
@@ -94,7 +108,37 @@ class _Clock:
                 self.now = self.channel.wait(operation, self.now)
                 self.parts[node][3] += self.now - before
             elif buckets:
-                self.channel.start(self.messages.gradients(buckets[event.bucket]), self.now)
+                rounds = self.messages.gradients(buckets[event.bucket])
+                operation = self.channel.start(rounds, self.now)
+                if self.messages.waits:
+                    self._wait(operation)
+
+    def _gather(self, node: str, kind: int) -> None:
+        """Gather the parameters that the next pass reads, and start with later ones."""
+        if (node, kind % 2) not in self.tables.outline.reads:
+            return
+        now, ahead = self.tables.outline.reads[node, kind % 2]
+        needed = now if kind == 2 else (*now, *ahead)  # a repeated pass gathers nothing in advance
+        for bucket in self._gathered.keys() - needed:  # it is released
+            self._wait(self._gathered.pop(bucket))
+        for bucket in needed:
+            if bucket not in self._gathered:
+                rounds = self.messages.gather(self.tables.outline.buckets[bucket])
+                hidden = [min(one[1:]) for one in rounds]  # travels while messages are posted
+                self.channel.busy += sum(hidden)
+                pairs = zip(rounds, hidden, strict=True)
+                rounds = tuple(one._replace(transfer=one.transfer - own) for one, own in pairs)
+                self._gathered[bucket] = self.channel.start(rounds, self.now)
+        for bucket in now:
+            self._wait(self._gathered[bucket])
+
+    def _wait(self, operation: Operation) -> None:
+        """Wait for parameters or gradients."""
+        before = self.now
+        if not operation.done:
+            self._await_slowest()
+            self.now = self.channel.wait(operation, self.now)
+        self.gradient_work += self.now - before
 
     def _await_slowest(self) -> None:
         """Wait for the slowest rank: what varies from pass to pass averages out over several."""
@@ -123,8 +167,7 @@ class _Clock:
 def update_seconds(tables: Tables, messages: MessageCosts) -> float:
     """Return the time of the optimizer's update of this rank's parameters, in s."""
     work, platform = messages.work, messages.platform
-    shards = work.data if work.scheme == "sharded" else 1
-    moved = accesses(work.slots, work.clipping) * tables.outline.memory.trained / shards
+    moved = accesses(work.slots, work.clipping) * tables.outline.memory.trained / work.parts
     return messages.slowdown * moved / platform.update_bandwidth
 
 
@@ -145,29 +188,40 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int) -> StepTime:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Times of one micro-batch in a stage of a pipeline, in s."""
+    """Times of one micro-batch in a stage of a pipeline, in s.
+
+    `parameters` is the part of backward that may be computed later.
+    """
 
     forward: float
     backward: float
+    parameters: float
     layers: tuple[LayerTime, ...]
     busy: float
 
 
-def pass_time(tables: Tables, messages: MessageCosts, samples: int) -> PassTime:
-    """Return the times of the passes of a micro-batch, without sums of gradients."""
-    clock = _Clock(tables, messages, samples)
-    clock.run(tables.outline.forward)
+def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -> PassTime:
+    """Return the times of a micro-batch in a stage of a rank, without sums of gradients."""
+    clock, outline = _Clock(tables, messages, samples), tables.outline
+    clock.run(outline.of_part(outline.forward, part))
     forward = clock.now
-    clock.run(tables.outline.backward)
-    return PassTime(forward, clock.now - forward, clock.layers(), clock.channel.busy)
+    clock.run(outline.of_part(outline.backward, part))
+    backward = clock.now - forward
+    return PassTime(forward, backward, clock.later, clock.layers(), clock.channel.busy)
 
 
-def gradients_exposed(tables: Tables, messages: MessageCosts, samples: int) -> float:
-    """Return the time that sums of gradients add to the last micro-batch's backward, in s."""
-    clock = _Clock(tables, messages, samples)
-    clock.run(tables.outline.backward)
-    alone = clock.now
-    clock = _Clock(tables, messages, samples)
-    clock.run(tables.outline.backward, tables.outline.buckets)
+def gradients_exposed(
+    tables: Tables, messages: MessageCosts, samples: int, backward: float, *, overlap: bool = True
+) -> float:
+    """Return the time that sums of gradients add to the last micro-batch's backward, in s.
+
+    `backward` is its time without them. Without `overlap`, they start when it has ended.
+    """
+    outline, clock, alone = tables.outline, *(_Clock(tables, messages, samples) for _ in range(2))
+    events = [event for event in outline.backward if overlap or isinstance(event, Ready)]
+    clock.run(events, outline.buckets)
     clock.finish()
-    return clock.now - alone
+    if overlap and not clock.gathers:
+        return clock.now - backward
+    alone.run(events)
+    return clock.now - alone.now

@@ -202,9 +202,5 @@ class Torus(Topology):
         return place
 
 
-TOPOLOGIES: dict[str, type[Topology]] = {
-    "fat_tree": FatTree,
-    "dragonfly": Dragonfly,
-    "torus": Torus,
-}
+TOPOLOGIES = {"fat_tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
 """Topologies by their entry in a platform file."""

@@ -36,6 +36,9 @@ from pydtnn.utils.validate import check_int
 
 WHO = "Workload"
 
+SHARDED = ("sharded", "sharded_gradients", "sharded_parameters")
+"""Schemes whose ranks divide the state of the optimizer (ZeRO stages 1 to 3)."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -165,6 +168,16 @@ class Workload:
         return self.axes.get("data", 1)
 
     @property
+    def parts(self) -> int:
+        """Ranks over which a scheme of `SHARDED` divides the state; 1 with other schemes."""
+        return self.data // self.copies if self.scheme in SHARDED else 1
+
+    @property
+    def copies(self) -> int:
+        """Copies of the state, in which a scheme divides it."""
+        return int(self.scheme_options.get("copies", 1))
+
+    @property
     def cut(self) -> dict[str, int]:
         """Axes with several ranks along which the network is cut."""
         return {axis: n for axis, n in self.axes.items() if axis != "data" and n > 1}
@@ -229,8 +242,11 @@ class Workload:
         words = [axes]
         if self.recompute is not None:
             words.append("recompute" if self.recompute == "auto" else f"recompute {self.recompute}")
+        if self.stages > 1 and self.pipeline_schedule != "1f1b":
+            words.append(_name_of(self.pipeline_schedule))
         if self.scheme != "allreduce":
-            words.append(_name_of(self.scheme))
+            several = f" in {self.copies} copies" if self.copies > 1 else ""
+            words.append(_name_of(self.scheme) + several)
         if self.compress:
             words.append(_name_of(self.compress))
         return ", ".join(words)
@@ -472,4 +488,7 @@ def period(workload: Workload) -> int:
     >>> period(Workload("mlp", (4, 4, 1), scheme="local_sgd", scheme_options={"period": 4}))
     4
     """
-    return int(getattr(workload.create_exchange(Serial()), "period", 1))
+    options = {**workload.scheme_options}
+    options.pop("copies", None)  # of one rank there is one
+    alone = replace(workload, scheme_options=options).create_exchange(Serial())
+    return int(getattr(alone, "period", 1))

@@ -9,7 +9,7 @@ from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.virtual.steps import predict
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 
 INPUT, BATCH = (16, 16, 3), 32
 WORK = Workload("resnet20", INPUT, batch=BATCH)
@@ -39,7 +39,8 @@ CASES: list[dict[str, Any]] = [
     {},
     {"axes": {"data": 2}},
     {"axes": {"data": 4}},
-    {"axes": {"data": 4}, "scheme": "sharded"},
+    *({"axes": {"data": 4}, "scheme": scheme} for scheme in SHARDED),
+    {"axes": {"data": 4}, "scheme": "sharded_parameters", "scheme_options": {"copies": 2}},
     {"axes": {"data": 4}, "optimizer": "adam", "optimizer_options": {}},
     {"axes": {"data": 2}, "recompute": 3},
     {"axes": {"data": 1, "filter": 2}},
@@ -48,6 +49,11 @@ CASES: list[dict[str, Any]] = [
     {"axes": {"data": 2, "spatial": 2}},
     {"axes": {"data": 2, "filter": 2}},
     {"axes": {"data": 1, "pipeline": 2}},
+    {"axes": {"data": 2, "pipeline": 2}, "pipeline_schedule": "chimera"},
+    *(
+        {"axes": {"pipeline": 4}, "micro_batches": 8, "pipeline_schedule": schedule}
+        for schedule in ("zb_v", "chimera", "dualpipe")
+    ),
 ]
 
 WORKS = [

@@ -124,9 +124,27 @@ def test_recomputation_repeats_passes_and_keeps_less() -> None:
 
 
 def test_stages_send_what_the_next_one_receives() -> None:
-    first, last = (outline({"pipeline": 2}, stage=place) for place in (0, 1))
-    assert first.transfer.sent == last.transfer.received > 0
-    assert first.transfer.received == last.transfer.sent == 0
+    both = (outline({"pipeline": 2}, stage=place) for place in (0, 1))
+    ((received, sent),), ((other, none),) = (one.transfers for one in both)
+    assert sent == other != ()
+    assert received == none == ()
+
+
+def test_stages_of_a_rank_have_their_own_events() -> None:
+    work = replace(WORK, axes={"pipeline": 2}, pipeline_schedule="zb_v")
+    own = DryStep(work, BACKEND, stage=0).outline()
+    parts = [own.of_part(own.forward, part) for part in (0, 1)]
+    assert [*parts[0], *parts[1]] == [*own.forward]
+    assert [*own.of_part(own.backward, 1), *own.of_part(own.backward, 0)] == [*own.backward]
+    assert len(own.transfers) == 2
+
+
+def test_passes_read_the_buckets_of_their_layers() -> None:
+    own = outline()
+    last = len(own.buckets) - 1
+    assert own.reads["stem.conv", 0] == ((last,), (last - 1,))
+    assert own.reads["head.fc", 1].now == (0,)
+    assert own.reads["head.fc", 0].ahead == own.reads["stem.conv", 1].ahead == ()
 
 
 def test_parts_of_parameters_are_smaller() -> None:

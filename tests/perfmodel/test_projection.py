@@ -6,7 +6,7 @@ import pytest
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 from tests.perfmodel.costs import PerFlop
 
 INPUT = (16, 16, 3)
@@ -123,9 +123,41 @@ def test_more_ranks_than_samples_are_refused(projector: Projector) -> None:
         project(projector, {"data": 128})
 
 
-def test_pipelines_in_two_directions_without_a_formula_are_refused(projector: Projector) -> None:
-    with pytest.raises(ValueError, match="pipeline 2: no formula for two directions"):
-        project(projector, {"pipeline": 2}, pipeline_schedule="chimera")
+def test_pipelines_in_two_directions_sum_whole_gradients(projector: Projector) -> None:
+    both = {"data": 2, "pipeline": 2}
+    for more in ({"compress": "top_k"}, {"scheme": "hierarchical"}):
+        with pytest.raises(ValueError, match=r"pipeline 2, chimera.*: two directions require sums"):
+            project(projector, both, pipeline_schedule="chimera", **more)
+    with pytest.raises(ValueError, match="expected an even number of ranks"):
+        project(projector, {"pipeline": 3}, pipeline_schedule="chimera")
+    with pytest.raises(ValueError, match="no formula for compress 'top_k'"):
+        project(projector, both, scheme="sharded_gradients", compress="top_k")
+
+
+def test_two_directions_add_sums_over_the_ranks_with_the_same_stages(projector: Projector) -> None:
+    one, two = (
+        project(projector, {"pipeline": 4}, pipeline_schedule=name) for name in ("1f1b", "chimera")
+    )
+    assert one.step.gradients_exposed < 1e-12 < two.step.gradients_exposed
+    assert two.memory.parameters > one.memory.parameters
+    layers = two.step.forward + two.step.backward
+    assert layers == pytest.approx(one.step.forward + one.step.backward, rel=0.5)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_further_sharded_schemes_release_gradients_and_then_parameters(
+    projector: Projector, copies: int
+) -> None:
+    first, second, third = (
+        project(projector, {"data": 4}, scheme=scheme, scheme_options={"copies": copies})
+        for scheme in SHARDED
+    )
+    assert second.memory.gradients < first.memory.gradients == second.memory.parameters
+    assert third.memory.parameters < second.memory.parameters
+    assert third.memory.slots == second.memory.slots == copies * first.memory.parameters / 4
+    assert third.step.busy > second.step.busy == first.step.busy  # one more gather
+    with pytest.raises(ValueError, match=r"no formula for scheme_options \{'copies': 3\}"):
+        project(projector, {"data": 4}, scheme="sharded", scheme_options={"copies": 3})
 
 
 def test_schemes_without_a_formula_are_refused(projector: Projector) -> None:

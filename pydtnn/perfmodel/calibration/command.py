@@ -71,14 +71,8 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
         return 0
     folder = options.output.absolute().parent
     name = options.name or options.output.stem
-    found = calibrate(
-        comm,
-        name=name,
-        threads=options.threads,
-        isa=options.isa,
-        folder=folder,
-        allow_noise=options.allow_noise,
-    )
+    same = {name: getattr(options, name) for name in ("threads", "isa", "allow_noise")}
+    found = calibrate(comm, name=name, folder=folder, **same)
     load = f"the machine is under load, spread of {', '.join(found.spreads)}"
     if found.spreads and not options.allow_noise:
         if comm.rank == 0:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydtnn.kernels import ConvGeometry
@@ -166,7 +166,8 @@ class AnalyticCosts(ComputeCosts):
         clipping: int = 0,
     ) -> None:
         compute = platform.compute
-        self._dtype, self._options = dtype, (peaks_only, slots, clipping)
+        self._dtype = dtype
+        self._options = dict[str, Any](peaks_only=peaks_only, slots=slots, clipping=clipping)
         if dtype not in compute.peak:
             raise ValueError(
                 f"platform {platform.name}: expected a peak for {dtype}, got those for "
@@ -201,10 +202,7 @@ class AnalyticCosts(ComputeCosts):
         return cls(platform, work.dtype, slots=work.slots, clipping=work.clipping)
 
     def on(self, platform: Platform) -> AnalyticCosts:
-        peaks_only, slots, clipping = self._options
-        return AnalyticCosts(
-            platform, self._dtype, peaks_only=peaks_only, slots=slots, clipping=clipping
-        )
+        return type(self)(platform, self._dtype, **self._options)
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.

@@ -409,12 +409,8 @@ class Engine:
         waiting = "; ".join(
             f"rank {rank} in {one.doing()}" for rank, one in enumerate(self._ranks) if one.blocked
         )
-        self.fail(
-            RuntimeError(
-                f"all ranks that still run wait for each other at virtual time {self.now:.6g} s: "
-                f"{waiting}"
-            )
-        )
+        text = f"all ranks that still run wait for each other at virtual time {self.now:.6g} s: "
+        self.fail(RuntimeError(text + waiting))
 
 
 def _named(rank: int, error: BaseException) -> BaseException:

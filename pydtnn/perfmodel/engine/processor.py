@@ -200,15 +200,9 @@ class Processor(NamedTuple):
         """Return the processor of a platform."""
         messages = platform.messages
         copy, add = (1 / r if r else 0.0 for r in (messages.copy, messages.allreduce))
-        return cls(
-            messages.call,
-            copy,
-            add,
-            library=_library(messages.collectives) if messages.collectives else None,
-            eager=messages.eager or inf,
-            wake=messages.wake,
-            test=messages.test,
-        )
+        library = _library(messages.collectives) if messages.collectives else None
+        waits = messages.eager or inf, messages.wake, messages.test
+        return cls(messages.call, copy, add, library, *waits)
 
     @classmethod
     def measure(cls, comm: Communicator, network: Network | None = None) -> Processor:

@@ -73,10 +73,7 @@ class Replay:
     @cached_property
     def calls(self) -> np.ndarray:
         """Messages that each rank sends and receives: an array (ranks,)."""
-        total = np.zeros(self._ranks, int)
-        for row in self._rows:
-            total += self._calls(row)
-        return total
+        return sum((self._calls(row) for row in self._rows), np.zeros(self._ranks, int))
 
     def _calls(self, row: Row) -> np.ndarray:
         both = np.concatenate([row.senders, row.receivers])

@@ -15,7 +15,7 @@ from pydtnn.perfmodel.oracle import table
 from pydtnn.perfmodel.oracle.ask import main as ask
 from pydtnn.perfmodel.oracle.options import Case, axes_of, create_parser
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
-from pydtnn.perfmodel.oracle.ranking import Entry, Variants, best, first_of_kinds
+from pydtnn.perfmodel.oracle.ranking import Entry, best, first_of_kinds
 from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     if note:
         print(f"note: {note}")
     if options.sweep:
-        plain = Variants(recompute=False, sharded=False, compress=case.variants.compress)
+        plain = replace(case.variants, recompute=False, sharded=False)
 
         def found_for(number: int) -> list[Workload]:
             found = case.strategies(number, plain)

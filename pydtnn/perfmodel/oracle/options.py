@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pydtnn.model.recompute_choice import AUTO
 from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
+from pydtnn.parallel.pipeline.schedules import find
 from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.oracle.ranking import KINDS, Oracle, Variants, strategies
 from pydtnn.perfmodel.oracle.table import title
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.search import SCHEDULES
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.command import HelpFormatter, Parser, add_value
 from pydtnn.utils.names import unknown
@@ -90,8 +93,10 @@ def add_run(parser: Parser) -> None:
         "--compress", default="", metavar="NAMES", help="also with these compressors"
     )
     add_value(tried, "--axes", "N", "axes besides data in hybrids", 1)
+    text = f"of pipelines, such as zb_v; {AUTO}: each of {len(SCHEDULES)}"
+    add_value(tried, "--pipeline-schedule", "NAME", text, "1f1b")
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
-    tried.add_argument("--no-sharded", action="store_true", help="no sharded optimizer")
+    tried.add_argument("--no-sharded", action="store_true", help="no sharded schemes")
 
 
 class Case:
@@ -164,16 +169,10 @@ def workload_of(options: argparse.Namespace) -> Workload:
         raise ValueError("--global-batch-size and --batch-size exclude each other; omit one")
     shape = parse_shape("--shape", options.shape)
     momentum = "momentum" in OPTIMIZER.find(options.optimizer).takes
-    work = Workload(
-        options.model,
-        shape,
-        options.classes,
-        options.global_batch_size or options.batch_size or 256,
-        samples=options.samples,
-        dtype=options.dtype,
-        optimizer=options.optimizer,
-        optimizer_options={"momentum": 0.9} if momentum else {},
-    )
+    same = {name: getattr(options, name) for name in ("samples", "dtype", "optimizer")}
+    same["optimizer_options"] = {"momentum": 0.9} if momentum else {}
+    batch = options.global_batch_size or options.batch_size or 256
+    work = Workload(options.model, shape, options.classes, batch, **same)
     work.create_net()  # raises for an unknown model
     return work
 
@@ -189,14 +188,18 @@ def variants_of(options: argparse.Namespace) -> Variants:
     Raises
     ------
     ValueError
-        If a compressor is unknown.
+        If a compressor or a schedule is unknown.
     """
     for name in names_of(options.compress):
         COMPRESSOR.find(name)
+    chosen = options.pipeline_schedule
+    if chosen != AUTO:
+        find(chosen)
     return Variants(
         recompute=not options.no_recompute,
         sharded=not options.no_sharded,
         compress=names_of(options.compress),
+        schedules=SCHEDULES if chosen == AUTO else (chosen,),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 from pydtnn.utils.names import unknown
 
 AXES = ("spatial", "filter", "channel", "tensor", "context", "expert", PIPELINE)
@@ -36,23 +36,33 @@ class Variants:
     recompute : bool
         Also with recomputation.
     sharded : bool
-        Also with a sharded optimizer, where there are several ranks along "data".
+        Also with the schemes of `SHARDED`, where there are several ranks along "data", and with
+        the first of them where there are other axes.
     compress : sequence of str
         Also with these compressors of gradients.
+    schedules : sequence of str
+        Of pipelines; by default that of the run.
     """
 
     recompute: bool = True
     sharded: bool = True
     compress: Sequence[str] = ()
+    schedules: Sequence[str] = ()
 
     def of(self, work: Workload) -> Iterator[Workload]:
         """Yield a run and its variants."""
+        schedules = self.schedules if work.stages > 1 else ()
+        for schedule in schedules or (work.pipeline_schedule,):
+            yield from self._of(replace(work, pipeline_schedule=schedule))
+
+    def _of(self, work: Workload) -> Iterator[Workload]:
         yield work
         if self.recompute:
             yield replace(work, recompute="auto")
         if work.data > 1:
-            if self.sharded:
-                yield replace(work, scheme="sharded")
+            schemes = SHARDED[:1] if work.cut else SHARDED  # the axes divide parameters, too
+            for scheme in schemes if self.sharded else ():
+                yield replace(work, scheme=scheme)
             for name in self.compress:
                 yield replace(work, compress=name)
 

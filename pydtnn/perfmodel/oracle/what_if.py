@@ -124,17 +124,9 @@ def _over_ranks(
         missing = Entry(work, None, f"{kind} is not possible")
         return column.get(kind, column.get("serial", missing))
 
-    return Sweep(
-        "ranks",
-        points,
-        {
-            kind: tuple(
-                entry_of(kind, number, column)
-                for number, column in zip(ranks, columns, strict=True)
-            )
-            for kind in kinds or ["serial"]
-        },
-    )
+    pairs = [*zip(ranks, columns, strict=True)]
+    entries = {kind: tuple(entry_of(kind, *pair) for pair in pairs) for kind in kinds or ["serial"]}
+    return Sweep("ranks", points, entries)
 
 
 def change(axis: str, factor: float, platform: Platform) -> tuple[Platform, Point]:

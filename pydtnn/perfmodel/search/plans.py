@@ -12,12 +12,14 @@ from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.solver import Solution, solve
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 
 EXPOSED = (0.0, 0.5, 1.0)
 """Shares of the sums of gradients that count in a search: backward hides some of them."""
 
-SCHEDULES = ("1f1b", "eager_1f1b", "interleaved:2", "zb_h1", "zb_2p", "zb_v")
+SCHEDULES = (
+    *("1f1b", "eager_1f1b", "interleaved:2", "zb_h1", "zb_2p", "zb_v", "chimera", "dualpipe"),
+)
 """Schedules of pipelines that are compared; `gpipe` is never faster than 1F1B."""
 
 UNIFORM = ("spatial", "filter", "channel", "alternate", "context", "expert")
@@ -56,7 +58,7 @@ class SearchResult:
 
         def strategy(one: Prediction) -> tuple[Any, ...]:
             work = one.work
-            return work.axes, work.plan, work.recompute, work.pipeline_schedule
+            return work.axes, work.plan, work.recompute, work.pipeline_schedule, work.scheme
 
         better = [*map(strategy, ones)]
         others = [one for one in self.tried if strategy(one) not in better]
@@ -127,6 +129,8 @@ def compare(
 ) -> SearchResult:
     """Return the fastest of some strategies, pipelines with each of the schedules.
 
+    Where memory requires it, ranks along "data" that allreduce gradients have sharded schemes.
+
     Parameters
     ----------
     projector, ranks
@@ -144,14 +148,8 @@ def compare(
     tried: list[Prediction] = []
     for work in works:
         for schedule in schedules if work.stages > 1 else schedules[:1]:
-            for again in recompute:
-                one = replace(work, pipeline_schedule=schedule, recompute=again, memory_limit=None)
-                try:
-                    tried.append(projector.project(one))
-                except ValueError:  # the network has too few filters, rows or layers
-                    break
-                if tried[-1].memory.total <= memory_limit:
-                    break  # recomputation takes time
+            one = replace(work, pipeline_schedule=schedule, memory_limit=None)
+            tried += _until(memory_limit, projector, one, recompute)
     tried.sort(key=lambda one: (one.memory.total > memory_limit, one.seconds, one.memory.total))
     possible = [one for one in tried if one.memory.total <= memory_limit]
     if not possible:
@@ -168,6 +166,28 @@ def compare(
         )
     plain = next((one for one in possible if one.work.plan is None), None)
     return SearchResult(possible[0], plain, tuple(tried))
+
+
+def _until(
+    memory_limit: float, projector: Projector, work: Workload, recompute: Sequence[Any]
+) -> Iterator[Prediction]:
+    """Yield predictions that need less and less memory, until one is within a limit.
+
+    Those of sharded schemes follow if allreduce is within the limit with recomputation at most,
+    which takes time.
+    """
+    sharded = SHARDED if work.scheme == "allreduce" and work.data > 1 and not work.compress else ()
+    for scheme in (work.scheme, *sharded):
+        for again in recompute:
+            try:
+                one = projector.project(replace(work, scheme=scheme, recompute=again))
+            except ValueError:  # the network has too few filters, rows or layers
+                return
+            yield one
+            if one.memory.total <= memory_limit:
+                if again == recompute[0]:
+                    return
+                break
 
 
 def meshes(ranks: int, batch: int) -> Iterator[dict[str, int]]:

@@ -160,14 +160,8 @@ def simulate(
         largest = max((bucket.grads.nbytes for bucket in model.buckets), default=0)
         return found.times, rank_memory(found.rank, _buffers(comm) + int(temporary * largest))
 
-    done = run_virtual(
-        run,
-        network=network,
-        costs=costs,
-        processor=processor,
-        cores=cores,
-        disturbances=disturbances,
-    )
+    given: dict[str, Any] = {"cores": cores, "disturbances": disturbances}
+    done = run_virtual(run, network=network, costs=costs, processor=processor, **given)
     steps = list(zip(*(times for times, _ in done.results), strict=True))
     middle = sorted(steps, key=lambda ranks: max(step.seconds for step in ranks))[len(steps) // 2]
     memory = [memory for _, memory in done.results]

@@ -1,7 +1,7 @@
 import pytest
 
 from pydtnn.perfmodel.oracle.ranking import MOST_STAGES, Variants, strategies
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 
 WORK = Workload("resnet20", (16, 16, 3))
 PLAIN = Variants(recompute=False, sharded=False)
@@ -30,7 +30,11 @@ def test_variants_are_added_where_they_apply() -> None:
     found = [*found_for(4, ("filter",), Variants(compress=("top_k",)))]
     assert [s.strategy for s in found] == ["filter 4", "filter 4, recompute"]
     names = [s.strategy for s in found_for(4, ("data",), Variants(compress=("top_k",)))]
-    assert names == ["data 4", "data 4, recompute", "data 4, sharded", "data 4, top_k"]
+    sharded = [f"data 4, {scheme}" for scheme in SHARDED]
+    assert names == ["data 4", "data 4, recompute", *sharded, "data 4, top_k"]
+    variants = Variants(recompute=False, sharded=False, schedules=("1f1b", "chimera"))
+    names = [s.strategy for s in found_for(2, ("data", "pipeline"), variants)]
+    assert names == ["data 2", "pipeline 2", "pipeline 2, chimera"]
 
 
 def test_pipelines_have_a_limited_number_of_stages() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import SCHEDULES, compare, search, solve
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.plans import describe, meshes, plans_for, rules_of, uniform
-from pydtnn.perfmodel.workload import Workload
+from pydtnn.perfmodel.workload import SHARDED, Workload
 from tests.perfmodel.costs import PerFlop
 
 
@@ -161,6 +162,21 @@ def test_a_limit_of_memory_is_respected():
     assert found.best.seconds >= free.best.seconds
     with pytest.raises(ValueError, match="search: expected a memory limit of at least"):
         search(own, 4, memory_limit=1e3)
+
+
+def test_parameters_are_divided_where_recomputation_is_not_enough() -> None:
+    """Almost all memory is that of parameters, gradients and slots."""
+    net = Sequential(*(Linear(512, name=f"fc{i}") for i in range(4)))
+    own = projector(net, (512,), 8)
+    works = [replace(own.work, axes={"data": 4})]
+    whole = compare(own, 4, works, inf).tried
+    assert [one.work.scheme for one in whole] == ["allreduce"]
+    work = replace(works[0], scheme="sharded_parameters")
+    least = own.project(work).memory.total
+    found = compare(own, 4, works, 1.01 * least)
+    assert {one.work.scheme for one in found.tried} == {"allreduce", *SHARDED}
+    assert found.best.work == work
+    assert least < 0.9 * whole[0].memory.total
 
 
 def test_more_ranks_than_anything_to_cut_are_one_sentence():

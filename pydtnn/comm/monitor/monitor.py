@@ -254,7 +254,7 @@ class Monitor:
         elif number in self._links:
             self._read(self._links[number])
         elif number in self._connections:
-            self._connections[number].receive()
+            self._connections[number].receive(self._poll)
             self._read_rank(self._connections[number])
 
     def _read_rank(self, one: RankConnection) -> None:

@@ -159,6 +159,12 @@ class EndReport:
         return False
 
 
+EDGES = select.EPOLLIN | select.EPOLLET
+"""What is reported of ranks: events in the order in which they occurred, however late they are read,
+as ranks that are killed by the launcher follow the cause. Without EPOLLET, a rank whose message has
+been reported keeps its place in the queue until the next call, and its end comes first there."""
+
+
 class RankConnection:
     """The connection of a rank to this process; the system closes it however the rank ends.
 
@@ -188,8 +194,8 @@ class RankConnection:
         """Return the number of the socket."""
         return self.socket.fileno()
 
-    def receive(self) -> None:
-        """Receive what the rank has sent; to be called if the socket is readable.
+    def receive(self, poll: select.epoll) -> None:
+        """Receive what the rank has sent; to be called if an object of `EDGES` reports the socket.
 
         Files that come with it are kept open. The connection of a rank to its launcher is one:
         MPICH's kills the other ranks as soon as that is closed, and returns status 0 where the rank
@@ -207,6 +213,7 @@ class RankConnection:
         if self.rank < 0 and lines:
             self.rank = int(lines.pop(0))
         self.lines += [line.decode(errors="replace") for line in lines]
+        poll.modify(self, EDGES)  # if there is more, such as the end, it is reported next
 
     def send(self, data: bytes) -> None:
         """Send a message, unless the rank has ended or does not read."""
@@ -264,15 +271,13 @@ def accept_ranks(
     starting = {} if starting is None else starting
     for number in (listener.fileno(), *starting, *([] if starter is None else [starter])):
         poll.register(number, select.EPOLLIN)
-    # Events arrive in the order in which they occurred, however late they are read: ranks killed
-    # by the launcher follow the cause. But epoll keeps reported descriptors queued until the next
-    # call: `READY` is sent once that queue is empty.
+    # `READY` is sent once the queue of events is empty.
     while events := poll.poll(0 if len(connections) == ranks else None):
         for number, _ in events:
             if number == listener.fileno():
                 one = RankConnection(listener.accept()[0])
                 connections[one.fileno()] = one
-                poll.register(one, select.EPOLLIN)
+                poll.register(one, EDGES)
             elif number == starter:  # the facts, or the end
                 poll.unregister(number)
                 with socket.socket(fileno=os.dup(number)) as known:
@@ -285,7 +290,7 @@ def accept_ranks(
                     raise EndedEarlyError(rank)
             else:
                 one = connections[number]
-                one.receive()
+                one.receive(poll)
                 if one.ended:
                     poll.unregister(number)
                     if not one.left:

@@ -151,6 +151,31 @@ def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watch
     assert sent == [READY] * 3
 
 
+def test_the_end_of_a_rank_that_has_just_sent_a_message_does_not_precede_earlier_ones(
+    listener: socket.socket,
+    connect: Callable[[int], socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = [connect(rank) for rank in range(3)]
+    receive, send = RankConnection.receive, RankConnection.send
+
+    def send_and_answer(self: RankConnection, data: bytes) -> None:
+        send(self, data)
+        if self.rank == 2:
+            ranks[2].sendall(b"a message\n")
+
+    def receive_and_close(self: RankConnection, poll: select.epoll) -> None:
+        answered = self.rank == 2  # known since its first message
+        receive(self, poll)
+        if answered:
+            for rank in (1, 2, 0):
+                ranks[rank].close()
+
+    monkeypatch.setattr(RankConnection, "send", send_and_answer)
+    monkeypatch.setattr(RankConnection, "receive", receive_and_close)
+    assert Watching().watch(listener, len(ranks)) == [1]
+
+
 def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
     counters = tmp_path / "vmstat"
 

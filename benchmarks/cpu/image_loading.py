@@ -1,6 +1,7 @@
 """How fast JPEGs are decoded from a folder and from shards, beside PyTorch's DataLoader.
 
     python -m benchmarks.cpu.image_loading
+    python -m benchmarks.cpu.image_loading --train resnet18 mobilenet_v2
     python -m benchmarks.cpu.image_loading --images 2000 --side 1000 --workers 4
     python -m benchmarks.cpu.image_loading --cifar10 DATA --size 32 --batch 128 --turns 3
 
@@ -28,7 +29,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common.report import WITH_TORCH, Report
+from benchmarks.common.work import WORK, create_trainer
 from pydtnn.data import Dataset, Loader, load_dataset, load_folder, load_shards, pack_shards
+from pydtnn.data.loader import Batch
+from pydtnn.kernels import create_backend
+from pydtnn.training.trainer import Trainer
 
 if WITH_TORCH:
     import torch
@@ -151,6 +156,46 @@ def measure(report: Report, folder: Path, args: argparse.Namespace) -> None:
             report.line(f"{name:12}{workers:8}{median:10.0f}{max(rates[name]):10.0f}{ratio}")
 
 
+def whole_epoch(trainer: Trainer, data: Dataset, batch: int) -> int:
+    """Train an epoch of whole batches; return the number of images."""
+    trainer.fit(data, more_epochs=1, global_batch_size=batch, drop_last=True)
+    return len(data) // batch * batch
+
+
+def steps_on(trainer: Trainer, batch: Batch, steps: int) -> int:
+    """Make steps on one batch; return the number of images."""
+    for _ in range(steps):
+        trainer.train_step(batch)
+    return steps * len(batch.x)
+
+
+def train(report: Report, folder: Path, args: argparse.Namespace) -> None:
+    """Print a row for each network."""
+    write_images(folder / "images", args.images, args.side)
+    pack_shards(folder / "images", folder / "shards")
+    header = f"{'network':14}{'batch':>6}{'training':>10}{'steps':>8}{'ratio':>8}  quartiles"
+    report.line(f"{args.images} JPEGs of {args.side} x {args.side}, images/s")
+    report.line(header)
+    for name in args.train:
+        work = WORK[name]
+        options: dict[str, Any] = {"image_size": work.shape[0], "mean": MEAN, "std": STD}
+        data = load_shards(data_dir=folder / "shards", **options)[0]
+        trainer = create_trainer(work, create_backend("cpu", threads=args.threads))
+        steps = args.images // work.batch
+        with Loader(data, global_batch_size=work.batch) as loader:
+            batch = next(iter(loader.epoch(0)))
+
+        fit = partial(whole_epoch, trainer, data, work.batch)
+        fit()  # chooses algorithms
+        alone = partial(steps_on, trainer, batch, steps)
+        pairs = np.array([(rate(fit), rate(alone)) for _ in range(args.turns)])
+        low, ratio, high = np.quantile(pairs[:, 0] / pairs[:, 1], (0.25, 0.5, 0.75))
+        whole, step = np.median(pairs, axis=0)
+        report.line(
+            f"{name:14}{work.batch:6}{whole:10.1f}{step:8.1f}{ratio:8.3f}  {low:.3f} to {high:.3f}"
+        )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
@@ -161,11 +206,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=4, help="largest number of workers")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--train", nargs="+", choices=[n for n in WORK if len(WORK[n].shape) == 3])
+    parser.add_argument("--threads", type=int, default=1, help="threads of the kernels in training")
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
     args = parser.parse_args()
     report = Report(args.output)
     with tempfile.TemporaryDirectory() as folder:
-        measure(report, Path(folder), args)
+        (train if args.train else measure)(report, Path(folder), args)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def train(comm: Communicator, folder: Path, where: str, allreduce: str) -> None:
     net = Sequential(Flatten(), Linear(4), Sleep(STEP + extra, name="act"), Linear(3))
     rng = np.random.default_rng(0)
     data = SlowData(rng.normal(size=(64, 5, 5, 1)), rng.integers(0, 3, 64))
-    data.seconds = 4 * STEP * (late and where == "loader")  # while the others compute
+    data.seconds = 8 * STEP * (late and where == "loader")  # longer than a step on a busy machine
     recorder = Recorder()
     trainer = Trainer(
         Model(net, (5, 5, 1), backend="numpy", seed=0, bucket_bytes=16),

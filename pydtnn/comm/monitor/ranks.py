@@ -160,9 +160,9 @@ class EndReport:
 
 
 EDGES = select.EPOLLIN | select.EPOLLET
-"""What is reported of ranks: events in the order in which they occurred, however late they are read,
-as ranks that are killed by the launcher follow the cause. Without EPOLLET, a rank whose message has
-been reported keeps its place in the queue until the next call, and its end comes first there."""
+"""What is reported of ranks: events in the order in which they occurred, however late they are
+read, as ranks that are killed by the launcher follow the cause. Without EPOLLET, a rank whose
+message has been reported stays in the queue until the next call, and its end comes first there."""
 
 
 class RankConnection:

@@ -54,8 +54,8 @@ def _arrays(values: Sequence[Any]) -> set[int]:
     return {id(value) for value in values if isinstance(value, np.ndarray | Deferred)}
 
 
-class Given:
-    """The arrays of calls within an array that a repetition is given at another address."""
+class MovedInput:
+    """An input that a repetition finds at another address, and the arrays of calls within it."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.start, self.nbytes = array.ctypes.data, array.nbytes
@@ -72,7 +72,7 @@ class Recorder:
 
     Arrays that are made in the backend's pool meanwhile are replaced by aliases, so that the pool
     uses their memory again as it does without recording; a repetition reserves it: see `spans` and
-    `MemoryPool.claim`. Arrays in those that it is given (`given`) are replaced, too, and moved.
+    `MemoryPool.claim`. Arrays in those that it is given (`inputs`) are replaced, too, and moved.
     Others, earlier and small ones, are kept.
 
     Parameters
@@ -94,7 +94,7 @@ class Recorder:
         self._before = {serial for *_, serial in self._memory.blocks()}
         self._used: dict[int, int] = {}  # memory of arrays: the last address by the first
         self._aliases: dict[Any, np.ndarray] = {}
-        self._given: list[Given] = []
+        self._given: list[MovedInput] = []
         self._busy = False
 
     @contextmanager
@@ -169,7 +169,7 @@ class Recorder:
 
         return call
 
-    def given(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[Given]]:
+    def inputs(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[MovedInput]]:
         """Return arrays to be given to a pass, which must exist until its end, and their calls'.
 
         One that overlaps with another is copied.
@@ -177,7 +177,7 @@ class Recorder:
         own: list[np.ndarray] = []
         for array in arrays:
             own.append(array.copy() if any(g.has(array) for g in self._given) else array)
-            self._given.append(Given(own[-1]))
+            self._given.append(MovedInput(own[-1]))
         return own, self._given[len(self._given) - len(own) :]
 
     def _alias(self, array: np.ndarray) -> np.ndarray:

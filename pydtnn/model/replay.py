@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.kernels.recorded import Call, Given, Recorder
+from pydtnn.kernels.recorded import Call, MovedInput, Recorder
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.parameters import Bucket
@@ -41,7 +41,7 @@ class Calls(Observer):
     ----------
     plain, reported : list of Call
         Without and with those that report the layers to an observer.
-    inputs : list of Given
+    inputs : list of MovedInput
         Where a repetition is given arrays.
     outputs : tuple of Array
         What it returns.
@@ -49,7 +49,7 @@ class Calls(Observer):
 
     plain: list[Call] = field(default_factory=list)
     reported: list[Call] = field(default_factory=list)
-    inputs: list[Given] = field(default_factory=list)
+    inputs: list[MovedInput] = field(default_factory=list)
     outputs: tuple[Array | None, ...] = ()
     observer: Observer | None = None
     on_ready: Callable[[Bucket, int], None] | None = None
@@ -233,7 +233,7 @@ class Replays:
         self._recorded = True
         calls = Calls()
         recorder = Recorder(self.backend, calls.add)
-        self._inputs, calls.inputs = recorder.given(inputs)
+        self._inputs, calls.inputs = recorder.inputs(inputs)
         *own, samples = self._inputs
         self._current = Recording(recorder, calls)
         with self._watched(calls), recorder.recording():
@@ -268,7 +268,7 @@ class Replays:
             return [dxs]
         recorder = recording.recorder
         recorder.record = calls.add
-        own, calls.inputs = recorder.given(dys)
+        own, calls.inputs = recorder.inputs(dys)
         with self._watched(calls), recorder.recording():
             (dx,) = self.model.backward_shards(
                 [tuple(own)],

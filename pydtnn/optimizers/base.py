@@ -222,7 +222,7 @@ class LearningRate:
 class Share(Protocol):
     """The interface of an optimizer that updates only a part of each bucket."""
 
-    in_order: bool
+    exact_norms: bool
     """Whether norms of all gradients must not depend on the parts."""
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
@@ -245,7 +245,7 @@ class Share(Protocol):
 class FullShare:
     """The share of a rank that updates everything."""
 
-    in_order = False
+    exact_norms = False
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Return the whole bucket."""
@@ -639,9 +639,9 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
 
         def of(bucket: Bucket) -> Number:
             grads = bucket.grads[self._own[bucket.index]]
-            return number(share.gather(bucket, grads) if share.in_order else grads)
+            return number(share.gather(bucket, grads) if share.exact_norms else grads)
 
-        total = FullShare().total if share.in_order else share.total
+        total = FullShare().total if share.exact_norms else share.total
         return self._parts.total(self._buckets(), of, total)
 
     @property

@@ -111,7 +111,7 @@ class GradientExchange(StoresArguments):
         set_options(self, options)
         self.comm = comm
         self.sums = sums(self.comm)
-        self.in_order = self.sums.shards is not None  # norms, too
+        self.exact_norms = self.sums.shards is not None
         if type(self.sums) is not Sums and not self.sums_gradients:
             raise ValueError(
                 f"{type(self).__name__}: ranks do not sum gradients, so these cannot be compressed "

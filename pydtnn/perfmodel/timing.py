@@ -26,7 +26,6 @@ from pydtnn.perfmodel.outline import (
 )
 from pydtnn.perfmodel.overlap import Channel, Operation
 from pydtnn.perfmodel.prediction import LayerTime, StepTime
-from pydtnn.perfmodel.workload import SHARDED
 
 STEP = Label("phase", "step", 0)
 
@@ -79,7 +78,7 @@ class _Clock:
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
         self.gradient_work = self.later = 0.0
         self._computed: list[float] = []  # since this rank has waited for others
-        self.gathers = messages.waits and messages.work.scheme == SHARDED[-1]
+        self.gathers = messages.waits and messages.work.scheme == "sharded_parameters"
         self._gathered: dict[int, Operation] = {}  # of the buckets that this rank has
 
     def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:

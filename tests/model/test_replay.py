@@ -358,7 +358,7 @@ def test_calls_are_given_other_arrays_and_views_of_them():
     calls, out = [], np.zeros(4, "float32")
     recorder = Kernels(backend, calls.append)
     first = np.arange(12, dtype="float32")
-    (own, copied), given = recorder.given([first, first[4:]])
+    (own, copied), given = recorder.inputs([first, first[4:]])
     assert own is first
     assert not np.may_share_memory(first, copied)
     with recorder.recording():

@@ -120,7 +120,7 @@ def bars(records: Records) -> str:
             ]
             middle, low, high = 1e3 * np.array(found).T
             place = np.arange(len(names)) + number * 0.8 / len(ranks)
-            errors = [middle - low, high - middle]
+            errors = np.nan_to_num([middle - low, high - middle])
             axes.barh(place, middle, 0.8 / len(ranks), xerr=errors, label=f"{size} ranks")
         axes.set_yticks(np.arange(len(names)) + 0.4, names)
         axes.set_xscale("log")

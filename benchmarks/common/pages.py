@@ -13,6 +13,9 @@ LEVEL = 0.95
 
 RESAMPLINGS = 2000
 
+MIN_VALUES = 3
+"""Values of an interval; fewer have none."""
+
 _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width">
 <style>body{{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em}}
@@ -24,21 +27,26 @@ pre{{background:#f4f4f2;padding:1em;white-space:pre-wrap}}</style>
 
 
 class Interval(NamedTuple):
-    """A value with its confidence interval."""
+    """A value with its confidence interval, whose ends are NaN if there are too few values."""
 
     value: float
     low: float
     high: float
 
     def text(self, scale: float = 1.0) -> str:
-        """Return it with four digits, as "12.3 (12.1 to 12.6)"."""
+        """Return it with four digits, as "12.3 (12.1 to 12.6)", or "12.3" without an interval."""
         value, low, high = (scale * one for one in self)
-        return f"{value:.4g} ({low:.4g} to {high:.4g})"
+        return f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if low == low else "")
 
 
 def median(values: Iterable[float]) -> Interval:
-    """Return the median, with an interval by the bootstrap (percentiles of resampled medians)."""
+    """Return the median, with an interval by the bootstrap (percentiles of resampled medians).
+
+    Fewer than three values have no interval.
+    """
     own = np.array([*values])
+    if len(own) < MIN_VALUES:
+        return Interval(float(np.median(own)), np.nan, np.nan)
     drawn = np.random.default_rng(0).choice(own, (RESAMPLINGS, len(own)))
     rest = 50 * (1 - LEVEL)
     low, high = np.percentile(np.median(drawn, axis=1), [rest, 100 - rest])

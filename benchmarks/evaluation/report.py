@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.pages import beginning, median, table
+from benchmarks.common.pages import LEVEL, MIN_VALUES, beginning, median, table
 from benchmarks.evaluation import observations, statistics
 from benchmarks.evaluation.frameworks import FRAMEWORKS, NOT_INSTALLED
 from benchmarks.evaluation.networks import NETWORKS, parameters
@@ -21,8 +21,14 @@ from pydtnn.utils.files import write_file
 CHECKED = 10
 """First steps whose losses are compared."""
 
-PAIRS = (5, 9, 15, 30)
+PAIRS = (11, 15, 30)
 """Numbers of pairs of which a long plan's comparisons are counted."""
+
+_TESTS = (
+    f"p: exact test over the signs of the pairs' differences, from {statistics.MIN_PAIRS} pairs "
+    f"on; n pairs have a p of at least 2 / 2^n; * p < {statistics.SIGNIFICANT:g}; intervals have "
+    f"{100 * LEVEL:g} %, from {MIN_VALUES} runs on"
+)
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -50,7 +56,7 @@ def create(folder: Path, plan: Plan, runs: Runs, about: Sequence[str]) -> list[P
         names = ("framework", "network", "ranks", "repetition", "error")
         rows = [[str(run[name]) for name in names] for run in failed]
         tables.append(("Runs that failed", names, rows))
-    notes = [*about, *_disturbed(good), _energy(good)]
+    notes = [*_incomplete(plan, runs), *about, *_disturbed(good), _energy(good), _TESTS]
     figures = [_figure(folder, plan, good, network) for network in plan.networks]
     text = ["# Frameworks compared", "", *(f"- {note}" for note in notes)]
     page = [beginning("Frameworks compared"), "<h1>Frameworks compared</h1>", "<ul>"]
@@ -164,7 +170,8 @@ def _together(plan: Plan, runs: Runs) -> Table:
 
 
 def _compared(found: statistics.Comparison) -> list[str]:
-    return [found.ratio.text() + (" *" if found.significant else ""), f"{found.p:.2g}"]
+    p = f"{found.p:.2g}" if found.pairs >= statistics.MIN_PAIRS else "-"
+    return [found.ratio.text() + (" *" if found.significant else ""), p]
 
 
 def _power(plan: Plan, runs: Runs) -> Table:
@@ -272,6 +279,13 @@ def _adapters(plan: Plan, runs: Runs) -> Table:
         source = own[0]["counted_by"] if own else "-"
         rows.append([FRAMEWORKS[name].title, version, str(FRAMEWORKS[name].lines()), source])
     return "Adapters", ("framework", "version", "lines of code", "messages counted by"), rows
+
+
+def _incomplete(plan: Plan, runs: Runs) -> list[str]:
+    """Return how many runs have a result, if not all have."""
+    good, planned = sum("error" not in run for run in runs), sum(1 for _ in plan.cells())
+    failed = f", {len(runs) - good} failed" if good < len(runs) else ""
+    return [f"incomplete: {good} of {planned} runs{failed}"] if good < planned else []
 
 
 def _disturbed(runs: Runs) -> list[str]:

@@ -15,19 +15,26 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from benchmarks.common.pages import LEVEL, Interval
+from benchmarks.common.pages import LEVEL, MIN_VALUES, Interval
 
 SIGNIFICANT = 0.001
 """Probability of a difference at least as large between equal programs, below which it counts: of
-1,000 comparisons of equal programs, one is expected to be called different."""
+1,000 comparisons of equal programs, at most one is expected to be called different."""
+
+MIN_PAIRS = 5
+"""Pairs of a test. A star requires at least 11, because 2 of 2**n choices of signs have the largest
+sum."""
+
+STEPS = 20_000
+"""Steps of the sum that `sign_test` distinguishes."""
 
 
 def mean(values: Iterable[float]) -> Interval:
-    """Return the mean with an interval by Student's t."""
+    """Return the mean with an interval by Student's t, from three values on."""
     own = np.array([*values])
     middle = float(own.mean())
-    if len(own) < 2:
-        return Interval(middle, middle, middle)
+    if len(own) < MIN_VALUES:
+        return Interval(middle, np.nan, np.nan)
     half = stats.t.ppf((1 + LEVEL) / 2, len(own) - 1) * own.std(ddof=1) / np.sqrt(len(own))
     return Interval(middle, middle - half, middle + half)
 
@@ -40,7 +47,8 @@ class Comparison(NamedTuple):
     ratio : Interval
         Geometric mean of the pairs' ratios.
     p : float
-        Probability of such a mean, or a larger one, between equal programs: the paired t test.
+        Probability of such a mean, or a larger one, between equal programs; NaN if there are fewer
+        than `MIN_PAIRS` pairs.
     pairs : int
     """
 
@@ -56,16 +64,17 @@ class Comparison(NamedTuple):
 
 def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
     """Compare times of two programs that were measured in pairs, such as those of a repetition."""
-    return _compared(np.log(first) - np.log(second))
+    return compare_cells([(first, second)])
 
 
 def compare_cells(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Comparison:
     """Compare two programs in several experiments, such as networks and numbers of ranks.
 
-    Times of short steps vary more than those of long ones. For the t test, the logarithms of each
-    experiment's ratios are therefore divided by their root mean square, which does not depend on
-    which of two equal programs was first. In 400,000 simulated comparisons of equal programs by
-    six experiments of five pairs, 0.0012 had a p below 0.001.
+    Times of short steps vary more than those of long ones. The logarithms of each experiment's
+    ratios are therefore divided by their root mean square, and their sum is compared with the sums
+    for all choices of signs. For equal programs, the order of a pair is arbitrary, whatever the
+    times and their variation; the root mean square does not depend on it. The test is therefore
+    exact for any number of experiments and pairs.
 
     Parameters
     ----------
@@ -74,23 +83,38 @@ def compare_cells(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> C
 
     References
     ----------
-    Efron: Student's t-test under symmetry conditions. J. Am. Stat. Assoc. 64, 1969.
+    Fisher: The Design of Experiments, 1935, section 21.
     """
     logs = [np.log(first) - np.log(second) for first, second in cells]
     scaled = [own / (np.sqrt(np.mean(own**2)) or 1.0) for own in logs]
-    ratio, _, pairs = _compared(np.concatenate(logs))
-    return Comparison(ratio, _compared(np.concatenate(scaled)).p, pairs)
+    each = np.concatenate(logs)
+    ratio = Interval(*np.exp(mean(each)))
+    return Comparison(ratio, sign_test(np.concatenate(scaled)), len(each))
 
 
-def _compared(logs: np.ndarray) -> Comparison:
-    if not logs.any():
-        return Comparison(Interval(1.0, 1.0, 1.0), 1.0, len(logs))
-    p = float(stats.ttest_1samp(logs, 0.0).pvalue) if len(logs) > 1 else 1.0
-    return Comparison(Interval(*np.exp(mean(logs))), p, len(logs))
+def sign_test(values: np.ndarray) -> float:
+    """Return the share of all choices of signs whose sum is at least as far from 0.
+
+    Values are rounded to whole multiples of 1 / `STEPS` of the sum of their magnitudes, so that
+    the distribution of the sums is counted exactly.
+    """
+    if len(values) < MIN_PAIRS:
+        return float("nan")
+    total = abs(values).sum()
+    weights = np.rint(values * (STEPS / total if total else 0)).astype(int)
+    share = np.zeros(abs(weights).sum() + 1)  # of the choices, by the sum of the positive values
+    share[0] = 1.0
+    for weight in abs(weights[weights != 0]):
+        share /= 2
+        share[weight:] += share[:-weight].copy()
+    sums = 2 * np.arange(len(share)) - (len(share) - 1)
+    return min(float(share[abs(sums) >= abs(weights.sum())].sum()), 1.0)
 
 
 def threshold(first: Sequence[float], second: Sequence[float], pairs: int) -> float:
     """Return the relative difference that so many pairs find significant every second time.
+
+    It is that of the t test; infinite for fewer pairs than a significant difference requires.
 
     Parameters
     ----------
@@ -98,6 +122,8 @@ def threshold(first: Sequence[float], second: Sequence[float], pairs: int) -> fl
         Times of two programs in pairs, from whose ratios the variation is estimated.
     pairs : int
     """
+    if 2.0 ** (1 - pairs) >= SIGNIFICANT:
+        return float("inf")
     spread = np.std(np.log(first) - np.log(second), ddof=1)
     return float(stats.t.ppf(1 - SIGNIFICANT / 2, pairs - 1) * spread / np.sqrt(pairs))
 
@@ -106,6 +132,8 @@ def variation(
     cells: Mapping[tuple[str, ...], Sequence[float]], names: Sequence[str]
 ) -> dict[str, float]:
     """Return the share of the variation that each factor, interaction, and the error explain.
+
+    Without repetitions, the error is part of the interaction of all factors, and is not returned.
 
     Parameters
     ----------
@@ -142,5 +170,6 @@ def variation(
             effects[kept] = effect
             squares = float((effect**2).sum()) * y.size / effect.size
             shares[" x ".join(names[i] for i in kept)] = squares / total if total else 0.0
-    shares["error"] = max(1 - sum(shares.values()), 0.0)
+    if count > 1:
+        shares["error"] = max(1 - sum(shares.values()), 0.0)
     return shares

@@ -30,6 +30,7 @@ from pydtnn.tracing.analysis import (
     usage,
     waits,
 )
+from pydtnn.tracing.analysis.difference import MIN_STEPS
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.units import align, quantity
@@ -92,10 +93,12 @@ def describe_changes(before: Timeline, after: Timeline, *, top: int = 25) -> lis
     heading = ("time per step and rank", "before", "after", "difference", "noise", "")
     table = [heading]
     for one in changes[:top]:
-        clear = "" if one.significant else "within the noise"
+        few = one.noise != one.noise
+        clear = "" if one.significant or few else "within the noise"
+        noise = f"below {MIN_STEPS} steps" if few else _ms(one.noise)
         difference = f"{1e3 * one.difference:+.3f} ms"
         name = describe_label(one.kind, one.name)
-        table.append((name, _ms(one.before), _ms(one.after), difference, _ms(one.noise), clear))
+        table.append((name, _ms(one.before), _ms(one.after), difference, noise, clear))
     return [*lines, "", *_table(table, 1), *_rest(len(changes), top)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
@@ -157,11 +158,11 @@ def test_equal_programs_are_called_different_as_often_as_p_says() -> None:
     p = np.array([statistics.compare_cells(cells(rng, 1.0)).p for _ in range(1000)])
     assert 0.07 < np.mean(p < 0.1) < 0.13
     assert np.mean(p < 0.01) <= 0.02
-    assert statistics.compare_cells([([1.0, 2.0], [1.0, 2.0])]).p == 1
+    assert statistics.compare_cells([([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * 2).p == 1
 
 
 def test_a_comparison_with_itself_finds_nothing() -> None:
-    found = statistics.compare([1.0, 2.0], [1.0, 2.0])
+    found = statistics.compare([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     assert found.ratio == (1.0, 1.0, 1.0)
     assert not found.significant
 
@@ -171,7 +172,47 @@ def test_intervals_cover_the_value_as_often_as_they_say() -> None:
     found = [statistics.mean(rng.normal(size=6)) for _ in range(1000)]
     inside = sum(one.low <= 0 <= one.high for one in found)
     assert 930 <= inside <= 970
-    assert median([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_test() -> None:
+    assert median([3.0]).text() == statistics.mean([3.0]).text() == "3"
+    assert median([3.0, 4.0]).text() == statistics.mean([3.0, 4.0]).text() == "3.5"
+    assert "to" in median([3.0, 4.0, 5.0]).text()
+    few = statistics.compare([31.92] * 4, [1.0] * 4)
+    assert np.isnan(few.p)
+    assert not few.significant
+    assert statistics.compare([31.92] * 5, [1.0] * 5).p == 2 / 2**5
+    assert statistics.threshold([1.0, 1.1], [1.0, 1.0], 10) == np.inf
+
+
+def test_a_p_is_the_share_of_all_choices_of_signs() -> None:
+    values = np.random.default_rng(7).normal(size=8)
+    sums = [abs(np.dot(values, signs)) for signs in product((1, -1), repeat=8)]
+    assert statistics.sign_test(values) == np.mean(np.array(sums) >= abs(values.sum()) * (1 - 1e-9))
+
+
+def equal(rng: np.random.Generator, experiments: int, pairs: int) -> statistics.Comparison:
+    """Compare equal programs, whose times vary more in some experiments, and have outliers."""
+    spread = np.exp(rng.normal(-3, 1, (experiments, 1, 1)))
+    drawn = np.exp(spread * rng.standard_t(3, (experiments, 2, pairs)))
+    return statistics.compare_cells([(first, second) for first, second in drawn])
+
+
+@pytest.mark.parametrize("draws", [20, pytest.param(1000, marks=pytest.mark.matrix)])
+def test_equal_programs_are_called_different_at_the_nominal_rate_in_100_designs(
+    draws: int,
+) -> None:
+    rng, p = np.random.default_rng(6), []
+    for experiments, pairs in product(range(1, 11), repeat=2):
+        own = np.array([equal(rng, experiments, pairs).p for _ in range(draws)])
+        assert np.isnan(own).all() == (experiments * pairs < statistics.MIN_PAIRS)
+        # of so many draws, more are called different with a probability below 1e-6
+        most = stats.binom.ppf(1 - 1e-6, draws, statistics.SIGNIFICANT)
+        assert np.sum(own < statistics.SIGNIFICANT) <= most, (experiments, pairs)
+        p.append(own)
+    for level in (statistics.SIGNIFICANT, 0.01, 0.1):
+        own = np.concatenate(p)
+        assert np.sum(own < level) <= stats.binom.ppf(0.999, len(own), level), level
 
 
 def test_variation_is_that_of_jains_example() -> None:
@@ -212,7 +253,7 @@ def test_efficiency_is_that_of_the_share_of_a_core(tmp_path: Path) -> None:
     ]
     title, _, rows = scaling(plan, runs)
     assert "up to 2 ranks share a core" in title
-    assert rows == [["mlp", "pydtnn", "100 (100 to 100)", "80 (80 to 80)"]]
+    assert rows == [["mlp", "pydtnn", "100", "80"]]
 
 
 # -- predictions ----------------------------------------------------------------------------------
@@ -287,8 +328,8 @@ def test_sums_that_not_all_ranks_have_are_not_matched() -> None:
 def test_the_threshold_is_found_every_second_time() -> None:
     rng = np.random.default_rng(3)
     long = np.exp(rng.normal(0, 0.02, (2, 1000)))
-    least = statistics.threshold(*long, 10)
-    trials = [np.exp(rng.normal(0, 0.02, (2, 10))) for _ in range(400)]
+    least = statistics.threshold(*long, 20)
+    trials = [np.exp(rng.normal(0, 0.02, (2, 20))) for _ in range(400)]
     found = [statistics.compare(np.exp(least) * a, b).significant for a, b in trials]
     assert 0.4 < np.mean(found) < 0.6
 
@@ -318,10 +359,13 @@ def test_a_plan_runs_continues_and_is_reported(
     assert len(runs[0]["times"]) == 4
     assert all(time > 0 for time in runs[0]["times"])
     (out / "runs.jsonl").write_text(lines[0] + "\n" + lines[1][:40])  # interrupted
+    assert main(["report", str(out)]) == 0
+    assert (out / "report.md").read_text().splitlines()[2] == "- incomplete: 1 of 2 runs"
     capsys.readouterr()
     assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("   2 of 2")
     report = (out / "report.md").read_text()
+    assert "incomplete" not in report
     for words in ("mlp (1.86 M parameters), 1 rank", "| pydtnn |", "Losses of the first", "%"):
         assert words in report
     assert "<svg" in (out / "report.html").read_text()

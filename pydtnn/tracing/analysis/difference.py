@@ -10,6 +10,9 @@ from pydtnn.tracing.analysis.blocks import label
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
 
+MIN_STEPS = 5
+"""Complete steps of each run from which noise is estimated."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -23,7 +26,8 @@ class Change:
         Time per step, the mean of the ranks, in s: median over the steps. 0 where a run does not
         have it.
     noise : float
-        Standard error of the difference, from the spread over the steps, in s.
+        Standard error of the difference, from the spread over the steps, in s; NaN if one of the
+        runs has fewer than `MIN_STEPS`.
     """
 
     kind: Kind
@@ -70,13 +74,14 @@ def compare(before: Timeline, after: Timeline) -> list[Change]:
         labels = label(timeline)
         per_step = labels.seconds(timeline).mean(axis=2)  # (labels, steps)
         both.append(dict(zip(labels.table, per_step, strict=True)))
+    few = min(len(before.steps), len(after.steps)) < MIN_STEPS
     found = []
     for kind, name in dict.fromkeys([*both[0], *both[1]]):
         series = [run.get((kind, name), np.zeros(1)) for run in both]
         first, second = (float(np.median(one)) for one in series)
         if not first and not second:
             continue
-        noise = sum(_standard_error(one) ** 2 for one in series) ** 0.5
+        noise = np.nan if few else sum(_standard_error(one) ** 2 for one in series) ** 0.5
         found.append(Change(kind, name, first, second, noise))
     return sorted(found, key=lambda change: -abs(change.difference))
 

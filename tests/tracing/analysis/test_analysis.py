@@ -22,6 +22,7 @@ from pydtnn.tracing.analysis import (
     usage,
     waits,
 )
+from pydtnn.tracing.summary import describe_changes
 from pydtnn.utils.observer import Kind
 from tests.tracing.synthetic import LAYERS, MS, nothing, write_run
 
@@ -233,6 +234,16 @@ def test_two_runs_are_compared_by_their_greatest_change(run):
     assert changes[0].difference == pytest.approx(4e-3, abs=0.2e-3)
     assert all(change.significant for change in changes[:2])
     assert not any(change.significant for change in compare(before, before))
+
+
+def test_no_difference_of_a_few_steps_is_above_the_noise(run):
+    before = run(steps=4)
+    after = run(lambda *where: MS if where[-1] == "update" else 0, "after", steps=4)
+    (change, *_) = compare(before, after)
+    assert change.name == "update"
+    assert change.difference == pytest.approx(2e-3)  # in every phase
+    assert not change.significant
+    assert any("below 5 steps" in line for line in describe_changes(before, after))
 
 
 def test_a_trace_without_steps_cannot_be_compared(run):

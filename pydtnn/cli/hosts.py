@@ -25,11 +25,14 @@ LISTS = ("-host", "--host", "-hosts", "--hosts", "-H")
 FILES = ("-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile")
 """Options with a file of hosts, one a line: ``a``, ``a:4`` or ``a slots=4``."""
 
-PROBE = "ssh -o BatchMode=yes -o ConnectTimeout=5 {host} true"
+PROBE = "ssh -o BatchMode=yes -o ConnectTimeout=5 -- {host} true"
 """The command that tests whether a host answers."""
 
 PROBE_TIMEOUT_S = 20.0
 """Longest duration of the command, in s."""
+
+_NAME = re.compile(r"(?!-)([\w.+-]+@(?!-))?[\w.+%\[\]-]+")
+"""Of a host, or ``user@host``: nothing that a program takes for an option or a shell for code."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def read_placement(command: Sequence[str]) -> Placement:
     Raises
     ------
     ValueError, OSError
-        If a number of ranks is none, or the file of hosts cannot be read.
+        If a number of ranks is none, the file of hosts cannot be read, or a name is that of no
+        host: programs such as ssh take one that begins with a hyphen for an option.
     """
     hosts: list[Host] = []
     ranks = 0
@@ -85,11 +89,11 @@ def read_placement(command: Sequence[str]) -> Placement:
                 raise ValueError(f"launch: {option} must be a number of ranks, got {value!r}")
             ranks = int(value)
         elif option in LISTS:
-            hosts += [_host(text) for text in value.split(",") if text]
+            hosts += [_host(option, text) for text in value.split(",") if text]
         else:
             text = read_file(f"launch: {option}", value).decode(errors="replace")
             lines = (line.partition("#")[0].strip() for line in text.splitlines())
-            hosts += [_host(line) for line in lines if line]
+            hosts += [_host(value, line) for line in lines if line]
     return Placement(tuple(hosts), ranks)
 
 
@@ -159,9 +163,14 @@ def silent_hosts(
     return [name for name, answered in zip(asked, found, strict=True) if not answered]
 
 
-def _host(text: str) -> Host:
+def _host(where: str, text: str) -> Host:
     """Read "a", "a:4", "a:4:..." or "a slots=4"."""
     name = re.split(r"[:\s]", text)[0]
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"launch: {where}: expected names of hosts, got {name!r:.200}; write letters, digits, "
+            "'.', '_' and '-', and no '-' first"
+        )
     slots = re.search(r"(?:^[^:\s]+:|slots\s*=\s*)([1-9][0-9]{0,5})", text)
     return Host(name, text, int(slots[1]) if slots else 1)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pydtnn.cli.hosts import Host, Placement, place, read_placement, silent_hosts
+from pydtnn.cli.hosts import PROBE, Host, Placement, place, read_placement, silent_hosts
+from pydtnn.launch import Launch
 
 
 @pytest.mark.parametrize(
@@ -75,3 +77,26 @@ def test_hosts_that_do_not_answer_are_found_each_once() -> None:
     hosts = [Host(name, name) for name in ("a", "gone", "late", "a", "localhost")]
     assert silent_hosts(hosts, "ask {host}", run) == ["gone", "late"]
     assert sorted(command[1] for command in asked) == ["a", "gone", "late"]
+
+
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=touch x", "user@-oProxyCommand", "$(touch x)", "a;b"]
+)
+def test_a_name_that_a_program_takes_for_an_option_or_for_code_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    """A probe passes names to ssh, or to a shell if the user's command has one."""
+    file = tmp_path / "hosts"
+    file.write_text(f"good slots=2\n{name} slots=2\n")
+    for option, value in (("-f", str(file)), ("--hostfile", str(file)), ("-hosts", f"b,{name}")):
+        with pytest.raises(ValueError, match="expected names of hosts, got") as error:
+            Launch(["mpirun", "-np", "2", option, value, "python", "-m", "pydtnn.train"], 1)
+        assert repr(name.split(" ")[0]) in str(error.value)
+        assert str(file) in str(error.value) or option == "-hosts"
+
+
+@pytest.mark.parametrize("name", ["a", "node-1.rack_2", "user@node-1", "+n1", "été"])
+def test_names_of_hosts_are_not_options_of_the_probe(name: str) -> None:
+    (host,) = read_placement(["mpirun", "-hosts", f"{name}:4"]).hosts
+    assert host == Host(name, f"{name}:4", 4)
+    assert shlex.split(PROBE)[-3:] == ["--", "{host}", "true"]

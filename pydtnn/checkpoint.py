@@ -20,7 +20,6 @@ from pydtnn.training.checkpoint.inspection import (
 )
 from pydtnn.training.checkpoint.reading import Checkpoint, read_checkpoint
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
-from pydtnn.utils.errors import printable
 from pydtnn.utils.units import align, format_quantity
 
 EXAMPLES = """examples:
@@ -154,7 +153,7 @@ def _repair(options: argparse.Namespace) -> None:
 
 def _print(*lines: str) -> None:
     for line in lines:
-        print(printable(line))
+        print(line)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             custom = {getattr(kind, "__name__", str(kind)): kind for kind in classes}
             model = load(options.model, backend=options.device, custom=custom)
             for path in chain.from_iterable(map(files_of, options.images)):
-                print(f"{path}: {describe_classes(model, read_image(path, model), options.top)}")
+                line = f"{path}: {describe_classes(model, read_image(path, model), options.top)}"
+                print(line.replace("\n", "\\n"))
     except EXPLAINED as error:
         print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
         return 1

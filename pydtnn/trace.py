@@ -11,7 +11,6 @@ from pydtnn.comm import Communicator
 from pydtnn.tracing import command
 from pydtnn.utils import clock
 from pydtnn.utils.command import Parser, run_subcommand
-from pydtnn.utils.errors import printable
 from pydtnn.utils.units import align
 
 
@@ -56,7 +55,7 @@ def _replay(options: argparse.Namespace) -> None:
         allreduces=[name for name in options.allreduce.split(",") if name],
         without=None if without is None else tuple(without),
     )
-    print(printable("\n".join(lines)))
+    print("\n".join(lines))
 
 
 def add_import(commands: Any) -> None:
@@ -91,10 +90,8 @@ def _import(options: argparse.Namespace) -> None:
         raise ValueError(f"trace import: the nodes of the ranks do not match: {error}") from error
     hosts = len({*network.hosts})
     print(
-        printable(
-            f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on {hosts} host{'s' * (hosts > 1)} of "
-            f"{platform.name}: {1e3 * max(seconds for seconds, _ in run.results):.6g} ms"
-        )
+        f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on {hosts} host{'s' * (hosts > 1)} of "
+        f"{platform.name}: {1e3 * max(seconds for seconds, _ in run.results):.6g} ms"
     )
     rows = [["", "nodes", "time", "computing", "rest"]]
     for rank, (seconds, computed) in enumerate(run.results):

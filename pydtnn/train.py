@@ -27,7 +27,7 @@ from pydtnn.comm.signals import DEFERRED, SignalWatch, describe_signal
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
 from pydtnn.utils.command import discard
-from pydtnn.utils.errors import AgreedError, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, describe, printable, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
 
@@ -192,7 +192,7 @@ def _once(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
 def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     if comm.rank == 0 and not config.quiet:
         for line in (first_line(config, comm.size), *notes):  # before imports that take time
-            print(line, flush=True)
+            print(printable(line), flush=True)
     begin = clock.now()
     from pydtnn.cli.run import run
 
@@ -207,6 +207,13 @@ def first_line(config: TrainConfig, ranks: int) -> str:
         f"pydtnn {__version__}: {what} of {config.model} on {config.dataset}, "
         f"{ranks} rank{'s' * (ranks != 1)}"
     )
+
+
+class _Printable(logging.Formatter):
+    """A format of lines that may quote files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextlib.contextmanager
@@ -229,7 +236,7 @@ def show_logs(rank: int, *, verbose: bool = False, quiet: bool = False) -> Itera
     if verbose and rank == 0:
         level, text = logging.DEBUG, "%(name)s: %(message)s"
     handler.setLevel(level)
-    handler.setFormatter(logging.Formatter(text))
+    handler.setFormatter(_Printable(text))
     logger.addHandler(handler)
     logger.setLevel(level)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def test_the_class_and_its_probability_are_printed(
     for path, line, scores in zip(paths, lines, y, strict=True):
         first, second = np.argsort(-scores)[:2]
         assert line == f"{path}: {first} {scores[first]:.3g}, {second} {scores[second]:.3g}"
+
+
+def test_names_of_classes_of_a_stranger_are_printed_in_one_line_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, names = digits(), tuple(f"\x1b[2J{n}\x07\nother.png: dog\u202e" for n in range(10))
+    model.inputs = replace(model.inputs, class_names=names)
+    save_model(model, tmp_path / "m.pydtnn")
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "a.png")]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert out.rstrip("\n").isprintable()
+    assert r"\x1b[2J" in out
+    assert r"\nother.png: dog\u202e" in out
 
 
 def test_another_size_and_colours_are_converted(

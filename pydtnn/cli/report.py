@@ -24,6 +24,7 @@ from pydtnn.info import collect
 from pydtnn.runs.run import MODEL_FILE, RUN_FILE
 from pydtnn.saving.models import describe_model
 from pydtnn.utils.clock import VIRTUAL_SECONDS
+from pydtnn.utils.errors import printable
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import peak_memory
 from pydtnn.utils.units import align
@@ -195,7 +196,7 @@ def print_report(job: Job) -> None:
         lines = align(_rows(job, ranks), 2)
         title = f"{job.config.model} on {job.train.name}"
         rule = "-" * max(map(len, [title, *lines]))
-        print("\n".join(["", title, rule, *lines]), flush=True)
+        print(printable("\n".join(["", title, rule, *lines])), flush=True)
 
 
 def describe_gpu(job: Job) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from pydtnn.utils.errors import (
     NotSavedError,
     RankFailure,
     describe,
+    printable,
 )
 from pydtnn.utils.machine import cpu_model, cpu_name, limit_blas_threads
 from pydtnn.utils.observer import phase
@@ -231,7 +232,7 @@ def _carry_out(job: Job) -> None:
         results = Logs((n, value) for n, value in trainer.logs.items() if n.startswith(VALIDATION))
     if trainer.comm.rank == 0 and not config.quiet:
         for line in format_arrays(results, job.validation.class_names):
-            print(line, flush=True)
+            print(printable(line), flush=True)
     if trace is not None:
         _print_line(config, trainer.comm, describe_trace(trace))
     for callback in trainer.callbacks:
@@ -314,7 +315,7 @@ def describe_trace(trace: Trace) -> str:
 
 def _print_line(config: TrainConfig, comm: Communicator, line: str) -> None:
     if comm.rank == 0 and not config.quiet:
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def _require_equal(comm: Communicator, facts: dict[str, Any]) -> None:

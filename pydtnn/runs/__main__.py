@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace) -> None:
         if len(options.diff) < 2:
             raise ValueError(f"--diff requires at least 2 runs, got {len(options.diff)}")
         chosen = [read_run(WHO, _find(name, options.folders)) for name in options.diff]
-        print(printable("\n".join(show_differences(chosen, width))))
+        print("\n".join(show_differences(chosen, width)))
         return
     runs, problems = _read(options.folders)
     rows = select_rows(runs, options.filter, options.sort, options.reverse)
@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> None:
     elif options.format == "csv":
         print(to_csv(rows), end="")
     elif rows:
-        print(printable("\n".join(show(rows, width))))
+        print("\n".join(show(rows, width)))
     else:
         print("no run meets the conditions" if runs else "no run could be read")
     for problem in problems:

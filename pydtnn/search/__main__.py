@@ -157,9 +157,9 @@ def _finish(space: Space, study: Any, folder: Path, options: argparse.Namespace)
     if not best:
         raise ValueError(f"{WHO}: no trial is complete; see the reasons above")
     for one in best:
-        print(f"best: {result_of(space, one)}  trial {one.number}")
+        print_line(f"best: {result_of(space, one)}  trial {one.number}")
         if not space.function:
-            print(f"  {command_of(one)}", flush=True)
+            print_line(f"  {command_of(one)}")
 
 
 if __name__ == "__main__":

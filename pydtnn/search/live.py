@@ -24,6 +24,7 @@ from pydtnn.search.lines import (
 )
 from pydtnn.search.space import Space
 from pydtnn.search.study import GROUP, SharedStudy, is_paused
+from pydtnn.utils.errors import printable
 from pydtnn.utils.terminal import height_of, terminal_of, width_of
 from pydtnn.utils.units import align, duration
 
@@ -50,8 +51,8 @@ class Region:
         """Write lines that remain, and below them lines that are cut to the width."""
         width = width_of(self.file)
         rows = sum(max(1, -(-length // width)) for length in self._lengths)  # narrower: wrapped
-        cut = [line[: width - 1] for line in lines]
-        text = "".join(f"{line}\n" for line in [*permanent, *cut])
+        cut = [printable(line)[: width - 1] for line in lines]
+        text = "".join(f"{line}\n" for line in [*map(printable, permanent), *cut])
         self.file.write((f"\r\x1b[{rows}A\x1b[J" if rows else "") + text)  # up, and erase
         self.file.flush()
         self._lengths = [*map(len, cut)]

@@ -20,7 +20,7 @@ from pydtnn.search.live import create_table
 from pydtnn.search.space import Space, make_space
 from pydtnn.search.study import SharedStudy
 from pydtnn.search.worker import Objective, Worker
-from pydtnn.utils.errors import RankFailure
+from pydtnn.utils.errors import RankFailure, printable
 from pydtnn.utils.observer import phase
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def print_line(text: str) -> None:
     """Print a line at once."""
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def run(

@@ -12,7 +12,6 @@ from pydtnn.tracing.flight import describe_flights, read_flights
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.tracing.timeline import load_timeline
 from pydtnn.utils.command import Parser, run_subcommand, subcommands
-from pydtnn.utils.errors import printable
 
 EXAMPLES = """examples:
   python -m pydtnn.train --model resnet20 --trace traces/run
@@ -87,20 +86,20 @@ def _export(options: argparse.Namespace) -> None:
     chosen.write(timeline, path)
     records = len(timeline.activities)
     messages = timeline.messages
-    print(printable(f"{path}: {records:,} activities and {len(messages):,} messages"))
+    print(f"{path}: {records:,} activities and {len(messages):,} messages")
     alone = len(messages.unmatched_sent) + len(messages.unmatched_received)
     if alone:
         print(f"{alone:,} messages were recorded by one of their ranks only and are not drawn")
 
 
 def _summary(options: argparse.Namespace) -> None:
-    print(printable("\n".join(summarize(load_timeline(options.folder), top=options.top))))
+    print("\n".join(summarize(load_timeline(options.folder), top=options.top)))
 
 
 def _flight(options: argparse.Namespace) -> None:
-    print(printable("\n".join(describe_flights(read_flights(options.folder), options.last))))
+    print("\n".join(describe_flights(read_flights(options.folder), options.last)))
 
 
 def _compare(options: argparse.Namespace) -> None:
     before, after = load_timeline(options.before), load_timeline(options.after)
-    print(printable("\n".join(describe_changes(before, after, top=options.top))))
+    print("\n".join(describe_changes(before, after, top=options.top)))

@@ -12,15 +12,18 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
-from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.errors import describe, printable, requested_traceback
 from pydtnn.utils.names import unknown
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Context manager for a command that prints: flush the output at the end.
+    """Context manager for a command that prints: escape its output, and flush it at the end.
+
+    Names of classes, layers and the like are those of files, which others may have written: what
+    is printed passes `printable`, so that no terminal executes it.
 
     Raises
     ------
@@ -32,12 +35,30 @@ def printing() -> Iterator[None]:
     """
     try:
         try:
-            yield
+            with contextlib.redirect_stdout(sys.stdout and cast(TextIO, _Printable(sys.stdout))):
+                yield
         finally:
             _flush()
     except BrokenPipeError:
         discard()
         raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+class _Printable:
+    """A stream without control characters; no terminal, for which there would be some."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(text))
+        return len(text)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def discard() -> None:

@@ -37,6 +37,12 @@ def test_levels_and_ranks(options: dict[str, int], shown: list[str], capsys: Cap
     assert not logging.getLogger("pydtnn").handlers
 
 
+def test_what_a_line_quotes_is_not_executed_by_a_terminal(capsys: Capture) -> None:
+    with show_logs(0):
+        logging.getLogger("pydtnn.x").warning("class %s\x07", "\x1b[2J")
+    assert capsys.readouterr().err == "class \\x1b[2J\\x07\n"
+
+
 @pytest.mark.long
 def test_a_verbose_run_logs_what_it_chose(tmp_path: Path, capsys: Capture) -> None:
     options = ["--epochs=1", "--model=cnn", "--tuning=measure", "--verbose"]

@@ -107,6 +107,12 @@ def test_lines_that_a_narrower_terminal_wraps_are_erased(monkeypatch: pytest.Mon
     assert file.getvalue().endswith("\r\x1b[3A\x1b[J" + "remains" * 7 + "\n" + "c" * 39 + "\n")
 
 
+def test_values_of_a_journal_are_not_executed_by_the_terminal() -> None:
+    file = io.StringIO()
+    Region(file).show(["best \x1b]0;title\x07"], ["\x9b2J"])
+    assert file.getvalue() == "best \\x1b]0;title\\x07\n\\x9b2J\n"
+
+
 def screen(shown: str, width: int) -> list[str]:
     """Return the lines of a terminal after some output."""
     lines, row, column = [""], 0, 0

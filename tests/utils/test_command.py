@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads any more, or that cannot be written."""
+"""Commands whose output is hostile, is read by nobody any more, or cannot be written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from pydtnn.utils.command import printing
 
 COMMANDS = {
     "info": ["pydtnn.info"],
@@ -21,6 +23,18 @@ COMMANDS = {
 
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_nothing_that_a_command_prints_is_executed_by_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = sys.stdout
+    with printing():
+        print("a\x1b]0;title\x07 \x9b2J b\rc \u202e é", "next", sep="\n")
+        assert not sys.stdout.isatty()
+        assert sys.stdout.encoding == before.encoding
+    assert sys.stdout is before
+    assert capsys.readouterr().out == "a\\x1b]0;title\\x07 \\x9b2J b\\rc \\u202e é\nnext\n"
 
 
 def start(command: list[str], stdout: int) -> subprocess.Popen[str]:

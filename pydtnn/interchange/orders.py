@@ -24,9 +24,12 @@ from pydtnn.layers import (
     Linear,
     MaxPool1d,
     Multiply,
+    Pad,
     Rescale,
     Reshape,
+    Slice,
     Softmax,
+    Transpose,
 )
 from pydtnn.layers.base import Shape
 from pydtnn.model.description import Description, Part
@@ -65,28 +68,51 @@ def flatten_order(shape: Shape) -> np.ndarray | None:
     return np.moveaxis(np.arange(prod(shape)).reshape(channels, *size), 0, -1).ravel()
 
 
-def feature_orders(description: Description) -> dict[str, Order]:
-    """Return the order of the output of each input and layer of a model, by name."""
-    shapes, signals = shapes_by_name(description), names_of_signals(description)
+def feature_orders(description: Description, *, exported: bool = False) -> dict[str, Order]:
+    """Return the order of the output of each input and layer of a model, by name.
+
+    Parameters
+    ----------
+    description : Description
+    exported : bool
+        Whether the other program computes the graph of `export_onnx`, which gives features that
+        become images, and images whose axes are permuted, the order that they have here.
+    """
+    shapes, signals = shapes_by_name(description), find_signals(description)
     orders: dict[str, Order] = {name: None for name, _ in description.inputs}
     for part in description.parts:
         given = [orders[name] for name in part.inputs]
-        signal = part.inputs[0] in signals
-        orders[part.name] = _order(part, given, [shapes[name] for name in part.inputs], signal)
+        signal = signals[part.inputs[0]]
+        order = _order(part, given, [shapes[name] for name in part.inputs], signal, exported)
+        orders[part.name] = order
     return orders
 
 
-def names_of_signals(description: Description) -> set[str]:
-    """Return the layers whose outputs (L, C) are (C, L) in other programs.
+def find_signals(description: Description) -> dict[str, bool | None]:
+    """Return of which inputs and layers the outputs (L, C) are (C, L) in other programs.
 
-    These are the outputs of `SIGNALS`, and of layers that keep the axes of such an output.
+    These are the outputs of `SIGNALS`, the inputs of the model that they read, and the outputs of
+    layers that keep the axes of such arrays. None if some inputs of a layer are and others are not.
     """
-    names: set[str] = set()
-    for part in description.parts:
-        kept = issubclass(part.layer.kind, (*KEEPS, Add, Concat, Multiply))
-        if issubclass(part.layer.kind, SIGNALS) or (kept and part.inputs[0] in names):
-            names.add(part.name)
-    return names
+    shapes, parts, read = shapes_by_name(description), description.parts, set[str]()
+    for part in reversed(parts):
+        if issubclass(part.layer.kind, SIGNALS) or (part.name in read and _keeps_axes(part)):
+            read.update(part.inputs)
+    found: dict[str, bool | None] = {name: name in read for name, _ in description.inputs}
+    for part in parts:
+        given = {found[name] for name in part.inputs if _wide(shapes[name])}
+        kept = (given.pop() if len(given) == 1 else None) if given and _keeps_axes(part) else False
+        found[part.name] = True if issubclass(part.layer.kind, SIGNALS) else kept
+    return found
+
+
+def _keeps_axes(part: Part) -> bool:
+    return issubclass(part.layer.kind, (*KEEPS, Add, Concat, Multiply, Pad, Slice))
+
+
+def _wide(shape: Shape) -> bool:
+    """Return whether a shape is one of several positions with several features."""
+    return len(shape) == 2 and 1 not in shape
 
 
 def shapes_by_name(description: Description) -> dict[str, Shape]:
@@ -121,21 +147,27 @@ def _all_equal(orders: Sequence[Order]) -> bool:
     return all(same_order(orders[0], order) for order in orders)
 
 
-def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape], signal: bool) -> Order:
-    kind, unknown = part.layer.kind, any(isinstance(order, str) for order in given)
+def _order(
+    part: Part, given: Sequence[Order], shapes: Sequence[Shape], signal: bool | None, exported: bool
+) -> Order:
+    kind, unknown = part.layer.kind, next((o for o in given if isinstance(o, str)), "")
     if issubclass(kind, NEW):
         return None
     if issubclass(kind, Reshape):
         (source,) = shapes
         if len(source) == len(part.shape) == 1 or source == part.shape:
             return given[0]
+        if len(part.shape) == 1 and signal is None and not exported:
+            return unknown or part.name
         if (len(source) >= 3 or signal) and len(part.shape) == 1 and not unknown:
             return flatten_order(source)
         sequence = len(source) == 2 and len(part.shape) < 3 and not signal
-        same = source[-1] == part.shape[-1] or sequence
+        same = source[-1] == part.shape[-1] or sequence or exported
         if same and given[0] is None:
             return None  # positions with their channels are the same in PyTorch
-        return part.name
+        return unknown or part.name
+    if issubclass(kind, Transpose) and len(part.shape) > 2 and not exported:
+        return unknown or part.name
     if issubclass(kind, KEEPS):
         return given[0]
     if all(order is None for order in given):
@@ -150,4 +182,4 @@ def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape], signal: 
             for order, size, start in zip(given, sizes, starts, strict=False)
         ]
         return np.concatenate(own)
-    return part.name
+    return unknown or part.name

@@ -18,7 +18,15 @@ from pydtnn.interchange.orders import (
     same_order,
     shapes_by_name,
 )
-from pydtnn.layers import BatchNorm, DotProductAttention, GRULayer, LayerNorm, Linear, LSTMLayer
+from pydtnn.layers import (
+    BatchNorm,
+    DotProductAttention,
+    GRULayer,
+    LayerNorm,
+    Linear,
+    LSTMLayer,
+    Reshape,
+)
 from pydtnn.layers.base import Shape
 from pydtnn.model.description import Part
 
@@ -121,8 +129,14 @@ class Slot:
         return array.T if self.transposed else array.reshape(self.their_shape)
 
 
-def slots_of(model: Model) -> list[Slot]:
+def slots_of(model: Model, *, exported: bool = False) -> list[Slot]:
     """Return the arrays of a model in the order of execution.
+
+    Parameters
+    ----------
+    model : Model
+    exported : bool
+        See `feature_orders`.
 
     Raises
     ------
@@ -130,7 +144,7 @@ def slots_of(model: Model) -> list[Slot]:
         If the order of a layer's inputs in other programs is not known, or not that of its arrays.
     """
     description, shapes = model.description, shapes_by_name(model.description)
-    orders = feature_orders(description)
+    orders = feature_orders(description, exported=exported)
     first = {part.name: orders[part.inputs[0]] for part in description.parts}
     for part in description.parts:
         if part.same_as and not same_order(first[part.name], first[part.same_as]):
@@ -143,14 +157,23 @@ def slots_of(model: Model) -> list[Slot]:
         for part in description.parts
         if issubclass(part.layer.kind, DotProductAttention)
     }
+    images = [  # of features that a layer computes: (C, H, W) there, and perhaps (H, W, C) here
+        part.name
+        for part in description.parts
+        if issubclass(part.layer.kind, Reshape) and part.inputs[0] in first
+        if len(shapes[part.inputs[0]]) == 1
+    ]
     own: dict[str, list[str]] = {}
     for name in model.whole.shapes:
         own.setdefault(name.rpartition(".")[0], []).append(name)
     slots: list[Slot] = []
     for part in description.parts:
         source = part.inputs[0]
+        order = orders[source]
+        if issubclass(part.layer.kind, FILTERS) and order not in images:
+            order = None  # channels are the same
         made = [
-            _slot(name, part, model.whole.shapes[name], shapes[source], orders[source])
+            _slot(name, part, model.whole.shapes[name], shapes[source], order)
             for name in own.get(part.name, ())
         ]
         if part.name in attentions:
@@ -169,6 +192,7 @@ def _slot(name: str, part: Part, shape: Shape, image: Shape, order: Order) -> Sl
         return slot.renamed(_numbered(part.name, slot.what))
     theirs = NAMES.get(what, what)
     if issubclass(kind, FILTERS) and what == "w":
+        known(order, part.name)
         own = (shape[0], shape[-1], *shape[1:-1])  # (O, kh, kw, C) -> (O, C, kh, kw)
         return Slot(name, part.name, theirs, shape, own, filters=True)
     if issubclass(kind, Linear) and what == "b":

@@ -34,6 +34,7 @@ from pydtnn.layers import (
     Pad,
     ReLU6,
     Rescale,
+    Reshape,
     Residual,
     Sequential,
     Sigmoid,
@@ -116,6 +117,7 @@ SEVERAL = {
     "features": Sequential(
         Flatten(), BatchNorm(), Dropout(0.3), Linear(6), Residual(Linear(6)), Softmax(), Linear(2)
     ),
+    "decoder": Sequential(Flatten(), Linear(5 * 6 * 4), Reshape((5, 6, 4)), Conv2d(3, 2)),
     "joined": Sequential(
         Branches(Sequential(Conv2d(2, 3), Flatten()), Flatten(), merge=Concat()), Linear(3)
     ),

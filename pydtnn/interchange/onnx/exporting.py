@@ -10,7 +10,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.interchange.onnx.operators import WRITERS, Draft, Place
-from pydtnn.interchange.orders import feature_orders, known, names_of_signals, shapes_by_name
+from pydtnn.interchange.orders import feature_orders, find_signals, known, shapes_by_name
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Embedding
@@ -121,12 +121,12 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
     if model.whole.size * dtype.itemsize > MAX_FILE_B:
         raise ValueError(f"{WHO}: expected parameters of less than 2 GiB, got more")
     draft = Draft(WHO, dtype)
-    shapes, orders = shapes_by_name(description), feature_orders(description)
-    signals = names_of_signals(description)
+    shapes, orders = shapes_by_name(description), feature_orders(description, exported=True)
+    signals = find_signals(description)
     arrays: dict[str, dict[str, np.ndarray]] = {}
     state = model.state()
     try:
-        for slot in slots_of(model):
+        for slot in slots_of(model, exported=True):
             own = slot.to_theirs(state[slot.name])
             arrays.setdefault(slot.layer, {})[slot.what] = own
         first = {part.name: part for part in description.parts}
@@ -146,7 +146,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
                 part.shape,
                 arrays.get(part.same_as or part.name, {}),
                 any(orders[name] is not None for name in part.inputs),
-                part.inputs[0] in signals,
+                bool(signals[part.inputs[0]]),
             )
             WRITERS[made.kind](draft, place)
         for name in description.outputs:

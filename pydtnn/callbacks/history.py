@@ -34,7 +34,7 @@ class HistoryWriter(Callback):
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Write the existing history, so that an error of the folder is raised before any work."""
         on_rank_0(trainer.comm, self._write_files, trainer.history)
 

@@ -59,7 +59,7 @@ class MeasurementWriter(Callback):
         self._seconds: dict[str, float] = {}
         self._marks: list[Mark] = []
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Create the file, so that an error of the folder is raised before any work.
 
         Collective: all ranks call it. The file of an earlier run is replaced unless it continues.

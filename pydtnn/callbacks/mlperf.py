@@ -44,7 +44,7 @@ class MLPerfLog(Callback):
         self._add("cache_clear", False)  # the key is required; no cache is cleared
         self._add("init_start", kind="INTERVAL_START")
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Write the file, so that an error of the folder is raised before any work."""
         optimizer = trainer.optimizer
         facts = {

@@ -235,7 +235,7 @@ class TensorBoard(Callback):
         self._epoch_seen, self._epoch_begin, self._epoch_end, self._flushed = 0, 0.0, 0.0, 0.0
         self._lr = 0.0
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Create the file and write the graph. Collective: all ranks call it; rank 0 writes."""
         self._first = trainer.optimizer.iterations - len(trainer.losses)
         self._lr, self._error = trainer.optimizer.lr_now, None

@@ -86,7 +86,7 @@ class Tracker(Callback):
     def end(self, outcome: str) -> None:
         """End the run: "finished", "interrupted" or "failed"."""
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Start the run. Collective: all ranks call it; rank 0 reports.
 
         Raises

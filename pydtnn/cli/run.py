@@ -26,7 +26,7 @@ from pydtnn.cli.parallel import (
 )
 from pydtnn.cli.predicted import choose_parallel, predict_run
 from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
-from pydtnn.cli.run_directory import run_directory
+from pydtnn.cli.run_directory import remove_unfinished_files, run_directory
 from pydtnn.cli.survival import Survival, check_survival
 from pydtnn.cli.workload import fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
@@ -39,7 +39,7 @@ from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
 from pydtnn.tracing.writing import Trace, check_folder
-from pydtnn.training.callback import Callback, evaluated, write_if_possible
+from pydtnn.training.callback import Callback, Training, evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
@@ -161,15 +161,16 @@ def _run(
             job.sent_before = job.trainer.comm.traffic.bytes
         if survival is not None:
             survival.job = job
-        with _recorded(comm):
+        with _recorded(comm, job):
             _carry_out(job)
 
 
 @contextlib.contextmanager
-def _recorded(comm: Communicator) -> Iterator[None]:
+def _recorded(comm: Communicator, job: Job) -> Iterator[None]:
     """Context in which an error that all ranks raise, or the only one, stores flight records.
 
-    Errors of one of several ranks, and ends by a signal, do so elsewhere or not at all.
+    Training must have begun. Errors of one of several ranks, and ends by a signal, do so elsewhere
+    or not at all.
     """
     try:
         yield
@@ -177,7 +178,7 @@ def _recorded(comm: Communicator) -> Iterator[None]:
         raise
     except Exception as error:
         agreed = isinstance(error, AgreedError) and comm.rank == 0
-        if comm.supervision is not None and (agreed or comm.size == 1):
+        if job.about and comm.supervision is not None and (agreed or comm.size == 1):
             comm.supervision.record(describe(error))
         raise
 
@@ -203,8 +204,7 @@ def _carry_out(job: Job) -> None:
             f"--epochs {2 * trainer.epoch} to train on",
         )
     else:
-        on_rank_0(trainer.comm, write_run_files, job)
-        with traced(job) as trace:
+        with traced(job) as trace, _written_when_ready(job):
             trainer.fit(
                 job.train,
                 job.validation,
@@ -238,6 +238,34 @@ def _carry_out(job: Job) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, Checkpointer):
             callback.check_written()
+
+
+class _RunFiles(Callback):
+    """Writes the files that describe a run when training begins."""
+
+    reads_gradients = False
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Write. Collective: all ranks call it; rank 0 writes."""
+        on_rank_0(trainer.comm, self._write)
+
+    def _write(self) -> None:
+        remove_unfinished_files(self.job.directory)
+        write_run_files(self.job)
+
+
+@contextlib.contextmanager
+def _written_when_ready(job: Job) -> Iterator[None]:
+    """Context in which the run's files are written when nothing refuses the training any more."""
+    callbacks, files = job.trainer.callbacks, _RunFiles(job)
+    callbacks.append(files)
+    try:
+        yield
+    finally:
+        callbacks.remove(files)
 
 
 def _resume(job: Job) -> None:
@@ -280,6 +308,7 @@ def traced(job: Job) -> Iterator[Trace | None]:
         layers=layer_costs(trainer.model, samples),
         machine=machine,
         failures=[] if job.survival is None else job.survival.failures,
+        begun=lambda: any(trainer.seconds.values()),
     )
     with trace, contextlib.ExitStack() as stack:
         if config.trace_kernels:

@@ -52,7 +52,7 @@ def run_directory(
     Collective: all ranks call it; rank 0 creates and tests. Without `--output-dir` the folder is
     the first free one of ``runs/MODEL-DATASET-1``, ``-2``, ...; runs that start simultaneously get
     different ones. A folder that is empty at the end is removed. No folder is created for
-    `--evaluate-only`. Unfinished files of killed runs are removed.
+    `--evaluate-only`.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def run_directory(
     """
     made: list[Path] = []
     with contextlib.ExitStack() as held:
-        path = comm.gather_object(on_rank_0(comm, _prepare, config, made, held, again))[0]
-        identity = _identity(path) if comm.rank == 0 else None
         try:
+            path = comm.gather_object(on_rank_0(comm, _prepare, config, made, held, again))[0]
+            identity = _identity(path) if comm.rank == 0 else None
             yield path
             on_rank_0(comm, _require_same, path, identity)
         finally:
@@ -103,15 +103,23 @@ def _prepare(
         return take_free_folder(config, made, held)
     path = again or Path(config.output_dir or ".")
     _make("train: --output-dir", path, made)
-    if claim(path, held):
-        tidy(path)
-        remove_unfinished(path, FILES)
+    claim(path, held)
     if not config.resume and again is None and find_checkpoints(path):
         raise ValueError(
             f"train: --output-dir: {path} contains checkpoints of an earlier run; add --resume to "
             "continue it, or choose another folder"
         )
     return path
+
+
+def remove_unfinished_files(path: Path) -> None:
+    """Remove what killed runs have left, unless the folder of this run cannot be locked."""
+    with contextlib.ExitStack() as held:
+        try:
+            claim(path, held)
+        except BlockingIOError:  # locked, so that no other run is writing
+            tidy(path)
+            remove_unfinished(path, FILES)
 
 
 def claim(path: Path, held: contextlib.ExitStack) -> bool:

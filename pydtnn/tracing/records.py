@@ -102,7 +102,8 @@ def file_of(folder: Path, rank: int) -> Path:
 def write_trace(
     folder: Path, records: np.ndarray, names: Sequence[str], about: Mapping[str, Any]
 ) -> None:
-    """Write the trace of a rank into a folder, which exists."""
+    """Write the trace of a rank into a folder, which is created if necessary."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = file_of(folder, int(about["rank"]))
     with path.open("wb") as file:
         text = json.dumps({"version": VERSION, **about})

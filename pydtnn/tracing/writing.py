@@ -161,6 +161,9 @@ class Trace:
     failures : sequence, optional
         Descriptions of the failures of ranks so far, after which this context continues the trace
         of an earlier one; those that follow may be added.
+    begun : callable, optional
+        Returns whether there is something to write if an error ends the context, the same on all
+        ranks.
 
     Attributes
     ----------
@@ -193,10 +196,11 @@ class Trace:
         layers: Mapping[str, Any] | None = None,
         machine: Mapping[str, Any] | None = None,
         failures: Sequence[object] = (),
+        begun: Callable[[], bool] = lambda: True,
     ) -> None:
         self.folder, self.recorder, self.comm = Path(folder), recorder, comm
         self.layers, self.machine = layers or {}, machine or {}
-        self.failures = failures
+        self.failures, self._begun = failures, begun
         self.records = self.error = 0
         self._memory = memory
         self._start = Reading(0, 0, 0)
@@ -227,8 +231,8 @@ class Trace:
         self._context.__exit__(kind, error, trace)
         self.recorder.watch(None)
         self.recorder.count(None)
-        if kind is not None and issubclass(kind, RankFailure):
-            return  # the other ranks continue, and write later
+        if kind is not None and (issubclass(kind, RankFailure) or not self._begun()):
+            return  # the other ranks continue, and write later; or what was to begin is refused
         if kind is not None and not issubclass(kind, AgreedError):  # not all ranks are here
             with contextlib.suppress(OSError):  # the error that has ended the context is raised
                 self._write(None)
@@ -288,7 +292,9 @@ def allreduce_of(comm: Communicator) -> str:
 
 
 def check_folder(folder: str | Path, comm: Communicator, who: str = "trace") -> None:
-    """Create the folder of a trace on each host, and test it. Collective: all ranks call it.
+    """Test that the folder of a trace can be written on each host. Collective: all ranks call it.
+
+    It is created when the trace is written.
 
     Parameters
     ----------
@@ -304,8 +310,8 @@ def check_folder(folder: str | Path, comm: Communicator, who: str = "trace") -> 
     """
     folder, problem = Path(folder), cast("Exception | None", None)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=place):
             pass
         found = sorted(folder.glob("rank-*.npz"))
         if found:

@@ -104,6 +104,13 @@ class Callback(SuggestsNames, StoresArguments):
             Steps per epoch.
         """
 
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Called after `on_fit_start` of all callbacks, with the same arguments.
+
+        None of them has refused the training: files are created and connections opened here, so
+        that a training that is refused changes nothing.
+        """
+
     def on_epoch_start(self, trainer: Training) -> None:
         """Called when an epoch starts, or continues after resuming."""
 

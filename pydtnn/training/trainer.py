@@ -323,6 +323,7 @@ class Trainer(SuggestsNames):
             loader = self._start(train, validation, epochs=epochs, seed=seed, **options)
         try:
             self._notify("on_fit_start", epochs, len(loader))
+            self._notify("on_fit_ready", epochs, len(loader))
             with loader:
                 if self.pending is not None and self.step == 0:
                     with self.averaged():

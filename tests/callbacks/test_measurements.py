@@ -46,7 +46,7 @@ def test_every_epoch_has_a_line_with_its_intervals_and_the_times_of_all_ranks(
 
 def test_long_epochs_have_at_most_fifty_intervals(tmp_path: Path) -> None:
     writer, trainer = MeasurementWriter(tmp_path), small_trainer()
-    writer.on_fit_start(trainer, 1, 120)
+    writer.on_fit_ready(trainer, 1, 120)
     writer.on_epoch_start(trainer)
     for trainer.step in range(1, 121):
         trainer.losses.append(float(trainer.step))

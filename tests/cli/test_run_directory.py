@@ -13,7 +13,7 @@ import pytest
 
 from pydtnn.callbacks import Checkpointer
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.run_directory import RunFolder, run_directory
+from pydtnn.cli.run_directory import RunFolder, remove_unfinished_files, run_directory
 from pydtnn.comm import Communicator, Serial
 from pydtnn.train import main
 from pydtnn.training.checkpoint import find_checkpoints
@@ -58,7 +58,7 @@ KILLED = """
 import os, signal, sys
 from pydtnn.comm import Serial
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.run_directory import RunFolder, run_directory
+from pydtnn.cli.run_directory import RunFolder, remove_unfinished_files, run_directory
 from pydtnn.train import main
 from tests.small_run import TINY
 from tests.small_training import Recorder, small_fit, small_trainer
@@ -83,7 +83,10 @@ def test_what_killed_runs_left_in_a_folder_is_removed_by_the_next_run(tmp_path: 
     others = [".best.safetensors.backup", ".notes.txt." + "0f" * 16, ".checkpoint-3.partial", "x"]
     for name in others:
         (tmp_path / name).touch()
+    before = sorted(tmp_path.iterdir())
     with run_directory(TrainConfig(output_dir=str(tmp_path)), Serial()):
+        assert sorted(tmp_path.iterdir()) == before  # the run may still be refused
+        remove_unfinished_files(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 

@@ -164,13 +164,13 @@ class _Writer:
         plans = list(self._plans(images, order))
         output.mkdir(parents=True, exist_ok=True)
         remove_unfinished(output, [INDEX, PROGRESS, *(plan.name for plan in plans)])
-        (output / INDEX).unlink(missing_ok=True)
         progress, kept, shards = _read_progress(output), 0, []
         for plan in plans:
             shard = self._complete(plan, progress.get(plan.name), output)
             if shard is None:
                 data = self._encode(plan)
                 shard = plan.shard(hashlib.sha256(data).hexdigest())
+                (output / INDEX).unlink(missing_ok=True)  # a damaged image changes nothing
                 write_file("pack", output / plan.name, data)
                 progress[plan.name] = [plan.digest, shard.sha256]
                 write_file("pack", output / PROGRESS, json.dumps(progress).encode())

@@ -216,13 +216,15 @@ class SharedStudy:
         self._journal = Journal(folder / JOURNAL, FileLock(folder / LOCKS / JOURNAL))
         storage = optuna.storages.JournalStorage(cast("Any", self._journal))
         with FileLock(self.folder / LOCKS / CHOICE):
-            self.study = optuna.create_study(
-                storage=storage,
-                study_name=WHO,
-                directions=[StudyDirection[one.upper()] for one in space.objective.values()],
-                pruner=pruner,
-                load_if_exists=True,
-            )
+            try:  # without an entry in the journal, as the space may be refused
+                self.study = optuna.load_study(storage=storage, study_name=WHO, pruner=pruner)
+            except KeyError:
+                self.study = optuna.create_study(
+                    storage=storage,
+                    study_name=WHO,
+                    directions=[StudyDirection[one.upper()] for one in space.objective.values()],
+                    pruner=pruner,
+                )
             before = self.study.user_attrs.setdefault(SPACE, space.identity())
             if before != space.identity():
                 raise ValueError(

@@ -25,6 +25,7 @@ from pydtnn.cli.run_directory import (
     RUNS,
     claim,
     read_run,
+    remove_empty,
     start_values,
     take_free_folder,
 )
@@ -323,15 +324,14 @@ class Launch:
         if self._config.output_dir is not None:
             yield Path(self._config.output_dir)
             return
-        path = self._job_folder()
+        path, made = self._job_folder(), list[Path]()
         if path is None:
             with contextlib.ExitStack() as held:
-                path = take_free_folder(self._config, [], held)
+                path = take_free_folder(self._config, made, held)
         try:
             yield path
         finally:
-            with contextlib.suppress(OSError):  # usually because it is not empty
-                path.rmdir()
+            remove_empty(made)
 
     def _job_folder(self) -> Path | None:
         """Return the folder of a job of Slurm, the same after it is requeued; None without one."""

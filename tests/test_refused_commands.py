@@ -9,10 +9,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from pydtnn.cli.parser import parse
+from pydtnn.cli.run import run as run_training
+from pydtnn.comm import Communicator
 from pydtnn.train import main as train
+from pydtnn.utils.errors import AgreedError
 from tests.data.image_files import write_images
 from tests.small_run import TINY
 
@@ -291,3 +294,13 @@ def test_a_refused_command_changes_no_byte_of_any_folder(
     assert (status != 0, changed) == (True, []), told.out + told.err
     assert told.err
     assert not (tmp_path / "pydtnn").exists()
+
+
+@pytest.mark.threads(2)
+def test_what_two_ranks_refuse_changes_no_byte_either(comm: Communicator, place: Path) -> None:
+    options = [*TINY, "--quiet", "--resume", "--output-dir=runs/a", "--trace=new/trace"]
+    config = parse([*options, "--epochs=3", "--global-batch-size=8"])
+    before = comm.gather_object(content(place))[0]
+    with pytest.raises(AgreedError, match="global batch size must be 16"):
+        run_training(config, comm)
+    assert comm.gather_object(content(place)) == [before, before]

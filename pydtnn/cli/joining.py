@@ -16,7 +16,7 @@ from typing import Any
 
 from pydtnn.callbacks import Callback
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, read_axes
-from pydtnn.cli.run_directory import claim, no_run
+from pydtnn.cli.run_directory import claim, make_folder, no_run, remove_empty
 from pydtnn.runs.run import RUN_FILE, is_run, load_run
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
@@ -157,8 +157,8 @@ def joinable(folder: Path, config: TrainConfig, ranks: int) -> Iterator[None]:
     BlockingIOError
         If another launcher is running there.
     """
-    file = folder / LAUNCHER
-    folder.mkdir(parents=True, exist_ok=True)
+    file, made = folder / LAUNCHER, list[Path]()
+    make_folder("launch", folder, made)
     with contextlib.ExitStack() as held:
         file.touch()
         try:
@@ -174,7 +174,7 @@ def joinable(folder: Path, config: TrainConfig, ranks: int) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 file.unlink()
-                folder.rmdir()  # usually it is not empty
+            remove_empty(made)
 
 
 def requested(folder: Path) -> int:

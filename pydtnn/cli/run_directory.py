@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,9 +76,7 @@ def run_directory(
             yield path
             on_rank_0(comm, _require_same, path, identity)
         finally:
-            for folder in made:
-                with contextlib.suppress(OSError):  # usually because it is not empty
-                    folder.rmdir()
+            remove_empty(made)
 
 
 def _prepare(
@@ -96,13 +94,13 @@ def _prepare(
             raise ValueError(
                 f"train: --save: expected a file, got the folder {save}; name a file in it"
             )
-        _make("train: --save", save.parent, made)
+        make_folder("train: --save", save.parent, made)
     if config.evaluate_only:
         return Path(config.output_dir or ".")
     if config.output_dir is None and again is None:
         return take_free_folder(config, made, held)
     path = again or Path(config.output_dir or ".")
-    _make("train: --output-dir", path, made)
+    make_folder("train: --output-dir", path, made)
     claim(path, held)
     if not config.resume and again is None and find_checkpoints(path):
         raise ValueError(
@@ -216,7 +214,7 @@ class RunFolder(Callback):
                 "the run; continue with --resume in the original folder"
             )
         try:
-            _make("train: --output-dir", self.directory, [])
+            make_folder("train: --output-dir", self.directory, [])
         except OSError as error:
             _log.warning("%s; training continues without the folder", error)
             return
@@ -242,14 +240,14 @@ def take_free_folder(config: TrainConfig, made: list[Path], held: contextlib.Exi
         path = RUNS / f"{name}-{number}"
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another run has created it
-                _make("train: --output-dir", path, made, exist_ok=False)
+                make_folder("train: --output-dir", path, made, exist_ok=False)
                 claim(path, held)
                 return path
         number += 1
 
 
-def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> None:
-    """Create a folder and test that it is writable."""
+def make_folder(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> None:
+    """Create a folder and test that it is writable; append those that are new, innermost first."""
     try:
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=exist_ok)
@@ -266,6 +264,13 @@ def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> N
         raise
     except OSError as error:
         raise unwritable(who, path, error) from error
+
+
+def remove_empty(made: Iterable[Path]) -> None:
+    """Remove folders that `make_folder` has created and that are empty."""
+    for folder in made:
+        with contextlib.suppress(OSError):  # usually because it is not empty
+            folder.rmdir()
 
 
 TRACE = ("trace", "trace_steps", "trace_kernels")

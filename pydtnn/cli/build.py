@@ -132,7 +132,9 @@ def check_model(
         )
     shape = (1, *model.output_shapes[0])
     classes = data.classes or 1
-    target = np.eye(classes)[-1:] if mixed else np.full((1, *_positions(data)), classes - 1)
+    positions = _positions(data)
+    mixed = mixed and not positions  # mixed masks remain labels
+    target = np.eye(classes)[-1:] if mixed else np.full((1, *positions), classes - 1)
     loss.check(shape, target)
     check_metrics(metrics, shape, target)
 
@@ -234,6 +236,7 @@ def create_job(
             size=group.size,
             augment=augment,
             mix=config.mixings(),
+            targets=config.augment_targets,
             steps_per_epoch=config.steps_per_epoch,
             drop_last=config.drop_last,
             shards=config.shards if config.exact else None,

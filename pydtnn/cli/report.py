@@ -221,7 +221,12 @@ def _images(job: Job) -> str:
     shards = job.trainer.exchange.sums.shards or job.trainer.setup.data.size
     total = job.work.batch
     loader = job.trainer.setup.loader(
-        job.train, total, shards, augment=job.augment, mix=job.config.mixings()
+        job.train,
+        total,
+        shards,
+        augment=job.augment,
+        mix=job.config.mixings(),
+        targets=job.config.augment_targets,
     )
     why_not = loader.why_not_raw
     return f"prepared on the host: {why_not}" if why_not else "prepared on the GPU"

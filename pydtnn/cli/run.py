@@ -212,6 +212,7 @@ def _carry_out(job: Job) -> None:
                 global_batch_size=job.work.batch,
                 augment=job.augment,
                 mix=config.mixings(),
+                targets=config.augment_targets,
                 steps_per_epoch=config.steps_per_epoch,
                 drop_last=config.drop_last,
                 seed=config.seed,

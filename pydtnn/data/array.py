@@ -69,7 +69,7 @@ class ArrayDataset(Dataset):
         name: str = "array",
     ) -> None:
         self.name, self.like = name, like
-        self._ignored = ignore_index
+        self.ignore_index = ignore_index
         if ignore_index is not None:
             check_int(name, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
         self.x = each(lambda part: self._samples(np.asarray(part), channels_first), _arrays(x))
@@ -136,7 +136,7 @@ class ArrayDataset(Dataset):
                 f"{self.name}: y must contain integer labels, booleans or float targets, got "
                 f"{y.dtype}"
             )
-        known = y if self._ignored is None else y[y != self._ignored]
+        known = y if self.ignore_index is None else y[y != self.ignore_index]
         low, high = (int(known.min()), int(known.max())) if known.size else (0, 0)
         if classes is None:
             classes = usual or high + 1

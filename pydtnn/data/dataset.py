@@ -33,6 +33,8 @@ class Dataset(SuggestsNames, ABC):
         targets.
     class_names : tuple of str or None, default None
         Name of each class. A tuple of such tuples if a sample has several targets.
+    ignore_index : int or None
+        A label without a class, which parts of masks have that augmentation moves in from outside.
     pixels : bool, default True
         Whether `read` returns uint8 pixels, which are normalised with `mean` and `std`. If samples
         have several inputs, each uint8 input is normalised.
@@ -51,6 +53,7 @@ class Dataset(SuggestsNames, ABC):
     input_shape: Any
     classes: Any
     class_names: Any = None
+    ignore_index: int | None = None
     pixels: bool = True
     like: Dataset | None = None
     examined: bool | None = None
@@ -210,7 +213,7 @@ class Subset(Dataset):
             )
         self.name, self.like = dataset.name, dataset
         self.input_shape, self.classes = dataset.input_shape, dataset.classes
-        self.class_names = dataset.class_names
+        self.class_names, self.ignore_index = dataset.class_names, dataset.ignore_index
         self.pixels = dataset.pixels
         self.indices = chosen
 

@@ -65,6 +65,13 @@ DEFAULT_BATCH = 64
 """Samples per rank and step, if neither `batch_size` nor `global_batch_size` is set."""
 
 
+MOVED, UNCHANGED = "moved", "unchanged"
+"""What augmentation does with targets."""
+
+COMPARED_TARGETS = 16
+"""Targets that are read to find out what they are."""
+
+
 class Loader(SuggestsNames):
     """The batches of one rank.
 
@@ -85,9 +92,14 @@ class Loader(SuggestsNames):
     shuffle : bool, default True
         False keeps the order of the data set, for evaluation.
     augment : sequence of Augmentation
-        Applied in order, before normalisation; their randomness changes with the epoch.
+        Applied in order, before normalisation; their randomness changes with the epoch. Masks,
+        targets with the rows and columns of the images, are moved with them, without interpolation;
+        what comes from outside has the label `Dataset.ignore_index`, or 0.
     mix : sequence of Mixing
         Mixtures of samples and labels after normalisation; `Batch.y` then contains probabilities.
+    targets : {"moved", "unchanged"}
+        "unchanged" leaves all targets as they are. By default, those that are neither classes nor
+        masks, such as boxes, are refused if an augmentation moves pixels.
     dtype : dtype, default float32
         Type of the model, ``Batch.x``, and targets other than labels if it has at least 32 bits.
     prefetch : int, default 2
@@ -146,6 +158,7 @@ class Loader(SuggestsNames):
         shuffle: bool = True,
         augment: Sequence[Augmentation] = (),
         mix: Sequence[Mixing] = (),
+        targets: str = MOVED,
         dtype: DTypeLike = np.float32,
         prefetch: int = 2,
         threads: int = 1,
@@ -159,6 +172,7 @@ class Loader(SuggestsNames):
     ) -> None:
         _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
         check_mixings("Loader", mix, dataset)
+        self._moved = _find_masks(dataset, augment, targets)
         if shards is not None and shards < size:
             raise ValueError(
                 f"Loader: expected at most as many ranks as shards ({shards}), got {size}; use "
@@ -264,6 +278,9 @@ class Loader(SuggestsNames):
         x, y = read_samples(self.dataset, wanted)
         y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, wanted)
+        if any(self._moved):
+            moved = self._moved if isinstance(y, tuple) else self._moved[0]
+            y = each(lambda part, mask: self._move(part, words) if mask else part, y, moved)
         if self._raw and x.dtype == np.uint8:
             x = np.ascontiguousarray(x)
             return Batch(x, y, samples, step, len(chosen), shards, words, self.prepare)
@@ -293,9 +310,13 @@ class Loader(SuggestsNames):
 
     def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:
         classes = self.dataset.classes
-        check_labels(self.dataset.name, y, classes)
+        check_labels(self.dataset.name, y, classes, self.dataset.ignore_index)
         x, y = mix_samples(self.mix, x, y, draw_words(self.seed, epoch, samples), classes)
         return x, self._target(y)
+
+    def _move(self, y: Array, words: Array) -> Array:
+        fill = self.dataset.ignore_index or 0
+        return self.prepare.move(y, words, fill if y.dtype.kind in "iu" else 0)
 
     def _target(self, y: Array) -> Array:
         # losses use at least float32
@@ -394,6 +415,44 @@ def _given(dataset: Any) -> str:
     elif kind == "list" or hasattr(dataset, "__getitem__"):
         use = "use ArrayDataset(x, y) for arrays, or a Dataset with read(indices) for samples"
     return f"{kind}; {use}"
+
+
+def _find_masks(
+    dataset: Dataset, augment: Sequence[Augmentation], targets: str
+) -> tuple[bool, ...]:
+    """Return for each target whether it is a mask, which is moved with its image.
+
+    Raises
+    ------
+    ValueError
+        If an augmentation moves pixels, and not the targets that depend on positions.
+    """
+    if targets not in (MOVED, UNCHANGED):
+        raise ValueError(f"Loader: targets must be {MOVED!r} or {UNCHANGED!r}, got {targets!r}")
+    moving = [change for change in augment if change.moves]
+    if not moving or targets == UNCHANGED:
+        return ()
+    rows = np.unique(np.linspace(0, len(dataset) - 1, COMPARED_TARGETS).astype(np.int64))
+    found = parts(_targets(dataset.read_targets(rows)))
+    masks = tuple(part.shape[1:3] == dataset.input_shape[:2] for part in found)
+    for part, mask in zip(found, masks, strict=True):
+        refused = [c for c in moving if not mask or type(c).on_masks is Augmentation.on_masks]
+        if refused and not _are_labels(part):
+            kind = "masks" if mask else f"targets of shape {part.shape[1:]}"
+            raise ValueError(
+                f"Loader: {type(refused[0]).__name__} moves the pixels of images, and cannot move "
+                f"the {kind} of {dataset.name} with them; move both in the data set's `read`, or "
+                f"use targets={UNCHANGED!r} (--augment-targets {UNCHANGED}) if they do not depend "
+                "on positions"
+            )
+    return masks
+
+
+def _are_labels(y: Array) -> bool:
+    """Return whether targets are one class for each sample, or several of which each is 0 or 1."""
+    if y.ndim == 1 and y.dtype.kind in "biu":
+        return True
+    return y.ndim <= 2 and bool(((y == 0) | (y == 1)).all())
 
 
 def check_dataset(who: str, dataset: Any) -> None:

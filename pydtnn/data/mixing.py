@@ -109,6 +109,10 @@ class Mixing(ABC):
             The share of `x` in each, which is that of its label.
         """
 
+    def on_masks(self, y: Array, other: Array, words: Array) -> Array:
+        """Return the masks ``(n, H, W)`` of mixed images; by default, there are none."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Mixup(Mixing):
@@ -154,14 +158,21 @@ class CutMix(Mixing):
 
     def __call__(self, x: Array, other: Array, words: Array) -> tuple[Array, Array]:
         height, width = x.shape[1:3]
+        box = self._box(height, width, words)
+        mixed = np.where(box.mask(height, width)[..., None], other, x)
+        return mixed, 1 - box.height * box.width / (height * width)
+
+    def on_masks(self, y: Array, other: Array, words: Array) -> Array:
+        height, width = y.shape[1:]
+        return np.where(self._box(height, width, words).mask(height, width), other, y)
+
+    def _box(self, height: int, width: int, words: Array) -> Boxes:
         side = np.sqrt(1 - self.weights(words))
         (top, bottom), (left, right) = (
             _clipped(below(words[:, axis], extent), (extent * side).astype(np.int64) // 2, extent)
             for axis, extent in ((2, height), (3, width))
         )
-        box = Boxes(top, left, bottom - top, right - left)
-        mixed = np.where(box.mask(height, width)[..., None], other, x)
-        return mixed, 1 - box.height * box.width / (height * width)
+        return Boxes(top, left, bottom - top, right - left)
 
 
 def _clipped(centre: Array, half: Array, extent: int) -> tuple[Array, Array]:
@@ -189,7 +200,7 @@ def mix_samples(
     ----------
     mixings : sequence of Mixing
     x : ndarray of float, shape ``(n + 1, *input_shape)``
-    labels : ndarray of int64, shape ``(n + 1,)``
+    labels : ndarray of int64, shape ``(n + 1,)``, or masks ``(n + 1, H, W)``
     words : ndarray of uint32, shape ``(n, 4)``
         Random bits of each sample but the first.
     classes : int
@@ -198,14 +209,18 @@ def mix_samples(
     -------
     x : ndarray, shape ``(n, *input_shape)``
     y : ndarray of float64, shape ``(n, classes)``
-        The probability of each class.
+        The probability of each class; or int64 ``(n, H, W)``, the masks.
     """
     own, other = x[1:], x[:-1]
-    mixed, share = own.copy(), np.ones(len(own))
+    mixed, share, masks = own.copy(), np.ones(len(own)), labels[1:].copy()
     chosen = below(words[:, 0], len(mixings))
     for which, mixing in enumerate(mixings):
         rows = np.flatnonzero(chosen == which)
         mixed[rows], share[rows] = mixing(own[rows], other[rows], words[rows])
+        if labels.ndim > 1:
+            masks[rows] = mixing.on_masks(masks[rows], labels[rows], words[rows])
+    if labels.ndim > 1:
+        return mixed, masks
     y, row = np.zeros((len(own), classes)), np.arange(len(own))
     y[row, labels[1:]] = share
     y[row, labels[:-1]] += 1 - share
@@ -240,15 +255,19 @@ def check_mixings(who: str, mixings: Sequence[Mixing], dataset: Dataset) -> None
         )
     for mixing in mixings:
         mixing.check(dataset.input_shape)
-
-
-def check_labels(who: str, labels: Array, classes: int) -> None:
-    """Raise ValueError if labels are not one class for each sample."""
+    labels = np.asarray(dataset.read_targets(np.arange(min(len(dataset), 1))))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"{who}: mixing requires one integer class per sample, got {labels.dtype} of shape "
-            f"{labels.shape}"
-        )
+        masks = labels.shape[1:] == dataset.input_shape[:2]
+        if not masks or any(type(mixing).on_masks is Mixing.on_masks for mixing in mixings):
+            raise ValueError(
+                f"{who}: mixing requires one integer class per sample, got {labels.dtype} of shape "
+                f"{labels.shape[1:]} in {dataset.name}; omit it" + ", or use CutMix only" * masks
+            )
+
+
+def check_labels(who: str, labels: Array, classes: int, ignored: int | None = None) -> None:
+    """Raise ValueError if labels are not classes."""
+    labels = labels if ignored is None else labels[labels != ignored]
     if ((labels < 0) | (labels >= classes)).any():
         raise ValueError(
             f"{who}: classes must be in 0..{classes - 1}, got {labels.min()} to {labels.max()}"

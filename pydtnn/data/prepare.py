@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +94,31 @@ class Prepare:
     def on_host(self, x: Array, words: Array) -> Array:
         """Return a new array, with NumPy; `x` itself may be changed."""
         fill = self._fill(x.dtype)
+        for change, own in self._words(words):
+            x = change(x, own, fill)
+        return self.normalize(x)
+
+    def move(self, y: Array, words: Array, fill: int) -> Array:
+        """Return masks whose pixels are moved as those of the samples with these words are.
+
+        Parameters
+        ----------
+        y : ndarray, shape ``(n, H, W)`` or ``(n, H, W, ...)``
+        words : ndarray of uint32, shape ``(n, self.words)``
+        fill : int
+            Value of pixels outside of an image.
+        """
+        masks = y.reshape(*y.shape[:3], math.prod(y.shape[3:])).copy()
+        for change, own in self._words(words):
+            if change.moves:
+                masks = change.on_masks(masks, own, np.full(masks.shape[-1], fill, y.dtype))
+        return masks.reshape(y.shape)
+
+    def _words(self, words: Array) -> Iterator[tuple[Augmentation, Array]]:
         begin = 0
         for change in self.augment:
-            end = begin + change.words
-            x, begin = change(x, words[:, begin:end], fill), end
-        return self.normalize(x)
+            yield change, words[:, begin : begin + change.words]
+            begin += change.words
 
     def _fill(self, dtype: DTypeLike) -> Array:
         """Colour of pixels outside an image, ``(C,)``: the mean, or zero."""

@@ -55,7 +55,7 @@ ELSEWHERE = {
 
 OWN = (
     *("train", "validation", "epochs", "more_epochs", "batch_size", "global_batch_size", "augment"),
-    *("mix", "steps_per_epoch", "drop_last", "seed", "loader_threads"),
+    *("mix", "targets", "steps_per_epoch", "drop_last", "seed", "loader_threads"),
 )
 
 

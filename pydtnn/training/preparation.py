@@ -111,7 +111,7 @@ def prepare(
     epochs, loader_threads, seed
         See `Trainer.fit`.
     **options
-        Of the loader: `augment`, `mix`, `steps_per_epoch`, `drop_last`.
+        Of the loader: `augment`, `mix`, `targets`, `steps_per_epoch`, `drop_last`.
 
     Returns
     -------

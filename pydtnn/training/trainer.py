@@ -243,6 +243,7 @@ class Trainer(SuggestsNames):
         global_batch_size: int | None = None,
         augment: Sequence[Augmentation] = (),
         mix: Sequence[Mixing] = (),
+        targets: str = "moved",
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
         seed: int = 0,
@@ -274,6 +275,9 @@ class Trainer(SuggestsNames):
         augment : sequence of Augmentation
         mix : sequence of Mixing
             Such as ``[Mixup(0.2)]``; of several, each sample is mixed by one.
+        targets : {"moved", "unchanged"}
+            Whether masks are moved with augmented images, and other targets with positions refused:
+            see `pydtnn.data.Loader`.
         steps_per_epoch : int, optional
             By default, the number of steps for one pass over all samples; the last step may be
             smaller.
@@ -306,6 +310,7 @@ class Trainer(SuggestsNames):
                 seed=seed,
                 augment=augment,
                 mix=mix,
+                targets=targets,
                 steps_per_epoch=steps_per_epoch,
                 drop_last=check_bool("Trainer", "drop_last", drop_last),
             )

@@ -70,7 +70,13 @@ def test_input_is_that_of_the_reference(
     def train(backend: Any) -> dict[str, np.ndarray]:
         made = trainer(backend, convolutional, graph=graph, **options)
         history = made.fit(
-            data(), data(), epochs=3, global_batch_size=BATCH, augment=augment, seed=2
+            data(),
+            data(),
+            epochs=3,
+            global_batch_size=BATCH,
+            augment=augment,
+            targets="unchanged",  # rows of numbers depend on no position
+            seed=2,
         )
         assert ("one CUDA graph" in made.steps.graph) == (graph and backend != "numpy")
         found = {name: np.array(value) for name, value in made.model.state().items()}

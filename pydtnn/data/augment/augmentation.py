@@ -20,9 +20,13 @@ class Augmentation(ABC):
     ----------
     pixels : bool
         Whether it requires pixels: uint8, or floats in [0, 1]. By default any numbers.
+    moves : bool
+        Whether pixels may move, so that targets with positions have to be moved with their image.
+        True by default; false if only colours change, or parts are covered.
     """
 
     pixels: ClassVar[bool] = False
+    moves: ClassVar[bool] = True
 
     @property
     def words(self) -> int:
@@ -47,6 +51,22 @@ class Augmentation(ABC):
         fill : ndarray, shape ``(C,)``, of the dtype of `x`
             The training set's mean pixel, which is normalised to zero (within rounding).
         """
+
+    def on_masks(self, masks: Array, words: Array, fill: Array) -> Array:
+        """Return masks whose pixels are moved as those of images by `__call__` with these words.
+
+        Values are neither interpolated nor changed. By default there are none: augmentations that
+        move pixels are refused for masks unless they implement it.
+
+        Parameters
+        ----------
+        masks : ndarray, shape ``(n, H, W, C)``, of any dtype
+            Targets of n images; it may be changed and returned.
+        words : ndarray of uint32, shape ``(n, self.words)``
+        fill : ndarray, shape ``(C,)``, of the dtype of `masks`
+            Value of pixels outside of an image.
+        """
+        raise NotImplementedError
 
 
 def blocks(count: int) -> int:

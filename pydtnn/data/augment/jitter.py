@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ class ColorJitter(PixelAugmentation):
     hue : float
         Turns of the hue are uniform in ``[-hue, hue]``, at most 0.5.
     """
+
+    moves: ClassVar[bool] = False
 
     brightness: float = 0.4
     contrast: float = 0.4

@@ -114,27 +114,32 @@ class Operation(NamedTuple):
         Amount at strength 1; it is proportional to the strength.
     signed : bool
         Whether the amount is negative for half of the images.
+    moves : bool
+        Whether pixels move, and keep their colour.
     """
 
     apply: Callable[[Array, Array, Array], Array]
     most: float = 0.0
     signed: bool = False
+    moves: bool = False
 
 
 OPERATIONS: dict[str, Operation] = {
-    "shear_x": Operation(shear_x, 0.3, True),
-    "shear_y": Operation(shear_y, 0.3, True),
+    "shear_x": Operation(shear_x, 0.3, True, True),
+    "shear_y": Operation(shear_y, 0.3, True, True),
     "translate_x": Operation(
         lambda x, share, fill: translate_x(x, np.trunc(share * x.shape[2]), fill),
         MAX_TRANSLATION,
+        True,
         True,
     ),
     "translate_y": Operation(
         lambda x, share, fill: translate_y(x, np.trunc(share * x.shape[1]), fill),
         MAX_TRANSLATION,
         True,
+        True,
     ),
-    "rotate": Operation(rotate, 30, True),
+    "rotate": Operation(rotate, 30, True, True),
     "brightness": Operation(lambda x, change, _: colour.brightness(x, 1 + change), 0.9, True),
     "saturation": Operation(lambda x, change, _: colour.saturation(x, 1 + change), 0.9, True),
     "contrast": Operation(lambda x, change, _: colour.contrast(x, 1 + change), 0.9, True),
@@ -155,7 +160,9 @@ NOTHING = -1
 """Number of no operation."""
 
 
-def apply_chosen(x: Array, chosen: Array, strength: Array, negative: Array, fill: Array) -> Array:
+def apply_chosen(
+    x: Array, chosen: Array, strength: Array, negative: Array, fill: Array, masks: bool = False
+) -> Array:
     """Apply one operation to each image, in place.
 
     Parameters
@@ -169,10 +176,12 @@ def apply_chosen(x: Array, chosen: Array, strength: Array, negative: Array, fill
         Whether a signed amount is negative.
     fill : ndarray of uint8, shape ``(C,)``
         Colour of pixels outside of an image.
+    masks : bool, default False
+        Whether `x` are masks of any dtype, to which only operations that move pixels apply.
     """
     for which, operation in enumerate(OPERATIONS.values()):
         rows = np.flatnonzero(chosen == which)
-        if not len(rows):
+        if not len(rows) or (masks and not operation.moves):
             continue
         amount = operation.most * strength[rows]
         if operation.signed:

@@ -63,7 +63,10 @@ class AutoAugment(PixelAugmentation):
     def words(self) -> int:
         return blocks(5)
 
-    def change(self, x: Array, words: Array, fill: Array) -> Array:
+    def on_masks(self, masks: Array, words: Array, fill: Array) -> Array:
+        return self.change(masks, words, fill, masks=True)
+
+    def change(self, x: Array, words: Array, fill: Array, masks: bool = False) -> Array:
         chosen = below(words[:, 0], len(CIFAR10))
         for step, (draw, sign) in enumerate(((1, 2), (3, 4))):
             table = [pair[step] for pair in CIFAR10]
@@ -74,7 +77,7 @@ class AutoAugment(PixelAugmentation):
             applied = between(words[:, draw], 0, 1) < probability
             number = np.where(applied, number, NOTHING)
             x = apply_chosen(
-                x, number, magnitude / MAX_AUTO_MAGNITUDE, words[:, sign] >= 2**31, fill
+                x, number, magnitude / MAX_AUTO_MAGNITUDE, words[:, sign] >= 2**31, fill, masks
             )
         return x
 
@@ -120,9 +123,12 @@ class RandAugment(PixelAugmentation):
     def words(self) -> int:
         return blocks(2 * self.operations)
 
-    def change(self, x: Array, words: Array, fill: Array) -> Array:
+    def on_masks(self, masks: Array, words: Array, fill: Array) -> Array:
+        return self.change(masks, words, fill, masks=True)
+
+    def change(self, x: Array, words: Array, fill: Array, masks: bool = False) -> Array:
         strength = np.full(len(x), self.magnitude / MAX_MAGNITUDE)
         for step in range(self.operations):
             chosen = CHOICES[below(words[:, 2 * step], len(CHOICES))]
-            x = apply_chosen(x, chosen, strength, words[:, 2 * step + 1] >= 2**31, fill)
+            x = apply_chosen(x, chosen, strength, words[:, 2 * step + 1] >= 2**31, fill, masks)
         return x

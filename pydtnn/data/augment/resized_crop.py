@@ -109,9 +109,24 @@ class RandomResizedCrop(Augmentation):
         return BOX_WORDS
 
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        return enlarge(x, self._boxes(x, words))
+
+    def on_masks(self, masks: Array, words: Array, fill: Array) -> Array:
+        """Return the nearest pixels: those whose area has the centre of a pixel of the result."""
+        n, height, width, _ = masks.shape
+        boxes = self._boxes(masks, words)
+        row, column = (
+            start[:, None] + ((2 * np.arange(out) + 1) * size[:, None]) // (2 * out)
+            for start, size, out in (
+                (boxes.top, boxes.height, height),
+                (boxes.left, boxes.width, width),
+            )
+        )  # (n, H) and (n, W)
+        return masks[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
+
+    def _boxes(self, x: Array, words: Array) -> Boxes:
         _, height, width, _ = x.shape
-        boxes, _ = draw_boxes(words, height, width, self.smallest, self.largest, self.ratio)
-        return enlarge(x, boxes)
+        return draw_boxes(words, height, width, self.smallest, self.largest, self.ratio)[0]
 
 
 def enlarge(x: Array, boxes: Boxes) -> Array:

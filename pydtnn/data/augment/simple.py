@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -35,6 +35,8 @@ class RandomErasing(Augmentation):
     ----------
     Zhong et al., "Random erasing data augmentation", AAAI 2020.
     """
+
+    moves: ClassVar[bool] = False
 
     probability: float = 0.5
     smallest: float = 0.02
@@ -105,6 +107,9 @@ class RandomCrop(Augmentation):
         left = below(words[:, 1], 2 * p + 1)[:, None]
         return windows[np.arange(n)[:, None], top, left].reshape(x.shape)
 
+    def on_masks(self, masks: Array, words: Array, fill: Array) -> Array:
+        return self(masks, words, fill)
+
 
 @dataclass(frozen=True)
 class HorizontalFlip(Augmentation):
@@ -115,6 +120,9 @@ class HorizontalFlip(Augmentation):
         x[chosen] = x[chosen, :, ::-1]
         return x
 
+    def on_masks(self, masks: Array, words: Array, fill: Array) -> Array:
+        return self(masks, words, fill)
+
 
 @dataclass(frozen=True)
 class Cutout(Augmentation):
@@ -123,6 +131,8 @@ class Cutout(Augmentation):
     DeVries and Taylor, "Improved regularization of convolutional neural networks with cutout"
     (2017).
     """
+
+    moves: ClassVar[bool] = False
 
     size: int = 8
 

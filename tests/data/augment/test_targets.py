@@ -1,0 +1,215 @@
+"""Targets with positions: they are moved with their images, or refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pydtnn import SGD, Conv2d, Model, Trainer
+from pydtnn.data import (
+    ArrayDataset,
+    Augmentation,
+    AutoAugment,
+    ColorJitter,
+    CutMix,
+    Cutout,
+    HorizontalFlip,
+    Loader,
+    Mixup,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+)
+from pydtnn.data.augment.operations import OPERATIONS
+from pydtnn.data.augment.resized_crop import enlarge
+
+Array = NDArray[Any]
+
+MOVING = [
+    *(RandomCrop(3), HorizontalFlip(), RandAugment(), RandAugment(5, 30), AutoAugment()),
+    RandomResizedCrop(0.2),
+]
+STILL = [ColorJitter(), Cutout(4), RandomErasing(1.0)]
+N, H, W = 40, 9, 7
+
+
+def labels(rng: np.random.Generator, *shape: int) -> NDArray[np.int64]:
+    return rng.integers(0, 5, (N, *shape))
+
+
+def batches(data: ArrayDataset, *augment: Augmentation, **options: Any) -> Any:
+    with Loader(data, global_batch_size=16, augment=augment, seed=4, **options) as loader:
+        return [batch for epoch in range(2) for batch in loader.epoch(epoch)]
+
+
+@pytest.fixture
+def without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change no colours, so that images that show labels remain comparable with them."""
+    for name, operation in OPERATIONS.items():
+        if not operation.moves:
+            monkeypatch.setitem(OPERATIONS, name, operation._replace(apply=lambda x, *_: x))
+
+
+@pytest.mark.usefixtures("without_colours")
+@pytest.mark.parametrize("change", MOVING[:-1], ids=repr)
+@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize("size", [1, 3])
+def test_masks_move_with_their_images(
+    rng: np.random.Generator, change: Augmentation, channels: tuple[int, ...], size: int
+) -> None:
+    masks = labels(rng, H, W, *channels)
+    x = np.repeat(masks.reshape(N, H, W, -1)[..., :1], 3, axis=-1).astype(np.uint8)
+    x[:] += 50
+    data = ArrayDataset(x, masks, ignore_index=-9)
+    data.statistics = None
+    together = batches(data, change)
+    moved = 0
+    for batch in together:
+        shown = batch.y.reshape(*batch.y.shape[:3], -1)[..., 0]
+        inside = shown != -9
+        np.testing.assert_array_equal(batch.x[..., 0][inside], shown[inside] + 50)
+        assert (batch.x[..., 0][~inside] == 0).all()  # without statistics, the mean is 0
+        moved += int((batch.y != masks[batch.samples]).any())
+    assert moved == len(together)
+    parts = [batches(data, change, rank=rank, size=size) for rank in range(size)]
+    for step, batch in enumerate(together):
+        np.testing.assert_array_equal(np.concatenate([own[step].y for own in parts]), batch.y)
+
+
+def test_masks_of_resized_crops_have_the_nearest_pixels(rng: np.random.Generator) -> None:
+    change, words = RandomResizedCrop(0.1), rng.integers(0, 2**32, (N, 24), np.uint32)
+    for across in (False, True):
+        stripes = labels(rng, 1, W) % 2 if across else labels(rng, H, 1) % 2
+        masks = np.broadcast_to(stripes, (N, H, W))[..., None].copy()
+        moved = change.on_masks(masks, words, np.zeros(1, np.int64))
+        image = enlarge((255 * masks).astype(float), change._boxes(masks, words))
+        clear = abs(image - 127.5) > 1  # between two pixels, both are nearest
+        np.testing.assert_array_equal((image > 127.5)[clear], moved[clear])
+        assert (moved != masks).any(axis=(1, 2, 3)).sum() > N // 2
+
+
+@pytest.mark.parametrize("change", STILL, ids=repr)
+@pytest.mark.parametrize("target", ["masks", "boxes", "landmarks", "number"])
+def test_targets_are_unchanged_if_pixels_do_not_move(
+    rng: np.random.Generator, change: Augmentation, target: str
+) -> None:
+    y = {
+        "masks": labels(rng, H, W),
+        "boxes": rng.random((N, 4)),
+        "landmarks": rng.random((N, 5, 2)),
+        "number": rng.random(N),
+    }[target]
+    data = ArrayDataset(rng.integers(0, 256, (N, H, W, 3)).astype(np.uint8), y)
+    for batch in batches(data, change):
+        np.testing.assert_array_equal(batch.y, y.astype(batch.y.dtype)[batch.samples])
+
+
+@pytest.mark.parametrize("change", MOVING, ids=repr)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda rng: rng.random((N, 4)), id="boxes"),
+        pytest.param(lambda rng: rng.integers(0, 9, (N, 4)), id="boxes in pixels"),
+        pytest.param(lambda rng: rng.random((N, 5, 2)), id="landmarks"),
+        pytest.param(lambda rng: rng.random(N), id="an angle"),
+        pytest.param(lambda rng: rng.integers(0, 5, (N, H * W)), id="flat masks"),
+        pytest.param(lambda rng: rng.integers(0, 5, (N, H, 2 * W)), id="larger masks"),
+    ],
+)
+def test_other_targets_are_refused_unless_they_are_said_to_be_unchanged(
+    rng: np.random.Generator,
+    change: Augmentation,
+    make: Callable[[np.random.Generator], Array],
+) -> None:
+    data = ArrayDataset(rng.integers(0, 256, (N, H, W, 3)).astype(np.uint8), make(rng))
+    reason = f"{type(change).__name__} moves the pixels of images, and cannot move the targets"
+    with pytest.raises(ValueError, match=re.escape(f"Loader: {reason}")):
+        batches(data, change)
+    for batch in batches(data, change, targets="unchanged"):
+        np.testing.assert_array_equal(batch.y, data.y.astype(batch.y.dtype)[batch.samples])
+
+
+@pytest.mark.parametrize("change", [*MOVING, *STILL], ids=repr)
+@pytest.mark.parametrize("kind", ["int64", "bool", "float32"])
+def test_classes_and_sets_of_labels_are_not_changed(
+    rng: np.random.Generator, change: Augmentation, kind: str
+) -> None:
+    y = (labels(rng, 6) < 2).astype(kind) if kind != "int64" else labels(rng)
+    data = ArrayDataset(rng.integers(0, 256, (N, H, W, 3)).astype(np.uint8), y)
+    for batch in batches(data, change):
+        np.testing.assert_array_equal(batch.y, y[batch.samples])
+
+
+def test_of_several_targets_only_masks_are_moved(rng: np.random.Generator) -> None:
+    masks, classes = labels(rng, H, W), labels(rng)
+    x = np.repeat(masks[..., None], 3, axis=-1).astype(np.uint8)
+    data = ArrayDataset(x, (classes, masks))
+    for one, other in zip(
+        batches(data, HorizontalFlip(), raw=True), batches(data, HorizontalFlip()), strict=True
+    ):
+        np.testing.assert_array_equal(one.y[0], classes[one.samples])
+        np.testing.assert_array_equal(one.y[1], other.y[1])
+        assert one.words is not None  # the device flips the images
+        flipped = masks[one.samples, :, ::-1]
+        chosen = one.words[:, :1, None] >= 2**31
+        np.testing.assert_array_equal(one.y[1], np.where(chosen, flipped, masks[one.samples]))
+
+
+@dataclass(frozen=True)
+class Upside(Augmentation):
+    """One of a user's own that says nothing of masks."""
+
+    def __call__(self, x: Any, words: Any, fill: Any) -> Any:
+        return x[:, ::-1].copy()
+
+
+class BothUpside(Upside):
+    def on_masks(self, masks: Any, words: Any, fill: Any) -> Any:
+        return masks[:, ::-1]
+
+
+def test_an_augmentation_of_one_s_own_says_how_masks_move(rng: np.random.Generator) -> None:
+    masks = labels(rng, H, W)
+    data = ArrayDataset(np.zeros((N, H, W, 3), np.uint8), masks)
+    with pytest.raises(ValueError, match="Upside moves the pixels of images, .* the masks of"):
+        batches(data, Upside())
+    for batch in batches(data, BothUpside()):
+        np.testing.assert_array_equal(batch.y, masks[batch.samples, ::-1])
+
+
+def test_mixed_masks_have_the_pixels_of_both_images(rng: np.random.Generator) -> None:
+    masks = labels(rng, H, W)
+    masks[0, 0, 0] = 255
+    x = np.repeat(masks[..., None], 3, axis=-1).astype(np.float32)
+    data = ArrayDataset(x, masks, ignore_index=255)
+    changed = 0
+    for batch in batches(data, HorizontalFlip(), mix=[CutMix()]):
+        np.testing.assert_array_equal(batch.x[..., 0], batch.y)
+        changed += int((batch.y != masks[batch.samples]).any())
+    assert changed
+    for mix in ([Mixup()], [Mixup(), CutMix()]):
+        with pytest.raises(ValueError, match="one integer class per sample.*use CutMix only"):
+            batches(data, mix=mix)
+    with pytest.raises(ValueError, match=r"one integer class per sample.*\(3,\) in array; omit it"):
+        batches(ArrayDataset(x, labels(rng, 3)), mix=[CutMix()])
+
+
+def test_a_network_learns_masks_from_images_that_are_flipped(rng: np.random.Generator) -> None:
+    masks = labels(rng, H, W) % 2
+    x = masks[..., None].astype(np.float32)
+    model = Model(Conv2d(2, 1), (H, W, 1), backend="cpu")
+    trainer = Trainer(model, SGD(1.0), loss="cross_entropy", metrics=["accuracy"], progress=False)
+    flip = [HorizontalFlip()]
+    assert trainer.fit(ArrayDataset(x, masks), epochs=5, augment=flip)[-1]["accuracy"] == 1
+    boxes = ArrayDataset(x, rng.random((N, 4)))
+    with pytest.raises(ValueError, match="targets='unchanged'"):
+        trainer.fit(boxes, epochs=6, augment=flip)
+    with pytest.raises(ValueError, match="targets must be 'moved' or 'unchanged', got 'kept'"):
+        trainer.fit(boxes, epochs=6, augment=flip, targets="kept")

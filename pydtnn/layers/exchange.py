@@ -180,9 +180,9 @@ class Exchange(OnlyCommunicating, Recomputing, TakesRecomputed, Layer):
         """Change a layout, as a generator; a whole array becomes partial without any change."""
         for state in (before, after):
             if isinstance(state, Cut) and state.blocks > 1:
-                x = x.reshape(
-                    *x.shape[: state.dim + 1], state.blocks, -1, *x.shape[state.dim + 2 :]
-                )
+                *outer, whole = x.shape[: state.dim + 2]  # not -1: there may be no samples
+                inner = x.shape[state.dim + 2 :]
+                x = x.reshape(*outer, state.blocks, whole // state.blocks, *inner)
         if isinstance(before, Cut) and isinstance(after, Cut):
             source, target = self._cut(before, total), self._cut(after, total)
             pending = yield Redistribute(x, self.axis, source=source, target=target)

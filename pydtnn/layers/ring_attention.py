@@ -141,7 +141,7 @@ class RingAttention(Communicating, DotProductAttention):
         sums = self.xp.logaddexp(one[1], other[1])
         for y, own in (one, other):
             share = self.xp.exp(own - sums).transpose(0, 2, 1)[..., None]  # (N, n, H, 1)
-            heads = y.reshape(*y.shape[:2], self.heads, -1)
+            heads = y.reshape(*y.shape[:2], self.heads, y.shape[2] // self.heads)
             self.xp.multiply(heads, share, out=heads)
         return self.xp.add(one[0], other[0], out=one[0]), sums
 

@@ -203,7 +203,7 @@ class Cached:
         features = qkv.shape[-1] // 3
         self.cache[node][:, place] = qkv[:, 0, features:]
         kept = self.cache[node][:, : place + 1]
-        k, v = kept.reshape(*kept.shape[:2], 2, heads, -1).transpose(2, 0, 3, 1, 4)  # (N, H, t, E)
+        k, v = kept.reshape(*kept.shape[:2], 2, heads, features // heads).transpose(2, 0, 3, 1, 4)
         q = qkv[..., :features].reshape(len(qkv), heads, 1, features // heads)
         scores = q @ k.swapaxes(-1, -2) / (features // heads) ** 0.5  # (N, H, 1, t)
         weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))

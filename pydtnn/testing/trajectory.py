@@ -351,7 +351,7 @@ class Rank:
             seed=problem.seed,
             prefetch=0,
         )
-        self.loader.equal_numbers = self.exchange.gathers
+        self.loader.equal_numbers = self.trainer.setup.equal_numbers
         self.trajectory = Trajectory(
             position={} if self.mesh is None else self.mesh.position,
             buckets=len(model.buckets),

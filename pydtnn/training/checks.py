@@ -13,7 +13,7 @@ from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
 from pydtnn.data.inputs import same_normalization
 from pydtnn.data.loader import Loader, check_dataset
-from pydtnn.data.order import own_shards
+from pydtnn.data.order import most_shards
 from pydtnn.layers import Block, Layer, Sigmoid, Softmax
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.losses import BinaryCrossEntropy, CategoricalCrossEntropy
@@ -203,7 +203,7 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
     samples = len(loader.dataset)
     last = samples - (len(loader) - 1) * loader.global_batch_size
     numbers = [
-        len(own_shards(n, loader.shards, loader.rank, loader.size)[1]) or 1
+        most_shards(n, loader.shards, loader.size)
         for n in (min(loader.global_batch_size, samples), last)
     ]
     checked = {number: check(setup.schedule, pipeline.ranks, number) for number in {*numbers}}

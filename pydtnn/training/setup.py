@@ -76,6 +76,14 @@ class Setup:
         return self.sync_batch_norm or self.exchange.sums.shards is not None
 
     @property
+    def equal_numbers(self) -> bool:
+        """Whether ranks must compute equally many shards, of which some may have no samples.
+
+        Each pass gathers parameters, or determines the order in which stages sum gradients.
+        """
+        return self.exchange.gathers or self.model.pipeline is not None
+
+    @property
     def own_losses(self) -> bool:
         """Whether a step computes the losses of this rank only, and others may be elsewhere."""
         return not self.exchange.sums_losses and self.data.size > 1

@@ -490,7 +490,7 @@ class Trainer(SuggestsNames):
         """Run the remaining steps of an epoch."""
         setup, observer = self.setup, self.setup.observer
         loader.counts, loader.whole_shards = self.shares, setup.exchange.sums.shards is not None
-        loader.equal_numbers = setup.exchange.gathers
+        loader.equal_numbers = setup.equal_numbers
         batches = loader.epoch(self.epoch, start=self.step)
         if self.pending is not None:
             self._notify_of_end("on_step_end")

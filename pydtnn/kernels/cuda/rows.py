@@ -188,4 +188,4 @@ def _flat(x: Array, g: ConvGeometry) -> Array:
 
 def _matrices(rows: Array, g: ConvGeometry) -> Array:
     positions = prod(rows.shape[1:-2])
-    return rows.reshape(g.groups, positions, -1)  # (G, N, ..., taps, C / G) -> (G, N * ..., K)
+    return rows.reshape(g.groups, positions, prod(rows.shape[-2:]))  # (G, N * ..., K)

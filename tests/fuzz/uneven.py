@@ -1,0 +1,226 @@
+"""A short training whose last step leaves ranks few samples or none, on any mesh and schedule.
+
+``python -m tests.fuzz.uneven SEED...`` runs cases in one MPI world, each on its first ranks, and
+compares them with serial training; the first one that fails ends the world.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from models.gpt import gpt
+from models.llama import llama
+from models.vit import vit
+from pydtnn import Mesh, Model, Trainer
+from pydtnn.comm import Communicator, Serial, create_communicator
+from pydtnn.comm.wrapper import Checked
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import (
+    BatchNorm,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2d,
+    LayerNorm,
+    Linear,
+    Net,
+    ReLU,
+    Sequential,
+)
+from pydtnn.optimizers import SGD, AdamW
+from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import create_scheme
+
+CLASSES, TOKENS, LENGTH, PIXELS, FEATURES = 4, 7, 5, (8, 8, 3), 6
+IMAGES = ("spatial", "width", "filter", "channel", "alternate")
+SEQUENCES = ("context", "tensor", "filter")
+SCHEMES = ("allreduce", "sharded", "sharded_gradients", "sharded_parameters")
+
+REFUSED = (
+    "expected an even number of ranks, whose halves mirror each other",
+    "exact training requires gradients that are summed over the axis data only",
+    "the same axis of its arrays is cut along",
+)
+"""Sentences about plans and schedules that do not fit; there are none about numbers of samples."""
+
+Result = dict[str, np.ndarray]
+
+
+def conv_net(depth: int, norm: bool) -> Net:
+    layers: list[Net] = []
+    for _ in range(depth):
+        layers += [Conv2d(4, 3, padding="same"), *([BatchNorm()] if norm else []), ReLU()]
+    return Sequential(*layers, GlobalAvgPool2d(), Dropout(0.2), Linear(6), ReLU(), Linear(CLASSES))
+
+
+def dense_net(depth: int) -> Net:
+    layers = [layer for _ in range(depth) for layer in (Linear(8), LayerNorm(), ReLU())]
+    return Sequential(Flatten(), *layers, Dropout(0.2), Linear(CLASSES))
+
+
+class Uneven:
+    """What is trained on which ranks, drawn from a seed.
+
+    Attributes
+    ----------
+    axes : dict of str to int
+    parts : int
+        Micro-batches of a rank, or accumulated shards.
+    last : int
+        Samples of the last step, of all ranks: from 1 to those of two micro-batches each.
+    **own
+        Attributes that are not drawn: the kind of network, axes, parts, the schedule.
+    """
+
+    def __init__(self, seed: int, most: int = 6, **own: Any) -> None:
+        rng = self.rng = np.random.default_rng([seed, 2611])
+        self.seed = seed
+        self.kind = own.get("kind") or str(
+            rng.choice(["dense", "conv", "gpt", "llama", "vit", "moe"])
+        )
+        self.axes = own.get("axes") or self._axes(most)
+        ranks = self.axes.get("data", 1) * self.axes.get("shard", 1)
+        parts = int(rng.integers(1, 5 if "pipeline" in self.axes else 3))
+        self.parts = own.get("parts", parts)
+        self.batch = 2 * self.parts * ranks
+        self.last = own.get("last") or int(rng.integers(1, self.batch + 1))
+        self.validated = int(rng.integers(1, ranks + 2))
+        self.schedule = own.get("schedule") or str(rng.choice([*PIPELINE_SCHEDULES]))
+        self.exact = not {"pipeline", "shard"} & self.axes.keys() and rng.random() < 0.1
+        schemes = SCHEMES[:2] if self.exact else SCHEMES[-1:] if "shard" in self.axes else SCHEMES
+        self.scheme = str(rng.choice(schemes))
+        self.shares = None if self.exact or rng.random() < 0.8 else self._shares(ranks)
+        self.adam, self.clip = rng.random() < 0.5, 0.5 if rng.random() < 0.3 else None
+        self.norm = "pipeline" not in self.axes and self.last > 1
+
+    def __repr__(self) -> str:
+        return f"Uneven({ {k: v for k, v in vars(self).items() if k != 'rng'} })"
+
+    def _axes(self, most: int) -> dict[str, int]:
+        of_network = {"conv": IMAGES, "dense": ("filter", "channel")}.get(self.kind, SEQUENCES)
+        names = ["data", "shard", "pipeline", *of_network, *["expert"] * (self.kind == "moe")]
+        # the axis of samples and the pipeline more often than others
+        drawn = self.rng.permutation([*names, "data", "data", "pipeline"])[
+            : self.rng.integers(1, 5)
+        ]
+        axes: dict[str, int] = {}
+        for name in dict.fromkeys(drawn.tolist()):
+            room = most // prod(axes.values())
+            if room > 1:
+                axes[name] = int(self.rng.integers(2, min(room, 4) + 1))
+        return axes
+
+    def _shares(self, ranks: int) -> tuple[int, ...]:
+        shares = self.rng.multinomial(self.batch, np.full(ranks, 1 / ranks))
+        return tuple(map(int, shares))
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.axes.values())
+
+    def model(self, **options: Any) -> Model:
+        shape: tuple[int, ...] = (LENGTH,)
+        if self.kind == "dense":
+            shape, net = (FEATURES,), dense_net(3)
+        elif self.kind == "conv":
+            shape, net = PIXELS, conv_net(3, self.norm)
+        elif self.kind == "vit":
+            shape, net = PIXELS, vit(8, 2, 2, CLASSES, PIXELS, dropout=0.1)
+        elif self.kind == "llama":
+            net = llama(TOKENS, shape, depth=2, heads=4, groups=2, width=16, tied=False)
+        else:
+            own = {"experts": 4, "choices": 2, "balance": 0.3} if self.kind == "moe" else {}
+            net = gpt(TOKENS, shape, depth=2, heads=2, width=8, dropout=0.1, tied=False, **own)
+        return Model(net, shape, dtype="float64", seed=2, **options)
+
+    def data(self, samples: int, seed: int) -> ArrayDataset:
+        rng = np.random.default_rng([self.seed, seed])
+        if self.kind in ("gpt", "llama", "moe"):
+            x = rng.integers(TOKENS, size=(2, samples, LENGTH))
+            return ArrayDataset(x[0].astype("float64"), x[1], classes=TOKENS)
+        shape = (FEATURES,) if self.kind == "dense" else PIXELS
+        labels = rng.integers(CLASSES, size=samples)
+        return ArrayDataset(rng.normal(size=(samples, *shape)), labels, classes=CLASSES)
+
+    def train(self, comm: Communicator, serial: bool = False) -> Result:
+        """Train two steps and evaluate; return losses, metrics, parameters and predictions."""
+        mesh = Mesh(Serial() if serial else Checked(comm), **({} if serial else self.axes))
+        model = self.model(mesh=mesh, pipeline_schedule="1f1b" if serial else self.schedule)
+        scheme, options = "allreduce" if serial else self.scheme, {}
+        if self.exact:
+            options["sums"] = partial(ExactSums, shards=self.batch)
+        if "shard" in mesh.shape or (mesh.copies is not None and not serial):
+            options["copies"] = mesh.copies
+        parts = "micro_batches" if model.pipeline is not None else "accumulation"
+        trainer = Trainer(
+            model,
+            (AdamW if self.adam else SGD)(0.01, clip_norm=self.clip),
+            exchange=create_scheme(scheme, mesh.data, **options),
+            mesh=mesh,
+            sync_batch_norm=self.norm,
+            progress=False,
+            **({} if serial or self.exact else {parts: self.parts}),
+        )
+        trainer.shares = None if serial else self.shares
+        train, other = self.data(self.batch + self.last, 0), self.data(self.validated, 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of few micro-batches
+            history = trainer.fit(train, other, epochs=1, global_batch_size=self.batch, seed=3)
+        return {
+            "losses": np.array(trainer.losses),
+            **{f"history {k}": np.array(v) for k, v in history[0].items() if is_value(k)},
+            **{f"state {k}": v for k, v in model.state().items()},
+            "predictions": model.predict(other.x),
+        }
+
+
+def is_value(name: str) -> bool:
+    """Whether an entry of the history is not a time."""
+    return "loss" in name or "accuracy" in name
+
+
+def assert_equal(found: Result, expected: Result, what: str) -> None:
+    """Sums over ranks have another order: 1e-16 of each, and 1e-10 after AdamW's division."""
+    assert found.keys() == expected.keys(), what
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            found[name], value, rtol=1e-8, atol=1e-9, err_msg=f"{name} of {what}"
+        )
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether the case is not possible, by the sentence about it."""
+    return any(reason in str(error) for reason in REFUSED)
+
+
+def main(seeds: list[str], comm: Communicator) -> None:
+    done = refused = 0
+    for seed in map(int, seeds):
+        case = Uneven(seed, comm.size)
+        group = comm.split(int(comm.rank < case.ranks))
+        if comm.rank < case.ranks:
+            try:
+                found = case.train(group)
+            except ValueError as error:
+                if not is_refused(error):
+                    raise
+                refused += 1
+            else:
+                done += 1
+                if comm.rank == 0:
+                    assert_equal(found, case.train(Serial(), serial=True), repr(case))
+    if comm.rank == 0:
+        print(f"{done} equal, {refused} refused", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ["PYDTNN_TUNING"] = "fixed"
+    main(sys.argv[1:], create_communicator())

@@ -5,7 +5,8 @@ deeply that hashing them overflows the C stack, and declare sizes that exceed th
 interpreter here implements only the instructions of plain data. The names that NumPy writes for an
 array of bytes are replaced by classes that check their arguments; any other name raises an error. A
 pickle can therefore only create arrays of bytes, strings, numbers, lists and dictionaries. For
-tensors, `pydtnn.interchange.torch_files` passes other replacements.
+tensors, `pydtnn.interchange.torch_files` passes other replacements, and lets objects of other names
+be `Skipped`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,25 @@ STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
+class Skipped:
+    """Replacement of an object of another name, which ignores what it is called with or given."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: object) -> Skipped:
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def extend(self, items: list[Any]) -> None:
+        """Ignore items."""
+
+
 class Refused(Exception):
     """The pickle contains a name that is not plain data."""
 
@@ -91,7 +111,10 @@ DAMAGED = (ValueError, TypeError, LookupError, OverflowError)
 
 
 def run_pickle(
-    stream: BinaryIO, names: Names, persistent: Callable[[Any], Any] | None = None
+    stream: BinaryIO,
+    names: Names,
+    persistent: Callable[[Any], Any] | None = None,
+    skipped: dict[str, Skipped] | None = None,
 ) -> Any:
     """Return the object of the pickle at the position of a stream, and move behind its end.
 
@@ -102,23 +125,29 @@ def run_pickle(
     names : mapping
     persistent : callable, optional
         Returns the object outside the pickle that an identifier belongs to.
+    skipped : dict, optional
+        Receives the replacements of objects of other names.
 
     Raises
     ------
     Refused
-        If the pickle contains another name, or an object outside it.
+        If the pickle contains another name, without `skipped`, or an object outside it.
     ValueError, TypeError, LookupError, OverflowError
         If it is damaged; `DAMAGED` contains them.
     """
-    return _Machine(names, persistent).run(stream)
+    machine = _Machine(names, persistent)
+    machine.skipped = skipped
+    return machine.run(stream)
 
 
 class _Machine:
     """Interpreter of a pickle, with one method call per instruction."""
 
+    skipped: dict[str, Skipped] | None = None
+
     def __init__(self, names: Names, persistent: Callable[[Any], Any] | None) -> None:
         self.names, self.persistent = names, persistent
-        self.kinds = tuple(kind for kind in names.values() if isinstance(kind, type))
+        self.kinds = (Skipped, *(kind for kind in names.values() if isinstance(kind, type)))
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -160,18 +189,22 @@ class _Machine:
             push(tuple(self.popped(TUPLES[name])))
         elif name in ("APPEND", "APPENDS"):
             items = self.popped(1) if name == "APPEND" else self.since_mark()
-            self.top(list).extend(items)
+            self.top(list, Skipped).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = self.popped(2) if name == "SETITEM" else self.since_mark()
-            self.filled(self.top(dict), items)
+            self.filled(self.top(dict, Skipped), items)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             module, found = argument.split(" ", 1) if argument else self.popped(2)
             if not isinstance(module, str) or not isinstance(found, str):
                 raise ValueError("a name that is not a string")
-            if (module, found) not in self.names:
+            if (module, found) in self.names:
+                push(self.names[module, found])
+            elif self.skipped is None:
                 raise Refused(f"{module}.{found}")
-            push(self.names[module, found])
-        elif name == "REDUCE":
+            else:
+                other = Skipped(f"{module}.{found}")
+                push(self.skipped.setdefault(other.name, other))
+        elif name == "REDUCE" or (self.skipped is not None and name == "NEWOBJ"):
             kind, arguments = self.popped(2)
             if not callable(kind) or not isinstance(arguments, tuple):
                 raise ValueError("a call of an object that is not a function")
@@ -205,10 +238,10 @@ class _Machine:
             raise ValueError("an update of an object that is not a list or dictionary")
         return self.stack[-1]
 
-    def filled(self, into: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
-        """Add alternating keys and values; keys are strings or numbers, so hashing is safe."""
+    def filled(self, into: Any, items: list[Any]) -> Any:
+        """Add alternating keys and values; keys have no parts, so hashing is safe."""
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | bytes | int):
+            if not isinstance(key, str | bytes | int | float | Skipped | None):
                 raise ValueError(f"a key that is not a string but of type {type(key).__name__}")
             into[key.decode("latin1") if isinstance(key, bytes) else key] = value
         return into

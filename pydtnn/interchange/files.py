@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.data.unpickle import Skipped
 from pydtnn.interchange.matching import Stored, split
-from pydtnn.interchange.torch_files import Tensor, read_tensors
-from pydtnn.saving.weights import decode, encode
-from pydtnn.utils.files import read_file, write_file
+from pydtnn.interchange.torch_files import Tensor, read_tensors, refers_to
+from pydtnn.saving.weights import decode, encode, widened
+from pydtnn.utils.files import path_inside, read_file, write_file
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.names import some
 
@@ -23,6 +25,12 @@ SAFETENSORS = ".safetensors"
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of the files of ``torch.save``, which `torch` writes."""
 
+INDEX = ".index.json"
+"""End of the name of a file that lists the files of a state dict in parts."""
+
+MAX_INDEX_B = 1 << 26
+"""Size of such a file."""
+
 NESTED = ("state_dict", "model_state_dict", "model")
 """Entries of checkpoints that contain the state dict."""
 
@@ -30,7 +38,9 @@ PARALLEL = "module."
 """Prefix of all names in a state dict of DataParallel or DistributedDataParallel."""
 
 
-def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[str, Stored]:
+def read_state_dict(
+    who: str, source: str | Path | Mapping[str, Any], skipped: list[str] | None = None
+) -> dict[str, Stored]:
     """Return the arrays of a state dict in the order of their definition, without their values.
 
     Parameters
@@ -38,8 +48,11 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
     who : str
         First word of error messages.
     source : str, Path or mapping
-        A file in one of the two formats, or tensors or arrays by name. The order of definition is
-        not known for safetensors, whose names are sorted, with numbers by value.
+        A file in one of the two formats, the index of several in its folder, or tensors or arrays
+        by name. The order of definition is not known for safetensors and an index, whose names are
+        sorted, with numbers by value.
+    skipped : list of str, optional
+        Receives the names of classes and functions whose objects are not read.
 
     Raises
     ------
@@ -48,9 +61,32 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
     ValueError
         If the file is damaged, or contains objects other than tensors.
     """
+    skipped = [] if skipped is None else skipped
     if isinstance(source, Mapping):
-        return _arrays(who, source)
-    path, data = Path(source), read_file(who, source)
+        return _without_prefix(_arrays(who, source))
+    path = Path(source)
+    if path.name.endswith(INDEX):
+        return _without_prefix(_in_parts(who, path, skipped))
+    return _without_prefix(_in_file(who, path, skipped))
+
+
+def _in_parts(who: str, path: Path, skipped: list[str]) -> dict[str, Stored]:
+    """Return the arrays of files in the folder of an index, which has the file of each name."""
+    data = read_file(who, path, MAX_INDEX_B)
+    try:
+        parts = json.loads(data)["weight_map"]
+        files = {*parts.values()}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{who}: {path}: expected JSON with a weight_map of names") from error
+    read = {name: _in_file(who, path_inside(who, path.parent, name), skipped) for name in files}
+    missing = [name for name, file in parts.items() if name not in read[file]]
+    if missing:
+        raise ValueError(f"{who}: {path}: files do not contain {some(missing, 4)}; download again")
+    return {name: read[parts[name]][name] for name in sorted(parts, key=_numbered)}
+
+
+def _in_file(who: str, path: Path, skipped: list[str]) -> dict[str, Stored]:
+    data = read_file(who, path)
     if path.suffix == SAFETENSORS:
         try:
             arrays = decode(data)
@@ -60,7 +96,7 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
     if path.suffix not in PICKLED:
         raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
     try:
-        content = read_tensors(data)
+        content, others = read_tensors(data)
     except ValueError as error:
         raise ValueError(f"{who}: {path}: {error}; nothing of it was loaded") from error
     if not isinstance(content, Mapping):
@@ -68,7 +104,8 @@ def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[st
             f"{who}: {path}: expected tensors by name, got {type(content).__name__}; save the "
             "state_dict() of the module"
         )
-    return _arrays(f"{who}: {path}", content)
+    skipped += others
+    return _arrays(f"{who}: {path}", content, others)
 
 
 def series_of(
@@ -78,7 +115,7 @@ def series_of(
 
     Names in safetensors are sorted: the order is known of layers that differ in a number.
     """
-    if isinstance(source, Mapping) or Path(source).suffix != SAFETENSORS:
+    if isinstance(source, Mapping) or Path(source).suffix in PICKLED:
         return {}
     layers = {split(name)[0] for name in arrays}
     return {layer: re.sub(r"\d+", "#", layer) for layer in layers}
@@ -109,7 +146,9 @@ def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray
     write_file(who, path, buffer.getvalue())
 
 
-def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
+def _arrays(
+    where: str, entries: Mapping[str, Any], skipped: list[str] | None = None
+) -> dict[str, Stored]:
     """Convert the tensors of a state dict, which may be an entry of a checkpoint."""
     for name in NESTED:
         if isinstance(entries.get(name), Mapping):
@@ -117,6 +156,8 @@ def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
             break
     arrays: dict[str, Stored] = {}
     for name, value in entries.items():
+        if isinstance(value, Skipped):
+            continue
         tensor = isinstance(value, Tensor) or hasattr(value, "detach")
         if not isinstance(name, str) or not (tensor or isinstance(value, np.ndarray)):
             raise ValueError(
@@ -131,8 +172,9 @@ def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, Stored]:
             )
         arrays[name] = Stored(tuple(value.shape), partial(_values, name, value))
     if not arrays:
-        raise ValueError(f"{where}: expected tensors by name, got none")
-    return _without_prefix(arrays)
+        problem = refers_to(skipped[0]) if skipped else "expected tensors by name, got none"
+        raise ValueError(f"{where}: {problem}")
+    return arrays
 
 
 def _problem(value: Any) -> str:
@@ -150,7 +192,7 @@ def _problem(value: Any) -> str:
 def _values(where: str, value: Any) -> np.ndarray:
     """Return the elements of an array or tensor, of at least 32 bits."""
     if isinstance(value, np.ndarray):
-        return value
+        return widened(value)
     try:
         if isinstance(value, Tensor):
             return value.read()

@@ -79,11 +79,14 @@ class StateDictReport:
     pairs : dict of str to str
         Names of the arrays in the state dict, by those in the model.
     misfits : tuple of Misfit
+    skipped : tuple of str
+        Classes and functions whose objects beside the tensors were not read.
     """
 
     by: str
     pairs: dict[str, str] = field(default_factory=dict)
     misfits: tuple[Misfit, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def check(self, *, strict: bool) -> None:
         """Raise ValueError if nothing fits the model, or, if `strict`, not everything does.
@@ -105,6 +108,8 @@ class StateDictReport:
             rows = [(m.problem, m.ours, m.theirs, m.expected, m.given) for m in self.misfits]
             cells = [["-" if cell in ("", None) else str(cell) for cell in row] for row in rows]
             lines += align([head, *cells], left=5)
+        if self.skipped:
+            lines.append(f"skipped, without executing anything: {some(self.skipped)}")
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pydtnn.interchange.published_names import named_as_in
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
+from pydtnn.utils.names import some
 from pydtnn.utils.validate import check_bool
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ def load_state_dict(
     model : Model
         Numbers are rounded to its dtype if the state dict has another.
     source : str, Path or mapping
-        A file ``.safetensors``, or of ``torch.save`` (``.pt``, ``.pth``, ``.bin``, ``.ckpt``), or
-        tensors or arrays by name.
+        A file ``.safetensors``, or of ``torch.save`` (``.pt``, ``.pth``, ``.bin``, ``.ckpt``), the
+        index ``.index.json`` of several in its folder, or tensors or arrays by name. Objects other
+        than tensors are skipped.
     strict : bool
         Whether every array must have a counterpart of the same shape. Otherwise those that do are
         loaded, such as those of all layers but a new head, and the report lists the others.
@@ -49,20 +52,22 @@ def load_state_dict(
     Returns
     -------
     StateDictReport
-        The names that were matched, and a table of what did not fit; ``print`` shows it.
+        The names that were matched, a table of what did not fit, and which objects were skipped;
+        ``print`` shows it.
 
     Raises
     ------
     OSError
         If there is no such file, or it cannot be read.
     ValueError
-        If it is damaged or contains other objects than tensors, does not fit the model (without
+        If it is damaged or contains no tensors, does not fit the model (without
         `strict`: none of its arrays fits), or contains values other than finite floating-point
         numbers in the range of the model's dtype; the model is not changed.
     """
     who = "load_state_dict"
     check_bool(who, "strict", strict)
-    arrays = read_state_dict(who, source)
+    skipped: list[str] = []
+    arrays = read_state_dict(who, source, skipped)
     where = who if isinstance(source, Mapping) else f"{who}: {source}"
     try:
         arrays = arrays if rename is None else renamed(arrays, rename)
@@ -71,9 +76,10 @@ def load_state_dict(
         )
         check_numbers(given, model.dtype)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {error}") from error
+        other = f"; skipped, without executing anything: {some(skipped, 4)}" if skipped else ""
+        raise type(error)(f"{where}: {error}{other}") from error
     model.load(given, strict=strict)
-    return report
+    return replace(report, skipped=tuple(dict.fromkeys(skipped)))
 
 
 def state_dict(

@@ -2,10 +2,11 @@
 
 A file is a zip archive with a pickle and a record for each storage of tensors, or, as PyTorch wrote
 it before version 1.6, pickles followed by the storages. The pickle is interpreted by
-`pydtnn.data.cifar`: it can only create dictionaries, lists, numbers, strings and the objects of
-this module. A tensor is a shape, strides and a storage, which need not agree with each other: a
-file of 1 KB may declare 2^33 elements with strides of 0. Values are therefore not read before the
-shape of the tensor is known to be that of an array of the model.
+`pydtnn.data.unpickle`: it can only create dictionaries, lists, numbers, strings and the objects of
+this module; other objects, such as those of a training script beside the tensors, are skipped. A
+tensor is a shape, strides and a storage, which need not agree with each other: a file of 1 KB may
+declare 2^33 elements with strides of 0. Values are therefore not read before the shape of the
+tensor is known to be that of an array of the model.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from pydtnn.data.unpickle import DAMAGED, Refused, one_line, run_pickle
+from pydtnn.data.unpickle import DAMAGED, Refused, Skipped, one_line, run_pickle
 from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
+from pydtnn.saving.weights import SHORT
+from pydtnn.utils.errors import printable
 
 MAX_AXES = 64
 """Of a tensor: PyTorch has no more."""
@@ -67,8 +70,6 @@ STORAGES = {
     "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128",
 }
-SHORT = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""Types that are converted to float32."""
 
 
 class Storage:
@@ -76,6 +77,8 @@ class Storage:
 
     def __init__(self, file: _File, identifier: Any) -> None:
         what, dtype, key, _, size, *view = identifier
+        if isinstance(dtype, Skipped):
+            raise Refused(dtype.name)
         if _text(what) != "storage" or not isinstance(dtype, np.dtype) or any(view):
             raise ValueError("an object outside the pickle that is not a storage")
         if not isinstance(key, str | bytes) or type(size) is not int or size < 0:
@@ -149,7 +152,7 @@ class _Ordered(dict[Any, Any]):
         super().__init__()
         for pairs in items:
             for name, value in pairs:
-                if not isinstance(name, str | bytes):
+                if not isinstance(name, str | bytes | int):
                     raise ValueError("a key that is not a string")
                 self[_text(name)] = value
 
@@ -171,7 +174,7 @@ def _typed(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
 ) -> Tensor:
     if not isinstance(dtype, np.dtype):
-        raise ValueError("a tensor without a type")
+        return Tensor(None, problem="has elements of an unknown type")
     return Tensor(storage, offset, shape, strides, dtype=dtype)
 
 
@@ -239,21 +242,28 @@ class _File(Protocol):
         """Return the bytes of a storage; decompressed ones are at most `limit`."""
 
 
-def read_tensors(data: bytes) -> Any:
+def read_tensors(data: bytes) -> tuple[Any, list[str]]:
     """Return the object in a file of ``torch.save``, with a `Tensor` for each tensor.
+
+    Returns
+    -------
+    content : object
+    skipped : list of str
+        Names of the classes and functions whose objects are not read.
 
     Raises
     ------
     ValueError
-        If the file is damaged, or contains other objects than plain data and tensors.
+        If the file is damaged, or is itself an object other than plain data and tensors.
     """
+    skipped: dict[str, Skipped] = {}
     try:
-        return (_archive if data.startswith(BEGIN) else _legacy)(data)
+        content = (_archive if data.startswith(BEGIN) else _legacy)(data, skipped)
+        if isinstance(content, Skipped):
+            raise Refused(content.name)
+        return content, [printable(name)[:80] for name in skipped]
     except Refused as error:
-        raise ValueError(
-            f"expected tensors, got a file that refers to {one_line(error)}; nothing was executed: "
-            "save the state_dict() of the module"
-        ) from None
+        raise ValueError(refers_to(one_line(error))) from None
     except DAMAGED as error:
         raise ValueError(
             f"expected a file of torch.save, got one that is damaged ({one_line(error)}); copy or "
@@ -261,9 +271,17 @@ def read_tensors(data: bytes) -> Any:
         ) from error
 
 
-def _archive(data: bytes) -> Any:
+def refers_to(name: str) -> str:
+    """Return the message for a file that contains another object instead of tensors."""
+    return (
+        f"expected tensors, got a file that refers to {name}; nothing was executed: save the "
+        "state_dict() of the module"
+    )
+
+
+def _archive(data: bytes, skipped: dict[str, Skipped]) -> Any:
     file = _Archive(data)
-    return run_pickle(io.BytesIO(file.program), NAMES, lambda pid: Storage(file, pid))
+    return run_pickle(io.BytesIO(file.program), NAMES, lambda pid: Storage(file, pid), skipped)
 
 
 class _Archive:
@@ -286,7 +304,7 @@ class _Archive:
         return record
 
 
-def _legacy(data: bytes) -> Any:
+def _legacy(data: bytes, skipped: dict[str, Skipped]) -> Any:
     file, stream = _Legacy(data), io.BytesIO(data)
     if run_pickle(stream, NAMES) != MAGIC:
         raise ValueError("it does not begin like one")
@@ -302,7 +320,7 @@ def _legacy(data: bytes) -> Any:
             raise ValueError("a storage of two sizes")
         return first
 
-    content = run_pickle(stream, NAMES, persistent)
+    content = run_pickle(stream, NAMES, persistent, skipped)
     keys = run_pickle(stream, NAMES)
     if not isinstance(keys, list):
         raise ValueError("a list of storages is missing")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import ml_dtypes
 import numpy as np
 
 from pydtnn import __version__
@@ -64,6 +65,18 @@ def are_numbers(value: object) -> bool:
         type(n) in (int, float) and -1e300 < n < 1e300 for n in value
     )
 
+
+TYPES = {
+    **{"F64": "f8", "F32": "f4", "F16": "f2", "C64": "c8", "BOOL": "?"},
+    **{f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+"""Types of elements by the names of safetensors."""
+
+SHORT = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Types that are converted to float32."""
 
 NAME = (is_name, "a name")
 NAMES = (lambda value: are_names(value) and len(value) > 0, "a list of names")
@@ -174,7 +187,12 @@ def decode_weights(data: bytes) -> dict[str, np.ndarray]:
     """
     arrays = decode(data)
     _check_sum(data, arrays)
-    return arrays
+    return {name: widened(array) for name, array in arrays.items()}
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """Return an array, one of `SHORT` elements as float32."""
+    return array.astype(np.float32) if array.dtype.name in SHORT else array
 
 
 def check_numbers(arrays: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
@@ -216,11 +234,13 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     ValueError
         If it is invalid, truncated, or has elements of a type that NumPy does not support.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors import SafetensorError, deserialize
 
     try:
-        return load(data)
+        return {
+            name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in deserialize(data)
+        }
     except KeyError as error:
         raise ValueError(
             f"expected elements of a type that NumPy supports, got {error.args[0]}; convert them "

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import dataclasses
+import datetime
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -95,6 +100,85 @@ def test_tensors_of_16_bits_are_read() -> None:
     np.testing.assert_array_equal(model.state()["linear.w"], [[1.5, -2.0]])
 
 
+def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    for i, dtype in enumerate((torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)):
+        weight, model = torch.tensor([[1.5, -2.0]]).to(dtype), Model(Linear(1, bias=False), (2,))
+        save_file({"weight": weight}, tmp_path / f"{i}.safetensors")
+        load_state_dict(model, tmp_path / f"{i}.safetensors")
+        np.testing.assert_array_equal(model.state()["linear.w"], [[1.5, -2.0]])
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+def test_an_index_of_several_files_is_read(suffix: str, tmp_path: Path, images: np.ndarray) -> None:
+    module, model = twins("resnet8")
+    arrays, parts = module.state_dict(), {}
+    for i in range(3):
+        part = dict([*arrays.items()][i::3])
+        path = tmp_path / f"model-{i + 1:05}-of-00003{suffix}"
+        if suffix == ".bin":
+            torch.save(part, path)
+        else:
+            from safetensors.torch import save_file
+
+            save_file(part, path)
+        parts |= dict.fromkeys(part, path.name)
+    index = tmp_path / f"model{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": parts}))
+    report = load_state_dict(model, index)
+    assert not report.misfits
+    assert_equal(model.predict(images), logits(module, images))
+    for weight_map, message in (
+        (parts | {"conv1.weight": "../model.bin"}, "expected plain names of files in"),
+        (parts | {"conv1.weight": f"model-9{suffix}"}, f"model-9{suffix} does not exist"),
+        (parts | {"conv2.weight": parts["conv1.weight"]}, "files do not contain conv2.weight"),
+        (parts | {"conv1.weight": [1]}, "expected JSON with a weight_map of names"),
+        ([], "expected JSON with a weight_map of names"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises((OSError, ValueError), match=message):
+            load_state_dict(model, index)
+
+
+@dataclasses.dataclass
+class Options:
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("before_1_6", [False, True])
+def test_objects_of_training_scripts_are_skipped(
+    protocol: int, before_1_6: bool, tmp_path: Path, images: np.ndarray
+) -> None:
+    module, model = twins("resnet8")
+    others = {
+        "args": argparse.Namespace(lr=np.float64(0.1), when=datetime.datetime(2024, 5, 1)),
+        "options": Options(),
+        "epoch": np.int64(3),
+        "best": np.float64(0.5),
+        "rng": np.random.default_rng(0).bit_generator.state,
+        "history": collections.defaultdict(list, {"loss": [1.0]}),
+        "folder": Path("runs"),
+        "callbacks": {Options: {"best": np.ones(3)}, None: 1.0, 0.5: 2},
+        "range": slice(1, 2),
+        "optimizer": torch.optim.SGD(module.parameters(), 0.1, 0.9).state_dict(),
+    }
+    path = tmp_path / "checkpoint.pth"
+    torch.save(
+        {**others, "model": module.state_dict()},
+        path,
+        pickle_protocol=protocol,
+        _use_new_zipfile_serialization=not before_1_6,
+    )
+    report = load_state_dict(model, path)
+    assert not report.misfits
+    names = {"argparse.Namespace", "datetime.datetime", "tests.interchange.test_torch.Options"}
+    assert names <= {*report.skipped}
+    assert "skipped, without executing anything: " in str(report)
+    assert_equal(model.predict(images), logits(module, images))
+
+
 class Harmful:
     """An object whose unpickling writes a file."""
 
@@ -132,7 +216,8 @@ def damaged(kind: str, folder: Path) -> Path:
         ("truncated safetensors", "not a safetensors file, or truncated ("),
         (
             "malicious",
-            "expected tensors, got a file that refers to ",
+            "arrays do not fit the model (matched by names): fc2.b is missing; skipped, without "
+            "executing anything: ",
         ),
         (
             "empty",

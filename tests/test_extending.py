@@ -21,7 +21,6 @@ from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.data import ArrayDataset, Dataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Conv2d, Flatten, GlobalAvgPool2d, Layer, Linear, Sequential, collectives
-from pydtnn.layers.communicating import Communicating
 from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
@@ -46,7 +45,7 @@ DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
 LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 8, "gossip": 10, "sharded": 15}
 LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8, "dataset": 9, "loss": 5, "callback": 5}
-LIMITS |= {"filter_parallel": 20, "pipeline_schedule": 4}
+LIMITS |= {"filter_parallel": 22, "pipeline_schedule": 4, "squeeze_excite": 42}
 LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
 """What the library has of which the blocks show the code."""
 
@@ -56,7 +55,7 @@ def run(block: str, old: str = "", new: str = "") -> Any:
     names: dict[str, Any] = {"np": np, "Layer": Layer, "Optimizer": Optimizer}
     names |= {"GradientExchange": GradientExchange, "Partition": Partition, "option": option}
     names |= {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor} | vars(steps) | vars(layers)
-    names |= {"Communicating": Communicating, "check_plan": check_plan}
+    names |= {"check_plan": check_plan}
     names |= {name: getattr(collectives, name) for name in ("AllGather", "AllReduce")}
     if block == "check_plan":
         names["FilterConv2d"] = run("filter_parallel")
@@ -202,6 +201,19 @@ def test_the_parallel_layer_equals_serial_training(capsys: pytest.CaptureFixture
     filters.backward_steps = without_sum
     with pytest.raises(AssertionError, match="own: the gradient of the input"):
         check_plan([Conv2d(3, 1), filters(3, 3, name="own")], (5, 5, 2), meshes=[{"filter": 2}])
+
+
+def test_the_layer_in_a_plan_equals_serial_training() -> None:
+    block = run("squeeze_excite")
+    check_layer(block(3), (5, 4, 3), seed=1)
+    exec(
+        BLOCKS["check_squeeze_excite"],
+        vars(layers) | {"check_plan": check_plan, "SqueezeExcite": block},
+    )
+    net = [Conv2d(4, 3, padding=1), block(3, name="se"), Flatten(), Linear(3)]
+    block.follow = lambda layer, draft, cut: draft.same(cut.axis, cut) or cut.dim in (0, 1)
+    with pytest.raises(AssertionError, match="se"):  # each rank has the means of its stripe
+        check_plan(net, (7, 6, 2), "spatial", meshes=[{"spatial": 2}])
 
 
 def without_sum(layer: Any, dy: Any, saved: Any, *, joint: bool) -> Any:

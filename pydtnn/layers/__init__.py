@@ -21,6 +21,7 @@ from pydtnn.layers.activation import (
 from pydtnn.layers.attention import DotProductAttention, MultiHeadAttention
 from pydtnn.layers.base import Cost, Layer, StepContext
 from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
+from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
@@ -58,6 +59,7 @@ __all__ = [
     "Block",
     "Branches",
     "ClassToken",
+    "Communicating",
     "Concat",
     "Conv1d",
     "Conv2d",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
@@ -26,11 +26,41 @@ class Place(Protocol):
         """Position of this rank along each axis."""
 
 
+@runtime_checkable
+class Follower(Protocol):
+    """A layer with a rule of its own for plans, which takes the place of the library's.
+
+    A layer without one, and without one of the library's, takes whole arrays along all axes of the
+    mesh, and computes the same on each rank. One that communicates must have one.
+    """
+
+    def follow(self, draft: Any, cut: Cut) -> bool:
+        """Partition this layer, whose input is cut along an axis of the mesh, if it can be.
+
+        Called before `build` on a copy of the layer for this rank, for each axis along which an
+        input is cut; the copy may store what its passes need to know.
+
+        Parameters
+        ----------
+        draft : pydtnn.model.partition.Draft
+            Takes the layouts that inputs and output have in this layer.
+        cut : Cut
+            How the first input that is cut is cut along ``cut.axis``, or a partial one can be:
+            ``cut.dim`` is an axis of a sample, or -1, the samples.
+
+        Returns
+        -------
+        bool
+            Whether the layer computes with parts. False: it receives whole arrays along this axis.
+        """
+
+
 class Communicating(ABC):
     """Mixin for layers whose passes are generators that yield collectives.
 
     See `pydtnn.layers.collectives`. The model calls these methods instead of `forward` and
-    `backward`, and `Layer`'s rules for both apply to them.
+    `backward`, and `Layer`'s rules for both apply to them. A layer of one's own is also a
+    `Follower`, and so states which parts of arrays it exchanges the results of.
 
     Attributes
     ----------

@@ -48,6 +48,7 @@ REFUSED = (
     "expected an even number of ranks, whose halves mirror each other",
     "exact training requires gradients that are summed over the axis data only",
     "the same axis of its arrays is cut along",
+    "its tokens are cut along another axis",
 )
 """Sentences about plans and schedules that do not fit; there are none about numbers of samples."""
 

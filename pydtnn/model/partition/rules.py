@@ -10,6 +10,7 @@ from typing import Any, cast
 from pydtnn.layers.activation import Activation
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer, computes_like
+from pydtnn.layers.communicating import Communicating, Follower, TwoPhase
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
@@ -35,6 +36,7 @@ from pydtnn.layers.stripes import HaloExchange, window_rows
 from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
+from pydtnn.utils.validate import check_bool
 
 WHOLE, PARTIAL = Spread.WHOLE, Spread.PARTIAL
 
@@ -43,7 +45,7 @@ Windowed = Conv2d | MaxPool2d | AvgPool2d
 
 def kind_of(layer: Layer) -> type[Layer] | None:
     """Return the library's class whose computation a layer has; None for custom ones."""
-    kinds = (*STRATEGIES, *FOLLOWERS)
+    kinds = () if isinstance(layer, Follower) else (*STRATEGIES, *FOLLOWERS)
     return next((k for k in kinds if isinstance(layer, k) and computes_like(layer, k)), None)
 
 
@@ -289,10 +291,10 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
         cut = draft.even(dim, axis, shape[dim], "") if shape[dim] >= draft.ranks(axis) else None
     if cut is not None and any(also_cut(layout, cut) for layout in others):
         cut = None
-    follower = FOLLOWERS.get(kind) if kind else None
+    follower = FOLLOWERS.get(kind) if kind else _own_rule(draft, axis)
     if cut is None or follower is None:
         draft.same(axis, WHOLE)
-    elif cut.dim == SAMPLES:
+    elif cut.dim == SAMPLES and kind:
         samples(draft, axis)
     elif not follower(draft, cut):
         draft.same(axis, WHOLE)
@@ -303,8 +305,39 @@ BETWEEN = (Add, Dropout, LayerNorm, PositionalEmbedding, RMSNorm)
 positions there (Korthikanti et al., "Reducing activation recomputation in large transformer
 models", 2022, section 4.2.2)."""
 
-Follower = Callable[[Draft, Cut], bool]
+Rule = Callable[[Draft, Cut], bool]
 """Partitions a layer whose input is cut; returns whether it can."""
+
+
+def _own_rule(draft: Draft, axis: str) -> Rule | None:
+    """Return the rule of a custom layer, None if it has none.
+
+    Raises
+    ------
+    PlanError
+        If the layer exchanges arrays, but does not state of which parts.
+    """
+    layer, kind = draft.layer, type(draft.layer).__name__
+    if isinstance(layer, Follower):
+        return _follow_own_rule
+    if isinstance(layer, Communicating) and not isinstance(layer, TwoPhase):
+        raise PlanError(
+            f"{draft.whole.name}: {kind} communicates, so it must state along the axis {axis}="
+            f"{draft.ranks(axis)} which parts of arrays it takes; define follow(self, draft, cut), "
+            "which returns False for whole arrays"
+        )
+    return None
+
+
+def _follow_own_rule(draft: Draft, cut: Cut) -> bool:
+    layer: Any = draft.layer
+    follows = check_bool(f"{type(layer).__name__}.follow", "its result", layer.follow(draft, cut))
+    if follows and any(cut.axis not in layout for layout in (*draft.inputs, draft.output)):
+        raise PlanError(
+            f"{draft.whole.name}: {type(layer).__name__}.follow must set the layouts of inputs and "
+            f"output along the axis {cut.axis} if it returns True; use draft.same(cut.axis, cut)"
+        )
+    return follows
 
 
 def _each(draft: Draft, cut: Cut) -> bool:
@@ -512,7 +545,7 @@ def _whole_samples(draft: Draft, cut: Cut) -> bool:
     return False
 
 
-FOLLOWERS: dict[type[Layer], Follower] = {
+FOLLOWERS: dict[type[Layer], Rule] = {
     Activation: _each,
     Add: _each,
     BatchNorm: _batch_norm,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydtnn.utils.files import read_file
+from pydtnn.utils.files import MAX_TEXT_B, read_file
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")
 """Programs whose hosts and ranks are known from their arguments."""
@@ -91,7 +91,7 @@ def read_placement(command: Sequence[str]) -> Placement:
         elif option in LISTS:
             hosts += [_host(option, text) for text in value.split(",") if text]
         else:
-            text = read_file(f"launch: {option}", value).decode(errors="replace")
+            text = read_file(f"launch: {option}", value, MAX_TEXT_B).decode(errors="replace")
             lines = (line.partition("#")[0].strip() for line in text.splitlines())
             hosts += [_host(value, line) for line in lines if line]
     return Placement(tuple(hosts), ranks)

@@ -169,7 +169,7 @@ def _read_configuration(file: str) -> dict[str, Any]:
     """Return the options in a YAML file."""
     who = "train: --config"
     try:
-        text = read_file(who, file).decode("utf-8-sig")
+        text = read_file(who, file, plain_yaml.MAX_B).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{who}: expected text in UTF-8 in {file} ({error})") from error
     try:

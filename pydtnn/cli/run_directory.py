@@ -19,7 +19,6 @@ from pydtnn.comm.agree import on_rank_0
 from pydtnn.runs.run import (
     BEST_FILE,
     HISTORY_FILE,
-    MAX_FILE_B,
     MODEL_FILE,
     RUN_FILE,
     find_runs,
@@ -29,7 +28,7 @@ from pydtnn.saving import check_replaceable
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, read_configuration, tidy
 from pydtnn.utils import plain_yaml
-from pydtnn.utils.files import read_file, remove_unfinished, unwritable
+from pydtnn.utils.files import MAX_TEXT_B, read_file, remove_unfinished, unwritable
 from pydtnn.utils.names import some
 
 RUNS = Path("runs")
@@ -395,7 +394,7 @@ def no_run(path: Path) -> str:
 
 
 def _read_run_file(file: Path) -> dict[str, Any]:
-    data = read_file("train: --resume", file, MAX_FILE_B)
+    data = read_file("train: --resume", file, MAX_TEXT_B)
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:

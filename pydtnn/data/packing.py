@@ -24,7 +24,7 @@ from pydtnn.data.folder import TRAIN, Images, find_images
 from pydtnn.data.images import Decoder
 from pydtnn.data.order import permutation
 from pydtnn.data.shards import INDEX, TEST, Index, ShardFile, compare_shard, read_index, write_index
-from pydtnn.utils.files import read_file, remove_unfinished, write_file
+from pydtnn.utils.files import MAX_TEXT_B, read_file, remove_unfinished, write_file
 from pydtnn.utils.validate import check_int
 
 PROGRESS = ".progress.json"
@@ -239,7 +239,7 @@ def _plan(
 def _read_progress(output: Path) -> dict[str, Any]:
     """Return checksums of the images and the bytes of complete shards, by name."""
     try:
-        found = json.loads(read_file("pack", output / PROGRESS))
+        found = json.loads(read_file("pack", output / PROGRESS, MAX_TEXT_B))
     except (OSError, ValueError):  # none, or damaged: all shards are written again
         return {}
     return found if isinstance(found, dict) else {}

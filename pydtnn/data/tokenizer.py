@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,13 +54,10 @@ class Tokenizer:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         package = _package()
         data = read_file("tokenizer", Path(path).expanduser(), at_most=MAX_FILE_BYTES)
-        try:
+        self._path = path
+        with _explained(f"{path} is not a tokenizer.json file of Hugging Face"):
             self._inner = package.Tokenizer.from_str(data.decode())
             numbers = self._inner.get_vocab().values()
-        except Exception as error:  # the package raises no narrower one
-            raise ValueError(
-                f"tokenizer: {path} is not a tokenizer.json file of Hugging Face: {error}"
-            ) from error
         self._inner.no_truncation()
         self._inner.no_padding()
         self.size = 1 + max(numbers, default=-1)
@@ -80,18 +78,32 @@ class Tokenizer:
         Raises
         ------
         ValueError
-            If the text is not UTF-8.
+            If the text is not UTF-8, or a pattern of the tokenizer takes too long.
         """
-        parts = [
-            np.array(self._inner.encode(part, add_special_tokens=False).ids, np.int32)
-            for part in _pieces(text, name)
-        ]
+        parts = []
+        for part in _pieces(text, name):
+            with _explained(f"{self._path} cannot be applied to {name}"):
+                found = self._inner.encode(part, add_special_tokens=False).ids
+            parts.append(np.array(found, np.int32))
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def decode(self, tokens: NDArray[np.integer] | list[int]) -> str:
         """Return the text of tokens."""
-        text: str = self._inner.decode([int(token) for token in tokens], skip_special_tokens=False)
+        numbers = [int(token) for token in tokens]
+        with _explained(f"{self._path} cannot be applied to tokens"):
+            text: str = self._inner.decode(numbers, skip_special_tokens=False)
         return text
+
+
+@contextlib.contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    """Raise errors of the package, also those that Rust calls panics, as ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"tokenizer: {problem}: {error}") from error
 
 
 def _pieces(text: bytes, name: str) -> Iterator[str]:

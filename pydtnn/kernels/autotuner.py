@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.utils.files import read_file, user_cache, write_file
+from pydtnn.utils.files import MAX_TEXT_B, read_file, user_cache, write_file
 from pydtnn.utils.names import unknown
 
 CACHE_VARIABLE = "PYDTNN_CACHE"
@@ -129,7 +129,7 @@ class AutotunerFile:
         """Read the file; return the known choices if it cannot be used."""
         known = self._settings or {}
         try:
-            content = json.loads(read_file("choices of algorithms", self.path))
+            content = json.loads(read_file("choices of algorithms", self.path, MAX_TEXT_B))
             if content["machine"] != self.machine:
                 raise ValueError("written for another machine")
             return {name: to_table(table) for name, table in content["choices"].items()}

@@ -84,13 +84,17 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     for node in graph.nodes:
         for source in node.inputs:
             source.consumers.append(node)
+    # Once for each node: it may be the input of many others.
+    normed = {n for n in graph.nodes if any(isinstance(r.layer, NormAddReLU) for r in n.consumers)}
+    sums = {n for n in normed if type(n.layer) is Concat and _sums(n)}
+    outputs = pass_.replaced_outputs()
     for node in graph.nodes:
         if isinstance(node.layer, NormAddReLU):
-            _connect(node, node.layer, pass_.replaced_outputs())
-            _drop_source(node, node.layer, pass_.replaced_outputs())
+            _connect(node, node.layer, outputs)
+            _drop_source(node, node.layer, outputs)
         elif type(node.layer) is Concat:
-            _connect_concat(node, node.layer, pass_.replaced_outputs())
-    return pass_.replaced_outputs()
+            _connect_concat(node, node.layer, outputs, normed, sums)
+    return outputs
 
 
 def _drop_source(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
@@ -113,34 +117,37 @@ def _drop_source(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> N
             changed.reader.evaluation = changed.evaluation
 
 
-def _connect_concat(node: Node, layer: Concat, outputs: tuple[Node, ...]) -> None:
-    """Set which inputs of a `Concat` get views of its gradient, and whether it is joined again."""
+def _connect_concat(
+    node: Node, layer: Concat, outputs: tuple[Node, ...], normed: set[Node], sums: set[Node]
+) -> None:
+    """Set which inputs of a `Concat` get views of its gradient, and whether it is joined again.
+
+    Norms read the nodes `normed`; those of them in `sums` are described by `_sums`.
+    """
     first = node.inputs[0].layer
     extends = isinstance(first, Concat) and first.recomputed and first.axis == layer.axis
     if node not in outputs:
-        layer.recomputed = _is_joined_again(node) or _grows(node, extends)
+        layer.recomputed = _is_joined_again(node) or _grows(node, extends, normed)
     layer.extends = extends and layer.recomputed
     if layer.backend.xp is np and layer.dtype.itemsize > 2:
         node.pitched = layer.pitched = tuple(
-            i for i, source in enumerate(node.inputs) if source not in outputs and _sums(source)
+            i for i, n in enumerate(node.inputs) if n in sums and n not in outputs
         )
 
 
 def _sums(node: Node) -> bool:
-    """Return whether the gradient of a `Concat` is a sum, to which a norm contributes."""
-    readers = [reader.layer for reader in node.consumers]
-    norms = any(isinstance(layer, NormAddReLU) for layer in readers)
-    others = any(isinstance(layer, Finisher) for layer in readers)
-    return type(node.layer) is Concat and len(readers) > 1 and norms and not others
+    """Return whether the gradient of a `Concat` that a norm reads is a sum."""
+    others = any(isinstance(reader.layer, Finisher) for reader in node.consumers)
+    return len(node.consumers) > 1 and not others
 
 
-def _grows(node: Node, extends: bool) -> bool:
+def _grows(node: Node, extends: bool, normed: set[Node]) -> bool:
     """Return whether norms need not keep the output of a `Concat` in a block of a DenseNet.
 
     All but a small part of it is kept anyway: by norms, or as the parts of a `Concat` before.
     """
     first, *others = node.inputs
-    kept = extends or any(isinstance(reader.layer, NormAddReLU) for reader in first.consumers)
+    kept = extends or first in normed
     readers = {type(reader.layer) for reader in node.consumers}
     small = 2 * sum(prod(source.shape) for source in others) < prod(node.shape)
     known = NormAddReLU in readers <= {NormAddReLU, Concat}

@@ -137,7 +137,7 @@ def one_of(kinds: Mapping[str, type]) -> Any:
 def load(who: str, path: Path) -> object:
     """Return the content of a YAML file; ValueError if it is not one, OSError if it is not read."""
     try:
-        return plain_yaml.load(read_file(who, path).decode())
+        return plain_yaml.load(read_file(who, path, plain_yaml.MAX_B).decode())
     except ValueError as error:  # UnicodeDecodeError included
         raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
 

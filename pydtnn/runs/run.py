@@ -16,7 +16,7 @@ from pydtnn.metrics import METRICS
 from pydtnn.saving.models import build_model
 from pydtnn.saving.weights import decode_weights
 from pydtnn.training.checkpoint import find_checkpoints, read_weights
-from pydtnn.utils.files import read_file
+from pydtnn.utils.files import MAX_TEXT_B, read_file
 
 if TYPE_CHECKING:
     from pydtnn.kernels import Backend
@@ -29,9 +29,6 @@ MODEL_FILE = "model.json"
 
 BEST_FILE = "best.safetensors"
 """File with the best weights."""
-
-MAX_FILE_B = 256 << 20
-"""Largest plausible file besides weights, in B: measurements of an epoch have about 5 kB."""
 
 VALIDATION = "val_"
 """Beginning of the names of results on the validation set."""
@@ -259,7 +256,7 @@ class Run:
                 f"{who} contains no {MODEL_FILE}, which is written for layers whose options can be "
                 f"saved; build the network, and load {BEST_FILE} with pydtnn.weights.load_weights"
             )
-        content = read_file(who, self.folder / MODEL_FILE, MAX_FILE_B)
+        content = read_file(who, self.folder / MODEL_FILE, MAX_TEXT_B)
         if weights == "best":
             try:
                 arrays = decode_weights(read_file(who, self.folder / BEST_FILE))
@@ -453,7 +450,7 @@ Measured = tuple[Intervals, list[dict[str, float]]]
 def _measurements(who: str, file: Path) -> dict[int, Measured]:
     """Return the last line of each epoch; lines cut short by the end of a process are skipped."""
     found = {}
-    lines = read_file(who, file, MAX_FILE_B).splitlines() if file.is_file() else ()
+    lines = read_file(who, file, MAX_TEXT_B).splitlines() if file.is_file() else ()
     for line in lines:
         try:
             entry = json.loads(line)
@@ -484,7 +481,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _parse(who: str, file: Path, kind: type) -> Any:
-    data = read_file(who, file, MAX_FILE_B)
+    data = read_file(who, file, MAX_TEXT_B)
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -153,7 +153,7 @@ def read_space(file: str | Path) -> Space:
         If the file cannot be read, or an entry is wrong.
     """
     try:
-        content = plain_yaml.load(read_file(WHO, file).decode("utf-8-sig"))
+        content = plain_yaml.load(read_file(WHO, file, plain_yaml.MAX_B).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{WHO}: expected text in UTF-8 in {file} ({error})") from error
     except ValueError as error:

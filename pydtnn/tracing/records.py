@@ -54,6 +54,9 @@ COSTS = ("forward_flops", "backward_flops", "forward_bytes", "backward_bytes")
 MAX_DEPTH = 1000
 """Largest depth of nested activities: the time to find parents is proportional to it."""
 
+MAX_RANKS = 2**20
+"""Largest number of ranks, which memory for lists of ranks is proportional to."""
+
 MAX_TIME_NS = 2**60
 """Latest time of a clock, in ns; differences of two times of two ranks are int64."""
 
@@ -177,7 +180,7 @@ def _array(data: bytes) -> np.ndarray:
 def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[str, Any]) -> str:
     """Return what is wrong with the content of a file; empty if it is consistent."""
     rank, size, lanes = (about.get(key) for key in ("rank", "size", "lanes"))
-    if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+    if type(rank) is not int or type(size) is not int or not 0 <= rank < size <= MAX_RANKS:
         return f"its rank is {rank} of {size}"
     if path != file_of(path.parent, rank):
         return f"it contains rank {rank}"

@@ -50,6 +50,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 MAX_RATIO, MIN_LIMIT = 100, 64 << 20
 """A compressed file may expand to this multiple of its length, and to this many bytes at least."""
 
+MAX_TEXT_B = 256 << 20
+"""Largest plausible file besides arrays, in B: the index of a million images has 80 MB."""
+
+_MAX_SUMS_B = 1 << 24
+
 _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFCHR: "device",
@@ -122,17 +127,34 @@ def flush_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_file(who: str, path: str | Path) -> BinaryIO:
+def open_file(
+    who: str, path: str | Path, at_most: int | None = None, *, folder: Path | None = None
+) -> BinaryIO:
     """Open a regular file for reading, without blocking.
 
     All files that other people may have written are opened by this function: a named pipe would
-    block until it is written to, and a device may never end.
+    block until it is written to, a device may never end, and a file without blocks on the disk, of
+    any length, costs whom it comes from nothing.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    path : str or Path
+    at_most : int, optional
+        Largest plausible size, in B; by default any.
+    folder : Path, optional
+        In which the file must be, see `path_inside`.
 
     Raises
     ------
     OSError
         If the file does not exist, is not a regular file or cannot be read.
+    ValueError
+        If it is larger, consists of holes, or is not in the folder.
     """
+    if folder is not None:
+        path = path_inside(who, folder, Path(path).name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -143,38 +165,60 @@ def open_file(who: str, path: str | Path) -> BinaryIO:
         raise _unreadable(who, path, error) from error
     except ValueError as error:  # a name with a zero byte
         raise OSError(f"{who}: cannot read {str(path)!r}: {error}") from error
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
+    try:
+        _check(who, path, descriptor, at_most)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def _check(who: str, path: str | Path, descriptor: int, at_most: int | None) -> None:
+    """Raise an error if an open file is not regular or too large."""
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
         number = errno.EISDIR
         raise _unreadable(who, path, IsADirectoryError(number, os.strerror(number)))
-    raise _irregular(who, path, _KINDS.get(stat.S_IFMT(mode), "special file"))
+    if not stat.S_ISREG(status.st_mode):
+        raise _irregular(who, path, _KINDS.get(stat.S_IFMT(status.st_mode), "special file"))
+    size = status.st_size
+    if at_most is not None and size > at_most:
+        raise ValueError(f"{who}: {path} must have at most {at_most:,} B, got {size:,} B")
+    if (stored := _stored(descriptor, size)) < size > max(MIN_LIMIT, MAX_RATIO * stored):
+        raise ValueError(
+            f"{who}: {path} has {size:,} B, of which {stored:,} B are on the disk and the others "
+            "are holes; copy it again"
+        )
 
 
-def read_file(who: str, path: str | Path, at_most: int | None = None) -> bytes:
+def _stored(descriptor: int, size: int) -> int:
+    """Return how many bytes of a file are not holes, or a number that is large enough."""
+    stored = at = 0
+    try:
+        while at < size > max(MIN_LIMIT, MAX_RATIO * stored):
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            stored += at - begin
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a file system without holes; otherwise the rest is one
+            stored = size
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return stored
+
+
+def read_file(
+    who: str, path: str | Path, at_most: int | None = None, *, folder: Path | None = None
+) -> bytes:
     """Return the content of a regular file, see `open_file`.
-
-    Parameters
-    ----------
-    who : str
-        First word of error messages.
-    path : str or Path
-    at_most : int, optional
-        Largest plausible size, in B; by default any.
 
     Raises
     ------
     OSError
         If the file does not exist, is not a regular file or cannot be read.
     ValueError
-        If it is larger.
+        If it is larger, consists of holes, or is not in the folder.
     """
-    with open_file(who, path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if at_most is not None and size > at_most:
-            raise ValueError(f"{who}: {path} must have at most {at_most:,} B, got {size:,} B")
+    with open_file(who, path, at_most, folder=folder) as file:
         try:
             return file.read()
         except OSError as error:
@@ -289,7 +333,7 @@ def read_folder(path: Path, names: Sequence[str]) -> dict[str, bytes]:
         If a file is missing, cannot be read or has changed.
     """
     sums = read_sums(path, SHA256)
-    files = {name: _read(path, name) for name in names}
+    files = {name: _read(path, name, MAX_TEXT_B) for name in names}
     for name, data in files.items():
         check_digest(name, sums.get(name), SHA256.of(data))
     return files
@@ -303,7 +347,7 @@ def read_sums(path: Path, kind: Sums) -> dict[str, str]:
     ValueError
         If their file cannot be read.
     """
-    text = _read(path, kind.file).decode(errors="replace").removesuffix("\n")
+    text = _read(path, kind.file, _MAX_SUMS_B).decode(errors="replace").removesuffix("\n")
     return {name: digest for digest, _, name in (line.partition("  ") for line in text.split("\n"))}
 
 
@@ -313,10 +357,11 @@ def check_digest(name: str, expected: str | None, found: str) -> None:
         raise ValueError(f"{name} does not match its checksum")
 
 
-def _read(path: Path, name: str) -> bytes:
+def _read(path: Path, name: str, at_most: int) -> bytes:
+    limit = None if name.endswith(".safetensors") else at_most
     try:
-        return read_file("it", path / name)
-    except OSError as error:
+        return read_file("it", path / name, limit, folder=path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{name} cannot be read ({str(error).removeprefix('it: ')})") from error
 
 

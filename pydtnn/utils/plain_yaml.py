@@ -15,6 +15,9 @@ import yaml
 MAX_DEPTH = 50
 """Maximum nesting depth of lists and mappings."""
 
+MAX_B = 1 << 19
+"""Largest document, in B, which takes seconds to parse."""
+
 _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"), True),

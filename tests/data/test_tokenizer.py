@@ -104,6 +104,18 @@ def test_other_files_are_refused(tmp_path: Path, data: bytes, sentence: str) -> 
         Tokenizer(tmp_path / "t.json")
 
 
+def test_a_pattern_that_takes_too_long_is_refused_in_a_sentence(file: Path) -> None:
+    """The library's panics are no subclass of Exception."""
+    content = json.loads(file.read_text())
+    content["pre_tokenizer"] = {
+        **{"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"},
+        "invert": False,
+    }
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"tokenizer: .*t.json cannot be applied to text: .*limit"):
+        Tokenizer(file).encode(b"a" * 60 + b"b")
+
+
 def test_other_texts_are_refused(file: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"line\n" * 90 + b"\xe4" + b"line\n" * 90)
     with pytest.raises(

@@ -12,8 +12,9 @@ import pytest
 
 import pydtnn
 from pydtnn.runs import find_runs
-from pydtnn.runs.run import MAX_FILE_B, differences
+from pydtnn.runs.run import differences
 from pydtnn.train import main
+from pydtnn.utils.files import MAX_TEXT_B
 from tests.report.folders import EPOCHS, write_run
 from tests.small_run import TINY
 
@@ -132,7 +133,7 @@ def test_a_damaged_run_is_one_sentence(
 @pytest.mark.parametrize("name", ["run.json", "history.json", "measurements.jsonl"])
 def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    os.truncate(folder / name, MAX_FILE_B + 1)  # without blocks on the disk
+    os.truncate(folder / name, MAX_TEXT_B + 1)  # without blocks on the disk
     with pytest.raises(ValueError, match=f"^load_run: .*{name} must have at most 268,435,456 B"):
         pydtnn.load_run(folder)
 

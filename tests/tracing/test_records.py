@@ -106,6 +106,7 @@ def test_a_header_of_more_records_than_the_file_has_allocates_nothing(folder):
         ({"version": 1}, "is of another version"),
         ({"rank": 0}, "it contains rank 0"),
         ({"rank": 0, "size": 0}, "its rank is 0 of 0"),
+        ({"size": 10**9}, "its rank is 1 of 1000000000"),
         ({"clock": None}, "it has no clock"),
         ({"clock": {"offset": 1, "drift": "x", "origin": 0}}, "it has no clock"),
         ({"lanes": None}, "it has no threads"),

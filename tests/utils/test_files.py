@@ -7,12 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.data import load_folder, load_text
+from pydtnn.cli.hosts import read_placement
+from pydtnn.cli.parser import Arguments
+from pydtnn.data import Tokenizer, load_folder, load_text
+from pydtnn.data.packing import verify_shards
+from pydtnn.data.unpickle import read_pickle
+from pydtnn.interchange import import_onnx
+from pydtnn.interchange.files import read_state_dict
 from pydtnn.kernels.autotuner import AutotunerFile, Winner
 from pydtnn.model.partition.plan import find_plan
+from pydtnn.perfmodel import Platform
+from pydtnn.perfmodel.compute.profile import load_profiles
 from pydtnn.saving import load
+from pydtnn.search.space import read_space
 from pydtnn.tracing import read_traces
-from pydtnn.utils.files import MIN_LIMIT, check_expansion, path_inside, read_file
+from pydtnn.utils.files import (
+    MIN_LIMIT,
+    check_expansion,
+    fill_folder,
+    open_file,
+    path_inside,
+    read_file,
+)
 from tests.data.image_files import write_images
 
 
@@ -85,6 +101,62 @@ def test_readers_of_files_refuse_a_named_pipe(tmp_path: Path, read: Callable[[Pa
         read(tmp_path / "x")
 
 
+def without_blocks(path: Path, content: bytes = b"{") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    os.truncate(path, 1 << 42)  # no memory has so much
+    return path
+
+
+SPARSE: dict[str, Callable[[Path], object]] = {
+    "model.onnx": lambda path: import_onnx(without_blocks(path)),
+    "state.safetensors": lambda path: read_state_dict("test", without_blocks(path)),
+    "state.pth": lambda path: read_state_dict("test", without_blocks(path)),
+    "weights.h5": lambda path: read_file("test", without_blocks(path)),
+    "platform.yaml": lambda path: Platform.load(without_blocks(path)),
+    "space.yaml": lambda path: read_space(without_blocks(path)),
+    "plan.yaml": lambda path: find_plan(str(without_blocks(path)), ["a"]),
+    "config.yaml": lambda path: Arguments([f"--config={without_blocks(path)}"]),
+    "hosts": lambda path: read_placement(["mpirun", "-f", str(without_blocks(path))]),
+    "profile.json": lambda path: load_profiles(without_blocks(path)),
+    "tokenizer.json": lambda path: Tokenizer(without_blocks(path)),
+    "rank-0000.npz": lambda path: read_traces(without_blocks(path).parent),
+    "train/index.json": lambda path: verify_shards(without_blocks(path).parents[1]),
+    "data_batch_1": lambda path: read_pickle(without_blocks(path)),
+    "text.txt": lambda path: load_text(without_blocks(path)),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_file_of_any_length_without_blocks_on_the_disk_is_not_read(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"must have at most|the others are holes"):
+        SPARSE[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
+def test_a_file_of_a_model_without_blocks_on_the_disk_is_not_read(
+    name: str, tmp_path: Path
+) -> None:
+    fill_folder(tmp_path / "m", {"model.json": b"{}", "weights.safetensors": b"x"})
+    file = tmp_path / "m" / name
+    without_blocks(file, file.read_bytes())
+    with pytest.raises(ValueError, match=f"{name} cannot be read .*(at most|are holes)"):
+        load(tmp_path / "m")
+
+
+def test_holes_that_others_than_strangers_make_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    for length, written in ((MIN_LIMIT, 1), (MIN_LIMIT + 1, 1 << 20)):
+        file.write_bytes(b"a" * written)
+        os.truncate(file, length)
+        with open_file("test", file) as opened:
+            assert opened.read(1) == b"a"  # from the beginning
+    with pytest.raises(ValueError, match="test: .*/x must have at most 9 B, got 67,108,865 B"):
+        open_file("test", file, 9)
+
+
 @pytest.mark.parametrize("suffix", [".json", ".lock"])
 def test_choices_of_algorithms_do_not_wait_for_a_named_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, caplog: pytest.LogCaptureFixture
@@ -115,6 +187,16 @@ def test_links_are_followed_inside_of_a_folder_only(tmp_path: Path) -> None:
         assert path_inside("test", root, "new") == root / "new"
         with pytest.raises(ValueError, match="got .*/outside, a link to .*/other; replace it by a"):
             path_inside("test", root, "outside")
+
+
+def test_a_file_of_a_folder_is_not_a_link_that_leaves_it(tmp_path: Path) -> None:
+    fill_folder(tmp_path / "m", {"model.json": b"{}", "weights.safetensors": b"x"})
+    for name in ("SHA256SUMS", "model.json", "weights.safetensors"):
+        (tmp_path / "m" / name).rename(tmp_path / name)
+        (tmp_path / "m" / name).symlink_to(tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name} cannot be read .*, a link to .*{name}"):
+            load(tmp_path / "m")
+        (tmp_path / name).rename(tmp_path / "m" / name)
 
 
 def test_data_may_expand_to_a_hundred_times_their_length() -> None:

@@ -56,7 +56,8 @@ class Node:
 
     def fail(self, problem: str) -> ValueError:
         """Return an error that names the node and its operator."""
-        return ValueError(f"node {self.name}, operator {self.operator}: {problem}")
+        where = f"node {self.name:.100}, operator {self.operator:.100}"
+        return ValueError(f"{where}: {problem:.600}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +283,7 @@ def fold(node: Node, inputs: Sequence[Array | None]) -> Array:
     try:
         with np.errstate(all="ignore"):
             return np.asarray(FOLDS[node.operator](node, inputs))
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split())[:80]
         raise node.fail(f"the inputs do not suit the operator ({reason})") from error
 

@@ -175,7 +175,7 @@ def _split(at: Reading) -> list[Value]:
     else:
         sizes = [int(n) for n in np.asarray(given).reshape(-1)]
     if len(sizes) != outputs or sum(sizes) != size or min(sizes) < 1:
-        raise at.fail(f"expected parts of the axis of size {size}, got {sizes}")
+        raise at.fail(f"expected parts of the axis of size {size}, got {sizes!s:.80}")
     stops = np.cumsum(sizes).tolist()
     return [
         replace(at.net.part(replace(x, name=at.node.name), axis, stop - n, stop), name=at.node.name)

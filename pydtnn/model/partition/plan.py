@@ -106,7 +106,7 @@ def _read(path: Path) -> Any:
     from pydtnn.utils import plain_yaml
 
     try:
-        return plain_yaml.load(read_file("Plan", path).decode())
+        return plain_yaml.load(read_file("Plan", path, plain_yaml.MAX_B).decode())
     except OSError as error:
         raise ValueError(str(error)) from error
     except ValueError as error:

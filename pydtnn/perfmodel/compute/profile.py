@@ -14,7 +14,7 @@ import numpy as np
 
 from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
-from pydtnn.utils.files import parse_object, read_file, write_file
+from pydtnn.utils.files import MAX_TEXT_B, parse_object, read_file, write_file
 from pydtnn.utils.validate import check_float, check_int
 
 FORMAT = 2
@@ -185,7 +185,7 @@ def load_profiles(path: str | Path) -> list[Profile]:
         If the file cannot be read.
     """
     try:
-        content = parse_object(read_file("profile", path), Path(path).name, FORMAT)
+        content = parse_object(read_file("profile", path, MAX_TEXT_B), Path(path).name, FORMAT)
         return [_from_json(one) for one in content["profiles"]]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(

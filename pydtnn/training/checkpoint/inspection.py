@@ -166,7 +166,7 @@ def _digest(path: Path, kind: Sums) -> str | None:
     try:
         with open_file("it", path) as file:
             return hashlib.file_digest(file, kind.new).hexdigest()  # type: ignore[arg-type]
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn import __version__
-from pydtnn.utils.files import open_file, path_inside
+from pydtnn.utils.files import open_file
 
 ARRAYS = "arrays.safetensors"
 """Name of the file with all arrays, if they are in one."""
@@ -221,9 +221,10 @@ def data_files(names: Collection[str]) -> list[str]:
         If one is missing.
     """
     found = sorted(name for name in names if _NAME.fullmatch(name))
+    known = {*found}
     count = int(found[0][-17:-12]) if found and found[0] != ARRAYS else 1
     for number in range(count):
-        if file_name(number, count) not in found:
+        if file_name(number, count) not in known:
             raise ValueError(f"its checksums do not contain {file_name(number, count)}")
     return found
 
@@ -277,7 +278,7 @@ def read_layout(
 
 def _read_header(path: Path) -> tuple[int, bytes, list[tuple[str, Described, int]]]:
     """Return the size of a file, its header, and the arrays in it with their offsets."""
-    with open_file("it", path_inside("it", path.parent, path.name)) as file:
+    with open_file("it", path, folder=path.parent) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = int.from_bytes(start, "little")

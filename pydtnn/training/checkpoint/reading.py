@@ -95,7 +95,7 @@ def read_state(path: Path) -> tuple[dict[str, Any], Sums, dict[str, str]]:
     """
     kind, sums = sums_of(path)
     try:
-        state = read_file("it", path / STATE, MAX_STATE_B)
+        state = read_file("it", path / STATE, MAX_STATE_B, folder=path)
     except OSError as error:
         raise _unreadable(STATE, error) from error
     check_digest(STATE, sums.get(STATE), kind.of(state))
@@ -219,7 +219,7 @@ def read_into(
             if not together or comm.rank == readers[0]:
                 try:
                     stream = stack.enter_context(open_file("it", checkpoint.path / file.name))
-                except OSError as problem:
+                except (OSError, ValueError) as problem:
                     error = _unreadable(file.name, problem)
             for segment, start, stop in cut(checkpoint.layout, file):
                 own = wanted.get(segment.array, ())
@@ -324,5 +324,5 @@ def _where(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "the checkpoint"
 
 
-def _unreadable(name: str, error: OSError) -> ValueError:
+def _unreadable(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name} cannot be read ({str(error).removeprefix('it: ')})")

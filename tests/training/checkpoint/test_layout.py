@@ -16,7 +16,14 @@ from pydtnn.training.checkpoint import layout as module
 from pydtnn.training.checkpoint import saving
 from pydtnn.training.checkpoint.assembly import assemble, create_plan
 from pydtnn.training.checkpoint.folder import begin_checkpoint, partial_path
-from pydtnn.training.checkpoint.layout import Described, Layout, arrange, data_files, read_layout
+from pydtnn.training.checkpoint.layout import (
+    Described,
+    Layout,
+    arrange,
+    data_files,
+    file_name,
+    read_layout,
+)
 from pydtnn.training.checkpoint.saving import Writer
 
 ARRAYS: dict[str, np.ndarray] = {
@@ -119,6 +126,23 @@ def test_elements_of_other_types_are_refused() -> None:
         TypeError, match="checkpoint: z must have elements such as float32, got com"
     ):
         arrange({"z": Described("complex64", (2,))})
+
+
+def test_the_work_for_names_of_files_is_proportional_to_them() -> None:
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str(self) == other
+
+    names = [Name(file_name(number, 999)) for number in range(999)]
+    assert data_files(names) == names
+    assert compared < 10_000
 
 
 def test_missing_files_are_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.data.folder import image_files
-from pydtnn.data.images import MODES, Decoder
+from pydtnn.data.images import KINDS, MODES, Decoder
 from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load
@@ -53,7 +53,7 @@ def create_parser() -> argparse.ArgumentParser:
         "images",
         nargs="+",
         metavar="image",
-        help="files that Pillow reads, or folders of PNG and JPEG images",
+        help=f"files or folders of {KINDS} images",
     )
     parser.add_argument("--top", type=int, default=1, help="classes to print for each image")
     parser.add_argument("--device", default="cpu", help="backend: cpu, cuda or numpy")
@@ -101,7 +101,7 @@ def read_image(path: str, model: Model) -> np.ndarray:
             f"inputs of shape {given}; use pydtnn.load from Python"
         )
     height, width, channels = shape
-    decode = Decoder("predict", (height, width), channels, formats=None)
+    decode = Decoder("predict", (height, width), channels)
     return decode(read_file("predict", path), path)[None]
 
 

@@ -129,7 +129,10 @@ def test_what_cannot_be_predicted_is_told_in_a_sentence(
     numbers = str(tmp_path / "numbers.pydtnn")
     save_model(Model(Linear(2), (4,), backend="numpy"), numbers)
     for arguments, message in (
-        ([saved, image], f"predict: expected an image in {image}, got other or damaged data; "),
+        (
+            [saved, image],
+            f"predict: expected a PNG, JPEG or WebP image in {image}, got other or damaged data; ",
+        ),
         ([saved, "none.png"], "predict: "),
         ([str(tmp_path / "none"), image], "load: folder "),
         ([numbers, image], "predict: expected a model of images of shape "),

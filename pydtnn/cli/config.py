@@ -177,6 +177,12 @@ class TrainConfig:
         "height and width of samples, to which images from files are resized and cropped",
         at_least=1,
     )
+    skip_bad: bool = option(
+        MODEL, False, "omit files of a folder that are no images or damaged, instead of an error"
+    )
+    exif_rotation: bool = option(
+        MODEL, True, "turn photographs to the orientation in their metadata"
+    )
     validation_split: float = option(
         MODEL,
         0.0,

@@ -187,16 +187,8 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("load", "load_options"),
     ),
     "samples are prepared by other threads, at the rate of the platform": (
-        *(
-            "augment",
-            "augment_targets",
-            "mixup",
-            "cutmix",
-            "class_balanced",
-            "data_dir",
-            "stage",
-            "download",
-        ),
+        *("skip_bad", "exif_rotation", "augment", "augment_targets", "mixup", "cutmix"),
+        *("class_balanced", "data_dir", "stage", "download"),
     ),
     "how many steps there are": (
         *("epochs", "steps_per_epoch", "validation_split", "early_stopping", "stop_at", "monitor"),

@@ -350,6 +350,8 @@ def start_values(run: Run, given: set[str], ranks: int) -> dict[str, Any]:
         global batch size is kept, and mesh and plan of the run are not.
     """
     values = {**run.options, "resume": True, "output_dir": run.folder}
+    if values.get("dataset") in ("folder", "shards"):
+        values.setdefault("exif_rotation", False)  # earlier versions did not turn photographs
     mesh = read_axes(str(values.get("parallel") or ""))
     other = run.ranks not in (0, ranks) or "parallel" in given
     if "parallel" in given or prod(mesh.values()) != ranks:

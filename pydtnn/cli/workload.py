@@ -29,9 +29,10 @@ DEFAULTS = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     """Load the training set and the validation set: the test set, or a split of the former."""
     found, options = find(config, "dataset")
-    if config.image_size is not None:
-        require_parameter(found, "image_size", "--image-size")
-        options = options | {"image_size": config.image_size}
+    for name, usual in (("image_size", None), ("skip_bad", False), ("exif_rotation", True)):
+        if (value := getattr(config, name)) != usual:
+            require_parameter(found, name, "--" + name.replace("_", "-"))
+            options = options | {name: value}
     folder = config.data_dir
     if config.stage is not None:
         folder = str(staged_folder(folder, config.stage))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydtnn.data.folder import OPTION, check_images
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
 from pydtnn.data.text import TEST_SHARE, read_text
 from pydtnn.data.tokenizer import train_tokenizer
@@ -16,6 +17,7 @@ from pydtnn.utils.units import parse_size
 
 EXAMPLES = """examples:
   python -m pydtnn.data pack pictures --output shards
+  python -m pydtnn.data check pictures
   python -m pydtnn.data verify shards
   python -m pydtnn.train --dataset shards --data-dir shards --image-size 224
   python -m pydtnn.data tokenizer book.txt --vocabulary 4096 --output tokenizer.json
@@ -31,11 +33,15 @@ def create_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         "python -m pydtnn.data",
-        description="Pack images into shards, verify shards, and train a tokenizer.",
+        description="Check and pack images, verify shards, and train a tokenizer.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(metavar="{pack,verify,tokenizer}", required=True)
+    commands = parser.add_subparsers(metavar="{check,pack,verify,tokenizer}", required=True)
+
+    command = commands.add_parser("check", help="decode all images of a folder, name bad files")
+    command.set_defaults(command=_check)
+    command.add_argument("folder", type=Path, help="as for pack")
 
     command = commands.add_parser("pack", help="pack a folder of images, or continue to pack it")
     command.set_defaults(command=_pack)
@@ -49,6 +55,7 @@ def create_parser() -> Parser:
     command.add_argument(
         "--test-fraction", type=float, metavar="X", help="test set of a folder without train"
     )
+    command.add_argument("--skip-bad", action="store_true", help="omit files that are no images")
     command.add_argument("--threads", type=int, metavar="N", help="default: the cores")
 
     command = commands.add_parser("verify", help="compare all shards with their checksums")
@@ -64,12 +71,22 @@ def create_parser() -> Parser:
     return parser
 
 
+def _check(options: argparse.Namespace) -> None:
+    count, problems = check_images("check", options.folder)
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise ValueError(f"check: {len(problems)} problems beside {count:,} good images; {OPTION}")
+    print(f"{options.folder}: {count:,} images can be read")
+
+
 def _pack(options: argparse.Namespace) -> None:
     packed = pack_shards(
         options.folder,
         options.output,
         shard_bytes=parse_size("--shard-size", options.shard_size),
         test_fraction=options.test_fraction,
+        skip_bad=options.skip_bad,
         threads=options.threads or default_threads(),
     )
     for part in packed:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,18 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
-from pydtnn.data.images import Decoder, EncodedImages, given_statistics
+from pydtnn.data.images import (
+    KINDS,
+    SUFFIXES,
+    Decoder,
+    EncodedImages,
+    given_statistics,
+    name_bad,
+)
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
-from pydtnn.utils.validate import check_float
+from pydtnn.utils.machine import default_threads
+from pydtnn.utils.validate import check_bool, check_float
 
 Array = NDArray[Any]
 
@@ -24,7 +36,9 @@ TRAIN = "train"
 TEST = ("val", "validation", "test")
 """Sub-folders of the test set, in order of preference."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
+OPTION = "set skip_bad (--skip-bad) to train without them"
+
+_log = logging.getLogger("pydtnn.data")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +72,15 @@ def load_folder(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     check: bool = True,
+    skip_bad: bool = False,
+    exif_rotation: bool = True,
 ) -> tuple[Dataset, Dataset]:
-    """Use PNG and JPEG images below `data_dir`, in one folder per class.
+    """Use PNG, JPEG and WebP images below `data_dir`, in one folder per class.
 
     They are in the sub-folders ``train`` and ``val`` (or ``validation``, or ``test``) of
     `data_dir`, or in `data_dir` itself, of which `test_fraction` is the test set. Classes are the
-    sorted names of the folders. Files are listed here; they are decoded when they are read.
+    sorted names of the folders, in Unicode's composed form (NFC), so that they are the same on all
+    file systems. Files are listed here; they are decoded when they are read.
 
     Parameters
     ----------
@@ -83,6 +100,11 @@ def load_folder(
     check : bool, default True
         Whether all images are decoded once before training, so that damaged ones are found. False
         has an effect if `image_size`, `mean` and `std` are given.
+    skip_bad : bool, default False
+        Whether other files, damaged images and empty folders are omitted, and named in a warning;
+        all files are decoded here then. By default they raise one error, with what to do.
+    exif_rotation : bool, default True
+        Whether photographs are turned to the orientation in their metadata.
 
     Raises
     ------
@@ -94,9 +116,10 @@ def load_folder(
     ImportError
         If Pillow is not installed.
     """
-    decode = Decoder("folder", image_size, channels)
+    decode = Decoder("folder", image_size, channels, exif_rotation)
     statistics = given_statistics("folder", mean, std, channels)
-    train, test = find_images("folder", data_folder(data_dir), test_fraction, seed)
+    skip = decode if check_bool("folder", "skip_bad", skip_bad) else None
+    train, test = find_images("folder", data_folder(data_dir), test_fraction, seed, skip)
     own = ImageFolder(decode, train, like=None, statistics=statistics, check=check)
     return own, ImageFolder(decode, test, like=own, statistics=None, check=check)
 
@@ -129,7 +152,11 @@ class ImageFolder(EncodedImages):
 
 
 def find_images(
-    who: str, root: Path, test_fraction: float | None = None, seed: int = 0
+    who: str,
+    root: Path,
+    test_fraction: float | None = None,
+    seed: int = 0,
+    skip: Decoder | None = None,
 ) -> tuple[Images, Images]:
     """List the files of a training and a test set, in the same order on every machine.
 
@@ -140,6 +167,8 @@ def find_images(
     root : Path
     test_fraction, seed
         See `load_folder`.
+    skip : Decoder, optional
+        Files that it cannot decode are omitted, as all that are no images.
 
     Returns
     -------
@@ -151,13 +180,9 @@ def find_images(
     FileNotFoundError, ValueError
         As `load_folder`.
     """
-    if not root.is_dir():
-        raise FileNotFoundError(
-            f"{who}: the folder {root} does not exist; specify a folder that contains the images "
-            "of each class in one sub-folder, or train and val with such folders"
-        )
+    _check_root(who, root)
     if not (root / TRAIN).is_dir():
-        return _divide(who, root, test_fraction, seed)
+        return _divide(who, root, test_fraction, seed, skip)
     if test_fraction is not None:
         raise ValueError(
             f"{who}: test_fraction divides a folder without {TRAIN}, and {root} contains one; omit "
@@ -169,7 +194,7 @@ def find_images(
             f"{who}: {root} contains {TRAIN}, but no {', '.join(TEST[:-1])} or {TEST[-1]} for the "
             "test set; add one of them"
         )
-    train, test = _list(who, root / TRAIN, 2), _list(who, parts[0], 1)
+    train, test = _list(who, {root / TRAIN: 2, parts[0]: 1}, skip)
     numbers = {name: number for number, name in enumerate(train.class_names)}
     for name in test.class_names:
         if name not in numbers:
@@ -181,7 +206,9 @@ def find_images(
     return train, Images(train.class_names, test.paths, table[test.labels])
 
 
-def _divide(who: str, root: Path, test_fraction: float | None, seed: int) -> tuple[Images, Images]:
+def _divide(
+    who: str, root: Path, test_fraction: float | None, seed: int, skip: Decoder | None
+) -> tuple[Images, Images]:
     """List the images of one folder, and divide them at random."""
     if test_fraction is None:
         raise ValueError(
@@ -189,7 +216,7 @@ def _divide(who: str, root: Path, test_fraction: float | None, seed: int) -> tup
             "the part of the images to test on, such as 0.1"
         )
     fraction = check_float(who, "test_fraction", test_fraction, above=0, below=1)
-    images = _list(who, root, 2)
+    (images,) = _list(who, {root: 2}, skip)
     rest, held = split(len(images.paths), fraction, seed)
     train, test = images.subset(rest), images.subset(held)
     present = np.bincount(train.labels, minlength=len(images.class_names)) > 0
@@ -202,56 +229,122 @@ def _divide(who: str, root: Path, test_fraction: float | None, seed: int) -> tup
     return train, test
 
 
-def _list(who: str, folder: Path, least: int) -> Images:
-    """List the images of one sub-folder per class; there must be at least so many classes."""
+def _list(who: str, folders: Mapping[Path, int], skip: Decoder | None) -> list[Images]:
+    """List the images of folders with one sub-folder per class; each has at least so many."""
+    lists, problems = zip(*(_examine(who, folder, skip) for folder in folders), strict=True)
+    bad = [problem for part in problems for problem in part]
+    if bad and skip is None:
+        raise ValueError(f"{who}: {name_bad(bad)}; or {OPTION}")
+    if bad:
+        _log.warning("%s: %s; training continues without", who, name_bad(bad))
+    for (folder, least), images in zip(folders.items(), lists, strict=True):
+        if len(names := images.class_names) < least:
+            given = f"only the class {names[0]}" if names else "none"
+            raise ValueError(
+                f"{who}: expected {KINDS} images of at least {least} class{'es' * (least > 1)} in "
+                f"sub-folders of {folder}, got {given}; add one sub-folder per class"
+            )
+    return list(lists)
+
+
+def check_images(who: str, root: Path) -> tuple[int, list[str]]:
+    """Decode all images of a folder; return their number, and what is wrong with other files.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder does not exist.
+    """
+    _check_root(who, root)
+    folders = [root / part for part in (TRAIN, *TEST) if (root / part).is_dir()]
+    if not (root / TRAIN).is_dir():
+        folders = [root]
+    found = [_examine(who, folder, Decoder(who)) for folder in folders]
+    problems = [problem for _, bad in found for problem in bad]
+    return sum(len(images.paths) for images, _ in found), problems
+
+
+def _check_root(who: str, root: Path) -> None:
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"{who}: the folder {root} does not exist; specify a folder that contains the images "
+            "of each class in one sub-folder, or train and val with such folders"
+        )
+
+
+def _examine(who: str, folder: Path, decode: Decoder | None) -> tuple[Images, list[str]]:
+    """List the images of one sub-folder per class, which are decoded if a decoder is given.
+
+    Returns
+    -------
+    images : Images
+    problems : list of str
+        What is wrong with other files, and what to do.
+    """
     names: list[str] = []
     paths: list[str] = []
     labels: list[int] = []
-    for entry in _entries(folder):
-        if not entry.is_dir():
-            raise ValueError(
-                f"{who}: expected only sub-folders with the images of one class each in {folder}, "
-                f"got the file {entry.name}; move it to another place"
-            )
-        found = list(image_files(who, entry.path))
-        if not found:
-            raise ValueError(
-                f"{who}: expected PNG or JPEG images in {entry.path}, got none; add images, or "
-                "remove the folder"
-            )
-        labels += [len(names)] * len(found)
-        names.append(entry.name)
-        paths += found
-    if len(names) < least:
-        given = f"only the class {names[0]}" if names else "none"
-        raise ValueError(
-            f"{who}: expected PNG or JPEG images of at least {least} class{'es' * (least > 1)} in "
-            f"sub-folders of {folder}, got {given}; add one sub-folder per class"
-        )
-    return Images(tuple(names), paths, np.array(labels, np.int64))
+    problems: list[str] = []
+    with ThreadPoolExecutor(default_threads()) as pool:
+        for entry in _entries(folder):
+            if not entry.is_dir():
+                problems.append(
+                    f"{entry.path} is beside the folders of classes; move it to another place"
+                )
+                continue
+            files = list(_files(entry.path))
+            mapped = map if decode is None else pool.map
+            reasons = list(mapped(partial(_problem, who, decode), files))
+            found = [path for path, why in zip(files, reasons, strict=True) if not why]
+            problems += filter(None, reasons)
+            if not found:
+                problems.append(f"{entry.path} has no {KINDS} images; add some, or remove it")
+                continue
+            name = unicodedata.normalize("NFC", entry.name)
+            if name not in names[-1:]:
+                names.append(name)
+            labels += [len(names) - 1] * len(found)
+            paths += found
+    return Images(tuple(names), paths, np.array(labels, np.int64)), problems
 
 
-def image_files(who: str, folder: str) -> Iterator[str]:
-    """Yield the images in a folder and the folders in it, by name.
+def _problem(who: str, decode: Decoder | None, path: str) -> str:
+    """Return what is wrong with a file; empty if it is an image."""
+    if not path.lower().endswith(SUFFIXES):
+        return f"{path} is no {KINDS} image by its name; convert it, or move it to another place"
+    try:
+        if decode is not None:
+            decode(read_file(who, path), path)
+    except (OSError, ValueError) as error:
+        return str(error).removeprefix(f"{who}: ")
+    return ""
+
+
+def image_files(who: str, folder: str) -> list[str]:
+    """Return the images in a folder and the folders in it, by name.
 
     Raises
     ------
     ValueError
         If there are other files that are not hidden.
     """
+    found = list(_files(folder))
+    if problems := [why for path in found if (why := _problem(who, None, path))]:
+        raise ValueError(f"{who}: {name_bad(problems)}")
+    return found
+
+
+def _files(folder: str) -> Iterator[str]:
+    """Yield the files in a folder and the folders in it, by name, without hidden ones."""
     for entry in _entries(folder):
         if entry.is_dir():
-            yield from image_files(who, entry.path)
-        elif entry.name.lower().endswith(SUFFIXES):
-            yield entry.path
+            yield from _files(entry.path)
         else:
-            raise ValueError(
-                f"{who}: expected only PNG and JPEG images (.png, .jpg, .jpeg), got the file "
-                f"{entry.path}; move it to another place"
-            )
+            yield entry.path
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder by name, without hidden ones."""
     with os.scandir(folder) as entries:
-        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    return sorted(shown, key=lambda entry: unicodedata.normalize("NFC", entry.name))

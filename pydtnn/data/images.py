@@ -1,4 +1,4 @@
-"""Data sets of PNG and JPEG images that are decoded when they are read."""
+"""Data sets of PNG, JPEG and WebP images that are decoded when they are read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.statistics import Statistics
 from pydtnn.utils.imports import import_optional
-from pydtnn.utils.validate import check_float, check_int
+from pydtnn.utils.validate import check_bool, check_float, check_int
 
-# Decoding of PNG and JPEG images with Pillow, to pixels of one size.
+# Decoding of images with Pillow, to pixels of one size.
 #
 # JPEGs are decoded with simplejpeg if it is installed: both use libjpeg-turbo with the same
 # options, so the pixels are equal, but Pillow takes 2 to 10 times as long.
@@ -30,13 +30,35 @@ from pydtnn.utils.validate import check_float, check_int
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's modes of images by channels."""
 
-FORMATS = ("PNG", "JPEG")
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""Pillow's names of the formats that are read, wherever images are opened: for some others, Pillow
+starts programs, such as Ghostscript."""
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+KINDS = "PNG, JPEG or WebP"
 
 MARKER = b"\xff\xd8\xff"
 """The first bytes of a JPEG."""
 
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """Errors of Pillow for damaged data."""
+
+MAX_NAMED = 50
+"""Bad files that a message names."""
+
+ORIENTATION = 0x0112
+TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""The entry of EXIF metadata with the orientation of a photograph, and how Pillow names what makes
+the photograph upright."""
+TRANSPOSED = [TURNS[number] for number in (5, 6, 7, 8)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +68,7 @@ class Decoder:
     With a size, the largest part in the middle of an image that has its proportions is resized to
     it: bilinear, with a filter as wide as the reduction. JPEGs of at least four times the size are
     decoded at a half, a quarter or an eighth of theirs first, which is still twice the result.
-    The orientation in the metadata of photographs is not applied.
+    Of 16 bits per channel, the upper 8 are used.
 
     Attributes
     ----------
@@ -56,8 +78,8 @@ class Decoder:
         Height and width in pixels, one number if they are equal; None keeps those of each image.
     channels : int, default 3
         1 for grey, 3 for colour, 4 for colour and transparency; images are converted.
-    formats : tuple of str or None
-        Pillow's names of the formats; None for all that it reads.
+    exif_rotation : bool, default True
+        Whether photographs are turned to the orientation in their metadata.
 
     Raises
     ------
@@ -70,13 +92,14 @@ class Decoder:
     who: str
     size: int | tuple[int, int] | None = None
     channels: int = 3
-    formats: tuple[str, ...] | None = FORMATS
+    exif_rotation: bool = True
 
     def __post_init__(self) -> None:
         for side in self._sides or ():
             check_int(self.who, "image_size", side, at_least=1)
         if self.channels not in MODES:
             raise ValueError(f"{self.who}: channels must be 1, 3 or 4, got {self.channels}")
+        check_bool(self.who, "exif_rotation", self.exif_rotation)
         self._pillow()
 
     @property
@@ -101,18 +124,17 @@ class Decoder:
         Raises
         ------
         ValueError
-            If the data have another format, are damaged, or have 16 bits per channel.
+            If the data have another format, or are damaged.
         """
         pillow = self._pillow()
         if (fast := self._jpeg(data)) is not None:
             return fast
         try:
-            with pillow.open(io.BytesIO(data), formats=self.formats) as image:
+            with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
                 pixels = self._read(image)
         except pillow.UnidentifiedImageError as error:
-            kind = "an" if self.formats is None else f"a {' or '.join(self.formats)}"
             raise ValueError(
-                f"{self.who}: expected {kind} image in {where}, got other or damaged data; "
+                f"{self.who}: expected a {KINDS} image in {where}, got other or damaged data; "
                 "remove or replace it"
             ) from error
         except (*DAMAGED, pillow.DecompressionBombError) as error:
@@ -120,10 +142,6 @@ class Decoder:
             raise ValueError(
                 f"{self.who}: the image {where} is damaged ({reason}); remove or replace it"
             ) from error
-        if pixels is None:
-            raise ValueError(
-                f"{self.who}: expected 8 bits per channel, got 16 in {where}; convert the image"
-            )
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
     def _pillow(self) -> Any:
@@ -136,8 +154,7 @@ class Decoder:
         reports damage.
         """
         simplejpeg, pillow = _simplejpeg(), self._pillow()
-        known = self.formats is None or "JPEG" in self.formats
-        if simplejpeg is None or not known or not data.startswith(MARKER):
+        if simplejpeg is None or not data.startswith(MARKER) or self._is_turned(data):
             return None
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -156,13 +173,32 @@ class Decoder:
         image = pillow.fromarray(pixels[..., 0] if self.channels == 1 else pixels)
         return np.array(self._fit(image)).reshape(*self._sides, self.channels)
 
-    def _read(self, image: Any) -> NDArray[np.uint8] | None:
-        """Return the pixels of an open image; None if it has 16 bits per channel."""
-        if image.mode.startswith("I"):
+    def _is_turned(self, data: bytes) -> bool:
+        """Return whether a JPEG may have an orientation that is applied."""
+        if not self.exif_rotation or not (b"Exif\0\0" in data or b":Orientation" in data):
+            return False
+        try:
+            with self._pillow().open(io.BytesIO(data), formats=FORMATS) as image:
+                return self._turn(image) is not None
+        except (*DAMAGED, self._pillow().DecompressionBombError):
+            return True  # reported by Pillow
+
+    def _turn(self, image: Any) -> str | None:
+        try:
+            return TURNS.get(image.getexif().get(ORIENTATION)) if self.exif_rotation else None
+        except Exception:  # damaged metadata, for which Pillow has errors of many types
             return None
+
+    def _read(self, image: Any) -> NDArray[np.uint8]:
+        """Return the pixels of an open image."""
+        turn = self._turn(image)
         if self._sides is not None:
-            height, width = self._sides
+            height, width = self._sides[::-1] if turn in TRANSPOSED else self._sides
             image.draft(None, (2 * width, 2 * height))
+        if turn is not None:
+            image = image.transpose(self._pillow().Transpose[turn])
+        if image.mode.startswith("I"):  # 16 bits
+            image = self._pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # Pillow warns of any other conversion
         mode = MODES[self.channels]
@@ -177,6 +213,18 @@ class Decoder:
         left, top = (image.width - across) // 2, (image.height - down) // 2
         box = (left, top, left + across, top + down)
         return image.resize((width, height), self._pillow().Resampling.BILINEAR, box=box)
+
+
+def name_bad(problems: Sequence[str]) -> str:
+    """Return what is wrong with files as a part of a sentence, of the first ones if there are many.
+
+    >>> name_bad(["a.png is damaged", "b.bmp is no image"])
+    '2 files cannot be used: a.png is damaged; b.bmp is no image'
+    """
+    if len(problems) == 1:
+        return problems[0]
+    more = [f"and {len(problems) - MAX_NAMED} more"] * (len(problems) > MAX_NAMED)
+    return f"{len(problems)} files cannot be used: " + "; ".join([*problems[:MAX_NAMED], *more])
 
 
 def _halves(own: tuple[int, int], sides: tuple[int, int]) -> bool:

@@ -1,8 +1,9 @@
 """Packing of images into shards, and the check of shards.
 
 A shard is a tar file in the layout of WebDataset (Aizman et al., "High performance I/O for large
-scale deep learning", 2019): for each image ``NUMBER.jpg`` or ``NUMBER.png``, unchanged, and
-``NUMBER.cls``, its class as a decimal number. Its bytes depend on the images only.
+scale deep learning", 2019): for each image ``NUMBER.jpg``, ``NUMBER.png`` or
+``NUMBER.webp``, unchanged, and ``NUMBER.cls``, its class as a decimal number. Its bytes depend on
+the images only.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def pack_shards(
     *,
     shard_bytes: int = SHARD_BYTES,
     test_fraction: float | None = None,
+    skip_bad: bool = False,
     threads: int = 1,
 ) -> tuple[Packed, Packed]:
     """Pack the images of a folder into shards, below ``output/train`` and ``output/test``.
@@ -75,7 +77,7 @@ def pack_shards(
     output : path
     shard_bytes : int, default 256 MiB
         Largest sum of the lengths of images in a shard, unless a single image is longer.
-    test_fraction : float, optional
+    test_fraction, skip_bad
         See `pydtnn.data.load_folder`.
     threads : int, default 1
         Threads that read and decode images.
@@ -93,7 +95,8 @@ def pack_shards(
     """
     check_int("pack", "shard_bytes", shard_bytes, at_least=1)
     check_int("pack", "threads", threads, at_least=1)
-    train, test = find_images("pack", Path(folder), test_fraction)
+    skip = Decoder("pack") if skip_bad else None
+    train, test = find_images("pack", Path(folder), test_fraction, 0, skip)
     with ThreadPoolExecutor(threads) as pool:
         writer = _Writer(shard_bytes, pool)
         shuffled = permutation(0, 0, len(train.paths), "pack")
@@ -216,8 +219,8 @@ class _Writer:
         ):
             if len(data) != size:
                 raise ValueError(f"pack: {path} has changed meanwhile; pack the images again")
-            suffix = "png" if path.lower().endswith(".png") else "jpg"
-            parts += [_member(f"{number:09d}.{suffix}", data)]
+            suffix = Path(path).suffix.lower().replace("jpeg", "jpg")
+            parts += [_member(f"{number:09d}{suffix}", data)]
             parts += [_member(f"{number:09d}.cls", str(label).encode())]
         return b"".join([*parts, bytes(2 * BLOCK)])
 

@@ -235,6 +235,7 @@ def load_shards(
     std: Sequence[float] | None = None,
     window: int = 16,
     check: bool = True,
+    exif_rotation: bool = True,
 ) -> tuple[Dataset, Dataset]:
     """Use the shards in `data_dir` that ``python -m pydtnn.data pack`` has written.
 
@@ -246,7 +247,7 @@ def load_shards(
     ----------
     data_dir : path, optional
         See `pydtnn.data.load_dataset`.
-    image_size, channels, mean, std
+    image_size, channels, mean, std, exif_rotation
         See `pydtnn.data.load_folder`. With `image_size`, `mean` and `std`, no image is decoded
         before training.
     window : int, default 16
@@ -266,7 +267,7 @@ def load_shards(
     ImportError
         If Pillow is not installed.
     """
-    decode = Decoder("shards", image_size, channels)
+    decode = Decoder("shards", image_size, channels, exif_rotation)
     statistics = given_statistics("shards", mean, std, channels)
     check_int("shards", "window", window, at_least=1)
     root = data_folder(data_dir)

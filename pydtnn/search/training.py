@@ -35,7 +35,16 @@ from pydtnn.utils.names import unknown
 OWN = ("output_dir", "resume", "evaluate_only", "progress", "verbose", "quiet", "save", "trace")
 """Options that a search sets itself, or that trials cannot have."""
 
-OF_DATA = ("dataset", "dataset_options", "data_dir", "image_size", "validation_split", "stage")
+OF_DATA = (
+    "dataset",
+    "dataset_options",
+    "data_dir",
+    "image_size",
+    "skip_bad",
+    "exif_rotation",
+    "validation_split",
+    "stage",
+)
 """Options with which the data sets of trials are equal."""
 
 OUTPUT = "output.txt"

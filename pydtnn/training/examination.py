@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from pydtnn.comm import Communicator, agree
 from pydtnn.comm.agree import name_ranks
 from pydtnn.data import Dataset, Subset
 from pydtnn.data.batch import parts
+from pydtnn.data.images import name_bad
 from pydtnn.data.loader import read_samples
 from pydtnn.data.order import rank_slice
 from pydtnn.data.statistics import PixelSums, chunk_rows, pixel_sums
@@ -195,7 +196,26 @@ def _read(dataset: Dataset, share: slice, threads: int) -> Iterator[PixelSums]:
         range(start, min(start + rows, share.stop))
         for start in range(share.start, share.stop, rows)
     ]
+    problems: list[str] = []
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="pydtnn-loader") as pool:
-        yield from pool.map(
-            lambda chunk: pixel_sums(dataset.read, dataset.input_shape, chunk), chunks
-        )
+        for sums, bad in pool.map(partial(_sum_or_name_bad, dataset), chunks):
+            problems += bad
+            yield sums
+    if problems:
+        raise ValueError(f"{dataset.name}: {name_bad(problems)}")
+
+
+def _sum_or_name_bad(dataset: Dataset, chunk: range) -> tuple[PixelSums, list[str]]:
+    """Sum the pixels of samples; if this fails, return what is wrong with each of them."""
+    try:
+        return pixel_sums(dataset.read, dataset.input_shape, chunk), []
+    except EXPLAINED:
+        problems = []
+        for sample in chunk:
+            try:
+                dataset.read(np.array([sample]))
+            except EXPLAINED as error:
+                problems.append(str(error).removeprefix(f"{dataset.name}: "))
+        if not problems:
+            raise
+        return pixel_sums(dataset.read, dataset.input_shape, range(0)), problems

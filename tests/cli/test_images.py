@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,3 +149,38 @@ def test_ranks_train_on_the_copy_that_one_of_them_makes(
     assert capsys.readouterr().out == done.stdout
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert {path: path.stat().st_ino for path in local.rglob("*.tar")} == copied
+
+
+def test_a_run_of_an_earlier_version_continues_without_turning_photographs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = write_images(tmp_path / "images")
+    options = ["--dataset=folder", f"--data-dir={root}", "--model=mlp", "--output-dir=runs/a"]
+    assert main([*options, "--epochs=1"]) == 0
+    path = tmp_path / "runs/a/run.json"
+    about = json.loads(path.read_text())
+    assert about["configuration"].pop("exif_rotation") is True
+    path.write_text(json.dumps(about))
+    capsys.readouterr()
+    assert main(["--resume", "runs/a", "--epochs=2"]) == 0
+    assert "--exif-rotation true -> false" in capsys.readouterr().out
+    assert json.loads(path.read_text())["configuration"]["exif_rotation"] is False
+    assert main(["--resume", "runs/a", "--epochs=3"]) == 0
+    assert "--exif-rotation" not in capsys.readouterr().out
+
+
+def test_bad_files_are_omitted_by_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = write_images(tmp_path / "images")
+    (root / "train/bee/Thumbs.db").write_bytes(b"text")
+    options = ["--dataset=folder", f"--data-dir={root}", "--model=mlp", "--epochs=1"]
+    assert main(options) == 1
+    assert "Thumbs.db is no PNG" in capsys.readouterr().err
+    assert main([*options, "--skip-bad"]) == 0
+    printed = capsys.readouterr()
+    assert "Thumbs.db is no PNG" in printed.out + printed.err
+    assert main(["--dataset=synthetic", "--skip-bad"]) == 1
+    assert "--skip-bad: synthetic has no parameter `skip_bad`" in capsys.readouterr().err

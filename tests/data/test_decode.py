@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import importlib
 import io
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pydtnn import Flatten, Linear, Model, Sequential
 from pydtnn.data.images import Decoder
+from pydtnn.predict import read_image
 
 image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
 
@@ -116,16 +122,96 @@ def test_an_image_is_resized_by_its_short_side(kind: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "expected a PNG or JPEG image in x/a.jpg, got other or damaged data"),
-        (b"not an image", "expected a PNG or JPEG image in x/a.jpg"),
-        (encoded(np.zeros((9, 9), np.uint8), "BMP"), "expected a PNG or JPEG image in x/a.jpg"),
-        (encoded(np.zeros((9, 9), np.uint16)), "expected 8 bits per channel, got 16 in x/a.jpg"),
+        (b"", "expected a PNG, JPEG or WebP image in x/a.jpg, got other or damaged data"),
+        (b"not an image", "expected a PNG, JPEG or WebP image in x/a.jpg"),
+        (
+            encoded(np.zeros((9, 9), np.uint8), "BMP"),
+            "expected a PNG, JPEG or WebP image in x/a.jpg",
+        ),
     ],
 )
 def test_other_files_are_told_by_name_in_one_sentence(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^test: {reason}") as error:
         Decoder("test", size=4)(data, "x/a.jpg")
     assert "\n" not in str(error.value)
+
+
+def test_a_webp_has_the_pixels_that_were_written(pixels: NDArray[np.uint8]) -> None:
+    file = io.BytesIO()
+    image.fromarray(pixels).save(file, "WEBP", lossless=True)
+    np.testing.assert_array_equal(Decoder("test")(file.getvalue(), "a.webp"), pixels)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_of_16_bits_the_upper_8_are_used(rng: np.random.Generator, channels: int) -> None:
+    wide = rng.integers(0, 2**16, (7, 11)).astype(np.uint16)
+    found = Decoder("test", channels=channels)(encoded(wide), "a.png")
+    colours = [wide >> 8] * min(channels, 3) + [np.full_like(wide, 255)] * (channels == 4)
+    np.testing.assert_array_equal(found, np.stack(colours, axis=-1))
+
+
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("size", [None, (6, 9), (3, 2)], ids=str)
+def test_photographs_are_turned_to_the_orientation_in_their_metadata(
+    rng: np.random.Generator, number: int, kind: str, size: Any
+) -> None:
+    """Numbers 0 and 9 do not exist. Blocks of 8 pixels survive JPEG and its reductions."""
+    stored = rng.integers(0, 256, (3, 5, 1)).repeat(8, 0).repeat(8, 1).repeat(3, 2).astype(np.uint8)
+    metadata = image.Exif()
+    metadata[0x0112] = number
+    file = io.BytesIO()
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 98} if kind == "JPEG" else {}
+    image.fromarray(stored).save(file, kind, exif=metadata, **options)
+    upright = {  # table 6 of EXIF 2.3: what row 0 and column 0 of the file show
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.swapaxes(0, 1),
+        6: stored[::-1].swapaxes(0, 1),
+        7: stored[::-1, ::-1].swapaxes(0, 1),
+        8: stored[:, ::-1].swapaxes(0, 1),
+    }.get(number, stored)
+    for turned, expected in ((True, upright), (False, stored)):
+        found = Decoder("test", size, exif_rotation=turned)(file.getvalue(), "a")
+        reference = Decoder("test", size)(encoded(np.ascontiguousarray(expected)), "a.png")
+        assert found.shape == reference.shape
+        # JPEG's colours are rounded; it is reduced with another filter than Pillow's.
+        limit = (8 if size is None else 60) if kind == "JPEG" else 0
+        assert abs(found.astype(int) - reference).max() <= limit
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_metadata_turn_nothing(pixels: NDArray[np.uint8]) -> None:
+    file = io.BytesIO()
+    image.fromarray(pixels).save(file, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    plain = Decoder("test", exif_rotation=False)(file.getvalue(), "a.jpg")
+    np.testing.assert_array_equal(Decoder("test")(file.getvalue(), "a.jpg"), plain)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".eps"])
+def test_no_program_is_started_for_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Pillow starts Ghostscript (gs) for EPS, whatever a file is called."""
+    program, started = tmp_path / "gs", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\ntouch {started}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    eps = importlib.import_module("PIL.EpsImagePlugin")
+    for name in ("gs_binary", "gs_windows_binary"):
+        monkeypatch.setattr(eps, name, None)  # it looks for the program once
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+    model = Model(Sequential(Flatten(), Linear(2)), (8, 8, 3), backend="numpy")
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    for call in (lambda: Decoder("test")(data, "a"), lambda: read_image(str(path), model)):
+        with pytest.raises(ValueError, match="expected a PNG, JPEG or WebP image"):
+            call()
+    assert not started.exists()
+    with suppress(OSError), image.open(io.BytesIO(data)) as opened:
+        opened.load()
+    assert started.exists()  # by Pillow alone
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

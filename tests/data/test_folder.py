@@ -8,10 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data import Loader, balanced_weights, load_dataset, load_folder
+from pydtnn.comm import run_threads
+from pydtnn.data import (
+    Loader,
+    balanced_weights,
+    load_dataset,
+    load_folder,
+    load_shards,
+    pack_shards,
+)
+from pydtnn.data.__main__ import main
+from pydtnn.training.examination import examine
+from pydtnn.utils.errors import AgreedError
 from tests.data.image_files import (
     CLASSES,
     COUNTS,
+    image,
     pixels_of,
     read_all,
     write_image,
@@ -154,10 +166,10 @@ def nothing(root: Path) -> None:
         (
             write("train/bee/notes.txt"),
             {},
-            "only PNG and JPEG .* got the file .*bee/notes.txt; mov",
+            ".*bee/notes.txt is no PNG, JPEG or WebP image by its name; convert it, or move",
         ),
-        (write("train/notes.txt"), {}, "only sub-folders .*train, got the file notes.txt; move"),
-        (write("val/cat/a.gif"), {}, "got the file .*val/cat/a.gif"),
+        (write("train/notes.txt"), {}, "train/notes.txt is beside the folders of classes; move"),
+        (write("val/cat/a.gif"), {}, "val/cat/a.gif is no PNG"),
         (
             remove("train/ant", "train/bee"),
             {},
@@ -168,7 +180,11 @@ def nothing(root: Path) -> None:
             {},
             "at least 2 classes .*, got none; add",
         ),
-        (lambda root: (root / "train/dog").mkdir(), {}, "images in .*train/dog, got none; add"),
+        (
+            lambda root: (root / "train/dog").mkdir(),
+            {},
+            "train/dog has no PNG, JPEG or WebP images; add",
+        ),
         (write("val/dog/0.png"), {}, "val contains the class dog, which .*train does not contain"),
         (remove("val"), {}, "contains train, but no val, validation or test for the test set; add"),
         (remove("train"), {}, "contains no train; add train and val, or set test_fraction, "),
@@ -191,6 +207,111 @@ def test_a_folder_that_cannot_be_used_is_told_in_one_sentence(
     with pytest.raises((ValueError, FileNotFoundError), match=f"^folder: .*{reason}") as error:
         load_folder(data_dir=root, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> Path:
+    """Images of three classes, and files of many kinds that cannot be used."""
+    root = write_images(tmp_path / "data", shape=(6, 6, 3))
+    (root / "train/dog").mkdir()
+    (root / "train/Thumbs.db").write_bytes(b"text")
+    (root / "train/ant/a.bmp").write_bytes(b"BM")
+    (root / "val/bee/a.gif").write_bytes(b"GIF89a")
+    (root / "train/ant/.hidden").write_bytes(b"text")
+    write_image(root / "train/bee/5.webp", np.zeros((6, 6, 3), np.uint8))
+    write_image(root / "train/cat/5.png", np.zeros((6, 6), np.uint16))
+    whole = (root / "train/bee/0.png").read_bytes()
+    (root / "train/cat/cut.png").write_bytes(whole[:-40])
+    (root / "val/ant/empty.jpg").write_bytes(b"")
+    return root
+
+
+LISTED = (
+    *("train/Thumbs.db is beside the folders", "train/ant/a.bmp is no PNG", "train/dog has no PNG"),
+    "val/bee/a.gif is no PNG",
+)
+DAMAGED = (
+    "the image {}/train/cat/cut.png is damaged",
+    "JPEG or WebP image in {}/val/ant/empty.jpg",
+)
+
+
+def test_all_bad_files_are_named_at_once(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="4 files cannot be used: .*set skip_bad") as error:
+        load_folder(data_dir=messy)
+    for part in LISTED:
+        assert f"{messy}/{part}" in str(error.value)
+    assert main(["check", str(messy)]) == 1
+    out, told = capsys.readouterr()
+    for part in (
+        *(f"{messy}/{part}" for part in LISTED),
+        *(part.format(messy) for part in DAMAGED),
+    ):
+        assert out.count(part) == 1
+    assert out.count("\n") == 6
+    assert "check: 6 problems beside 24 good images; set skip_bad" in told
+
+
+def test_bad_files_are_omitted_if_this_is_set(
+    messy: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, test = load_folder(data_dir=messy, skip_bad=True)
+    (line,) = caplog.messages
+    for part in (
+        *(f"{messy}/{part}" for part in LISTED),
+        *(part.format(messy) for part in DAMAGED),
+    ):
+        assert part in line
+    assert (len(train), len(test), train.class_names) == (18, 6, CLASSES)
+    assert len(read_all(train)[0]) == 18
+    packed = pack_shards(messy, messy / "../shards", skip_bad=True)
+    assert [part.samples for part in packed] == [18, 6]
+    shards, _ = load_shards(data_dir=messy / "../shards")
+    np.testing.assert_array_equal(read_all(shards)[0], read_all(train)[0])
+    assert main(["check", str(write_images(messy / "../good"))]) == 0
+    assert capsys.readouterr().out.endswith("good: 22 images can be read\n")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_examination_names_all_damaged_images(tmp_path: Path, size: int) -> None:
+    root = write_images(tmp_path)
+    for part in ("train/ant/3.png", "train/cat/0.png", "train/cat/3.png"):
+        (root / part).write_bytes((root / part).read_bytes()[:-40])
+    data, _ = load_folder(data_dir=root)
+    with pytest.raises(AgreedError) as error:
+        run_threads(size, lambda comm: examine(comm, data))
+    for part in ("train/ant/3.png", "train/cat/0.png", "train/cat/3.png"):
+        assert str(error.value).count(f"the image {root}/{part} is damaged") == 1
+
+
+def test_names_of_classes_have_one_form_of_unicode(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    for part, name in (
+        ("train", decomposed),
+        ("val", composed),
+        ("train", "caff"),
+        ("val", "caff"),
+    ):
+        write_image(tmp_path / part / name / "0.png", np.zeros((4, 4), np.uint8))
+    train, test = load_folder(data_dir=tmp_path)
+    assert train.class_names == test.class_names == ("caff", composed)
+    np.testing.assert_array_equal(test.labels, [0, 1])
+    write_image(tmp_path / "train" / composed / "1.png", np.zeros((4, 4), np.uint8))
+    assert load_folder(data_dir=tmp_path)[0].labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_photographs_are_turned_unless_this_is_switched_off(tmp_path: Path, packed: bool) -> None:
+    root, metadata = write_images(tmp_path / "data"), image.Exif()
+    metadata[0x0112] = 3
+    pixels = np.arange(90, dtype=np.uint8).reshape(6, 5, 3)
+    write_image(root / "train/ant/0.png", pixels, exif=metadata)
+    load, folder = load_folder, root
+    if packed:
+        pack_shards(root, tmp_path / "shards")
+        load, folder = load_shards, tmp_path / "shards"
+    for options, expected in (({}, pixels[::-1, ::-1]), ({"exif_rotation": False}, pixels)):
+        np.testing.assert_array_equal(load(data_dir=folder, **options)[0].read([0])[0][0], expected)
 
 
 def test_a_class_that_would_be_for_testing_only_is_told(tmp_path: Path) -> None:

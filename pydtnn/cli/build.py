@@ -38,7 +38,7 @@ from pydtnn.cli.workload import describe_data, describe_run, names_in, optimizer
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights
 from pydtnn.data.augment import Augmentation, create_augmentations
-from pydtnn.data.inputs import inputs_of
+from pydtnn.data.inputs import check_same, inputs_of, same_normalization
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
@@ -46,6 +46,7 @@ from pydtnn.model.load_report import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.perfmodel.workload import Workload
+from pydtnn.runs.run import find_inputs
 from pydtnn.saving import check_saveable
 from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
@@ -295,7 +296,7 @@ def create_job(
     )
     if survival is not None and (why := why_not_recovered(trainer)):
         raise ValueError(f"train: --survive: {why}; omit --compress")
-    loaded = load_initial_weights(config, model)
+    loaded = load_initial_weights(config, model, train)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)
     job = Job(
@@ -319,14 +320,31 @@ def create_job(
     return job
 
 
-def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:
-    """Load the weights that `--load` names, with the arguments of `--load-options`."""
+def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> LoadReport | None:
+    """Load the weights that `--load` names, with the arguments of `--load-options`.
+
+    If it is known which samples they were trained on, those of the training set must be alike.
+    """
     if not config.load:
         return None
     for name in config.load_options:
         if name not in LOAD_OPTIONS:
             raise ValueError(f"train: {unknown('option of --load', name, LOAD_OPTIONS)}")
-    return load_weights(model, config.load, **config.load_options)
+    known = None
+    if config.load_options.get("strict", True):  # otherwise layers may be for other classes
+        known = find_inputs(Path(config.load))
+    if known is not None:
+        advice = (
+            "use the same classes in the same order, the same size and tokenizer, or train others "
+            "from these weights with --load-options.strict=false"
+        )
+        check_same("train: --load", train, known, f"the training of {config.load}", advice)
+    report = load_weights(model, config.load, **config.load_options)
+    if known is not None and config.evaluate_only:
+        model.inputs = known
+    elif known is not None and not same_normalization(train, known):
+        _log.warning("mean and deviation of %s are not those of %s", train.name, config.load)
+    return report
 
 
 def freeze(config: TrainConfig, work: Workload, model: Model) -> None:

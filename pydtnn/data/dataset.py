@@ -33,6 +33,9 @@ class Dataset(SuggestsNames, ABC):
         targets.
     class_names : tuple of str or None, default None
         Name of each class. A tuple of such tuples if a sample has several targets.
+    encoding : str or None, default None
+        Identifies what numbers without names mean, such as a tokenizer or the scale of targets:
+        training is continued with the same one.
     ignore_index : int or None
         A label without a class, which parts of masks have that augmentation moves in from outside.
     pixels : bool, default True
@@ -53,6 +56,7 @@ class Dataset(SuggestsNames, ABC):
     input_shape: Any
     classes: Any
     class_names: Any = None
+    encoding: str | None = None
     ignore_index: int | None = None
     pixels: bool = True
     like: Dataset | None = None
@@ -214,6 +218,7 @@ class Subset(Dataset):
         self.name, self.like = dataset.name, dataset
         self.input_shape, self.classes = dataset.input_shape, dataset.classes
         self.class_names, self.ignore_index = dataset.class_names, dataset.ignore_index
+        self.encoding = dataset.encoding
         self.pixels = dataset.pixels
         self.indices = chosen
 

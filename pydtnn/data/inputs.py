@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydtnn.data.batch import parts, shapes_of
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.loader import read_samples
 from pydtnn.data.statistics import Normalize, Statistics
+from pydtnn.utils.names import some
 
 Array = NDArray[Any]
 
@@ -125,10 +127,13 @@ class Inputs:
         One per input of a sample.
     class_names : tuple of str or None
         Names of the classes; a tuple of such tuples for several targets.
+    encoding : str or None
+        See `pydtnn.data.Dataset`.
     """
 
     parts: tuple[Input, ...]
     class_names: Any = None
+    encoding: str | None = None
 
 
 def inputs_of(dataset: Dataset) -> Inputs:
@@ -151,7 +156,53 @@ def inputs_of(dataset: Dataset) -> Inputs:
             for known, part in zip(ranges, x, strict=True)
         ]
     made = zip(shapes, map(str, kinds), statistics, ranges, strict=True)
-    return Inputs(tuple(Input(*row) for row in made), dataset.class_names)
+    return Inputs(tuple(Input(*row) for row in made), dataset.class_names, dataset.encoding)
+
+
+def check_same(who: str, dataset: Dataset, known: Inputs | Dataset, what: str, advice: str) -> None:
+    """Raise ValueError if shapes, class names or encoding are not those of a training set.
+
+    What is not known of one of them is not compared; nor are statistics (`same_normalization`).
+
+    Parameters
+    ----------
+    who : str
+        First word of the error.
+    dataset : Dataset
+    known : Inputs or Dataset
+        The training set.
+    what : str
+        Describes it, such as "the training to continue".
+    advice : str
+        What to do.
+    """
+    given, expected = _facts(dataset), _facts(known)
+    different = [
+        f"{name} {given[name]} instead of {value}"
+        for name, value in expected.items()
+        if given.get(name, value) != value
+    ]
+    if different:
+        raise ValueError(
+            f"{who}: expected data like those of {what}, got {dataset.name} with "
+            f"{some(different, 3)}; {advice}"
+        )
+
+
+def _facts(of: Inputs | Dataset) -> dict[str, object]:
+    """Return what is known of samples and targets by name; names in one of their Unicode forms."""
+    shapes = [p.shape for p in of.parts] if isinstance(of, Inputs) else shapes_of(of.input_shape)
+    facts: dict[str, object] = {"samples of shape": " and ".join(map(str, shapes))}
+    if of.encoding is not None:
+        facts["encoding"] = of.encoding
+    of_one = all(isinstance(name, str) for name in of.class_names or [None])
+    for target, names in enumerate((of.class_names,) if of_one else of.class_names or ()):
+        suffix = "" if of_one else f" of target {target}"
+        for number, name in enumerate(names or ()):
+            facts[f"class {number}{suffix}"] = unicodedata.normalize("NFC", name)
+        if names is not None:
+            facts[f"number of classes{suffix}"] = len(names)
+    return facts
 
 
 def same_normalization(first: Dataset, other: Inputs) -> bool:

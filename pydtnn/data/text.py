@@ -51,6 +51,8 @@ class TokenDataset(Dataset):
         Number of different tokens; by default that of `like`, or one more than the largest.
     like : Dataset, optional
         The training set, if this one is a test set.
+    encoding : str, optional
+        Identifies the tokenizer; by default that of `like`.
     name : str, default "tokens"
 
     Raises
@@ -70,6 +72,7 @@ class TokenDataset(Dataset):
         *,
         classes: int | None = None,
         like: Dataset | None = None,
+        encoding: str | None = None,
         name: str = "tokens",
     ) -> None:
         check_int("TokenDataset", "length", length, at_least=1)
@@ -94,6 +97,7 @@ class TokenDataset(Dataset):
                 f"{int(np.argmax(array == wrong))}"
             )
         self.name, self.like = name, like
+        self.encoding = encoding or (None if like is None else like.encoding)
         self.input_shape = (length,)
         self.tokens = array
 
@@ -139,17 +143,20 @@ def load_text(
     text, root = read_text(data_dir, pattern)
     tokens: Array
     if tokenizer is None:
-        unit, classes, tokens = "bytes", VOCABULARY, np.frombuffer(text, np.uint8)
+        unit = encoding = "bytes"
+        classes, tokens = VOCABULARY, np.frombuffer(text, np.uint8)
     else:
         pairs = Tokenizer(tokenizer)
-        unit, classes, tokens = "tokens", pairs.size, pairs.encode(text, str(root))
+        unit, encoding = "tokens", f"tokenizer {pairs.digest}"
+        classes, tokens = pairs.size, pairs.encode(text, str(root))
     test = max(len(tokens) // TEST_SHARE, length + 1)
     if len(tokens) < test + length + 1:
         raise ValueError(
             f"text: expected at least {2 * (length + 1)} {unit}, for a sample to train with and "
             f"one to test with, got {len(tokens)} in {root}"
         )
-    train = TokenDataset(tokens[:-test], length, classes=classes, name="text")
+    known: dict[str, Any] = {"classes": classes, "encoding": encoding, "name": "text"}
+    train = TokenDataset(tokens[:-test], length, **known)
     return train, TokenDataset(tokens[-test:], length, name="text", like=train)
 
 

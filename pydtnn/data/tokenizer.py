@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ class Tokenizer:
     ----------
     size : int
         Tokens of the vocabulary; all are in ``0..size-1``.
+    digest : str
+        Identifies the tokens and their numbers.
 
     Raises
     ------
@@ -57,10 +60,11 @@ class Tokenizer:
         self._path = path
         with _explained(f"{path} is not a tokenizer.json file of Hugging Face"):
             self._inner = package.Tokenizer.from_str(data.decode())
-            numbers = self._inner.get_vocab().values()
+            numbers = self._inner.get_vocab()
         self._inner.no_truncation()
         self._inner.no_padding()
-        self.size = 1 + max(numbers, default=-1)
+        self.size = 1 + max(numbers.values(), default=-1)
+        self.digest = hashlib.sha256(repr(sorted(numbers.items())).encode()).hexdigest()[:16]
         if not 1 <= self.size <= MAX_TOKENS:
             raise ValueError(
                 f"tokenizer: {path} must have 1 to {MAX_TOKENS:,} tokens, got {self.size:,}"

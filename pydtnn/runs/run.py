@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn.metrics import METRICS
-from pydtnn.saving.models import build_model
+from pydtnn.saving.models import build_model, inputs_from_json, read_content
 from pydtnn.saving.weights import decode_weights
 from pydtnn.training.checkpoint import find_checkpoints, read_weights
 from pydtnn.utils.files import MAX_TEXT_B, read_file
 
 if TYPE_CHECKING:
+    from pydtnn.data.inputs import Inputs
     from pydtnn.kernels import Backend
     from pydtnn.model import Model
 
@@ -373,6 +374,21 @@ def read_run(who: str, folder: str | Path) -> Run:
             run.intervals.append(found[number][0])
             run.ranks.append(found[number][1])
     return run
+
+
+def find_inputs(path: Path) -> Inputs | None:
+    """Return what is known of the samples that weights were trained on, if anything.
+
+    Parameters
+    ----------
+    path : Path
+        A saved model, or the best weights of a run: beside both is `MODEL_FILE`.
+    """
+    file = (path if path.is_dir() else path.parent) / MODEL_FILE
+    if not file.is_file() or (path.name != BEST_FILE and not path.is_dir()):
+        return None
+    content = read_content(read_file("load_weights", file, MAX_FILE_B))
+    return inputs_from_json(content)[1]
 
 
 def is_run(path: Path) -> bool:

@@ -59,6 +59,7 @@ def inputs_to_json(inputs: Sequence[tuple[str, Shape]], known: Inputs | None) ->
             for (name, shape), own in zip(inputs, samples, strict=True)
         ],
         "class_names": None if known is None else _lists(known.class_names),
+        "encoding": None if known is None else known.encoding,
     }
 
 
@@ -81,7 +82,10 @@ def inputs_from_json(content: Any) -> tuple[list[tuple[str, Shape]], Inputs | No
             parts.append(_input(shape, entry["samples"], f"samples of input {number}"))
     if len(parts) != len(shapes):
         return shapes, None
-    return shapes, Inputs(tuple(parts), _tuples(content["class_names"]))
+    encoding = content.get("encoding")  # not in files of earlier versions
+    if not isinstance(encoding, str | None):
+        raise ValueError("model: encoding must be null or text")
+    return shapes, Inputs(tuple(parts), _tuples(content["class_names"]), encoding)
 
 
 def _input(shape: Shape, samples: Any, where: str) -> Input:

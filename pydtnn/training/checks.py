@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
-from pydtnn.data.inputs import same_normalization
+from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.data.order import most_shards
 from pydtnn.layers import Block, Layer, Sigmoid, Softmax
@@ -501,6 +501,16 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
             f"Trainer: validation samples must have shape {train.input_shape}, like {train.name}, "
             f"got {validation.input_shape} in {validation.name}"
         )
+    advice = "give both the same classes in the same order"
+    check_same("Trainer", validation, train, "the training set", advice)
+
+
+def check_samples(setup: Setup, dataset: Dataset, what: str) -> None:
+    """Raise ValueError if samples or classes are not those that the model is known to be for."""
+    check_dataset("Trainer", dataset)
+    if setup.model.inputs is not None:
+        advice = "use the same classes in the same order, the same size and the same tokenizer"
+        check_same("Trainer", dataset, setup.model.inputs, what, advice)
 
 
 def warn_of_statistics(setup: Setup, dataset: Dataset | None) -> bool:

@@ -127,6 +127,8 @@ def prepare(
         On all ranks, if plans or data differ, or the model's memory limit is not possible.
     """
     checks.check_validation(train, validation)
+    if was:
+        checks.check_samples(setup, train, "the training to continue")
     checks.check_trainable(setup.model)
     examine(setup.comm, train, validation, threads=loader_threads)
     loader = setup.loader(

@@ -354,6 +354,8 @@ class Trainer(SuggestsNames):
         loader, plan = prepare(
             self.setup, train, validation, was, accumulation=self.accumulation, **options
         )
+        if was:
+            checks.warn_of_statistics(self.setup, train)
         rebound = self.rebind()
         self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
         self._warned = checks.warn_of_statistics(self.setup, validation)
@@ -423,6 +425,7 @@ class Trainer(SuggestsNames):
             total = check_int("Trainer", "batch_size", batch_size, at_least=1) * ranks
         check_int("Trainer", "global_batch_size", total, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
+        checks.check_samples(self.setup, dataset, "the training")
         self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
         with (
             self.setup.observed(),

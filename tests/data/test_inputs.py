@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from pydtnn.data import ArrayDataset, Dataset, Loader, create_augmentations, load_dataset
 from pydtnn.data.batch import parts
-from pydtnn.data.inputs import Inputs, inputs_of, same_normalization
+from pydtnn.data.inputs import Inputs, check_same, inputs_of, same_normalization
 
 RAW = {
     "of 0 to 255": lambda x: x.astype(np.float32),
@@ -129,3 +130,42 @@ def test_statistics_are_the_same_only_if_they_are_those_of_the_training_set() ->
     assert not same_normalization(ArrayDataset(x / 255, y), known)
     floats = ArrayDataset(x / 255, y)
     assert same_normalization(ArrayDataset(x[:9] / 255, y[:9]), inputs_of(floats))
+
+
+def named(*names: Any, targets: int = 1, encoding: str | None = None) -> Dataset:
+    """A data set whose classes have these names."""
+    y = np.zeros(4, int)
+    data = ArrayDataset(
+        np.zeros((4, 2), np.float32),
+        y if targets == 1 else (y,) * targets,
+        class_names=names or None,
+        classes=None if names else 2,
+    )
+    data.encoding = encoding
+    return data
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "words"),
+    [
+        (named("ant", "cat"), named("cat", "dog"), "class 0 ant instead of cat, class 1 cat ins"),
+        (named("a", "b", "c"), named("a", "b"), "number of classes 3 instead of 2"),
+        (named("a"), named("a", "b"), "number of classes 1 instead of 2"),
+        (named(["a", "b"], ["c"], targets=2), named(["a", "b"], ["d"], targets=2), "of target 1 c"),
+        (named(encoding="bytes"), named(encoding="tokenizer 1"), "encoding bytes instead of tok"),
+    ],
+)
+def test_other_classes_and_encodings_are_named(given: Dataset, known: Dataset, words: str) -> None:
+    for other in (known, inputs_of(known)):
+        with pytest.raises(ValueError, match=r"^train: expected data like those of it, got array"):
+            check_same("train", given, other, "it", "stop")
+        with pytest.raises(ValueError, match=words):
+            check_same("train", given, other, "it", "stop")
+
+
+def test_what_is_alike_or_not_known_is_accepted() -> None:
+    forms = [named(unicodedata.normalize(form, "\u00e9t\u00e9"), "b") for form in ("NFC", "NFD")]
+    unknown = named()
+    for given, known in ([*forms], [unknown, forms[0]], [forms[0], unknown], [unknown, unknown]):
+        check_same("train", given, inputs_of(known), "it", "stop")
+    check_same("train", named(encoding="bytes"), unknown, "it", "stop")

@@ -1,5 +1,6 @@
 """Byte-pair tokens, beside the library whose files these are."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from pydtnn.data import Tokenizer, load_text, tokenizer, train_tokenizer
 from pydtnn.data.__main__ import main
+from pydtnn.data.inputs import check_same, inputs_of
+from pydtnn.saving.models import inputs_from_json, inputs_to_json
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -69,6 +72,31 @@ def test_a_text_has_samples_of_tokens(file: Path, tmp_path: Path) -> None:
     assert both.tolist() == Tokenizer(file).encode(TEXT).tolist()
     assert len(test.tokens) == len(both) // 10
     assert train.classes == test.classes == 300
+    assert train.encoding == test.encoding == f"tokenizer {Tokenizer(file).digest}"
+
+
+def test_a_run_is_not_continued_with_another_tokenizer(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    first, second = [*words][:2]
+    words[first], words[second] = words[second], words[first]
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    sets = [
+        load_text(tmp_path / "text", length=16, tokenizer=path)[0]
+        for path in (None, file, tmp_path / "other.json")
+    ]
+    for number, known in enumerate(sets):
+        model = inputs_to_json([("x", (16,))], inputs_of(known))
+        saved = inputs_from_json(json.loads(json.dumps(model)))[1]
+        assert saved is not None
+        for other, data in enumerate(sets):
+            with (
+                pytest.raises(ValueError, match="with encoding ")
+                if other != number
+                else contextlib.nullcontext()
+            ):
+                check_same("train", data, saved, "it", "stop")
 
 
 def test_the_command_trains_on_nine_tenths(

@@ -387,7 +387,7 @@ def find_inputs(path: Path) -> Inputs | None:
     file = (path if path.is_dir() else path.parent) / MODEL_FILE
     if not file.is_file() or (path.name != BEST_FILE and not path.is_dir()):
         return None
-    content = read_content(read_file("load_weights", file, MAX_FILE_B))
+    content = read_content(read_file("load_weights", file, MAX_TEXT_B))
     return inputs_from_json(content)[1]
 
 

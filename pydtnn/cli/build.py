@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -200,6 +201,51 @@ class Job:
     about: dict[str, Any] = field(default_factory=dict)
 
 
+class Parts(NamedTuple):
+    """What a configuration and a training set determine, before there is a model."""
+
+    work: Workload
+    augment: tuple[Augmentation, ...]
+    steps: int
+    loss: Loss
+    metrics: list[Metric]
+    auxiliary: list[float] | None
+    monitor: str
+
+
+def create_parts(
+    config: TrainConfig, train: Dataset, axes: Mapping[str, int], group: Communicator, ranks: int
+) -> Parts:
+    """Create the parts of a run of a mesh with these axes, whose ranks have parts of a batch.
+
+    Raises
+    ------
+    ValueError, TypeError, OSError
+        If the configuration cannot be satisfied.
+    """
+    work = describe_run(config, axes, describe_data(config, train, ranks))
+    augment = create_augmentations(config.augment)
+    steps = len(  # the loader raises ValueError for inconsistent sizes
+        Loader(
+            train,
+            global_batch_size=work.batch,
+            rank=group.rank,
+            size=group.size,
+            augment=augment,
+            mix=config.mixings(),
+            targets=config.augment_targets,
+            steps_per_epoch=config.steps_per_epoch,
+            drop_last=config.drop_last,
+            shards=config.shards if config.exact else None,
+        )
+    )
+    loss = create_loss(config, train)
+    metrics = create_metrics(config, loss)
+    auxiliary = read_auxiliary_weights(config.auxiliary_weights)
+    monitor = choose_monitor(config, metrics)
+    return Parts(work, augment, steps, loss, metrics, auxiliary, monitor)
+
+
 def create_job(
     config: TrainConfig,
     comm: Communicator,
@@ -227,26 +273,9 @@ def create_job(
     train, validation = data or share_data(config, comm)
     axes = {"data": comm.size} if mesh is None else mesh.shape
     parts = group.size if survival is None else survival.parts
-    work = describe_run(config, axes, describe_data(config, train, parts))
-    augment = create_augmentations(config.augment)
-    steps = len(  # the loader raises ValueError for inconsistent sizes
-        Loader(
-            train,
-            global_batch_size=work.batch,
-            rank=group.rank,
-            size=group.size,
-            augment=augment,
-            mix=config.mixings(),
-            targets=config.augment_targets,
-            steps_per_epoch=config.steps_per_epoch,
-            drop_last=config.drop_last,
-            shards=config.shards if config.exact else None,
-        )
+    work, augment, steps, loss, metrics, auxiliary, monitor = create_parts(
+        config, train, axes, group, parts
     )
-    loss = create_loss(config, train)
-    metrics = create_metrics(config, loss)
-    auxiliary = read_auxiliary_weights(config.auxiliary_weights)
-    monitor = choose_monitor(config, metrics)
     if config.virtual_ranks and work.tuning is None:
         work = replace(work, tuning="fixed")  # the same results in every repetition
     begin, meter = clock.now(), StepMeter()

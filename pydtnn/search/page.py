@@ -42,6 +42,9 @@ BEST = "#009E73"
 NARROW = 0.04
 """Part of the whole time below which the bar of a trial has no number."""
 
+BELOW = -0.14
+"""Where the line of a trial without an option passes its axis, which is from 0 to 1."""
+
 MAX_CURVES = 400
 """Maximum number of curves of a figure, those of the last trials."""
 
@@ -269,15 +272,16 @@ def _parallel(space: Space, trials: Sequence[Any], name: str) -> Figure:
     data = []
     for place in range(min(len(ranked), MAX_CURVES) - 1, -1, -1):  # the best are drawn last
         one, value = ranked[place], values[place]
-        known = [(n, d) for n, d in enumerate(space.dimensions) if d.name in one.params]
-        x = [n for n, _ in known] + [len(space.dimensions)]
-        y = [_height(d, one.params[d.name]) for _, d in known]
+        y = [
+            _height(d, one.params[d.name]) if d.name in one.params else BELOW
+            for d in space.dimensions
+        ]
         y.append((value - low) / (high - low) if high > low else 0.5)
         text = "<br>".join(f"{n} {show_value(v)}" for n, v in one.params.items())
         good = place < best
         drawn = line(
             "best tenth" if good else "others",
-            x,
+            [*range(len(y))],
             y,
             BEST if good else COLOURS["other"],
             f"trial {one.number}<br>{text}<br>{name} {value:.4g}",
@@ -286,16 +290,24 @@ def _parallel(space: Space, trials: Sequence[Any], name: str) -> Figure:
         data.append({**drawn, "opacity": 1.0 if good else 0.45})
     labels = [_label(dimension) for dimension in space.dimensions]
     labels.append(f"{name}<br>{low:.3g} to {high:.3g}")
-    ticks = {"tickvals": [*range(len(labels))], "ticktext": labels, "title": ""}
+    places = [*range(len(labels))]
+    ticks = {"tickvals": places, "ticktext": labels, "title": "", "showgrid": False}
+    look = {"type": "line", "layer": "below", "line": {"color": "#999999", "width": 1}}
+    axes = [{**look, "x0": n, "x1": n, "y0": 0, "y1": 1} for n in places]
+    caption = "Each vertical axis from the first value, below, to the last one."
+    bottom = -0.04
+    if any(dimension.condition for dimension in space.dimensions):
+        caption += " The line of a trial without an option passes below its axis."
+        bottom = BELOW - 0.04
     return Figure(
         "Options and value of each trial",
         data,
         ticks,
-        {"title": "", "showticklabels": False, "range": [-0.04, 1.04]},
-        "Each vertical axis from the first value, below, to the last one.",
+        {"title": "", "showticklabels": False, "showgrid": False, "range": [bottom, 1.04]},
+        caption,
         height=420,
         wide=True,
-        layout={"margin": {"l": 50, "r": 70, "t": 12, "b": 60}},
+        layout={"margin": {"l": 50, "r": 70, "t": 12, "b": 60}, "shapes": axes},
     )
 
 

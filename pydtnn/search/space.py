@@ -129,13 +129,19 @@ class Space:
 
     def checks(self) -> Iterator[dict[str, Any]]:
         """Yield trials that together have every choice and both ends of every range."""
-        usual: dict[str, Any] = {}
+        conditions: dict[str, dict[str, Any]] = {}  # with those of the options that they name
         for dimension in self.dimensions:
-            base = {n: v[0] for n, v in dimension.condition.items()}
+            wanted: dict[str, Any] = {}
+            for name, allowed in dimension.condition.items():
+                wanted |= {name: allowed[0], **conditions[name]}
+            conditions[dimension.name] = wanted
             for value in dimension.ends:
-                yield {**usual, **base, dimension.name: value}
-            if dimension.applies(usual):
-                usual[dimension.name] = dimension.ends[0]
+                values: dict[str, Any] = {}
+                for one in self.dimensions:
+                    if one.applies(values):
+                        own = {**wanted, dimension.name: value}
+                        values[one.name] = own.get(one.name, one.ends[0])
+                yield values
 
 
 def read_space(file: str | Path) -> Space:

@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydtnn.cli.build import create_loss, create_metrics
+from pydtnn.cli.build import create_optimizer, create_parts
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments
+from pydtnn.cli.parts import find
 from pydtnn.cli.run import run
 from pydtnn.cli.workload import create_data
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0, together
+from pydtnn.comm.serial import Serial
 from pydtnn.data import Dataset
 from pydtnn.runs.run import read_run
 from pydtnn.search.dimension import RANKS, WHO, named
@@ -144,14 +146,18 @@ class TrainingObjective:
         ValueError, TypeError, OSError
             If an option is unknown or refused, or if runs have no value of the objective.
         """
-        config = together(comm, self._check_options)
+        configs = together(comm, self._check_options)
+        config = configs[0]
         self._data = self._key(config), share_on_host(comm, partial(create_data, config))
         self.free = free_per_rank(comm)
-        together(comm, self._check_objective, config)
+        on_rank_0(comm, self._check_parts, configs)
 
-    def _check_options(self) -> TrainConfig:
-        """Return the configuration of the first options."""
+    def _check_options(self) -> list[TrainConfig]:
+        """Return the configurations of the trials to check."""
         configs = [configure(self.arguments(values)) for values in self.space.checks()]
+        for config in configs:
+            for part in ("dataset", "allreduce"):
+                find(config, part)
         for name in OWN:
             if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
                 raise ValueError(f"{WHO}: trials cannot have the option {name}; remove it")
@@ -161,15 +167,28 @@ class TrainingObjective:
                 f"{WHO}: sampler: {population.generations} generations need as many epochs, got "
                 f"{config.epochs}; set fewer"
             )
-        return config
+        return configs
 
-    def _check_objective(self, config: TrainConfig) -> None:
-        loss = create_loss(config, self.data(config)[0])
-        names = ["loss", *(metric.name for metric in create_metrics(config, loss))]
+    def _check_parts(self, configs: Sequence[TrainConfig]) -> None:
+        """Create what the options name, of trials with other data sets only the data set's name."""
+        for values, config in zip(self.space.checks(), configs, strict=True):
+            told = ", ".join(f"{name} {value}" for name, value in values.items())
+            try:
+                self._check_one(config)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{WHO}: a trial with {told} is not possible: {error}") from error
+
+    def _check_one(self, config: TrainConfig) -> None:
+        if self._data is None or self._key(config) != self._data[0]:
+            return
+        parts = create_parts(config, self._data[1][0], {"data": 1}, Serial(), 1)
+        parts.work.create_net()
+        create_optimizer(config, parts.work.batch, parts.steps)
+        names = ["loss", *(metric.name for metric in parts.metrics)]
         known = [*(f"val_{name}" for name in names), *names]
         for name in self.space.objective:
             if name not in known:
-                raise ValueError(f"{WHO}: {unknown('objective', name, known)}")
+                raise ValueError(unknown("objective", name, known))
 
     def _key(self, config: TrainConfig) -> str:
         """Return what is equal if data sets are."""

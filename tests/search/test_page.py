@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.search import Trial, make_space, run
-from pydtnn.search.page import render
+from pydtnn.search.page import _parallel, render
 from tests.launch import ROOT
 from tests.report import browser
 from tests.report.test_page import COUNT, CUT, ILLEGIBLE
@@ -63,6 +63,28 @@ text = render(SPACE, run(learn, SPACE, sys.argv[1], show=None))
 assert "Share of each option" in text
 print([name for name in ("sklearn", "scipy.stats", "pandas") if name in sys.modules])
 """
+
+
+def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path: Path) -> None:
+    space = make_space(
+        {
+            "optimizer": ["sgd", "adamw"],
+            "momentum": {"low": 0.5, "high": 0.9, "if": {"optimizer": "sgd"}},
+        },
+        sampler="random",
+        trials=8,
+    )
+    study = run(lambda trial: float(trial.number), space, tmp_path, show=None)
+    trials = study.get_trials()
+    assert len({"momentum" in one.params for one in trials}) == 2
+    figure = _parallel(space, trials, "val_accuracy")
+    (first, second, last) = figure.layout["shapes"]
+    for line in figure.data:
+        number = int(line["hovertemplate"].partition("<br>")[0].split()[-1])
+        with_momentum = "momentum" in trials[number].params
+        assert line["x"] == [first["x0"], second["x0"], last["x0"]]
+        assert (second["y0"] <= line["y"][1] <= second["y1"]) == with_momentum
+    assert "passes below its axis" in figure.caption
 
 
 def test_a_page_imports_no_libraries_that_it_does_not_use(tmp_path: Path) -> None:

@@ -101,6 +101,33 @@ def test_the_same_command_continues_with_more_trials(written: Path, capsys: Capt
     [
         ({"space": {"lrr": [0.1]}}, "train: unknown option '--lrr'"),
         ({"space": {"batch_size": [8, 0]}}, "train: --batch-size must be at least 1, got 0"),
+        (
+            {"space": {"optimizer": ["sgd", "adammw"]}},
+            "optimizer adammw is not possible: train: unkn",
+        ),
+        (
+            {"space": {"schedule": ["constant", "cosin"]}},
+            "did you mean 'cosine' or 'cosine_restarts'",
+        ),
+        ({"space": {"scheme": ["gossp"]}}, "unknown scheme 'gossp'"),
+        ({"space": {"allreduce": ["rule", "rong"]}}, "unknown allreduce 'rong'"),
+        (
+            {"space": {"loss": ["cross_entropy", "mse"]}},
+            "loss mse is not possible: unknown objective",
+        ),
+        (
+            {"space": {"model_options": [{"hiden": 3}]}},
+            "unknown option of mlp 'hiden'; did you mean",
+        ),
+        ({"space": {"momentum": [0.9, 1.5]}}, "--momentum must be at least 0 and below 1, got 1.5"),
+        (
+            {"space": {"dataset": ["synthetic", "mnisst"]}},
+            "unknown data set 'mnisst'; did you mean",
+        ),
+        (
+            {"space": {"optimizer": ["sgd", "adamw"], "momentum": [0.5]}},
+            "optimizer adamw, momentum 0.5 is not possible: train: --momentum: adamw has no param",
+        ),
         ({"objective": {"maximize": "val_acuracy"}}, "unknown objective 'val_acuracy'; did you"),
         ({"space": {"output_dir": ["a"]}}, "trials cannot have the option output_dir"),
         ({"sampler": "tpee"}, "unknown sampler 'tpee'"),

@@ -196,6 +196,22 @@ def test_checks_have_every_choice_and_both_ends() -> None:
     assert all(one["optimizer"] == "sgd" for one in found if "momentum" in one)
 
 
+def test_checks_are_trials_that_a_sampler_can_choose() -> None:
+    space = make_space(
+        {
+            "optimizer": ["sgd", "adamw", "lion"],
+            "momentum": {"low": 0.5, "high": 0.9, "if": {"optimizer": "sgd"}},
+            "schedule": {"choices": ["step", "cosine"], "if": {"optimizer": ["adamw", "lion"]}},
+            "factor": {"low": 0.1, "high": 0.5, "if": {"schedule": "step"}},
+        }
+    )
+    found = [*space.checks()]
+    for values in found:
+        assert [*values] == [d.name for d in space.dimensions if d.applies(values)]
+    assert {one["factor"] for one in found if "factor" in one} == {0.1, 0.5}
+    assert {one["optimizer"] for one in found} == {"sgd", "adamw", "lion"}
+
+
 def test_only_what_decides_trials_is_the_identity_of_a_space() -> None:
     def of(**options: Any) -> str:
         return make_space({"x": [1, 2]}, **options).identity()

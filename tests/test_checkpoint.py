@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pydtnn.checkpoint import main
 from pydtnn.cli.run_directory import claim
 from pydtnn.training.checkpoint import find_checkpoints, layout, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint.folder import sums_of
 from pydtnn.utils.files import fill_folder
 from tests.small_training import small_trainer, trained
 
@@ -46,6 +50,57 @@ def test_a_flipped_bit_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert "checkpoint-00000008: arrays.safetensors does not match its checksum" in out
     assert told.startswith("pydtnn.checkpoint: 1 of 2 checkpoints are damaged; ")
     assert len(told.splitlines()) == 1
+
+
+def change_state(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change `state.json` of a checkpoint, with valid checksums."""
+    kind, sums = sums_of(path)
+    state = json.loads((path / "state.json").read_text())
+    change(state)
+    (path / "state.json").write_text(json.dumps(state))
+    sums["state.json"] = kind.of((path / "state.json").read_bytes())
+    (path / kind.file).write_text("".join(f"{one}  {name}\n" for name, one in sums.items()))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda state: state.update(step=10**30), "step must be a whole number from 0, below"),
+        (lambda state: trainer_of(state).update(step=10**30), "trainer: step must be a whole"),
+        (lambda state: trainer_of(state).update(epoch=2**62), "trainer: epoch must be a whole"),
+        (
+            lambda state: trainer_of(state)["history"][0].update(loss=10**400),
+            "trainer: history must be",
+        ),
+    ],
+)
+def test_numbers_that_no_training_reaches_are_found(
+    change: Callable[[dict[str, Any]], object],
+    problem: str,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change_state(find_checkpoints(run)[-1], change)
+    assert main(["verify", str(run)]) == 1
+    assert f"checkpoint-00000008: {problem}" in capsys.readouterr().out
+
+
+def trainer_of(state: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = state["parts"]["trainer"][0]["values"]
+    return values
+
+
+@pytest.mark.parametrize("name", ["state.json", "XXH64SUMS", "arrays.safetensors"])
+def test_a_file_that_is_outside_of_its_checkpoint_is_damaged(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = find_checkpoints(run)[-1]
+    (path / name).rename(tmp_path / name)
+    (path / name).symlink_to(tmp_path / name)
+    assert main(["verify", str(run)]) == 1
+    out = capsys.readouterr().out
+    assert "checkpoint-00000008: " in out
+    assert f"a link to {tmp_path / name}" in out
 
 
 def test_differences_are_printed_with_their_size(

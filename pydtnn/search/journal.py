@@ -10,6 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydtnn.search.dimension import WHO
+from pydtnn.utils.files import MAX_TEXT_B, open_file
+
+LOCKED = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How a file that is locked is opened: nothing is created where a link leads."""
+
 
 class FileLock:
     """A lock of processes, which the system releases when one ends.
@@ -28,7 +34,7 @@ class FileLock:
         self._file: int | None = None
 
     def __enter__(self) -> None:
-        self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o666)
+        self._file = os.open(self._path, LOCKED, 0o666)
         with contextlib.suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
@@ -50,12 +56,19 @@ class Journal:
         Optuna could not read on.
     lock : FileLock
         Held while lines are appended.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it is another kind of file, or a link that leaves its folder.
     """
 
     def __init__(self, path: Path, lock: FileLock) -> None:
         from optuna.storages.journal import JournalFileBackend
 
         self._path, self._lock = path, lock
+        if os.path.lexists(path):
+            open_file(WHO, path, MAX_TEXT_B, folder=path.parent).close()
         with lock, open(path, "a+b") as file:
             file.seek(0)
             data = file.read()

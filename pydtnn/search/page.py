@@ -212,7 +212,7 @@ def _importance(space: Space, study: Any) -> Section:
                 warnings.simplefilter("ignore")
                 evaluator = importance.PedAnovaImportanceEvaluator()
                 shares = importance.get_param_importances(study, evaluator=evaluator, target=target)
-        except (ValueError, RuntimeError) as error:  # too few trials
+        except (ValueError, RuntimeError, IndexError) as error:  # too few trials
             why = f"Optuna cannot estimate it ({error})"
             continue
         names = [*shares][::-1]

@@ -17,10 +17,11 @@ import numpy as np
 from pydtnn.search.asha import NAME as ASHA
 from pydtnn.search.asha import Halving
 from pydtnn.search.dimension import RANKS, WHO
-from pydtnn.search.journal import FileLock, Journal
+from pydtnn.search.journal import LOCKED, FileLock, Journal
 from pydtnn.search.population import NAME as PBT
 from pydtnn.search.population import exploit, explore
 from pydtnn.search.space import Space
+from pydtnn.utils.files import MAX_TEXT_B, path_inside, read_file
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.names import unknown
 
@@ -42,6 +43,17 @@ MOST_STARTS = 5
 SPACE, STARTS, REACHED, REASON = "space", "starts", "reached", "reason"
 GROUP, EPOCHS, POINT, PARENT = "group", "epochs", "point", "parent"
 """Attributes of a study, and of its trials."""
+
+_NUMBER = int | float
+
+SPAN = {"begin": _NUMBER, "end": _NUMBER | None, "ranks": list, "job": int, "host": str}
+"""Types of the entries of a span of time in which a group of ranks has trained a trial."""
+
+KINDS = {
+    **dict.fromkeys((STARTS, REACHED, EPOCHS, POINT, PARENT), int),
+    **{REASON: str, "arguments": list},
+}
+"""Types of attributes of a trial."""
 
 UNTIL = "until"
 """Entry of a span: epoch after which the trial is paused; None for a trial that fills a gap."""
@@ -96,6 +108,17 @@ def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **mor
     except (TypeError, ValueError) as error:
         text = str(error).rpartition("__init__() ")[2]
         raise ValueError(f"{WHO}: {what} {name}: {text}; see the class of Optuna") from error
+
+
+def _check(trial: optuna.trial.FrozenTrial, values: int) -> None:
+    """Raise an error if attributes or values of a trial are not those of a search."""
+    given = trial.user_attrs
+    own: dict[str, Any] = {name: kind for name, kind in KINDS.items() if name in given}
+    entries = [(given, own), *((span, SPAN) for span in given.get(GROUP, []))]
+    pairs = [(name, entry[name], kind) for entry, kinds in entries for name, kind in kinds.items()]
+    wrong = [name for name, one, kind in pairs if not isinstance(one, kind) or one == []]
+    if wrong or len(trial.values or [0] * values) != values:
+        raise TypeError(f"trial {trial.number} has wrong {', '.join(wrong) or 'values'}")
 
 
 def _continues(trial: optuna.trial.FrozenTrial) -> bool:
@@ -195,7 +218,7 @@ class SharedStudy:
     Raises
     ------
     ValueError
-        If the folder contains a study of another space.
+        If the folder contains a study of another space, or its journal is damaged.
     ImportError
         If Optuna is not installed, with the command that installs it.
     """
@@ -212,9 +235,18 @@ class SharedStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _make("sampler", samplers(), space.sampler)
         pruner = _make("pruner", pruners(), space.pruner)
-        (folder / LOCKS).mkdir(parents=True, exist_ok=True)
+        path_inside(WHO, folder, LOCKS).mkdir(parents=True, exist_ok=True)
         self._journal = Journal(folder / JOURNAL, FileLock(folder / LOCKS / JOURNAL))
-        storage = optuna.storages.JournalStorage(cast("Any", self._journal))
+        try:
+            storage = optuna.storages.JournalStorage(cast("Any", self._journal))
+            for study in storage.get_all_studies():
+                for one in storage.get_all_trials(study._study_id, deepcopy=False):
+                    _check(one, len(space.objective))
+        except Exception as error:  # of any type: Optuna does not check lines
+            raise ValueError(
+                f"{WHO}: {folder / JOURNAL} is damaged ({type(error).__name__}: {error!s:.200}); "
+                "restore it, or choose another folder with --study"
+            ) from error
         with FileLock(self.folder / LOCKS / CHOICE):
             try:  # without an entry in the journal, as the space may be refused
                 self.study = optuna.load_study(storage=storage, study_name=WHO, pruner=pruner)
@@ -238,7 +270,7 @@ class SharedStudy:
 
     def _claim(self, number: int) -> bool:
         """Lock a trial; return False if another process has it."""
-        file = os.open(lock_of(self.folder, number), os.O_CREAT | os.O_RDWR, 0o666)
+        file = os.open(lock_of(self.folder, number), LOCKED, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # also where locks are not supported: it may be in progress
@@ -486,7 +518,8 @@ class SharedStudy:
 
     def _reason(self, trial: optuna.trial.FrozenTrial) -> str:
         """Return why a trial that was interrupted is not continued; empty if it is."""
-        reason = lock_of(self.folder, trial.number).read_text(errors="replace")
+        file = lock_of(self.folder, trial.number)
+        reason = read_file(WHO, file, MAX_TEXT_B, folder=file.parent).decode(errors="replace")
         if not reason and trial.user_attrs.get(STARTS, 0) >= MOST_STARTS:
             reason = f"its job has ended {MOST_STARTS} times without a further epoch"
         return reason

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pydtnn.search import make_space
-from pydtnn.search.study import JOURNAL, MOST_STARTS, SharedStudy, lock_of
+from pydtnn.search.study import CHOICE, JOURNAL, LOCKS, MOST_STARTS, SharedStudy, lock_of
 
 pytest.importorskip("optuna")
 
@@ -251,3 +254,65 @@ def test_a_trial_that_ends_while_another_is_chosen_is_not_continued(
     assert taken is not None
     assert (taken.number, taken.resumed) == (1, False)
     assert second.study.trials[0].values == [0.5]
+
+
+def change_line(line: bytes, old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        lines = data.splitlines(keepends=True)
+        at = next(number for number, one in enumerate(lines) if line in one and old in one)
+        lines[at] = lines[at].replace(old, new)
+        return b"".join(lines)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (change_line(b"", b'"op_code"', b'"x"'), "KeyError: 'op_code'"),
+        (change_line(b"", b'"op_code":4', b'"op_code":99'), "AssertionError"),
+        (change_line(b"", b'"op_code":5', b'"op_code":8'), "KeyError"),
+        (change_line(b'"end":1', b'"begin"', b'"x"'), "KeyError: 'begin'"),
+        (change_line(b'"end":1', b'"ranks":[0]', b'"ranks":[]'), "trial 0 has wrong ranks"),
+        (change_line(b'"starts"', b'"starts":1', b'"starts":"1"'), "trial 0 has wrong starts"),
+        (change_line(b'"values"', b'"values":[', b'"values":[1,'), "trial 0 has wrong values"),
+        (change_line(b"", b"{", b"{\1"), "JSONDecodeError"),
+        (change_line(b"", b"{", b"\xff"), "UnicodeDecodeError"),
+        (lambda data: b"[1]\n" + data, "TypeError"),
+    ],
+)
+def test_a_damaged_line_of_a_journal_is_a_sentence_with_the_file(
+    change: Callable[[bytes], bytes], problem: str, tmp_path: Path
+) -> None:
+    own = shared(tmp_path)
+    search(own)
+    own.close()
+    file = tmp_path / JOURNAL
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(ValueError, match=rf"^search: .*/{JOURNAL} is damaged .*{problem}.*re"):
+        shared(tmp_path)
+
+
+def test_a_journal_is_neither_a_pipe_nor_a_link_that_leaves_its_folder(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "study", tmp_path / "elsewhere"
+    folder.mkdir()
+    os.mkfifo(folder / JOURNAL)
+    with pytest.raises(OSError, match="search: expected a regular file, got the named pipe"):
+        shared(folder)
+    for name in (JOURNAL, LOCKS, f"{LOCKS}/{JOURNAL}", f"{LOCKS}/{CHOICE}"):
+        shutil.rmtree(folder)
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises((OSError, ValueError), match="a link to|symbolic links"):
+            shared(folder)
+        assert not elsewhere.exists()
+
+
+def test_the_reason_of_a_trial_is_not_read_through_a_link(tmp_path: Path) -> None:
+    own = shared(tmp_path)
+    assert own.take(GROUP) is not None
+    own.close()
+    lock_of(tmp_path, 0).unlink()
+    lock_of(tmp_path, 0).symlink_to("/dev/zero")
+    with pytest.raises((OSError, ValueError), match="a link to /dev/zero|symbolic links"):
+        own._reason(own.study.trials[0])

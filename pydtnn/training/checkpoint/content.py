@@ -25,6 +25,10 @@ REQUIRED = ("model", "optimizer", "trainer")
 """Parts of every checkpoint; other parts that are missing keep their initial state."""
 
 
+MAX_COUNT = 1 << 62
+"""Limit of whole numbers, which are stored in arrays of int64 or converted to floats."""
+
+
 def read_content(state: bytes) -> dict[str, Any]:
     """Return the content of `state.json`, with parts that are lists of states.
 
@@ -90,12 +94,12 @@ def _is_state(entry: object) -> bool:
     )
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MAX_COUNT
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < MAX_COUNT)
 
 
 def _is_factor(value: Any) -> bool:
@@ -141,7 +145,7 @@ def _is_table(value: object, depth: int) -> bool:
     )
 
 
-COUNT = (_is_count, "a whole number of at least 0")
+COUNT = (_is_count, "a whole number from 0, below 2**62")
 FACTOR = (_is_factor, "a finite number of at least 0")
 
 VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
@@ -160,12 +164,13 @@ VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
 """Required values of the states of some parts, and their types."""
 
 OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "step": COUNT,
     "mesh": (_is_plan, "an object with the ranks along each axis"),
     "local": (_is_names, "a list of names"),
     "split": (_is_shapes, "an object with shapes"),
 }
-"""Content of `state.json` if some parts have states of every rank of a mesh, or arrays are in
-several files."""
+"""Content of `state.json` that may be missing: most of it is there if parts have states of every
+rank of a mesh, or arrays are in several files."""
 
 
 State = dict[str, Any]

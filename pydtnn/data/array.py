@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.batch import each, each_names, parts
 from pydtnn.data.dataset import Dataset
-from pydtnn.utils.validate import check_int
+from pydtnn.utils.validate import check_int, plain_array
 
 Array = NDArray[Any]
 
@@ -72,15 +72,21 @@ class ArrayDataset(Dataset):
         self.ignore_index = ignore_index
         if ignore_index is not None:
             check_int(name, "ignore_index", ignore_index, at_least=-(2**63), at_most=2**63 - 1)
-        self.x = each(lambda part: self._samples(np.asarray(part), channels_first), _arrays(x))
+        self.x = each(lambda part: self._samples(part, channels_first), _arrays(name, "x", x))
         self.input_shape = each(lambda part: part.shape[1:], self.x)
+        if len({len(part) for part in parts(self.x)}) > 1:
+            raise ValueError(
+                f"{name}: the inputs of a sample must be arrays of one length, got "
+                f"{', '.join(str(len(part)) for part in parts(self.x))}; use a list, not a tuple, "
+                "for the samples of one input"
+            )
         self.pixels = any(part.dtype == np.uint8 for part in parts(self.x))
         if like is not None and self.input_shape != like.input_shape:
             raise ValueError(
                 f"{name}: expected samples of shape {like.input_shape}, as in {like.name}, got "
                 f"{self.input_shape}"
             )
-        targets: Any = _arrays(y)
+        targets: Any = _arrays(name, "y", y)
         self.classes: Any
         self.y: Any
         usual = None if like is None else like.classes
@@ -144,11 +150,18 @@ class ArrayDataset(Dataset):
             advice = ""
             if low == 1 and high == classes:
                 advice = "; labels start at 0: use y - 1"
+            elif set(np.unique(known)) == {-1, 1}:
+                advice = "; use y > 0 for the classes 0 and 1"
+            elif low < 0 and self.ignore_index is None:
+                advice = (
+                    "; if these are numbers, as for the loss mse, use y.astype('float32'), and set "
+                    "ignore_index if these have no class"
+                )
             elif low < 0 or high == 255:
                 advice = "; set ignore_index if these have no class"
+            limits = "at least 0" if low < 0 else f"in 0..{classes - 1}"
             raise ValueError(
-                f"{self.name}: labels must be in 0..{classes - 1}, got "
-                f"{low if low < 0 else high}{advice}"
+                f"{self.name}: labels must be {limits}, got {low if low < 0 else high}{advice}"
             )
         return classes, y.astype(np.int64)
 
@@ -186,10 +199,10 @@ def _class_names(name: str, class_names: Any, several: bool) -> Any:
     return names if several else names[0]
 
 
-def _arrays(value: Any) -> Any:
+def _arrays(who: str, name: str, value: Any) -> Any:
     """Return a tuple of arrays unchanged, anything else as one array."""
     several = isinstance(value, tuple) and value and all(np.ndim(part) > 0 for part in value)
     if not several:
-        return np.asarray(value)
-    arrays = tuple(map(np.asarray, value))
+        return plain_array(who, name, value)
+    arrays = tuple(plain_array(who, name, part) for part in value)
     return arrays if len(arrays) > 1 else arrays[0]

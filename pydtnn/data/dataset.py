@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pydtnn.data.batch import each, is_several, shapes_of
-from pydtnn.data.order import permutation, split
+from pydtnn.data.order import as_indices, permutation, split
 from pydtnn.data.statistics import Normalize, pixel_statistics
 from pydtnn.utils.names import SuggestsNames
 
@@ -186,7 +186,7 @@ class Dataset(SuggestsNames, ABC):
         return f"{type(self).__name__}({self.name}, {len(self):,} samples of {inputs}{classes})"
 
     def subset(self, indices: ArrayLike) -> Subset:
-        """Return the part of this data set at `indices`, in their order."""
+        """Return the part at `indices`, in their order, or of the samples that a mask selects."""
         return Subset(self, indices)
 
 
@@ -196,20 +196,18 @@ class Subset(Dataset):
     Parameters
     ----------
     dataset : Dataset
-    indices : array of int, shape ``(n,)``
+    indices : array of int, shape ``(n,)``, or of bool with one value for each sample
 
     Raises
     ------
+    TypeError
+        If they are neither whole numbers nor booleans.
     ValueError
         If an index is outside the data set.
     """
 
     def __init__(self, dataset: Dataset, indices: ArrayLike) -> None:
-        chosen = np.asarray(indices, dtype=np.int64)
-        if chosen.ndim != 1:
-            raise ValueError(
-                f"Subset: indices must be a list of numbers, got an array of shape {chosen.shape}"
-            )
+        chosen = as_indices("Subset", indices, len(dataset))
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(dataset)):
             raise ValueError(
                 f"Subset: indices must be in 0..{len(dataset) - 1}, the samples of "
@@ -227,11 +225,11 @@ class Subset(Dataset):
 
     def read(self, indices: Array) -> tuple[Any, Any]:
         assert self.like is not None
-        return self.like.read(self.indices[indices])
+        return self.like.read(self.indices[as_indices(self.name, indices, len(self))])
 
     def read_targets(self, indices: Array) -> Any:
         assert self.like is not None
-        return self.like.read_targets(self.indices[indices])
+        return self.like.read_targets(self.indices[as_indices(self.name, indices, len(self))])
 
 
 def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:

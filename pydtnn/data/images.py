@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
+from pydtnn.data.order import as_indices
 from pydtnn.data.statistics import Statistics
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import check_bool, check_float, check_int
@@ -313,7 +314,7 @@ class EncodedImages(Dataset):
         return len(self.labels)
 
     def read(self, indices: Array) -> tuple[Array, Array]:
-        indices = np.asarray(indices, np.int64)
+        indices = as_indices(self.name, indices, len(self))
         x = np.empty((len(indices), *self.input_shape), np.uint8)
         with self._turn:
             for row in np.argsort(self.position(indices), kind="stable"):
@@ -321,7 +322,7 @@ class EncodedImages(Dataset):
         return x, self.labels[indices]
 
     def read_targets(self, indices: Array) -> Array:
-        return self.labels[indices]
+        return self.labels[as_indices(self.name, indices, len(self))]
 
     def _image(self, index: int) -> Array:
         where = self.place(index)

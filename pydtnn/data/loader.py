@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -29,7 +30,7 @@ from pydtnn.data.order import Shard, most_shards, own_part, own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
-from pydtnn.utils.validate import check_int
+from pydtnn.utils.validate import check_int, plain_array
 
 Array = NDArray[Any]
 
@@ -372,8 +373,9 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
             f"{dataset.name}: read must return a pair of arrays (x, y), got {type(result).__name__}"
         )
     several = is_several(dataset.input_shape)
-    x = tuple(map(np.asarray, result[0])) if several else np.asarray(result[0])
-    y = _targets(result[1])
+    plain = partial(plain_array, dataset.name, "x")
+    x = tuple(map(plain, result[0])) if several else plain(result[0])
+    y = _targets(dataset, result[1])
     expected = [(len(samples), *shape) for shape in shapes_of(dataset.input_shape)]
     given = [part.shape for part in parts(x)]
     if given != expected or any(part.shape[:1] != expected[0][:1] for part in parts(y)):
@@ -392,11 +394,12 @@ def _none(part: Array) -> Array:
     return part[:0]
 
 
-def _targets(y: Any) -> Any:
+def _targets(dataset: Dataset, y: Any) -> Any:
     """Return an array of targets, or a tuple with one array per output."""
+    plain = partial(plain_array, dataset.name, "y")
     if isinstance(y, tuple) and y and all(np.ndim(part) > 0 for part in y):
-        return tuple(map(np.asarray, y))
-    return np.asarray(y)
+        return tuple(map(plain, y))
+    return plain(y)
 
 
 def _and(shapes: Iterable[tuple[int, ...]]) -> str:
@@ -433,7 +436,7 @@ def _find_masks(
     if not moving or targets == UNCHANGED:
         return ()
     rows = np.unique(np.linspace(0, len(dataset) - 1, COMPARED_TARGETS).astype(np.int64))
-    found = parts(_targets(dataset.read_targets(rows)))
+    found = parts(_targets(dataset, dataset.read_targets(rows)))
     masks = tuple(part.shape[1:3] == dataset.input_shape[:2] for part in found)
     for part, mask in zip(found, masks, strict=True):
         refused = [c for c in moving if not mask or type(c).on_masks is Augmentation.on_masks]

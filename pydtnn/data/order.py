@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.kernels.reference.random import bits, stream
 from pydtnn.utils.split import even_cut, even_cuts, proportional_cut
+from pydtnn.utils.validate import plain_array
 
 
 def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[np.int64]:
@@ -181,3 +182,44 @@ def own_part(
 def below(words: NDArray[np.uint32], n: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """Map random 32-bit words to integers in ``0..n-1``: the upper half of a 64-bit product."""
     return (words.astype(np.uint64) * np.asarray(n, np.uint64) >> np.uint64(32)).astype(np.int64)
+
+
+def as_indices(who: str, indices: Any, n: int) -> NDArray[np.int64]:
+    """Return the indices of samples, or those that a mask of booleans selects.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    indices : array of int, or of bool, shape ``(n,)``
+    n : int
+        Samples of the data set.
+
+    Raises
+    ------
+    TypeError
+        If they are other numbers.
+    ValueError
+        If a mask has another length, or they are no list.
+
+    >>> as_indices("Subset", [False, True, True], 3)
+    array([1, 2])
+    """
+    chosen = plain_array(who, "indices", indices)
+    if chosen.dtype == bool and chosen.shape != (n,):
+        raise ValueError(
+            f"{who}: a mask must have one value for each of the {n} samples, got an array of shape "
+            f"{chosen.shape}"
+        )
+    if chosen.dtype == bool:
+        return np.flatnonzero(chosen)
+    if chosen.ndim != 1:
+        raise ValueError(
+            f"{who}: indices must be a list of numbers, got an array of shape {chosen.shape}"
+        )
+    if chosen.size and chosen.dtype.kind not in "iu":
+        raise TypeError(
+            f"{who}: indices must be whole numbers or a mask of booleans, got {chosen.dtype}; "
+            "convert them, as with indices.astype(int)"
+        )
+    return chosen.astype(np.int64)

@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.order import below
+from pydtnn.data.order import as_indices, below
 from pydtnn.data.statistics import Statistics, pixel_statistics
 from pydtnn.kernels.reference.random import bits, stream
 
@@ -107,7 +107,8 @@ class Synthetic(Dataset):
         return pixel_statistics(self.read, self.input_shape, min(STATISTICS_SAMPLES, len(self)))
 
     def read(self, indices: Array) -> tuple[Array, Array]:
-        labels = np.asarray(indices, np.int64) % self._classes
+        indices = as_indices(self.name, indices, len(self))
+        labels = indices % self._classes
         height, width, channels = self.input_shape
         words = bits(self._seed, self._stream, 0, indices, 9 + 3 * channels)
         down = _wave(height, self._bands[labels, 0], words[:, 0:4])  # (n, H)

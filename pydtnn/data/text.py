@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
+from pydtnn.data.order import as_indices
 from pydtnn.data.tokenizer import Tokenizer
 from pydtnn.utils.files import read_file
-from pydtnn.utils.validate import check_int
+from pydtnn.utils.validate import check_int, plain_array
 
 Array = NDArray[Any]
 
@@ -76,7 +77,7 @@ class TokenDataset(Dataset):
         name: str = "tokens",
     ) -> None:
         check_int("TokenDataset", "length", length, at_least=1)
-        array = np.asarray(tokens)
+        array = plain_array(name, "tokens", tokens)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise TypeError(
                 f"{name}: tokens must be a sequence of integers, got {array.dtype} of shape "
@@ -107,7 +108,7 @@ class TokenDataset(Dataset):
     def read(self, indices: Array) -> tuple[Array, Array]:
         """Return tokens as float32, which represents those up to 2**24, and targets as int64."""
         (length,) = self.input_shape
-        first = np.asarray(indices, np.int64)[:, None] * length
+        first = as_indices(self.name, indices, len(self))[:, None] * length
         parts = self.tokens[first + np.arange(length + 1)]
         return parts[:, :-1].astype(np.float32), parts[:, 1:].astype(np.int64)
 

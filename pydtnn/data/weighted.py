@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset, Subset
-from pydtnn.data.order import weighted_order
-from pydtnn.utils.validate import check_int
+from pydtnn.data.order import as_indices, weighted_order
+from pydtnn.utils.validate import check_int, plain_array
 
 Array = NDArray[Any]
 
@@ -110,10 +110,10 @@ class WeightedDataset(Subset):
         return weighted_order(seed, epoch, self.weights, self.length)
 
     def read(self, indices: Array) -> tuple[Any, Any]:
-        return super().read(np.asarray(indices) % len(self.indices))
+        return super().read(as_indices(self.name, indices, len(self)) % len(self.indices))
 
     def read_targets(self, indices: Array) -> Any:
-        return super().read_targets(np.asarray(indices) % len(self.indices))
+        return super().read_targets(as_indices(self.name, indices, len(self)) % len(self.indices))
 
 
 def _weights(dataset: Dataset, given: Any) -> NDArray[np.float64]:
@@ -128,7 +128,7 @@ def _weights(dataset: Dataset, given: Any) -> NDArray[np.float64]:
                 f"{np.shape(targets)[1:]} in {dataset.name}; pass one weight for each sample"
             )
         return weights[targets]
-    weights = np.array(given, np.float64)
+    weights = plain_array(who, "weights", given).astype(np.float64)
     if weights.shape != (count,):
         raise ValueError(
             f"{who}: weights must be {count} numbers, one for each sample of {dataset.name}, got "

@@ -392,7 +392,8 @@ class BinaryCrossEntropy(_DenseLoss):
             sample = at * len(target) // target.size
             raise ValueError(
                 "BinaryCrossEntropy: targets must be in [0, 1], got "
-                f"{target.reshape(-1)[at]} for sample {sample} of the batch"
+                f"{target.reshape(-1)[at]} for sample {sample} of the batch; "
+                "use (y + 1) / 2 for targets of -1 and 1"
             )
 
     def compute(

@@ -15,7 +15,7 @@ from pydtnn.layers.base import Shape, StepContext
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.graph import Graph
 from pydtnn.model.stage import Pipeline
-from pydtnn.utils.validate import check_int
+from pydtnn.utils.validate import check_int, plain_array
 
 WHO = "Model.predict"
 
@@ -78,7 +78,10 @@ class Predictor(ABC):
             If it does not contain numbers.
         """
         check_int(WHO, "batch_size", batch_size, at_least=1)
-        inputs = tuple(part if hasattr(part, "dtype") else np.asarray(part) for part in parts(x))
+        inputs = tuple(
+            part if hasattr(part, "dtype") and not np.ma.isMA(part) else plain_array(WHO, "x", part)
+            for part in parts(x)
+        )
         check_inputs(WHO, inputs, self.input_shapes)
         for number, part in enumerate(inputs):
             self._check_values(number, part, check_range)

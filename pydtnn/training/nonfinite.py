@@ -13,7 +13,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 
-INPUT = "the input"
+INPUT, TARGET = "the input", "the target"
 OVERFLOW = "the input, which exceeds 65504, the largest number of float16"
 ADVICE = "use a lower learning rate, a warm-up or clipping (--lr, --warmup-epochs, --clip-norm)"
 
@@ -61,10 +61,12 @@ def not_finite(
         if not found and not np.isfinite(model.backend.to_numpy(y)).all():
             found.append(f"the output of {node.name} ({type(node.layer).__name__})")
 
-    wrong = [x for x in map(np.asarray, parts(batch.x)) if not np.isfinite(x).all()]
-    if wrong:
-        half = all(x.dtype == np.float16 and not np.isnan(x).any() for x in wrong)
-        found.append(OVERFLOW if half else INPUT)
+    for what, arrays in ((INPUT, parts(batch.x)), (TARGET, parts(batch.y))):
+        for values in map(np.asarray, arrays):
+            if found or np.isfinite(values).all():
+                continue
+            half = values.dtype == np.float16 and not np.isnan(values).any()
+            found.append(OVERFLOW if half else what + _place(values, batch.samples))
     model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
     own = found[0] if found else None
     reports = [own] if local else setup.comm.gather_object(own)
@@ -72,7 +74,7 @@ def not_finite(
     what = _names(totals)
     where = f"the {what} itself" if rank is None else str(reports[rank])
     advice = ADVICE
-    if where == INPUT:
+    if where.startswith((INPUT + " of", TARGET)):
         advice = "clean the data"
     elif where == OVERFLOW:
         advice = "scale the input, or use bfloat16 or float32"
@@ -84,6 +86,13 @@ def not_finite(
     if rank is not None and setup.comm.size > 1:
         where += f" on rank {rank}"
     return NotFiniteError(f"the {what} is not finite {when}: first in {where}; {advice}")
+
+
+def _place(values: Array, samples: Array) -> str:
+    """Return where the first value is that is not finite: " of sample 3, column 1"."""
+    row, *at = (int(place) for place in np.argwhere(~np.isfinite(values))[0])
+    where = f", column {at[0]}" if len(at) == 1 else f", position {tuple(at)}" if at else ""
+    return f" of sample {samples[row]}{where}"
 
 
 def _names(totals: Totals) -> str:

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAX_SEED = 2**64 - 1
 """Default maximum of whole numbers."""
@@ -118,3 +119,38 @@ def check_bool(who: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{who}: {name} must be true or false, got {value!r}")
     return bool(value)
+
+
+def plain_array(who: str, name: str, value: Any) -> NDArray[Any]:
+    """Return a value as an array of one shape without a mask.
+
+    Raises
+    ------
+    TypeError
+        If it is a masked array, or contains some: their masks would be lost.
+    ValueError
+        If it is a list of arrays of different shapes.
+
+    Examples
+    --------
+    >>> plain_array("ArrayDataset", "x", [[1, 2], [3]])
+    Traceback (most recent call last):
+    ValueError: ArrayDataset: x must have samples of one shape, got different ones; pad ...
+    """
+    items = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, np.ma.MaskedArray) for item in items):
+        raise TypeError(
+            f"{who}: {name} must be an array without a mask, got a masked one (np.ma); use "
+            f"{name}.filled(number), and ignore_index for labels"
+        )
+    try:
+        array = np.asarray(value)
+        ragged = array.dtype == object and array.ndim == 1 and len({*map(np.shape, array)}) > 1
+    except ValueError:
+        ragged = True
+    if ragged:
+        raise ValueError(
+            f"{who}: {name} must have samples of one shape, got different ones; pad them, and pass "
+            "their lengths as a second input where layers take them, such as MultiHeadAttention"
+        )
+    return array

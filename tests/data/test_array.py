@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.data import ArrayDataset
+from pydtnn import SGD, Linear, Model, Trainer
+from pydtnn.data import ArrayDataset, Dataset, TokenDataset, WeightedDataset
+from pydtnn.data.loader import read_samples
 
 
 def test_samples_and_labels_come_back_by_index(rng: np.random.Generator) -> None:
@@ -64,7 +67,12 @@ def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -
     [
         (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples, got shape"),
         (FOUR, 0, {}, "one target for each of the 4 samples, got shape"),
-        (FOUR, [0, 1, 2, -1], {}, "labels must be in 0..2, got -1"),
+        (
+            FOUR,
+            [0, 1, 2, -1],
+            {},
+            "labels must be at least 0, got -1; if these are numbers, as for",
+        ),
         (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must be in 0..2, got 3"),
         (FOUR, [1, 2, 3, 4], {"classes": 4}, "in 0..3, got 4; labels start at 0: use y - 1"),
         (FOUR, [0, 1, 2, 255], {"classes": 3}, "got 255; set ignore_index if these have no"),
@@ -127,3 +135,87 @@ def test_names_that_do_not_fit_are_told(
 ) -> None:
     with pytest.raises(error, match=message):
         ArrayDataset(np.zeros((2, 3)), [0, 1], classes=classes, class_names=names)
+
+
+MASKED = np.ma.masked_less(np.array([[1.0, 2], [3, 4]]), 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ArrayDataset(MASKED, [0, 1]),
+        lambda: ArrayDataset([*MASKED], [0, 1]),
+        lambda: ArrayDataset((MASKED, np.zeros((2, 2))), [0, 1]),
+        lambda: ArrayDataset(np.zeros((2, 2)), MASKED),
+        lambda: ArrayDataset(np.zeros((2, 2)), (MASKED, np.arange(2))),
+        lambda: TokenDataset(np.ma.masked_less(np.arange(300), 2)),
+        lambda: WeightedDataset(ArrayDataset(np.zeros((2, 2)), [0, 1]), MASKED[0]),
+        lambda: Model(Linear(3), (2,), backend="numpy").predict(MASKED),
+        lambda: read_samples(Returning(MASKED, np.arange(2)), np.arange(2)),
+        lambda: read_samples(Returning(np.zeros((2, 2)), MASKED), np.arange(2)),
+    ],
+)
+def test_arrays_with_a_mask_are_refused(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"must be an array without a mask.*\.filled\("):
+        call()
+
+
+class Returning(Dataset):
+    """Samples as a user's `read` returns them."""
+
+    name, input_shape, classes, pixels = "own", (2,), None, False
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.both = x, y
+
+    def __len__(self) -> int:
+        return len(self.both[0])
+
+    def read(self, indices: Any) -> Any:
+        return self.both
+
+
+RAGGED = [np.zeros(3), np.zeros(4)]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: ArrayDataset(RAGGED, [0, 1]), "array: x must have samples of one shape"),
+        (
+            lambda: ArrayDataset(np.array(RAGGED, dtype=object), [0, 1]),
+            "x must have samples of one shape, got different ones; pad them, and pass their length",
+        ),
+        (lambda: ArrayDataset(np.zeros((2, 3)), RAGGED), "y must have samples of one shape"),
+        (lambda: ArrayDataset([[[1], [1, 2]]] * 2, [0, 1]), "x must have samples of one shape"),
+        (
+            lambda: ArrayDataset((np.zeros((2, 3)), np.zeros((3, 3))), [0, 1]),
+            "the inputs of a sample must be arrays of one length, got 2, 3; use a list, not a",
+        ),
+        (
+            lambda: read_samples(Returning(RAGGED, np.arange(2)), np.arange(2)),
+            "own: x must have samples of one shape",
+        ),
+    ],
+)
+def test_arrays_of_different_lengths_are_told_in_a_sentence(
+    call: Callable[[], Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        call()
+
+
+def test_the_message_of_integer_targets_says_what_each_loss_takes() -> None:
+    x = np.zeros((4, 2))
+    with pytest.raises(ValueError, match=r"got -1; use y > 0 for the classes 0 and 1"):
+        ArrayDataset(x, [-1, 1, 1, -1])
+    words = (
+        r"labels must be at least 0, got -3; if these are numbers, as for the loss mse, use y.as"
+    )
+    with pytest.raises(ValueError, match=words):
+        ArrayDataset(x, [-3, 44, 1, 0])
+    trainer = Trainer(Model(Linear(1), (2,)), SGD(0.1), loss="bce", metrics=(), progress=False)
+    with pytest.raises(
+        ValueError, match=r"got -1.0 .*; use \(y \+ 1\) / 2 for targets of -1 and 1"
+    ):
+        trainer.fit(ArrayDataset(x, [-1.0, 1, 1, -1]))

@@ -1,9 +1,21 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from pydtnn.data import ArrayDataset, split_validation
+from pydtnn.data import (
+    ArrayDataset,
+    Dataset,
+    Synthetic,
+    TokenDataset,
+    WeightedDataset,
+    load_folder,
+    split_validation,
+)
+from tests.data.image_files import write_images
 
 
 def test_a_subset_reads_the_chosen_samples_in_the_order_given(images: ArrayDataset) -> None:
@@ -13,6 +25,53 @@ def test_a_subset_reads_the_chosen_samples_in_the_order_given(images: ArrayDatas
     np.testing.assert_array_equal(y, images.y[[5, 3]])
     assert len(part) == 2
     assert (part.name, part.input_shape, part.classes) == ("images", (6, 5, 3), 4)
+
+
+def data_of_every_kind(images: ArrayDataset, folder: Path) -> list[Dataset]:
+    """Data sets with 16 samples at least, of each class that reads by index."""
+    return [
+        *(images, images.subset(range(20)), WeightedDataset(images), Synthetic(30, shape=(8, 8, 3))),
+        TokenDataset(np.arange(200), 4),
+        load_folder(data_dir=write_images(folder))[0],
+    ]
+
+
+def test_a_mask_selects_samples_wherever_indices_are_taken(
+    images: ArrayDataset, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    for data in data_of_every_kind(images, tmp_path):
+        mask = rng.random(len(data)) < 0.4
+        expected = data.read(np.flatnonzero(mask))
+        for found in (data.subset(mask).read(np.arange(mask.sum())), data.read(mask)):
+            np.testing.assert_array_equal(found[0], expected[0])
+            np.testing.assert_array_equal(found[1], expected[1])
+        np.testing.assert_array_equal(data.read_targets(mask), expected[1])
+        assert len(data.subset(mask.tolist())) == mask.sum()
+        assert len(data.subset([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "reason"),
+    [
+        ([0.5, 1.7], "whole numbers or a mask of booleans, got float64"),
+        ([0.0, 1.0], "whole numbers or a mask of booleans, got float64"),
+        (["0"], "whole numbers or a mask"),
+        ([True, False], "a mask must have one value for each"),
+        ([[True], [False]], "a mask must have one value for each"),
+        (np.ma.masked_less([1, 0, 3], 1), "without a mask, got a masked one"),
+        ([[0], [0, 1]], "samples of one shape"),
+    ],
+    ids=str,
+)
+def test_other_indices_are_refused(
+    images: ArrayDataset, tmp_path: Path, indices: Any, reason: str
+) -> None:
+    for data in data_of_every_kind(images, tmp_path):
+        with pytest.raises((TypeError, ValueError), match=reason):
+            data.subset(indices)
+        if not isinstance(data, ArrayDataset):  # NumPy refuses them, in words of its own
+            with pytest.raises((TypeError, ValueError), match=reason):
+                data.read(indices)
 
 
 @pytest.mark.parametrize("indices", [[23], [-1], [[0, 1]]])

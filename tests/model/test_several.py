@@ -273,7 +273,10 @@ def test_what_is_not_finite_is_named(comm: Communicator) -> None:
         fit(run)
     bad = data()
     bad.x[1][3, 2] = np.nan
-    with pytest.raises(NotFiniteError, match=r"first in the input( on rank \d)?; clean the data"):
+    with pytest.raises(
+        NotFiniteError,
+        match=r"first in the input of sample 3, column 2( on rank \d)?; clean the data",
+    ):
         trainer(AllReduce(comm)).evaluate(bad)
 
 

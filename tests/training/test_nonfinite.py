@@ -9,7 +9,7 @@ from pydtnn.comm import Communicator, Serial, create_communicator
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.autotuner import Autotuner
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Log, ReLU, Sequential
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Log, ReLU, Reshape, Sequential
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
@@ -43,7 +43,7 @@ def data(bad: float = 0.0) -> ArrayDataset:
 @pytest.mark.parametrize(
     ("options", "bad", "where"),
     [
-        ({}, np.nan, "first in the input; clean the data$"),
+        ({}, np.nan, "first in the input of sample 7, column 0; clean the data$"),
         ({"log": True}, 0.0, r"first in the output of log \(Log\);"),
         ({"loss": Infinite()}, 0.0, "first in the loss itself;"),
     ],
@@ -55,6 +55,21 @@ def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
         run.fit(data(bad), global_batch_size=8)
     for name, value in run.model.state().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("shape", "where"),
+    [((), "sample 5;"), ((3,), "sample 5, column 1;"), ((3, 2), r"sample 5, position \(1, 0\);")],
+)
+def test_a_target_that_is_not_finite_is_named(shape: tuple[int, ...], where: str) -> None:
+    y = np.zeros((8, *shape))
+    y[(5, 1, 0)[: y.ndim]] = np.nan
+    net = Sequential(Linear(y[0].size), Reshape(shape or (1,)))
+    run = Trainer(Model(net, (2,), backend="numpy"), SGD(0.1), loss="mse", metrics=())
+    held = ArrayDataset(np.zeros((8, 2)), y)
+    for data in (held, held.subset(range(8))):
+        with pytest.raises(NotFiniteError, match=f"first in the target of {where} clean the data"):
+            run.fit(data, global_batch_size=4, seed=1)
 
 
 class NoNumber(Metric):
@@ -71,7 +86,9 @@ def test_an_input_beyond_the_range_of_float16_is_told_so(bad: float) -> None:
     net = Sequential(Linear(4), ReLU(), Linear(3))
     run = Trainer(Model(net, (2,), backend="numpy", dtype="float16"), SGD(0.1))
     words = "first in the input, which exceeds 65504, the .* of float16; scale the input, or use b"
-    with pytest.raises(NotFiniteError, match=words if bad == bad else "first in the input; clean"):
+    with pytest.raises(
+        NotFiniteError, match=words if bad == bad else "first in the input of sample"
+    ):
         run.fit(data(bad), global_batch_size=8)
 
 
@@ -91,7 +108,9 @@ def test_a_metric_that_is_not_finite_is_named() -> None:
 def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
     """Without shuffling: the evaluation's last sample is the last rank's."""
     with pytest.raises(
-        NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1}; clean the"
+        NotFiniteError,
+        match="evaluation: first in the input of sample 7, column 0 on rank "
+        f"{comm.size - 1}; clean the",
     ):
         trainer(comm).evaluate(data(np.inf), global_batch_size=8)
 

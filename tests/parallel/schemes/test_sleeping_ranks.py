@@ -209,7 +209,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_by_the_error_of_its_rank() -> 
 
     told = (
         r"^rank \d: the loss of this rank's samples is not finite at epoch 1, step \d: first in "
-        "the input; clean the data$"
+        r"the input of sample \d+, column \d+; clean the data$"
     )
     with pytest.raises(RankError, match=told) as raised:
         run_threads(3, rank)

@@ -35,10 +35,16 @@ from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMeter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.cli.survival import Survival
-from pydtnn.cli.workload import describe_data, describe_run, names_in, optimizer_numbers, share_data
+from pydtnn.cli.workload import (
+    changes_of,
+    describe_data,
+    describe_run,
+    names_in,
+    optimizer_numbers,
+    share_data,
+)
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights
-from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.data.inputs import check_same, inputs_of, same_normalization
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
@@ -165,7 +171,6 @@ class Job:
     trainer : Trainer
     train, validation : Dataset
     steps_per_epoch : int
-    augment : tuple of Augmentation
     directory : Path
         Folder of the run.
     loaded : LoadReport or None
@@ -190,7 +195,6 @@ class Job:
     train: Dataset
     validation: Dataset
     steps_per_epoch: int
-    augment: tuple[Augmentation, ...]
     directory: Path
     loaded: LoadReport | None = None
     recorder: Recorder | None = None
@@ -205,7 +209,6 @@ class Parts(NamedTuple):
     """What a configuration and a training set determine, before there is a model."""
 
     work: Workload
-    augment: tuple[Augmentation, ...]
     steps: int
     loss: Loss
     metrics: list[Metric]
@@ -224,16 +227,13 @@ def create_parts(
         If the configuration cannot be satisfied.
     """
     work = describe_run(config, axes, describe_data(config, train, ranks))
-    augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
             train,
             global_batch_size=work.batch,
             rank=group.rank,
             size=group.size,
-            augment=augment,
-            mix=config.mixings(),
-            targets=config.augment_targets,
+            **changes_of(config),
             steps_per_epoch=config.steps_per_epoch,
             drop_last=config.drop_last,
             shards=config.shards if config.exact else None,
@@ -243,7 +243,7 @@ def create_parts(
     metrics = create_metrics(config, loss)
     auxiliary = read_auxiliary_weights(config.auxiliary_weights)
     monitor = choose_monitor(config, metrics)
-    return Parts(work, augment, steps, loss, metrics, auxiliary, monitor)
+    return Parts(work, steps, loss, metrics, auxiliary, monitor)
 
 
 def create_job(
@@ -273,9 +273,7 @@ def create_job(
     train, validation = data or share_data(config, comm)
     axes = {"data": comm.size} if mesh is None else mesh.shape
     parts = group.size if survival is None else survival.parts
-    work, augment, steps, loss, metrics, auxiliary, monitor = create_parts(
-        config, train, axes, group, parts
-    )
+    work, steps, loss, metrics, auxiliary, monitor = create_parts(config, train, axes, group, parts)
     if config.virtual_ranks and work.tuning is None:
         work = replace(work, tuning="fixed")  # the same results in every repetition
     begin, meter = clock.now(), StepMeter()
@@ -335,7 +333,6 @@ def create_job(
         train,
         validation,
         steps,
-        augment,
         directory,
         loaded,
         recorder,

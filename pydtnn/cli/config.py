@@ -200,7 +200,7 @@ class TrainConfig:
         MODEL,
         "moved",
         "masks are moved with augmented images; unchanged: also other targets remain as they are",
-        choices=("moved", "unchanged"),
+        among=("moved", "unchanged"),
     )
     mixup: float | None = option(
         MODEL,

@@ -16,6 +16,7 @@ from pydtnn.cli.config import TrainConfig, flags, typed
 from pydtnn.cli.parallel import describe_mesh, describe_transport
 from pydtnn.cli.predicted import rows as predicted_rows
 from pydtnn.cli.virtual import describe_virtual
+from pydtnn.cli.workload import changes_of
 from pydtnn.comm.schedules.auto import RULE, Auto, Choice
 from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
 from pydtnn.comm.staged import Staged
@@ -220,14 +221,7 @@ def _images(job: Job) -> str:
     """Describe where images are augmented and normalised, and why if not on the GPU."""
     shards = job.trainer.exchange.sums.shards or job.trainer.setup.data.size
     total = job.work.batch
-    loader = job.trainer.setup.loader(
-        job.train,
-        total,
-        shards,
-        augment=job.augment,
-        mix=job.config.mixings(),
-        targets=job.config.augment_targets,
-    )
+    loader = job.trainer.setup.loader(job.train, total, shards, **changes_of(job.config))
     why_not = loader.why_not_raw
     return f"prepared on the host: {why_not}" if why_not else "prepared on the GPU"
 

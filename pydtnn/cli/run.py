@@ -28,7 +28,7 @@ from pydtnn.cli.predicted import choose_parallel, predict_run
 from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
 from pydtnn.cli.run_directory import remove_unfinished_files, run_directory
 from pydtnn.cli.survival import Survival, check_survival
-from pydtnn.cli.workload import fetch_data, share_data
+from pydtnn.cli.workload import changes_of, fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
 from pydtnn.comm.agree import on_rank_0, together
 from pydtnn.comm.cores import shared_gpu, threads_per_rank
@@ -210,9 +210,7 @@ def _carry_out(job: Job) -> None:
                 job.validation,
                 epochs=config.epochs,
                 global_batch_size=job.work.batch,
-                augment=job.augment,
-                mix=config.mixings(),
-                targets=config.augment_targets,
+                **changes_of(config),
                 steps_per_epoch=config.steps_per_epoch,
                 drop_last=config.drop_last,
                 seed=config.seed,

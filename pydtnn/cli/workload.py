@@ -10,6 +10,7 @@ from pydtnn.cli.config import TrainConfig, flags, read_axes
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, WeightedDataset, load_dataset, split_validation
+from pydtnn.data.augment import create_augmentations
 from pydtnn.data.loader import samples_of_step
 from pydtnn.data.shards import stage_shards, staged_folder
 from pydtnn.model.recompute_choice import AUTO
@@ -43,6 +44,12 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     if config.class_balanced:
         train = WeightedDataset(train)
     return train, test
+
+
+def changes_of(config: TrainConfig) -> dict[str, Any]:
+    """Return the arguments of a loader that change training samples."""
+    changes = {"augment": create_augmentations(config.augment), "mix": config.mixings()}
+    return changes | {"targets": config.augment_targets}
 
 
 def fetch_data(config: TrainConfig, comm: Communicator) -> None:

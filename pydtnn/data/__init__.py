@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydtnn.data import augment
 from pydtnn.utils.names import module_getattr
 
 if TYPE_CHECKING:
@@ -93,23 +94,7 @@ __all__ = [
 
 _HOMES = {
     "ArrayDataset": "pydtnn.data.array",
-    **dict.fromkeys(
-        (
-            "AUGMENTATIONS",
-            "Augmentation",
-            "AutoAugment",
-            "ColorJitter",
-            "Cutout",
-            "HorizontalFlip",
-            "PixelAugmentation",
-            "RandAugment",
-            "RandomCrop",
-            "RandomErasing",
-            "RandomResizedCrop",
-            "create_augmentations",
-        ),
-        "pydtnn.data.augment",
-    ),
+    **dict.fromkeys(augment.__all__, "pydtnn.data.augment"),
     "Batch": "pydtnn.data.batch",
     **dict.fromkeys(("load_cifar10", "load_cifar100"), "pydtnn.data.cifar"),
     **dict.fromkeys(("Dataset", "Subset", "split_validation"), "pydtnn.data.dataset"),

@@ -47,19 +47,10 @@ DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 MAX_NAMED = 50
 """Bad files that a message names."""
 
-ORIENTATION = 0x0112
-TURNS = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
-"""The entry of EXIF metadata with the orientation of a photograph, and how Pillow names what makes
-the photograph upright."""
-TRANSPOSED = [TURNS[number] for number in (5, 6, 7, 8)]
+ORIENTATION, UPRIGHT = 0x0112, 1
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""The entry of EXIF metadata with the orientation of a photograph, and which `Transpose` of Pillow
+makes it upright; above 4, sides are exchanged."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +146,13 @@ class Decoder:
         reports damage.
         """
         simplejpeg, pillow = _simplejpeg(), self._pillow()
-        if simplejpeg is None or not data.startswith(MARKER) or self._is_turned(data):
+        if simplejpeg is None or not data.startswith(MARKER):
             return None
         try:
+            if self.exif_rotation and (b"Exif\0\0" in data or b":Orientation" in data):
+                with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+                    if self._orientation(image) != UPRIGHT:
+                        return None
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             most = pillow.MAX_IMAGE_PIXELS
             if colours not in ("Gray", "YCbCr") or (most and height * width > most):
@@ -167,37 +162,29 @@ class Decoder:
             if self._sides is not None and _halves((height, width), self._sides):
                 return None
             pixels = simplejpeg.decode_jpeg(data, "GRAY" if self.channels == 1 else "RGB")
-        except ValueError:
+        except (*DAMAGED, pillow.DecompressionBombError):
             return None
         if self._sides is None or pixels.shape[:2] == self._sides:
             return pixels
         image = pillow.fromarray(pixels[..., 0] if self.channels == 1 else pixels)
         return np.array(self._fit(image)).reshape(*self._sides, self.channels)
 
-    def _is_turned(self, data: bytes) -> bool:
-        """Return whether a JPEG may have an orientation that is applied."""
-        if not self.exif_rotation or not (b"Exif\0\0" in data or b":Orientation" in data):
-            return False
+    def _orientation(self, image: Any) -> int:
+        """Return the orientation that is to be applied to an open image."""
         try:
-            with self._pillow().open(io.BytesIO(data), formats=FORMATS) as image:
-                return self._turn(image) is not None
-        except (*DAMAGED, self._pillow().DecompressionBombError):
-            return True  # reported by Pillow
-
-    def _turn(self, image: Any) -> str | None:
-        try:
-            return TURNS.get(image.getexif().get(ORIENTATION)) if self.exif_rotation else None
+            number = image.getexif().get(ORIENTATION) if self.exif_rotation else UPRIGHT
+            return number if number in TURNS else UPRIGHT
         except Exception:  # damaged metadata, for which Pillow has errors of many types
-            return None
+            return UPRIGHT
 
     def _read(self, image: Any) -> NDArray[np.uint8]:
         """Return the pixels of an open image."""
-        turn = self._turn(image)
+        orientation = self._orientation(image)
         if self._sides is not None:
-            height, width = self._sides[::-1] if turn in TRANSPOSED else self._sides
+            height, width = self._sides[::-1] if orientation > 4 else self._sides
             image.draft(None, (2 * width, 2 * height))
-        if turn is not None:
-            image = image.transpose(self._pillow().Transpose[turn])
+        if orientation != UPRIGHT:
+            image = image.transpose(TURNS[orientation])
         if image.mode.startswith("I"):  # 16 bits
             image = self._pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode == "P" and "transparency" in image.info:

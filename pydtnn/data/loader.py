@@ -280,8 +280,12 @@ class Loader(SuggestsNames):
         y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, wanted)
         if any(self._moved):
-            moved = self._moved if isinstance(y, tuple) else self._moved[0]
-            y = each(lambda part, mask: self._move(part, words) if mask else part, y, moved)
+            fill = self.dataset.ignore_index or 0
+            moved = [
+                self.prepare.move(part, words, fill) if mask else part
+                for part, mask in zip(parts(y), self._moved, strict=True)
+            ]
+            y = tuple(moved) if isinstance(y, tuple) else moved[0]
         if self._raw and x.dtype == np.uint8:
             x = np.ascontiguousarray(x)
             return Batch(x, y, samples, step, len(chosen), shards, words, self.prepare)
@@ -314,10 +318,6 @@ class Loader(SuggestsNames):
         check_labels(self.dataset.name, y, classes, self.dataset.ignore_index)
         x, y = mix_samples(self.mix, x, y, draw_words(self.seed, epoch, samples), classes)
         return x, self._target(y)
-
-    def _move(self, y: Array, words: Array) -> Array:
-        fill = self.dataset.ignore_index or 0
-        return self.prepare.move(y, words, fill if y.dtype.kind in "iu" else 0)
 
     def _target(self, y: Array) -> Array:
         # losses use at least float32

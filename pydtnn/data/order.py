@@ -198,28 +198,17 @@ def as_indices(who: str, indices: Any, n: int) -> NDArray[np.int64]:
     Raises
     ------
     TypeError
-        If they are other numbers.
-    ValueError
-        If a mask has another length, or they are no list.
+        If they are something else, such as floats, or a mask of another length.
 
     >>> as_indices("Subset", [False, True, True], 3)
     array([1, 2])
     """
     chosen = plain_array(who, "indices", indices)
-    if chosen.dtype == bool and chosen.shape != (n,):
-        raise ValueError(
-            f"{who}: a mask must have one value for each of the {n} samples, got an array of shape "
-            f"{chosen.shape}"
-        )
-    if chosen.dtype == bool:
+    if chosen.dtype == bool and chosen.shape == (n,):
         return np.flatnonzero(chosen)
-    if chosen.ndim != 1:
-        raise ValueError(
-            f"{who}: indices must be a list of numbers, got an array of shape {chosen.shape}"
-        )
-    if chosen.size and chosen.dtype.kind not in "iu":
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
         raise TypeError(
-            f"{who}: indices must be whole numbers or a mask of booleans, got {chosen.dtype}; "
-            "convert them, as with indices.astype(int)"
+            f"{who}: indices must be a list of whole numbers, or a mask of {n} booleans, got "
+            f"{chosen.dtype} of shape {chosen.shape}"
         )
     return chosen.astype(np.int64)

@@ -106,8 +106,9 @@ class Prepare:
         y : ndarray, shape ``(n, H, W)`` or ``(n, H, W, ...)``
         words : ndarray of uint32, shape ``(n, self.words)``
         fill : int
-            Value of pixels outside of an image.
+            Label of pixels outside of an image; numbers that are no labels are 0 there.
         """
+        fill = fill if y.dtype.kind in "iu" else 0
         masks = y.reshape(*y.shape[:3], math.prod(y.shape[3:])).copy()
         for change, own in self._words(words):
             if change.moves:

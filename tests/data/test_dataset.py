@@ -30,7 +30,12 @@ def test_a_subset_reads_the_chosen_samples_in_the_order_given(images: ArrayDatas
 def data_of_every_kind(images: ArrayDataset, folder: Path) -> list[Dataset]:
     """Data sets with 16 samples at least, of each class that reads by index."""
     return [
-        *(images, images.subset(range(20)), WeightedDataset(images), Synthetic(30, shape=(8, 8, 3))),
+        *(
+            images,
+            images.subset(range(20)),
+            WeightedDataset(images),
+            Synthetic(30, shape=(8, 8, 3)),
+        ),
         TokenDataset(np.arange(200), 4),
         load_folder(data_dir=write_images(folder))[0],
     ]
@@ -53,11 +58,11 @@ def test_a_mask_selects_samples_wherever_indices_are_taken(
 @pytest.mark.parametrize(
     ("indices", "reason"),
     [
-        ([0.5, 1.7], "whole numbers or a mask of booleans, got float64"),
-        ([0.0, 1.0], "whole numbers or a mask of booleans, got float64"),
-        (["0"], "whole numbers or a mask"),
-        ([True, False], "a mask must have one value for each"),
-        ([[True], [False]], "a mask must have one value for each"),
+        ([0.5, 1.7], "whole numbers, or a mask of .* booleans, got float64"),
+        ([0.0, 1.0], "whole numbers, or a mask of .* booleans, got float64"),
+        (["0"], "whole numbers, or a mask"),
+        ([True, False], "or a mask of .* booleans, got bool of shape"),
+        ([[True], [False]], "or a mask of .* booleans, got bool of shape"),
         (np.ma.masked_less([1, 0, 3], 1), "without a mask, got a masked one"),
         ([[0], [0, 1]], "samples of one shape"),
     ],
@@ -76,7 +81,7 @@ def test_other_indices_are_refused(
 
 @pytest.mark.parametrize("indices", [[23], [-1], [[0, 1]]])
 def test_a_subset_outside_the_data_is_refused(images: ArrayDataset, indices: list[int]) -> None:
-    with pytest.raises(ValueError, match="Subset: indices must"):
+    with pytest.raises((TypeError, ValueError), match="Subset: indices must"):
         images.subset(indices)
 
 

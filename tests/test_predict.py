@@ -16,7 +16,9 @@ from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
 from pydtnn.model import Model
 from pydtnn.models.auxiliary import Heads
 from pydtnn.predict import main, read_image
-from pydtnn.saving import save_model
+from pydtnn.runs import load_run
+from pydtnn.saving import load, save_model
+from pydtnn.train import main as train
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 
@@ -159,3 +161,24 @@ def test_a_layer_of_a_file_is_imported_only_if_it_is_named(
     assert "Own is not a layer of the library but own.py:Own" in capsys.readouterr().err
     assert main(["m.pydtnn", "black.png", "--custom=own.py:Own"]) == 0
     assert capsys.readouterr().out.startswith("black.png: ")
+
+
+def test_the_folder_of_a_run_has_its_best_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--model=mlp", "--dataset=digits", "--threads=1", "--quiet", "--epochs=1"]
+    assert train([*options, "--output-dir=run"]) == 0
+    x, _ = load_dataset("digits")[1].read(np.arange(1))
+    Image.fromarray(x[0, ..., 0]).save("0.png")
+    capsys.readouterr()
+    assert main(["run", "0.png", "--top=2"]) == 0
+    y = load_run("run").model("best").predict(x)[0].astype(np.float64)
+    first, second = np.argsort(-y)[:2]
+    p = np.exp(y - y.max()) / np.exp(y - y.max()).sum()
+    assert capsys.readouterr().out == f"0.png: {first} {p[first]:.3g}, {second} {p[second]:.3g}\n"
+    np.testing.assert_array_equal(load("run").predict(x)[0], y.astype(np.float32))
+    assert train([*options, "--output-dir=next", "--load=run"]) == 0
+    Path("run/best.safetensors").unlink()
+    assert main(["run", "0.png"]) == 1
+    assert "run contains no weights; a run has best.safetensors after" in capsys.readouterr().err

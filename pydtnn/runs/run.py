@@ -14,6 +14,7 @@ import numpy as np
 
 from pydtnn.metrics import METRICS
 from pydtnn.saving.models import build_model, inputs_from_json, read_content
+from pydtnn.saving.weights import BEST as BEST_FILE
 from pydtnn.saving.weights import decode_weights
 from pydtnn.training.checkpoint import find_checkpoints, read_weights
 from pydtnn.utils.files import MAX_TEXT_B, read_file
@@ -27,9 +28,6 @@ RUN_FILE, HISTORY_FILE, MEASUREMENTS_FILE = "run.json", "history.json", "measure
 
 MODEL_FILE = "model.json"
 """File with the layers of the network, as in a saved model."""
-
-BEST_FILE = "best.safetensors"
-"""File with the best weights."""
 
 VALIDATION = "val_"
 """Beginning of the names of results on the validation set."""

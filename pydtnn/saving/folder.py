@@ -15,8 +15,16 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydtnn.saving.weights import WEIGHTS
-from pydtnn.utils.files import SHA256, fill_folder, flush_directory, read_folder, unwritable
+from pydtnn.saving.weights import BEST, WEIGHTS
+from pydtnn.utils.files import (
+    MAX_TEXT_B,
+    SHA256,
+    fill_folder,
+    flush_directory,
+    read_file,
+    read_folder,
+    unwritable,
+)
 from pydtnn.utils.names import some
 
 MODEL = "model.json"
@@ -87,6 +95,8 @@ def write_model(who: str, path: Path, files: Mapping[str, bytes]) -> None:
 def read_model(who: str, path: Path) -> dict[str, bytes]:
     """Read the files of a saved model and compare them with their checksums.
 
+    Of the folder of a run they are `MODEL` and `BEST`, which has a checksum of its own.
+
     Raises
     ------
     OSError
@@ -104,6 +114,15 @@ def read_model(who: str, path: Path) -> dict[str, bytes]:
         )
     if not (place / MODEL).exists():
         raise ValueError(f"{who}: folder {path} is not a saved model: it does not contain {MODEL}")
+    if not (place / SHA256.file).exists() and not (place / WEIGHTS).exists():
+        if not (place / BEST).exists():
+            raise ValueError(
+                f"{who}: {path} contains no weights; a run has {BEST} after its first epoch"
+            )
+        return {
+            WEIGHTS: read_file(who, place / BEST),
+            MODEL: read_file(who, place / MODEL, MAX_TEXT_B),
+        }
     try:
         return read_folder(place, (WEIGHTS, MODEL))
     except ValueError as error:

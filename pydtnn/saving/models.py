@@ -226,13 +226,14 @@ def load(
     dtype: str | None = None,
     custom: Mapping[str, type] | None = None,
 ) -> Model:
-    """Load a model that `Trainer.save` or `save_model` wrote.
+    """Load a model that `Trainer.save` or `save_model` wrote, or the best one of a run.
 
     No code is imported or executed except that of the library and the classes in `custom`.
 
     Parameters
     ----------
     path : str or Path
+        Folder of the model, or of a run: see `pydtnn.load_run` for its other weights.
     backend : Backend or str
     dtype : str, optional
         See `Model`; by default that of the saved model.

@@ -86,6 +86,9 @@ SHAPE = (is_shape, "a list of whole numbers above 0")
 WEIGHTS = "weights.safetensors"
 """Name of the file in the folder of a saved model."""
 
+BEST = "best.safetensors"
+"""Name of the file with the best weights in the folder of a run."""
+
 A = TypeVar("A")
 
 Rules = Mapping[str | re.Pattern[str], str | None]
@@ -129,7 +132,8 @@ def load_weights(
     model : Model
         Numbers are rounded to its dtype if the file has another.
     path : str or Path
-        A file, or the folder of a saved model (`Trainer.save`).
+        A file, or the folder of a saved model (`Trainer.save`) or of a run, whose best weights are
+        read.
     strict : bool
         Whether names and shapes must be those of the model. Otherwise the arrays that fit are
         loaded, such as those of all layers but a new head, and the report lists the others.
@@ -158,8 +162,8 @@ def load_weights(
         or if `rename` matches no array or gives two the same name; the model is not changed.
     """
     check_bool("load_weights", "strict", strict)
-    inside = Path(path) / WEIGHTS
-    data = read_file("load_weights", inside if inside.is_file() else path)
+    inside = [file for name in (WEIGHTS, BEST) if (file := Path(path) / name).is_file()]
+    data = read_file("load_weights", inside[0] if inside else path)
     try:
         arrays = decode_weights(data)
         arrays = arrays if rename is None else renamed(arrays, rename)

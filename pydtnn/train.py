@@ -26,7 +26,7 @@ from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SignalWatch, describe_signal
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils import clock
-from pydtnn.utils.command import discard
+from pydtnn.utils.command import discard, lasting_output
 from pydtnn.utils.errors import AgreedError, describe, printable, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.terminal import terminal_of
@@ -46,12 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  a daemon has none
     try:
-        try:
+        with lasting_output():
             return _main(arguments)
-        finally:
-            sys.stdout.flush()
     except BrokenPipeError:  # the output pipe is closed, as in `... --help | head -1`
         discard()
         return 128 + signal.SIGPIPE

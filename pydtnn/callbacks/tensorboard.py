@@ -14,7 +14,7 @@ import numpy as np
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.comm.checks import to_host
 from pydtnn.model import Model
-from pydtnn.training.callback import Callback, Training
+from pydtnn.training.callback import Callback, Training, write_if_possible
 from pydtnn.utils import clock
 from pydtnn.utils.files import unwritable
 from pydtnn.utils.imports import import_optional
@@ -282,12 +282,13 @@ class TensorBoard(Callback):
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Write the results of the epoch. Collective: all ranks call it; rank 0 writes."""
-        on_rank_0(trainer.comm, self._write_epoch, trainer)
+        write_if_possible(trainer.comm, self._write_epoch, trainer)
 
     def _write_epoch(self, trainer: Training) -> None:
         assert self._file is not None
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         self._write_losses(trainer)
         step, seconds = trainer.optimizer.iterations, self._epoch_end - self._epoch_begin
         values = dict(trainer.logs.numbers)
@@ -303,7 +304,7 @@ class TensorBoard(Callback):
 
     def on_fit_end(self, trainer: Training) -> None:
         """Write the hyper-parameters. Collective: all ranks call it; rank 0 writes."""
-        on_rank_0(trainer.comm, self._write_end, trainer)
+        write_if_possible(trainer.comm, self._write_end, trainer)
 
     def _write_end(self, trainer: Training) -> None:
         assert self._file is not None

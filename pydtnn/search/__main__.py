@@ -23,7 +23,7 @@ from pydtnn.search.lines import best_of, result_of
 from pydtnn.search.search import print_line, search
 from pydtnn.search.space import Space, read_space
 from pydtnn.search.training import command_of, configuration
-from pydtnn.utils.command import HelpFormatter, Parser, discard
+from pydtnn.utils.command import HelpFormatter, Parser, discard, lasting_output
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 from pydtnn.utils.files import write_file
 from pydtnn.utils.imports import import_object
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comm = None
     try:
         comm = create_communicator()
-        _run(comm, sys.argv[1:] if arguments is None else arguments)
+        with lasting_output():
+            _run(comm, sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:
         if comm is not None and comm.size > 1:
             raise

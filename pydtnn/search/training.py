@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from pydtnn.cli.build import create_optimizer, create_parts
 from pydtnn.cli.config import TrainConfig, flags
@@ -33,6 +33,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.names import unknown
+from pydtnn.utils.terminal import Lasting
 
 OWN = ("output_dir", "resume", "evaluate_only", "progress", "verbose", "quiet", "save", "trace")
 """Options that a search sets itself, or that trials cannot have."""
@@ -247,5 +248,10 @@ def _output_to(file: Path, comm: Communicator) -> Iterator[None]:
     if comm.rank > 0:
         yield
         return
-    with open(file, "a", buffering=1) as output, contextlib.redirect_stdout(output):
-        yield
+    output = open(file, "a", buffering=1)  # noqa: SIM115  what is lost when it is closed is no error
+    try:
+        with contextlib.redirect_stdout(cast(TextIO, Lasting(output))):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            output.close()

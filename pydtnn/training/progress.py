@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
-from pydtnn.utils.terminal import terminal_of, width_of
+from pydtnn.utils.terminal import Lasting, terminal_of, width_of
 from pydtnn.utils.units import align
 from pydtnn.utils.validate import check_float
 
@@ -203,7 +203,7 @@ class ProgressBar(Callback):
         file = self.file or sys.stdout
         if trainer.comm.rank > 0 or file is None:  # a daemon has no standard output
             return
-        self._display = self._choose(file, steps)
+        self._display = self._choose(cast(TextIO, Lasting(file)), steps)
         self._epochs, self._steps = epochs, steps
         self._pause = REFRESH_S if isinstance(self._display, Bar) else self.interval
         if trainer.epoch >= epochs > 0:

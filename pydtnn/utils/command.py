@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from pydtnn.utils.errors import describe, printable, requested_traceback
 from pydtnn.utils.names import unknown
+from pydtnn.utils.terminal import Lasting, encodable
 
 
 @contextlib.contextmanager
@@ -44,6 +45,21 @@ def printing() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Context manager for training, which output that cannot be written does not end: `Lasting`."""
+    output, errors = (Lasting(one or open(os.devnull, "w")) for one in (sys.stdout, sys.stderr))  # noqa: SIM115
+    with (
+        contextlib.redirect_stdout(cast(TextIO, output)),
+        contextlib.redirect_stderr(cast(TextIO, errors)),
+    ):
+        try:
+            yield
+        finally:
+            if not output.flush():  # nothing remains for the interpreter, which would fail
+                discard()
+
+
 class _Printable:
     """A stream without control characters; no terminal, for which there would be some."""
 
@@ -51,7 +67,7 @@ class _Printable:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(printable(text))
+        self._stream.write(encodable(printable(text), self._stream))
         return len(text)
 
     def isatty(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
+
+_log = logging.getLogger("pydtnn.run")
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 """Programs that start ranks and copy their output to their own."""
@@ -18,6 +22,58 @@ REDIRECTING = ("prepend", "outfile", "output", "tag-output", "timestamp", "xterm
 """Options of launchers that label the lines of ranks or write them elsewhere, without hyphens."""
 
 DEFAULT_WIDTH, DEFAULT_HEIGHT = 80, 24
+
+
+class Lasting:
+    """A stream whose errors do not end a run: what cannot be written is lost, after one warning.
+
+    Characters that its encoding does not have are escaped. A pipe that is closed is an error.
+
+    Parameters
+    ----------
+    stream : text stream
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._warned = stream, False
+
+    def write(self, text: str) -> int:
+        """Write; return the number of characters."""
+        self._try(self._stream.write, encodable(text, self._stream))
+        return len(text)
+
+    def flush(self) -> bool:
+        """Flush; return whether it was possible."""
+        return self._try(self._stream.flush)
+
+    def _try(self, call: Callable[..., object], *args: str) -> bool:
+        try:
+            call(*args)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                reason = (error.strerror or str(error)).lower()
+                _log.warning("%s cannot be written: %s; the run continues", self._name(), reason)
+            return False
+        return True
+
+    def _name(self) -> str:
+        """Return the file into which the stream is redirected."""
+        try:
+            return os.readlink(f"/proc/self/fd/{self._stream.fileno()}")
+        except (OSError, ValueError):
+            return "the standard output"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """Escape the characters that the encoding of a stream does not have."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class _Process(NamedTuple):

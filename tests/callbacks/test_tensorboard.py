@@ -198,17 +198,21 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_all_ranks(
 
 
 @pytest.mark.threads(2)
-def test_an_error_within_an_epoch_ends_all_ranks_after_it(
-    comm: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_error_within_an_epoch_is_a_warning_after_it(
+    comm: Communicator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(self: EventFile, step: int, found: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(EventFile, "scalars", full)
     trainer = small_trainer(comm, TensorBoard(tmp_path, every_steps=1))
-    with pytest.raises(AgreedError, match="No space left on device"):
-        small_fit(trainer)
-    assert len(trainer.losses) == STEPS
+    small_fit(trainer)
+    assert trainer.epoch > 0
+    comm.gather_object(None)
+    assert "No space left on device; training continues without it" in caplog.text
 
 
 @pytest.mark.threads(2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import io
 import os
 import pty
 import struct
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.utils.terminal import terminal_of, width_of
+from pydtnn.utils.terminal import Lasting, encodable, terminal_of, width_of
 from tests.launch import MPICH, OPENMPI, ROOT, is_openmpi, mpiexec, why_not
 
 SHOW = (
@@ -101,3 +103,53 @@ def test_a_process_that_runs_in_the_background_of_a_pipe_has_no_terminal() -> No
         [sys.executable, "-c", SHOW], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert "terminal False" in done.stderr
+
+
+class Disk(io.RawIOBase):
+    """A file on a disk that may be full."""
+
+    def __init__(self) -> None:
+        self.error, self.data = 0, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        self.data += bytes(data)
+        return len(data)
+
+
+def test_a_stream_lasts_while_its_disk_is_full_and_continues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = Disk()
+    with io.TextIOWrapper(io.BufferedWriter(disk), encoding="utf-8") as inner:
+        stream = Lasting(inner)
+        for number in range(3000):
+            disk.error = errno.ENOSPC * (1000 < number < 2000)
+            print(f"line {number}", file=stream, flush=True)  # type: ignore[call-overload]
+        assert stream.flush()
+    lines = disk.data.decode().splitlines()
+    assert lines[:1000] == [f"line {number}" for number in range(1000)]
+    assert lines[-1] == "line 2999"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the standard output cannot be written: no space left on device; the run continues"
+    )
+    closed = Disk()
+    with io.TextIOWrapper(io.BufferedWriter(closed)) as inner:
+        closed.error = errno.EPIPE
+        Lasting(inner).write("x")
+        with pytest.raises(BrokenPipeError):
+            Lasting(inner).flush()
+        closed.error = 0
+
+
+def test_characters_that_an_encoding_does_not_have_are_escaped() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Lasting(stream).write("\u00e9t\u00e9 \udcff")
+    stream.seek(0)
+    assert stream.read() == "\\xe9t\\xe9 \\udcff"
+    assert encodable("\u00e9 \udcff", io.StringIO()) == "\u00e9 \\udcff"

@@ -19,7 +19,7 @@ int NAME(filter_walk)(struct walk *walk, const struct conv_shape *shape, const s
 enum { FILTER_PIXELS = 256, FILTER_BYTES = 512 * 1024 };
 INLINE int is_lending(const struct conv_shape *s) {
     return s->kernel[0] * s->kernel[1] * s->stride[0] * s->stride[1] * s->groups == 1 &&
-           s->padding[0] + s->padding[1] == 0 &&
+           s->output[0] == s->size[0] && s->output[1] == s->size[1] && /* no padding on any side */
            larger(s->channels, 2 * s->filters) * FILTER_PIXELS * (ptrdiff_t)sizeof(real) <=
                FILTER_BYTES;
 }

@@ -65,7 +65,7 @@ torch: $(READY)
 parity: torch
 	$(RUN) -m pytest tests/parity $(PYTEST_FLAGS)
 
-# Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators.
+# Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators, kernels.
 fuzz: torch
 	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)
 

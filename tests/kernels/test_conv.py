@@ -53,6 +53,7 @@ AWKWARD = {
     "primes": (5, geometry((13, 11), 7, 19, (3, 5), padding=((1, 2), (0, 3)))),
     "three vectors of filters": (2, geometry((9, 9), 17, 53, (3, 3), padding=1)),
     "pointwise": (3, geometry((7, 9), 33, 41, (1, 1))),
+    "pointwise, padding at the end": (3, geometry((55,), 27, 5, (1,), padding=((0, 1),))),
     "pointwise, stride 2": (3, geometry((7, 9), 16, 32, (1, 1), stride=2)),
     "pointwise, 65 channels": (7, geometry((7, 9), 65, 70, (1, 1))),
     "64 channels, 200 filters": (2, geometry((13, 17), 64, 200, (1, 3), padding=((0, 0), (1, 1)))),
@@ -384,3 +385,30 @@ def test_a_geometry_that_kernels_do_not_compute_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^convolution: .*{sentence}"):
         geometry((8, 8), **{"channels": 4, "filters": 4, "kernel": (3, 3), **fields})
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_gradient_of_filters_is_nan_if_nan_is_multiplied_by_zero(
+    backend: Backend, axes: int
+) -> None:
+    shape = geometry((2,) * axes, 17, 1, (1,) * axes, stride=2)
+    x, dy = np.ones((1, *shape.size, 17)), np.zeros((1, *shape.output, 1))
+    x[0, ..., 3] = np.nan
+    dw = backend.asarray(np.ones(shape.weight_shape))
+    backend.conv.backward_filter(backend.asarray(x), backend.asarray(dy), shape, out=dw)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(backend.to_numpy(dw))), [3])
+
+
+def test_the_reference_does_not_multiply_padding() -> None:
+    shape = geometry((4, 4), 2, 3, (3, 3), padding=1)
+    x, dy = np.ones((1, 4, 4, 2)), np.ones((1, 4, 4, 3))
+    w, y, dw = np.ones(shape.weight_shape), np.empty_like(dy), np.empty(shape.weight_shape)
+    w[0, 0, 0, 0] = dy[0, 0, 0, 1] = np.nan
+    REFERENCE.forward(x, w, None, shape, out=y)
+    REFERENCE.backward_filter(x, dy, shape, out=dw)
+    inside = np.arange(4) > 0  # where the first tap is
+    np.testing.assert_array_equal(np.isnan(y[0, :, :, 0]), np.outer(inside, inside))
+    inside = np.arange(3) > 0  # of the kernel, at the first pixel
+    np.testing.assert_array_equal(np.isnan(dw[1, :, :, 0]), np.outer(inside, inside))
+    assert not np.isnan(y[..., 1:]).any()
+    assert not np.isnan(dw[[0, 2]]).any()

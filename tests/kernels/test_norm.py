@@ -383,3 +383,30 @@ def test_sums_of_doubles_of_several_shards_keep_the_variance(
         constant = norm.constant_sums(found, variance, x.dtype)
         again = norm.moments(constant, 17)
         np.testing.assert_allclose(again, (found, variance), rtol=1e-12, atol=lost)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("positions", "groups"), [(1, 1), (3, 1), (3, 3), (1, 0)])
+def test_a_row_that_is_not_finite_has_the_statistics_of_the_reference(
+    cpu_backend: Backend, dtype: str, special: float, positions: int, groups: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, positions, 33)).astype(dtype)
+    x[1, 0, 17] = x[2, 0, 32] = special
+    results = []
+    for norm in (cpu_backend.norm, REFERENCE.norm):
+        arrays = [np.ones(33, dtype), np.ones(33, dtype), np.zeros(33, dtype), np.empty_like(x)]
+        gamma, beta, dgamma, y = arrays
+        mean, scale, dx = *np.empty((2, 4, max(groups, 1))), np.empty_like(x)
+        if groups:
+            norm.group_forward(x, gamma, beta, groups, 1e-5, out=y, mean=mean, inv_std=scale)
+            given = (x, np.ones_like(x), gamma, groups, mean, scale)
+            norm.group_backward(*given, out=dx, dgamma=dgamma, dbeta=beta)
+        else:
+            norm.rms_forward(x[:, 0], gamma, 1e-5, out=y[:, 0], inv_rms=scale)
+            given = (x[:, 0], np.ones_like(x[:, 0]), gamma, scale)
+            norm.rms_backward(*given, out=dx[:, 0], dgamma=dgamma)
+        results.append([np.isnan(array) for array in (y, scale, dx, dgamma)])
+    np.testing.assert_equal(*results)

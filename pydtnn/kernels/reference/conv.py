@@ -1,7 +1,8 @@
 """Reference convolution: one matrix product per tap of the kernel.
 
 A convolution is a sum over the offsets of its kernel. At each offset every output position uses one
-input position, so these inputs are a strided slice of the padded input. The three directions are
+input position, so these inputs are a strided slice of the input. Padding is not multiplied: a
+filter that is NaN does not make it NaN. The three directions are
 the same loop with the roles of the three arrays exchanged. Any number of spatial axes. Beside
 16-bit arrays, biases and gradients of filters are float32; sums are computed in float32 and rounded
 once.
@@ -23,18 +24,27 @@ from pydtnn.kernels.reference.norm import Norm
 Index = tuple[int, ...]
 
 
-def taps(geometry: ConvGeometry) -> Iterator[tuple[Index, tuple[slice, ...]]]:
-    """Yield each offset of the kernel with its slices of the padded input."""
-    for offset in product(*map(range, geometry.kernel)):
-        yield (
-            offset,
-            tuple(
-                slice(o * d, o * d + s * (n - 1) + 1, s)
-                for o, d, s, n in zip(
-                    offset, geometry.dilation, geometry.stride, geometry.output, strict=True
-                )
-            ),
+def taps(geometry: ConvGeometry) -> Iterator[tuple[Index, tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield each offset of the kernel, the outputs that use an input there, and these inputs."""
+    axes = [
+        [_tap(o * d - before, s, size, n) for o in range(kernel)]
+        for kernel, d, s, (before, _), size, n in zip(
+            *(geometry.kernel, geometry.dilation, geometry.stride, geometry.padding),
+            *(geometry.size, geometry.output),
+            strict=True,
         )
+    ]
+    for offset in product(*map(range, geometry.kernel)):
+        outputs, inputs = zip(*(axis[o] for axis, o in zip(axes, offset, strict=True)), strict=True)
+        yield offset, outputs, inputs
+
+
+def _tap(shift: int, stride: int, size: int, outputs: int) -> tuple[slice, slice]:
+    """Outputs p of an axis for which ``p stride + shift`` is one of `size` inputs, and these."""
+    first = max(-(shift // stride), 0)
+    stop = max(min((size - 1 - shift) // stride + 1, outputs), first)
+    start = first * stride + shift
+    return slice(first, stop), slice(start, start + stride * (stop - first), stride)
 
 
 class Conv(Family):
@@ -72,12 +82,11 @@ class Conv(Family):
             Receives `Norm.statistics` of `out`.
         """
         x, w = self._values(x, store), wide(w)
-        padded = self._pad(x, geometry)
-        y = self.xp.zeros(out.shape, arithmetic(out.dtype))
+        x, y = wide(x), self.xp.zeros(out.shape, arithmetic(out.dtype))
         y += 0 if b is None else b
-        for offset, window in taps(geometry):
+        for offset, outputs, inputs in taps(geometry):
             for channels, filters in self._groups(geometry):
-                y[..., filters] += padded[:, *window, channels] @ w[filters, *offset].T
+                y[:, *outputs, filters] += x[:, *inputs, channels] @ w[filters, *offset].T
         out[...] = self.xp.maximum(y, 0) if relu else y
         if sums is not None:
             Norm(self.xp).statistics(out, out=sums)
@@ -104,11 +113,10 @@ class Conv(Family):
         With `add` (which may be `out`), `gate` and `sums`, apply `Fused.gate` to it.
         """
         dy, w = wide(self._values(dy)), wide(w)
-        padded = self._padded_zeros(out, geometry)
-        for offset, window in taps(geometry):
+        dx = self.xp.zeros(out.shape, arithmetic(out.dtype))
+        for offset, outputs, inputs in taps(geometry):
             for channels, filters in self._groups(geometry):
-                padded[:, *window, channels] += dy[..., filters] @ w[filters, *offset]
-        dx = padded[:, *self._inside(geometry)]
+                dx[:, *inputs, channels] += dy[:, *outputs, filters] @ w[filters, *offset]
         if gate is not None:
             Fused(self.xp).gate(dx, gate, out=out, sums=sums, add=add)
         else:
@@ -124,15 +132,14 @@ class Conv(Family):
         accumulate: bool = False,
     ) -> None:
         """Compute the gradient of the filters: per tap, ``dy' x`` over all images and positions."""
-        x, dy = self._values(x), wide(self._values(dy))
-        padded = self._pad(x, geometry)
+        x, dy = wide(self._values(x)), wide(self._values(dy))
         if not accumulate:
             out[...] = 0
-        axes = list(range(x.ndim - 1))
-        for offset, window in taps(geometry):
+        for offset, outputs, inputs in taps(geometry):
             for channels, filters in self._groups(geometry):
-                dw = self.xp.tensordot(dy[..., filters], padded[:, *window, channels], (axes, axes))
-                out[filters, *offset] += dw
+                left, right = dy[:, *outputs, filters], x[:, *inputs, channels]
+                # `dot` and `tensordot` leave products with a matrix of one 0 out, also 0 times NaN
+                out[filters, *offset] += self._rows(left).T @ self._rows(right)
 
     def backward(
         self,
@@ -162,6 +169,10 @@ class Conv(Family):
         return store
 
     @staticmethod
+    def _rows(x: Array) -> Array:
+        return x.reshape(-1, x.shape[-1])
+
+    @staticmethod
     def _groups(geometry: ConvGeometry) -> Iterator[tuple[slice, slice]]:
         channels = geometry.channels // geometry.groups
         filters = geometry.filters // geometry.groups
@@ -170,17 +181,3 @@ class Conv(Family):
                 slice(g * channels, (g + 1) * channels),
                 slice(g * filters, (g + 1) * filters),
             )
-
-    @staticmethod
-    def _inside(geometry: ConvGeometry) -> tuple[slice, ...]:
-        return tuple(
-            slice(before, before + n)
-            for n, (before, _) in zip(geometry.size, geometry.padding, strict=True)
-        )
-
-    def _pad(self, x: Array, geometry: ConvGeometry) -> Array:
-        return self.xp.pad(wide(x), ((0, 0), *geometry.padding, (0, 0)))
-
-    def _padded_zeros(self, x: Array, geometry: ConvGeometry) -> Array:
-        size = (n + sum(p) for n, p in zip(geometry.size, geometry.padding, strict=True))
-        return self.xp.zeros((len(x), *size, geometry.channels), arithmetic(x.dtype))

@@ -68,7 +68,7 @@ class Loss(Family):
         if weights is not None:
             q = q * weights
         if kept is not None:
-            q = q * kept[:, None]
+            q, logits = q * kept[:, None], xp.where(kept[:, None], logits, 0)
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_p = shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
         out[...] = (xp.exp(log_p) * q.sum(axis=1, keepdims=True) - q) * scale

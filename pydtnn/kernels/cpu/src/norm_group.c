@@ -83,7 +83,7 @@ static void group_moments(const struct task *t, const double *sums, double *mean
         }
         const double offset = sum / count;
         mean[g] += offset;
-        inv_std[g] = 1 / sqrt(fmax(squares / count - offset * offset, 0) + t->epsilon);
+        inv_std[g] = inverse_deviation(squares / count - offset * offset, t->epsilon);
     }
 }
 

@@ -15,6 +15,11 @@
 
 enum { CHAINS = 4 }; /* independent sums, which hide the latency of an addition */
 
+/* 1 / deviation; a variance that rounding made negative is 0, and NaN stays, unlike with fmax */
+INLINE double inverse_deviation(double variance, double epsilon) {
+    return 1 / sqrt((variance < 0 ? 0 : variance) + epsilon);
+}
+
 INLINE void row_statistics(const stored *x, ptrdiff_t n, int centred, double epsilon,
                            double *mean, double *inv_std) {
     const ptrdiff_t first = min_of(n, LANES), tail = n % LANES, whole = n - tail,
@@ -41,7 +46,7 @@ INLINE void row_statistics(const stored *x, ptrdiff_t n, int centred, double eps
     const double about_pivot =
         (double)vsum((square[0] + square[1]) + (square[2] + square[3])) / (double)n;
     *mean = (double)pivot + offset;
-    *inv_std = 1 / sqrt(fmax(about_pivot - offset * offset, 0) + epsilon);
+    *inv_std = inverse_deviation(about_pivot - offset * offset, epsilon);
 }
 
 /* What turns x into xhat: (x - pivot) scale + offset. */

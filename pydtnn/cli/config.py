@@ -196,12 +196,6 @@ class TrainConfig:
         "augmentation of training images: crop:4,flip,jitter or resized_crop:0.3,randaugment:2:9",
         metavar="LIST",
     )
-    augment_targets: str = option(
-        MODEL,
-        "moved",
-        "masks are moved with augmented images; unchanged: also other targets remain as they are",
-        among=("moved", "unchanged"),
-    )
     mixup: float | None = option(
         MODEL,
         float,

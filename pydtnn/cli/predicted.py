@@ -187,7 +187,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         *("load", "load_options"),
     ),
     "samples are prepared by other threads, at the rate of the platform": (
-        *("skip_bad", "exif_rotation", "augment", "augment_targets", "mixup", "cutmix"),
+        *("skip_bad", "exif_rotation", "augment", "mixup", "cutmix"),
         *("class_balanced", "data_dir", "stage", "download"),
     ),
     "how many steps there are": (

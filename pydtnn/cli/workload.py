@@ -48,8 +48,7 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
 
 def changes_of(config: TrainConfig) -> dict[str, Any]:
     """Return the arguments of a loader that change training samples."""
-    changes = {"augment": create_augmentations(config.augment), "mix": config.mixings()}
-    return changes | {"targets": config.augment_targets}
+    return {"augment": create_augmentations(config.augment), "mix": config.mixings()}
 
 
 def fetch_data(config: TrainConfig, comm: Communicator) -> None:

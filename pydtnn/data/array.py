@@ -76,9 +76,8 @@ class ArrayDataset(Dataset):
         self.input_shape = each(lambda part: part.shape[1:], self.x)
         if len({len(part) for part in parts(self.x)}) > 1:
             raise ValueError(
-                f"{name}: the inputs of a sample must be arrays of one length, got "
-                f"{', '.join(str(len(part)) for part in parts(self.x))}; use a list, not a tuple, "
-                "for the samples of one input"
+                f"{name}: the inputs of a sample must be arrays of one length, got lengths "
+                f"{[*map(len, self.x)]}; use a list, not a tuple, for the samples of one input"
             )
         self.pixels = any(part.dtype == np.uint8 for part in parts(self.x))
         if like is not None and self.input_shape != like.input_shape:
@@ -153,10 +152,7 @@ class ArrayDataset(Dataset):
             elif set(np.unique(known)) == {-1, 1}:
                 advice = "; use y > 0 for the classes 0 and 1"
             elif low < 0 and self.ignore_index is None:
-                advice = (
-                    "; if these are numbers, as for the loss mse, use y.astype('float32'), and set "
-                    "ignore_index if these have no class"
-                )
+                advice = "; use y.astype('float32') for numbers, as mse takes, or set ignore_index"
             elif low < 0 or high == 255:
                 advice = "; set ignore_index if these have no class"
             limits = "at least 0" if low < 0 else f"in 0..{classes - 1}"

@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import data_folder
-from pydtnn.data.images import (
-    KINDS,
-    SUFFIXES,
-    Decoder,
-    EncodedImages,
-    given_statistics,
-    name_bad,
-)
+from pydtnn.data.images import KINDS, SUFFIXES, Decoder, EncodedImages, given_statistics, name_bad
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
 from pydtnn.utils.machine import default_threads
@@ -135,12 +128,7 @@ class ImageFolder(EncodedImages):
         See `EncodedImages`.
     """
 
-    def __init__(
-        self,
-        decode: Decoder,
-        images: Images,
-        **options: Any,
-    ) -> None:
+    def __init__(self, decode: Decoder, images: Images, **options: Any) -> None:
         self.paths = images.paths
         super().__init__(decode, images.labels, images.class_names, **options)
 
@@ -286,19 +274,17 @@ def _examine(who: str, folder: Path, decode: Decoder | None) -> tuple[Images, li
     labels: list[int] = []
     problems: list[str] = []
     with ThreadPoolExecutor(default_threads()) as pool:
+        mapped = map if decode is None else pool.map
         for entry in _entries(folder):
-            if not entry.is_dir():
-                problems.append(
-                    f"{entry.path} is beside the folders of classes; move it to another place"
-                )
-                continue
-            files = list(_files(entry.path))
-            mapped = map if decode is None else pool.map
+            files = list(_files(entry.path)) if entry.is_dir() else []
             reasons = list(mapped(partial(_problem, who, decode), files))
             found = [path for path, why in zip(files, reasons, strict=True) if not why]
             problems += filter(None, reasons)
             if not found:
-                problems.append(f"{entry.path} has no {KINDS} images; add some, or remove it")
+                what = f"has no {KINDS} images; add some, or remove it"
+                if not entry.is_dir():
+                    what = "is beside the folders of classes; move it to another place"
+                problems.append(f"{entry.path} {what}")
                 continue
             name = unicodedata.normalize("NFC", entry.name)
             if name not in names[-1:]:

@@ -445,8 +445,7 @@ def _find_masks(
             raise ValueError(
                 f"Loader: {type(refused[0]).__name__} moves the pixels of images, and cannot move "
                 f"the {kind} of {dataset.name} with them; move both in the data set's `read`, or "
-                f"use targets={UNCHANGED!r} (--augment-targets {UNCHANGED}) if they do not depend "
-                "on positions"
+                f"set targets={UNCHANGED!r} in `fit` if they do not depend on positions"
             )
     return masks
 

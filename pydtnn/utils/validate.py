@@ -139,18 +139,14 @@ def plain_array(who: str, name: str, value: Any) -> NDArray[Any]:
     """
     items = value if isinstance(value, list | tuple) else [value]
     if any(isinstance(item, np.ma.MaskedArray) for item in items):
-        raise TypeError(
-            f"{who}: {name} must be an array without a mask, got a masked one (np.ma); use "
-            f"{name}.filled(number), and ignore_index for labels"
-        )
+        use = f"use {name}.filled(number), and ignore_index for labels"
+        raise TypeError(f"{who}: {name} must be an array without a mask, got one of np.ma; {use}")
     try:
         array = np.asarray(value)
         ragged = array.dtype == object and array.ndim == 1 and len({*map(np.shape, array)}) > 1
     except ValueError:
         ragged = True
     if ragged:
-        raise ValueError(
-            f"{who}: {name} must have samples of one shape, got different ones; pad them, and pass "
-            "their lengths as a second input where layers take them, such as MultiHeadAttention"
-        )
+        use = "pad them, and pass their lengths as a second input of layers such as attention"
+        raise ValueError(f"{who}: {name} must have samples of one shape, got different ones; {use}")
     return array

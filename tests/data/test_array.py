@@ -71,7 +71,7 @@ def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -
             FOUR,
             [0, 1, 2, -1],
             {},
-            "labels must be at least 0, got -1; if these are numbers, as for",
+            "labels must be at least 0, got -1; use y.astype",
         ),
         (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must be in 0..2, got 3"),
         (FOUR, [1, 2, 3, 4], {"classes": 4}, "in 0..3, got 4; labels start at 0: use y - 1"),
@@ -184,13 +184,13 @@ RAGGED = [np.zeros(3), np.zeros(4)]
         (lambda: ArrayDataset(RAGGED, [0, 1]), "array: x must have samples of one shape"),
         (
             lambda: ArrayDataset(np.array(RAGGED, dtype=object), [0, 1]),
-            "x must have samples of one shape, got different ones; pad them, and pass their length",
+            "x must have samples of one shape, got different ones; pad them, and pass",
         ),
         (lambda: ArrayDataset(np.zeros((2, 3)), RAGGED), "y must have samples of one shape"),
         (lambda: ArrayDataset([[[1], [1, 2]]] * 2, [0, 1]), "x must have samples of one shape"),
         (
             lambda: ArrayDataset((np.zeros((2, 3)), np.zeros((3, 3))), [0, 1]),
-            "the inputs of a sample must be arrays of one length, got 2, 3; use a list, not a",
+            "the inputs of a sample must be arrays of one length, got lengths .2, 3.; use a list",
         ),
         (
             lambda: read_samples(Returning(RAGGED, np.arange(2)), np.arange(2)),
@@ -209,9 +209,7 @@ def test_the_message_of_integer_targets_says_what_each_loss_takes() -> None:
     x = np.zeros((4, 2))
     with pytest.raises(ValueError, match=r"got -1; use y > 0 for the classes 0 and 1"):
         ArrayDataset(x, [-1, 1, 1, -1])
-    words = (
-        r"labels must be at least 0, got -3; if these are numbers, as for the loss mse, use y.as"
-    )
+    words = r"labels must be at least 0, got -3; use y.astype\('float32'\) for numbers, as mse"
     with pytest.raises(ValueError, match=words):
         ArrayDataset(x, [-3, 44, 1, 0])
     trainer = Trainer(Model(Linear(1), (2,)), SGD(0.1), loss="bce", metrics=(), progress=False)

@@ -63,7 +63,7 @@ def test_a_mask_selects_samples_wherever_indices_are_taken(
         (["0"], "whole numbers, or a mask"),
         ([True, False], "or a mask of .* booleans, got bool of shape"),
         ([[True], [False]], "or a mask of .* booleans, got bool of shape"),
-        (np.ma.masked_less([1, 0, 3], 1), "without a mask, got a masked one"),
+        (np.ma.masked_less([1, 0, 3], 1), "without a mask, got one of np.ma"),
         ([[0], [0, 1]], "samples of one shape"),
     ],
     ids=str,

@@ -115,13 +115,8 @@ class RandomResizedCrop(Augmentation):
         """Return the nearest pixels: those whose area has the centre of a pixel of the result."""
         n, height, width, _ = masks.shape
         boxes = self._boxes(masks, words)
-        row, column = (
-            start[:, None] + ((2 * np.arange(out) + 1) * size[:, None]) // (2 * out)
-            for start, size, out in (
-                (boxes.top, boxes.height, height),
-                (boxes.left, boxes.width, width),
-            )
-        )  # (n, H) and (n, W)
+        row = _nearest(boxes.top, boxes.height, height)
+        column = _nearest(boxes.left, boxes.width, width)
         return masks[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
 
     def _boxes(self, x: Array, words: Array) -> Boxes:
@@ -161,6 +156,11 @@ def enlarge(x: Array, boxes: Boxes) -> Array:
     y *= right.astype(dtype)[:, None, :, None]
     y += left
     return (np.rint(y) if x.dtype == np.uint8 else y).astype(x.dtype, copy=False)
+
+
+def _nearest(start: Array, size: Array, out: int) -> Array:
+    """Return for each of `out` items the nearest one in ranges, shape ``(n, out)``; see `_taps`."""
+    return start[:, None] + (2 * np.arange(out) + 1) * size[:, None] // (2 * out)
 
 
 def _taps(start: Array, size: Array, out: int) -> tuple[Array, Array, Array]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pydtnn import SGD, Conv2d, Model, Trainer
 from pydtnn.data import (
+    AUGMENTATIONS,
     ArrayDataset,
     Augmentation,
     AutoAugment,
@@ -47,6 +48,12 @@ def labels(rng: np.random.Generator, *shape: int) -> NDArray[np.int64]:
 def batches(data: ArrayDataset, *augment: Augmentation, **options: Any) -> Any:
     with Loader(data, global_batch_size=16, augment=augment, seed=4, **options) as loader:
         return [batch for epoch in range(2) for batch in loader.epoch(epoch)]
+
+
+def test_every_augmentation_is_tested_here() -> None:
+    assert {*map(type, MOVING + STILL)} == {*AUGMENTATIONS.values()}
+    assert all(change.moves for change in MOVING)
+    assert not any(change.moves for change in STILL)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydtnn.search.space import Space
 from pydtnn.search.study import GROUP, REASON, is_paused
+from pydtnn.utils.names import some
 from pydtnn.utils.units import duration
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
@@ -156,3 +157,14 @@ def describe_search(space: Space, groups: Sequence[int], folder: str) -> str:
         f"search: {count(space.trials, 'trial')} of {count(len(space.dimensions), 'option')}, "
         f"{parts}, study {folder}"
     )
+
+
+def describe_earlier(space: Space, trials: Sequence[Any]) -> str:
+    """Return what a study has from earlier jobs or has in progress; empty for a new study."""
+    ended = [one for one in trials if one.state.is_finished()]
+    begun = [one for one in trials if one.state.name == "RUNNING" and not is_paused(one)]
+    epochs = [
+        f"trial {t.number} after epoch {max(t.intermediate_values, default=0)}" for t in begun
+    ]
+    going = f"; in progress: {some(epochs, 4)}" if begun else ""
+    return f"continuing: {len(ended)}/{space.trials} trials have ended{going}" if trials else ""

@@ -15,7 +15,7 @@ from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.monitor.table import OTHER_GROUPS
 from pydtnn.comm.remaining import on_remaining
 from pydtnn.search.groups import AUTO, check_groups, choose_ranks, divide
-from pydtnn.search.lines import describe_search, describe_trial
+from pydtnn.search.lines import describe_earlier, describe_search, describe_trial
 from pydtnn.search.live import create_table
 from pydtnn.search.space import Space, make_space
 from pydtnn.search.study import SharedStudy
@@ -135,6 +135,8 @@ def _search(
     table = None
     if study is not None and show is not None:
         show(describe_search(space, [len(group) for group in groups], str(folder)))
+        if earlier := describe_earlier(space, study.study.get_trials(deepcopy=False)):
+            show(earlier)
         table = create_table(study, job) if show is print_line else None
     if comm.gather_object(table is not None)[0]:
         show = None  # the table shows the lines of all groups

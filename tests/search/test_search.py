@@ -393,11 +393,11 @@ def test_no_trial_is_lost_or_counted_twice_when_ranks_are_killed(
     generator = random.Random(3)
     for _ in range(3):
         with started(written, 4, "--ranks-per-trial=2") as program:
-            wait_for(lambda: "  trial " in program.finished().stdout, 60)
+            wait_for(lambda: "  trial " in program.finished().stdout, 300)
             os.kill(rank_processes(program)[generator.randrange(4)], signal.SIGKILL)
-            assert program.wait(60)
+            assert program.wait(300)
     with started(written, 4, "--ranks-per-trial=2") as program:
-        assert program.wait(240)
+        assert program.wait(600)
         assert program.finished().returncode == 0
     study = SharedStudy(written / "runs/space", make_space(**space)).study
     assert [one.number for one in study.trials] == [*range(12)]
@@ -416,3 +416,22 @@ def test_jobs_share_a_study(written: Path) -> None:
     assert [job.returncode for job in jobs] == [0, 0]
     lines = [line for text in told for line in text.splitlines() if "  trial " in line]
     assert len([line for line in lines if not line.startswith("best")]) == 5
+
+
+def test_a_search_that_was_interrupted_says_where_it_continues(written: Path) -> None:
+    def fail(trial: Trial) -> float:
+        for epoch in range(1, 4):
+            trial.report(0.5, epoch)
+            if trial.number == 1 and epoch == 2 and not trial.resumed:
+                raise KeyboardInterrupt  # as if its job ended
+        return 0.5
+
+    lines: list[str] = []
+    space = make_space({"x": {"low": 0.0, "high": 1.0}}, trials=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(fail, space, "runs/own", show=lines.append)
+    assert not [line for line in lines if line.startswith("continuing")]
+    run(fail, space, "runs/own", show=lines.append)
+    told = [line for line in lines if line.startswith("continuing")]
+    assert told == ["continuing: 1/3 trials have ended; in progress: trial 1 after epoch 2"]
+    assert [line.split("  ")[1] for line in lines[-2:]] == ["trial 1", "trial 2"]

@@ -20,6 +20,7 @@ from pydtnn.data.download import data_folder
 from pydtnn.data.images import KINDS, SUFFIXES, Decoder, EncodedImages, given_statistics, name_bad
 from pydtnn.data.order import split
 from pydtnn.utils.files import read_file
+from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.machine import default_threads
 from pydtnn.utils.validate import check_bool, check_float
 
@@ -219,11 +220,11 @@ def _divide(
 
 def _list(who: str, folders: Mapping[Path, int], skip: Decoder | None) -> list[Images]:
     """List the images of folders with one sub-folder per class; each has at least so many."""
-    lists, problems = zip(*(_examine(who, folder, skip) for folder in folders), strict=True)
-    bad = [problem for part in problems for problem in part]
+    bad: list[str] = []
+    lists = [_examine(who, folder, skip, bad) for folder in folders]
     if bad and skip is None:
         raise ValueError(f"{who}: {name_bad(bad)}; or {OPTION}")
-    if bad:
+    if bad and is_first_on_host():
         _log.warning("%s: %s; training continues without", who, name_bad(bad))
     for (folder, least), images in zip(folders.items(), lists, strict=True):
         if len(names := images.class_names) < least:
@@ -232,7 +233,7 @@ def _list(who: str, folders: Mapping[Path, int], skip: Decoder | None) -> list[I
                 f"{who}: expected {KINDS} images of at least {least} class{'es' * (least > 1)} in "
                 f"sub-folders of {folder}, got {given}; add one sub-folder per class"
             )
-    return list(lists)
+    return lists
 
 
 def check_images(who: str, root: Path) -> tuple[int, list[str]]:
@@ -247,9 +248,9 @@ def check_images(who: str, root: Path) -> tuple[int, list[str]]:
     folders = [root / part for part in (TRAIN, *TEST) if (root / part).is_dir()]
     if not (root / TRAIN).is_dir():
         folders = [root]
-    found = [_examine(who, folder, Decoder(who)) for folder in folders]
-    problems = [problem for _, bad in found for problem in bad]
-    return sum(len(images.paths) for images, _ in found), problems
+    problems: list[str] = []
+    found = [_examine(who, folder, Decoder(who), problems) for folder in folders]
+    return sum(len(images.paths) for images in found), problems
 
 
 def _check_root(who: str, root: Path) -> None:
@@ -260,19 +261,14 @@ def _check_root(who: str, root: Path) -> None:
         )
 
 
-def _examine(who: str, folder: Path, decode: Decoder | None) -> tuple[Images, list[str]]:
+def _examine(who: str, folder: Path, decode: Decoder | None, problems: list[str]) -> Images:
     """List the images of one sub-folder per class, which are decoded if a decoder is given.
 
-    Returns
-    -------
-    images : Images
-    problems : list of str
-        What is wrong with other files, and what to do.
+    What is wrong with other files, and what to do, is added to `problems`.
     """
     names: list[str] = []
     paths: list[str] = []
     labels: list[int] = []
-    problems: list[str] = []
     with ThreadPoolExecutor(default_threads()) as pool:
         mapped = map if decode is None else pool.map
         for entry in _entries(folder):
@@ -291,7 +287,7 @@ def _examine(who: str, folder: Path, decode: Decoder | None) -> tuple[Images, li
                 names.append(name)
             labels += [len(names) - 1] * len(found)
             paths += found
-    return Images(tuple(names), paths, np.array(labels, np.int64)), problems
+    return Images(tuple(names), paths, np.array(labels, np.int64))
 
 
 def _problem(who: str, decode: Decoder | None, path: str) -> str:

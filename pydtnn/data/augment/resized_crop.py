@@ -37,6 +37,13 @@ class Boxes(NamedTuple):
         return rows[:, :, None] & columns[:, None, :]
 
 
+def check_limits(who: str, smallest: float, largest: float, ratio: float) -> None:
+    """Raise an error if the limits of boxes, see `draw_boxes`, are not possible."""
+    check_float(who, "smallest", smallest, above=0, at_most=1)
+    check_float(who, "largest", largest, at_least=smallest, at_most=1)
+    check_float(who, "ratio", ratio, at_least=1)
+
+
 def draw_boxes(
     words: Array, height: int, width: int, smallest: float, largest: float, ratio: float
 ) -> tuple[Boxes, Array]:
@@ -99,10 +106,7 @@ class RandomResizedCrop(Augmentation):
     ratio: float = 4 / 3
 
     def __post_init__(self) -> None:
-        who = "RandomResizedCrop"
-        check_float(who, "smallest", self.smallest, above=0, at_most=1)
-        check_float(who, "largest", self.largest, at_least=self.smallest, at_most=1)
-        check_float(who, "ratio", self.ratio, at_least=1)
+        check_limits("RandomResizedCrop", self.smallest, self.largest, self.ratio)
 
     @property
     def words(self) -> int:

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation, between, blocks
-from pydtnn.data.augment.resized_crop import BOX_WORDS, draw_boxes
+from pydtnn.data.augment.resized_crop import BOX_WORDS, check_limits, draw_boxes
 from pydtnn.data.order import below
 from pydtnn.utils.validate import check_float
 
@@ -44,11 +44,8 @@ class RandomErasing(Augmentation):
     ratio: float = 10 / 3
 
     def __post_init__(self) -> None:
-        who = "RandomErasing"
-        check_float(who, "probability", self.probability, at_least=0, at_most=1)
-        check_float(who, "smallest", self.smallest, above=0, at_most=1)
-        check_float(who, "largest", self.largest, at_least=self.smallest, at_most=1)
-        check_float(who, "ratio", self.ratio, at_least=1)
+        check_float("RandomErasing", "probability", self.probability, at_least=0, at_most=1)
+        check_limits("RandomErasing", self.smallest, self.largest, self.ratio)
 
     @property
     def words(self) -> int:

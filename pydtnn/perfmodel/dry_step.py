@@ -29,6 +29,7 @@ from pydtnn.perfmodel import outline as outlines
 from pydtnn.perfmodel.compute import Label
 from pydtnn.perfmodel.outline import Compute, Event, Linear, Read
 from pydtnn.perfmodel.workload import Workload
+from pydtnn.training.axis_sums import further_axes
 from pydtnn.utils.observer import RECOMPUTED, Kind, Observer
 
 MIN_COUNTED_BYTES = 1
@@ -76,7 +77,8 @@ class DryStep:
         self.model.separate_gradients()
         total = sum(buffer.grads.nbytes for buffer in self.model.buffers)
         usual = work.bucket_bytes or DEFAULT_BUCKET_BYTES
-        between = bucket_bytes(("a", "b"), total, usual)
+        further = any(further_axes(p.group) for p in self.model.parameters.values())
+        between = (usual,) if further else bucket_bytes(("a", "b"), total, usual)
         self.model.choose_buckets(lambda total, usual: between)
         self._flat.append(self._flat_of())
         self._outlines: dict[str, list[outlines.Outline]] = {}

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from math import ceil, isqrt
 from typing import NamedTuple
 
+import numpy as np
+
 from pydtnn.utils.names import unknown
 
 
@@ -229,11 +231,24 @@ class Placement(NamedTuple):
         --------
         >>> Placement.along(ranks=4, stride=2, per_host=4, total=8)
         Placement(ranks=4, per_host=2, sharing=2, together=2)
+
+        Of four pairs on hosts of three ranks, one pair of each host but the last is on two.
+
+        >>> Placement.along(ranks=2, stride=1, per_host=3, total=8)
+        Placement(ranks=2, per_host=1, sharing=1, together=1)
         """
         own = min(per_host, total)
         inside = min(ranks, max(1, own // stride))
         groups = max(1, own // inside)
-        return cls(ranks, inside, groups, groups)
+        if total <= per_host or per_host % (inside * stride) == 0 or inside == 1:
+            return cls(ranks, inside, groups, groups)
+        # some groups are on more hosts than others, which wait for them
+        numbers = np.arange(total)
+        group = numbers // (ranks * stride) * stride + numbers % stride
+        places = np.unique(np.stack([group, numbers // per_host]), axis=1)
+        hosts = np.bincount(places[0])
+        sharing = np.bincount(places[1][hosts[places[0]] > 1]).max(initial=1)
+        return cls(ranks, max(1, ranks // int(hosts.max())), int(sharing), groups)
 
 
 class Placed(NamedTuple):
@@ -384,6 +399,6 @@ def phases(
 
     near = local.rounds * links.local_latency, nbytes * local.sent * inside
     return (
-        Phase(local.rounds, *near, work(local, local.sent)),
+        Phase(local.rounds, *near, work(local, 0.0)),  # the link copies messages inside a host
         Phase(between.rounds, latency, transfer, work(between, between.sent / group.per_host)),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from math import ceil
 
 import numpy as np
@@ -25,6 +24,10 @@ FLOAT = np.dtype("float32")
 
 SHARD, COPIES, OPPOSITE = "shard", "copies", "opposite"
 """Groups of ranks along a part of "data", of other parts, and of two ranks with equal stages."""
+
+
+LOSSES = 16.0
+"""Bytes of the sums of losses and samples."""
 
 
 def links_of(platform: Platform, ranks: int) -> Links:
@@ -141,13 +144,8 @@ class MessageCosts:
             transfer, work = 0.0, work + self.slowdown * nbytes * (1 - 1 / group.ranks) / rate
         return (Round(latency, transfer, work),)
 
-    def gradients(self, bucket: BucketOutline) -> tuple[Round, ...]:
-        """Return the rounds in which gradients are exchanged while backward runs."""
-        axes = [axis for axis in bucket.group if axis != "data"]
-        further = chain.from_iterable(self.allreduce(axis, bucket.nbytes) for axis in axes)
-        return (*further, *self._along_data(bucket))
-
-    def _along_data(self, bucket: BucketOutline) -> tuple[Round, ...]:
+    def along_data(self, bucket: BucketOutline) -> tuple[Round, ...]:
+        """Return the rounds in which gradients are exchanged along "data" while backward runs."""
         group = self.groups.get("data")
         if group is None or group.ranks == 1 or "data" not in bucket.group:
             return ()
@@ -197,12 +195,25 @@ class MessageCosts:
         others = self.groups[SHARD].ranks - 1
         return self._to_all(others, bucket.nbytes * others / (others + 1), SHARD)
 
-    def stage(self, nbytes: float) -> tuple[Round, ...]:
-        """Return the rounds of the message from one stage of a pipeline to the next."""
-        group = self.groups["pipeline"]
-        terms = Terms(1, 1)  # calls are part of the stages' time
-        placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
-        return self._rounds(placed, nbytes, group, self._stretch("to_next", "pipeline"))
+    @property
+    def losses(self) -> tuple[Round, ...]:
+        """The sum of losses over ranks with other samples, which nothing waits for."""
+        return self._library("allreduce", LOSSES, "data") if self.work.data > 1 else ()
+
+    @property
+    def meetings(self) -> tuple[Round, ...]:
+        """The calls at the end of a step in which all stages of a pipeline wait for each other."""
+        call = self._library("broadcast", LOSSES, PIPELINE)
+        return call * (1 + (self.work.ranks > self.work.stages))  # after pending sums of groups
+
+    def stage(self, nbytes: Sequence[float]) -> float:
+        """Return the time of the messages from one stage of a pipeline to the next, in s."""
+        group, total = self.groups["pipeline"], sum(nbytes)
+        flows = total / max(nbytes) if total else 1.0  # the longest message is the last to arrive
+        terms = Terms(1, 1, 0, flows)
+        placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms, flows)
+        rounds = self._rounds(placed, total, group, self._stretch("to_next", "pipeline"))
+        return duration(rounds) - 2 * flows * self.links.overhead  # part of the stages' time
 
     # -- rounds -----------------------------------------------------------------------------------
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import astuple, replace
 from functools import lru_cache
-from math import ceil
+from itertools import product
 from typing import Any
 
 from pydtnn.comm.schedules.auto import RULE
+from pydtnn.data.order import own_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model.memory import PROCESS_BYTES
 from pydtnn.parallel.pipeline.check import StageTime, Timeline, carry_out, most_in_flight, plan_of
-from pydtnn.parallel.pipeline.schedules import placement
+from pydtnn.parallel.pipeline.schedules import Action, placement
 from pydtnn.perfmodel import timing
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
@@ -172,7 +174,7 @@ class Projector:
             compression = self._compression(work.compress, options)
         messages = MessageCosts(self.platform, work, compression)
         if work.stages > 1:
-            return self._project_stages(work, messages, samples)
+            return self._project_stages(work, messages)
         tables = self.tables(work)
         step = timing.step_time(tables, messages, samples)
         memory = self._memory(messages, tables.outline, samples, 1)
@@ -218,11 +220,13 @@ class Projector:
 
     # -- pipelines --------------------------------------------------------------------------------
 
-    def _project_stages(self, work: Workload, messages: MessageCosts, samples: int) -> Prediction:
+    def _project_stages(self, work: Workload, messages: MessageCosts) -> Prediction:
         ranks = work.stages
-        parts = min(work.micro_batches or DEFAULT_PER_RANK * ranks, samples)
-        own = ceil(samples / parts)
-        plan = plan_of(work.pipeline_schedule, ranks, parts)
+        most = work.micro_batches or DEFAULT_PER_RANK * ranks
+        _, shards = own_shards(work.batch, work.data * most, 0, work.data)
+        sizes = [rows.stop - rows.start for _, rows in shards]  # of the micro-batches, nearly equal
+        own = sizes[0]
+        plan = plan_of(work.pipeline_schedule, ranks, len(sizes))
         owners = placement(work.pipeline_schedule, ranks)
         two = OPPOSITE in messages.groups  # directions
         if two and (work.compress or work.scheme == "hierarchical"):
@@ -231,45 +235,69 @@ class Projector:
                 "sharded scheme, which are not compressed; use 1f1b"
             )
         tables = [self.tables(work, rank) for rank in range(ranks)]
-        passes: dict[int, timing.PassTime] = {}
-        times: dict[int, StageTime] = {}
+        passes: dict[tuple[int, int], timing.PassTime] = {}  # by stage and samples
+        times: dict[tuple[int, int], StageTime] = {}
         for rank, table in enumerate(tables):
             stages = zip(owners.stages_of(rank), table.outline.transfers, strict=True)
-            for part, (stage, sizes) in enumerate(stages):
-                passes[stage] = one = timing.pass_time(table, messages, own, part)
-                sides = zip((-1, 1), sizes, strict=True)
-                far = [len(n) for to, n in sides if n and owners.of(stage) != owners.of(stage + to)]
+            for (part, (stage, values)), n in product(enumerate(stages), {*sizes}):
+                passes[stage, n] = one = timing.pass_time(table, messages, n, part)
+                sides = zip((-1, 1), values, strict=True)
+                far = [len(v) for to, v in sides if v and owners.of(stage) != owners.of(stage + to)]
                 calls = sum(far) * messages.links.overhead  # of each value
-                back, ahead = (duration(messages.stage(own * sum(side))) for side in sizes)
-                times[stage] = StageTime(
+                back, ahead = (messages.stage([n * each for each in side]) for side in values)
+                times[stage, n] = StageTime(
                     one.forward + calls, one.backward + calls, ahead, back, one.parameters
                 )
-        line = carry_out(plan, [times[stage] for stage in range(owners.stages)])
-        seconds = {stage: one.forward + one.backward for stage, one in passes.items()}
-        slowest = max(range(ranks), key=lambda k: sum(seconds[s] for s in owners.stages_of(k)))
-        exposed = []
-        for rank, table in enumerate(tables):
-            alone = sum(passes[stage].backward for stage in owners.stages_of(rank))
-            given = table, messages, own, alone
-            exposed.append(timing.gradients_exposed(*given, overlap=not two))
-            if two:
-                exposed[-1] += _opposite_exposed(line, rank, messages, table.outline)
-        found, count = owners.stages_of(slowest), parts / len(owners.paths)  # of each stage
+        counts = [
+            Counter((a.stage, sizes[a.micro_batch]) for a in actions if a.kind == "forward")
+            for actions in plan
+        ]
+        seconds = {key: one.forward + one.backward for key, one in passes.items()}
+        slowest = max(
+            range(ranks), key=lambda k: sum(n * seconds[key] for key, n in counts[k].items())
+        )
+        last = {actions[-1]: rank for rank, actions in enumerate(plan)}
+        sums = []  # within the last action of a rank, and after it
+        for (_, number, _), rank in last.items():
+            alone = sum(passes[s, sizes[number]].backward for s in owners.stages_of(rank))
+            given = tables[rank], messages, sizes[number], alone
+            sums.append(timing.gradients_exposed(*given, overlap=not two))
+
+        def time(action: Action) -> StageTime:
+            own = times[action.stage, sizes[action.micro_batch]]
+            within = sums[last[action]][0] if action in last else 0.0
+            later = own.parameters or 0.0
+            return own._replace(backward=own.backward + within, parameters=later + within)
+
+        line = carry_out(plan, time, messages.stage([0.0]))
+        exposed = [after for _, after in sums]
+        if two:
+            for rank, table in enumerate(tables):
+                exposed[rank] += _opposite_exposed(line, rank, messages, table.outline)
         updates = [timing.update_seconds(one, messages) for one in tables]
-        last = max(end + e + u for end, e, u in zip(line.ends, exposed, updates, strict=True))
+        meeting = duration(messages.meetings)
+        added, met = sums[slowest][0] + exposed[slowest] - meeting, max(line.ends) + meeting
+        end = max(  # others have begun the next step when a rank with later stages does
+            max(line.ends[k] + exposed[k], met) + updates[k] - line.of(k)[0].begin
+            for k in range(ranks)
+        )
+        layers: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+        for key, n in counts[slowest].items():
+            for one in passes[key].layers:
+                layers[one.name] = [
+                    a + n * b for a, b in zip(layers[one.name], astuple(one)[1:], strict=True)
+                ]
         step = StepTime(
-            tuple(
-                LayerTime(one.name, *(count * time for time in astuple(one)[1:]))
-                for stage in found
-                for one in passes[stage].layers
-            ),
+            tuple(LayerTime(name, *parts) for name, parts in layers.items()),
             other=messages.slowdown * tables[slowest].step(own),
             update=updates[slowest],
-            gradients_exposed=exposed[slowest],
-            busy=count * sum(passes[s].busy + 2 * times[s].ahead for s in found),
+            gradients_exposed=added if added > 1e-12 else 0.0,  # less is rounding
+            busy=sum(
+                n * (passes[key].busy + 2 * times[key].ahead) for key, n in counts[slowest].items()
+            ),
         )
         working = step.seconds - step.other
-        step = replace(step, idle=max(last - working, 0.0))
+        step = replace(step, idle=max(end - working, 0.0))
         memories = [
             self._memory(messages, one.outline, own, most_in_flight(actions))
             for one, actions in zip(tables, plan, strict=True)

@@ -80,10 +80,12 @@ class _Clock:
         self._computed: list[float] = []  # since this rank has waited for others
         self.gathers = messages.waits and messages.work.scheme == "sharded_parameters"
         self._gathered: dict[int, Operation] = {}  # of the buckets that this rank has
+        self._waiting: list[tuple[BucketOutline, Operation]] = []  # for sums along other axes
 
     def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:
         """Follow the events of a pass; the buckets are exchanged if they are given."""
         started: dict[int, tuple[Operation, str]] = {}
+        before_event: Event | None = None
         for event in events:
             if isinstance(event, Compute):
                 if self.gathers and not event.label.index:
@@ -107,10 +109,33 @@ class _Clock:
                 self.now = self.channel.wait(operation, self.now)
                 self.parts[node][3] += self.now - before
             elif buckets:
-                rounds = self.messages.gradients(buckets[event.bucket])
-                operation = self.channel.start(rounds, self.now)
-                if self.messages.waits:
-                    self._wait(operation)
+                if not isinstance(before_event, Ready):
+                    self._pass_on()
+                self._ready(buckets[event.bucket])
+            before_event = event
+
+    def _ready(self, bucket: BucketOutline) -> None:
+        """Start the sums of a bucket, as `pydtnn.training.axis_sums`."""
+        *axes, last = [axis for axis in bucket.group if axis != "data"] or [""]
+        for axis in axes:
+            self._wait(self.channel.start(self.messages.allreduce(axis, bucket.nbytes), self.now))
+        if last or self._waiting:
+            rounds = self.messages.allreduce(last, bucket.nbytes) if last else ()
+            self._waiting.append((bucket, self.channel.start(rounds, self.now)))
+        else:
+            self._exchange(bucket)
+
+    def _pass_on(self) -> None:
+        """Wait for the sums along other axes of earlier layers, and start those along "data"."""
+        for bucket, operation in self._waiting:
+            self._wait(operation)
+            self._exchange(bucket)
+        self._waiting.clear()
+
+    def _exchange(self, bucket: BucketOutline) -> None:
+        operation = self.channel.start(self.messages.along_data(bucket), self.now)
+        if self.messages.waits:
+            self._wait(operation)
 
     def _gather(self, node: str, kind: int) -> None:
         """Gather the parameters that the next pass reads, and start with later ones."""
@@ -149,6 +174,7 @@ class _Clock:
 
     def finish(self) -> None:
         """Wait for all sums of gradients, and exchange those that the update exchanges."""
+        self._pass_on()
         before = self.now
         if self.messages.work.data > 1:
             self._await_slowest()
@@ -174,6 +200,7 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int) -> StepTime:
     """Return the time of a step of a rank's samples without a pipeline."""
     clock = _Clock(tables, messages, samples)
     clock.run(tables.outline.forward)
+    clock.channel.start(messages.losses, clock.now)
     clock.run(tables.outline.backward, tables.outline.buckets)
     clock.finish()
     return StepTime(
@@ -211,17 +238,20 @@ def pass_time(tables: Tables, messages: MessageCosts, samples: int, part: int) -
 
 def gradients_exposed(
     tables: Tables, messages: MessageCosts, samples: int, backward: float, *, overlap: bool = True
-) -> float:
-    """Return the time that sums of gradients add to the last micro-batch's backward, in s.
+) -> tuple[float, float]:
+    """Return the time that sums add to the last micro-batch's backward, and that after it, in s.
 
     `backward` is its time without them. Without `overlap`, they start when it has ended.
     """
     outline, clock, alone = tables.outline, *(_Clock(tables, messages, samples) for _ in range(2))
     events = [event for event in outline.backward if overlap or isinstance(event, Ready)]
     clock.run(events, outline.buckets)
+    end = clock.now
+    for one in messages.meetings:
+        clock.now = clock.channel.wait(clock.channel.start((one,), clock.now), clock.now)
     clock.finish()
     if clock.gathers or not overlap:
         alone.run(events)
         backward = alone.now
-    added = clock.now - backward
-    return added if added > 1e-12 else 0.0  # less is rounding
+    within = end - backward if overlap and end - backward > 1e-12 else 0.0  # less is rounding
+    return within, max(clock.now - backward - within, 0.0)

@@ -88,3 +88,26 @@ def test_a_step_takes_as_long_as_on_virtual_ranks(name: str, work: Workload) -> 
     # buffers of sums, and memory between arrays
     assert closed.memory.total == pytest.approx(virtual.memory.total, rel=0.08 if odd else 0.05)
     assert closed.loader == pytest.approx(virtual.loader)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.parametrize("batch", [9, 17, 33])
+def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch: int, schedule: str) -> None:
+    platform = platform_of(1, 1, call=0.0)
+    platform = replace(platform, compute=replace(platform.compute, call=0.0, step=0.0))
+    work = replace(WORK, batch=batch, axes={"pipeline": 2}, pipeline_schedule=schedule)
+    costs = AnalyticCosts.of(work, platform)
+    closed = PROJECTORS[WORK.model].with_platform(platform, costs).project(work)
+    virtual = predict(work, platform, costs)
+    assert closed.step.seconds == pytest.approx(virtual.step.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("data", [2, 4])
+def test_gradients_of_stripes_are_in_the_buckets_of_the_program(data: int) -> None:
+    """Sums along "data" begin when those over stripes are complete; nothing else takes time."""
+    platform = platform_of(1, 1, call=0.0)
+    work = replace(WORK, axes={"data": data, "spatial": 2})
+    costs = AnalyticCosts.of(work, platform)
+    closed = PROJECTORS[WORK.model].with_platform(platform, costs).project(work)
+    virtual = predict(work, platform, costs)
+    assert closed.step.seconds == pytest.approx(virtual.step.seconds, rel=0.01)

@@ -8,7 +8,7 @@ actions only wait for messages, each of which has a tag of its own, and sends do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -227,7 +227,8 @@ def check(
     for stage in range(stages):
         own = [a for actions in plan for a in actions if a.stage == stage]
         _check_stage(stage, own, micro_batches)
-    return carry_out(plan, [StageTime(forward, backward, parameters=parameters)] * stages)
+    each = StageTime(forward, backward, parameters=parameters)
+    return carry_out(plan, lambda action: each)
 
 
 def plan_of(schedule: str | Schedule | Plan, ranks: int, micro_batches: int) -> Plan:
@@ -273,16 +274,20 @@ def source_of(action: Action, stages: int) -> int | None:
     return source if action.direction and 0 <= source < stages else None
 
 
-def carry_out(plan: Plan, stages: Sequence[StageTime]) -> Timeline:
+def carry_out(plan: Plan, time: Callable[[Action], StageTime], latency: float = 0.0) -> Timeline:
     """Carry out the actions of all ranks, each as soon as its message has arrived.
 
     Messages do not delay the rank that sends them, and take no time between stages of one rank.
+    Those of a rank pass its link one after the other, which is busy except for the latency.
 
     Parameters
     ----------
     plan : sequence of sequences of Action
         The actions of every rank.
-    stages : sequence of StageTime
+    time : callable
+        Returns the times of an action's stage for its micro-batch.
+    latency : float, optional
+        Part of the time of a message.
 
     Raises
     ------
@@ -290,13 +295,13 @@ def carry_out(plan: Plan, stages: Sequence[StageTime]) -> Timeline:
         If the ranks deadlock.
 
     >>> from pydtnn.parallel.pipeline.check import plan_of
-    >>> carry_out(plan_of("gpipe", 2, 2), [StageTime(1.0, 2.0)] * 2).ends
+    >>> carry_out(plan_of("gpipe", 2, 2), lambda action: StageTime(1.0, 2.0)).ends
     (9.0, 7.0)
     """
     owners = owners_of(plan)
     arrivals: dict[tuple[int, int, int], float] = {}  # of a direction and micro-batch, at a stage
     events: list[Event] = []
-    position, now = [0] * len(plan), [0.0] * len(plan)
+    position, now, free = [0] * len(plan), [0.0] * len(plan), [0.0] * len(plan)
     progress = True
     while progress:
         progress = False
@@ -307,13 +312,15 @@ def carry_out(plan: Plan, stages: Sequence[StageTime]) -> Timeline:
                 if source_of(action, owners.stages) is not None and message not in arrivals:
                     break
                 begin = max(now[rank], arrivals.get(message, 0.0))
-                now[rank] = end = begin + stages[action.stage].of(action)
+                now[rank] = end = begin + time(action).of(action)
                 events.append(Event(rank, action, begin, end))
                 to = action.stage + action.direction
                 if action.direction and 0 <= to < owners.stages:
-                    own = owners.of(to, action.micro_batch) == rank
-                    wire = 0.0 if own else stages[action.stage].message(action)
-                    arrivals[to, action.direction, action.micro_batch] = end + wire
+                    sent = end
+                    if owners.of(to, action.micro_batch) != rank:
+                        sent = max(end, free[rank]) + time(action).message(action)
+                        free[rank] = sent - latency
+                    arrivals[to, action.direction, action.micro_batch] = sent
                 position[rank] += 1
                 progress = True
     waiting = [

@@ -405,6 +405,8 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.HardSwish: lambda layer: nn.Hardswish(),
     # nn.Hardsigmoid's gradient has 1/6 in float32
     layers.HardSigmoid: lambda layer: Apply(lambda x: nn.functional.relu6(x + 3) / 6),
+    layers.Softplus: lambda layer: nn.Softplus(threshold=60),
+    layers.LogSoftmax: lambda layer: nhwc(lambda x: torch.log_softmax(x, -1)),
     layers.Softmax: lambda layer: nhwc(lambda x: torch.softmax(x, -1)),
     layers.Identity: lambda layer: nn.Identity(),
     layers.Rescale: lambda layer: Apply(lambda x: x * layer.factor),

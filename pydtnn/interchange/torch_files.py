@@ -197,14 +197,6 @@ def _other(*_: Any) -> Tensor:
     return Tensor(None, problem="is a sparse or quantised tensor, not a dense one")
 
 
-def _size(sizes: Any = ()) -> tuple[int, ...]:
-    return _sizes(tuple(sizes))
-
-
-def _device(*names: Any) -> None:
-    return None
-
-
 REBUILD: dict[str, Callable[..., Any]] = {
     "_rebuild_tensor": _tensor,
     "_rebuild_tensor_v2": _tensor,
@@ -221,11 +213,6 @@ NAMES: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): _Ordered,
     **{("torch._utils", name): function for name, function in REBUILD.items()},
     ("torch._tensor", "_rebuild_from_type_v2"): _of_class,
-    ("torch", "Tensor"): "Tensor",
-    ("torch.nn.parameter", "Parameter"): "Parameter",
-    ("torch.nn.parameter", "Buffer"): "Buffer",
-    ("torch", "Size"): _size,
-    ("torch", "device"): _device,
     **{("torch", name): dtype for name, dtype in DTYPES.items()},
     **{("torch", name): DTYPES[dtype] for name, dtype in STORAGES.items()},
     ("torch.storage", "UntypedStorage"): UNTYPED,

@@ -199,6 +199,14 @@ class HardSwish(Activation):
     operations = (5, 5)
 
 
+class Softplus(Activation):
+    """``log(1 + exp(x))`` (Dugas et al. 2001)."""
+
+    kernel = "softplus"
+    only_kernels = True
+    operations = (4, 4)
+
+
 class Softmax(Layer):
     """``exp(x) / sum exp(x)`` over the last axis.
 
@@ -224,3 +232,25 @@ class Softmax(Layer):
     def cost(self, batch: int) -> Cost:
         """Maximum, difference, exponential, sum and quotient; two products, sum and difference."""
         return per_element(self.elements(batch), self.dtype.itemsize, 5, 4)
+
+
+class LogSoftmax(Softmax):
+    """``x - log sum exp(x)`` over the last axis.
+
+    The losses of `pydtnn.losses` take logits, so a classifier does not end with this layer.
+    """
+
+    takes_16_bits = False
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Subtract the logarithm of the sum of the exponentials of each row."""
+        (x,) = xs
+        y, shifted = self.output_like(x), x - x.max(-1, keepdims=True)
+        y[...] = shifted - self.xp.log(self.xp.exp(shifted).sum(-1, keepdims=True))
+        return y, y
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Compute ``dx = dy - exp(y) sum(dy)``."""
+        dx = self.gradient_like(dy)
+        dx[...] = dy - self.xp.exp(saved) * dy.sum(-1, keepdims=True)
+        return dx

@@ -181,8 +181,9 @@ def norm(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
 
 UNARY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("Relu", "Sigmoid", "Tanh", "Atan", "Neg", "Identity", "HardSwish")),
+    ("Softplus", {}),
     *(("Elu", {"alpha": a}) for a in (1.0, 0.3)),
-    *(("LeakyRelu", {"alpha": a}) for a in (0.01, 0.5)),
+    *(("LeakyRelu", {"alpha": a}) for a in (0.01, 0.5, 0.0)),
     *(("HardSigmoid", {"alpha": a}) for a in (0.2, 1 / 6)),
     *[("Gelu", {}), ("Gelu", {"approximate": "tanh"}), ("Erf", {}), ("Cast", {"to": 1})],
     *[("Dropout", {}), ("Log", {})],
@@ -244,11 +245,13 @@ def reduce(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
     count = draft.few(2)
     axes = draft.rng.choice(len(shape), min(count, len(shape)), replace=False).tolist()
     inputs, attributes = draft.axes("axes", axes, 18)
-    return draft.add("ReduceMean", [x, *inputs], keepdims=draft.few(2) - 1, **attributes)
+    operator = draft.pick("ReduceMean", "ReduceMax")
+    return draft.add(operator, [x, *inputs], keepdims=draft.few(2) - 1, **attributes)
 
 
 def softmax(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
-    return draft.add("Softmax", [x], axis=int(draft.rng.integers(-len(shape), len(shape))))
+    operator = draft.pick("Softmax", "LogSoftmax")
+    return draft.add(operator, [x], axis=int(draft.rng.integers(-len(shape), len(shape))))
 
 
 def matrix(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
@@ -322,7 +325,9 @@ def part(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
 def resize(draft: Draft, x: str, shape: tuple[Any, ...]) -> str | None:
     if len(shape) != 4:
         return None
-    scales = np.float32([1, 1, draft.few(3), draft.pick(1, 2, 1.5, 2)])
+    scales = np.float32(
+        [1, 1, draft.pick(1, 2, 3, 0.5, 4 / 3), draft.pick(1, 2, 1.5, 2, 0.6, 2.25)]
+    )
     mode = draft.pick("nearest", "linear")
     options = {"mode": mode}
     if mode == "nearest":

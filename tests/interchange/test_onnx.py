@@ -30,6 +30,7 @@ from pydtnn.layers import (
     LeakyReLU,
     Linear,
     LocalResponseNorm,
+    LogSoftmax,
     MaxPool2d,
     Pad,
     ReLU6,
@@ -41,6 +42,7 @@ from pydtnn.layers import (
     SiLU,
     Slice,
     Softmax,
+    Softplus,
     Tanh,
 )
 from pydtnn.model import Model
@@ -93,10 +95,25 @@ def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
 
 SEVERAL = {
     "activations": Sequential(
-        *(kind() for kind in (ELU, GELU, LeakyReLU, SiLU, Sigmoid, Tanh, ArcTan, ReLU6, Identity)),
+        *(
+            kind()
+            for kind in (
+                ELU,
+                GELU,
+                LeakyReLU,
+                SiLU,
+                Softplus,
+                Sigmoid,
+                Tanh,
+                ArcTan,
+                ReLU6,
+                Identity,
+            )
+        ),
         GELU("none"),
     ),
     "softmax": Softmax(),
+    "log softmax": LogSoftmax(),
     "convolutions": Sequential(
         Conv2d(6, (3, 2), padding=((1, 0), (0, 1)), stride=(1, 2), groups=3, bias=False),
         Conv2d(4, 3, dilation=2, padding="same"),

@@ -52,10 +52,6 @@ def write(
     )
     imports = [helper.make_opsetid("", opset)]
     message = helper.make_model(graph, opset_imports=imports, ir_version=8)
-    message = onnx.shape_inference.infer_shapes(message)
-    shape_of_y = message.graph.output[0].type.tensor_type.shape
-    if not shape_of_y.dim:  # any of the right kind: the file must have one
-        shape_of_y.dim.add()
     onnx.save(message, path)
     return path
 
@@ -225,6 +221,157 @@ WORKS: dict[str, tuple[Any, ...]] = {
     "pads of some axes": (chain(("Pad", ["pads", "", "pads_at"], {})), IMAGE),
     "outer flatten": (chain(("Flatten", [], {"axis": 3}), ("Reshape", ["to1"], {})), (1, 4, 7, 6)),
 }
+
+
+def layer_norm(*behind: Any, squared: str = "Pow", axes: Any = None, opset: int = 18) -> list[Any]:
+    """A layer norm as exporters write it before opset 17, and what follows it."""
+    attributes = {} if opset >= 18 else {"axes": [-1]}
+    more = [axes or "last"] if opset >= 18 else []
+    square = ["a", "two"] if squared == "Pow" else ["a", "a"]
+    last = "n" if behind else "y"
+    return [
+        node("ReduceMean", ["x", *more], ["m"], **attributes),
+        node("Sub", ["x", "m"], ["a"]),
+        node(squared, square, ["s"]),
+        node("ReduceMean", ["s", *more], ["v"], **attributes),
+        node("Add", ["v", "epsilon"], ["e"]),
+        node("Sqrt", ["e"], ["d"]),
+        node("Div", ["a", "d"], [last]),
+        *behind,
+    ]
+
+
+AFFINE = [node("Mul", ["n", "c6"], ["k"]), node("Add", ["b6", "k"], ["y"])]
+
+
+def attention(*between: Any, scores: str = "s") -> list[Any]:
+    """Attention of two heads, with nodes between the products `p` and Softmax of `scores`."""
+    return [
+        node("MatMul", ["x", "qkv"], ["h"]),
+        node("Split", ["h"], ["q", "k", "v"], axis=2, num_outputs=3),
+        *[node("Reshape", [name, "heads"], [f"{name}1"]) for name in "qkv"],
+        node("Transpose", ["q1"], ["q2"], perm=[0, 2, 1, 3]),
+        node("Transpose", ["k1"], ["k2"], perm=[0, 2, 3, 1]),
+        node("Transpose", ["v1"], ["v2"], perm=[0, 2, 1, 3]),
+        node("MatMul", ["q2", "k2"], ["p"]),
+        *between,
+        node("Softmax", [scores], ["weights"], axis=-1),
+        node("MatMul", ["weights", "v2"], ["o"]),
+        node("Transpose", ["o"], ["o1"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["o1", "together"], ["y"]),
+    ]
+
+
+def scaled(by: str) -> Any:
+    return node("Mul", ["p", by], ["s"])
+
+
+def masked(hidden: str, *values: str) -> Any:
+    """`masked_fill` of scores with a number, or `where` with the number as the second value."""
+    return node("Where", [hidden, *values], ["f"])
+
+
+def class_token(*shape: Any) -> list[Any]:
+    return [
+        node("Shape", ["x"], ["size"]),
+        node("Gather", ["size", "i0"], ["count"]),
+        node("Unsqueeze", ["count", "i00"], ["one_count"]),
+        *shape,
+        node("Concat", ["tokens", "x"], ["y"], axis=1),
+    ]
+
+
+def resized(to: tuple[int, int], **options: Any) -> tuple[Any, ...]:
+    name = f"to{to[0]}x{to[1]}"
+    NUMBERS[name] = np.array([1, 4, *to])
+    return chain(("Resize", ["", "", name], options)), (1, 4, 7, 6)
+
+
+THRESHOLD = [
+    node("Softplus", ["x"], ["a"]),
+    node("Greater", ["x", "twenty"], ["b"]),
+    node("Where", ["b", "x", "a"], ["y"]),
+]
+LINEAR = {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}
+FLOOR = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+LATER = np.triu(np.ones((5, 5), bool), 1)
+NUMBERS |= {
+    **{"two": np.float32(2), "epsilon": np.float32(1e-3), "b6": floats(6), "last": np.array([-1])},
+    **{"last_two": np.array([2, 3]), "qkv": floats(6, 18), "heads": np.array([0, 5, 2, 3])},
+    **{
+        "together": np.array([0, 5, 6]),
+        "third": np.float32(1 / np.sqrt(3)),
+        "twenty": np.float32(20),
+    },
+    **{"later": LATER, "kept": ~LATER[None, None], "infinite": np.float32(-np.inf)},
+    **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
+    **{"ones2": np.array([1, 1]), "ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
+    **{"one_by_one": floats(5, 4, 1, 1), "c46": floats(7, 6), "i000": np.array([0])},
+}
+WORKS |= {
+    "layer norm of nodes": (layer_norm(*AFFINE), SEQUENCE),
+    "layer norm of nodes before opset 18": (layer_norm(*AFFINE, opset=13), SEQUENCE, 13),
+    "layer norm of products": (layer_norm(*AFFINE, squared="Mul"), FEATURES),
+    "layer norm without factors": (layer_norm(), SEQUENCE),
+    "layer norm of nodes of images": (layer_norm(axes="last_two"), IMAGE),
+    "causal attention by masked_fill": (
+        attention(scaled("third"), masked("later", "infinite", "s"), scores="f"),
+        SEQUENCE,
+    ),
+    "causal attention by where": (
+        attention(scaled("third"), masked("kept", "s", "large"), scores="f"),
+        SEQUENCE,
+    ),
+    "causal attention, masked before its factor": (
+        attention(masked("later", "large", "p"), node("Mul", ["f", "half"], ["s"])),
+        SEQUENCE,
+    ),
+    "attention of another scale": (attention(scaled("half")), SEQUENCE),
+    "attention without a scale": (attention(scores="p"), SEQUENCE),
+    "class token by expand": (
+        class_token(
+            node("Concat", ["one_count", "minus2"], ["sizes_1"], axis=0),
+            node("Equal", ["sizes_1", "minus3"], ["free"]),
+            node("Where", ["free", "ones3", "sizes_1"], ["shape"]),
+            node("Expand", ["token", "shape"], ["tokens"]),
+        ),
+        SEQUENCE,
+    ),
+    "class token by repeat": (
+        class_token(
+            node("Concat", ["one_count", "ones2"], ["shape"], axis=0),
+            node("Tile", ["token", "shape"], ["tokens"]),
+        ),
+        SEQUENCE,
+    ),
+    "pixels of channels": (chain(("DepthToSpace", [], {"blocksize": 2, "mode": "CRD"})), IMAGE),
+    "pixels of blocks": (chain(("DepthToSpace", [], {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
+    "blocks of pixels": (chain(("SpaceToDepth", [], {"blocksize": 2})), ("n", 3, 4, 6)),
+    "log softmax": (chain("LogSoftmax"), FEATURES),
+    "log softmax of pixels": (chain(("LogSoftmax", [], {"axis": 1})), IMAGE),
+    "softplus": (chain("Softplus"), IMAGE),
+    "softplus below a threshold": (THRESHOLD, FEATURES),
+    "maxima of images": (chain(("ReduceMax", ["hw"], {"keepdims": 0})), IMAGE),
+    "maxima of columns": (chain(("ReduceMax", [], {"axes": [3]})), IMAGE, 13),
+    "maxima of channels": (chain(("ReduceMax", ["axis1"], {"keepdims": 0})), IMAGE),
+    "maxima of rows": (chain(("ReduceMax", ["axis1"], {"keepdims": 0})), SEQUENCE),
+    "nearest by fractions": resized((10, 4), **FLOOR),
+    "nearest centres by fractions": resized((5, 9), nearest_mode="round_prefer_ceil"),
+    "nearest centres by other fractions": resized((4, 8)),
+    "linear by fractions": resized((10, 4), **LINEAR),
+    "linear by fractions with even denominators": resized((14, 3), **LINEAR),
+    "linear by fractions of both kinds": resized((9, 7), **LINEAR),
+    "convolution of one pixel with padding": (
+        chain(("Conv", ["one_by_one"], {"pads": [1, 0, 1, 2]})),
+        IMAGE,
+    ),
+    "strided convolution of one pixel with padding": (
+        chain(("Conv", ["one_by_one"], {"pads": [1, 1, 1, 1], "strides": [2, 2]})),
+        IMAGE,
+    ),
+    "leaky relu of slope 0": (chain(("LeakyRelu", [], {"alpha": 0.0})), IMAGE),
+    "prelu of slope 0": (chain(("PRelu", ["zero"], {})), FEATURES),
+}
 NOT_BACK = {"shuffle", "softmax of rows", "terms of pixels"}
 """Imported layers whose features have an order that an exported file cannot express."""
 
@@ -246,6 +393,21 @@ def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> No
         back = tmp_path / "back.onnx"
         export_onnx(model, back)
         assert_close(compute(back, x), model.predict(x))
+
+
+def test_output_padding_below_the_dilation_keeps_rows_that_padding_cuts_off(
+    tmp_path: Path,
+) -> None:
+    torch = pytest.importorskip("torch", reason="onnxruntime refuses this, PyTorch does not")
+    options = {"dilations": [3, 3], "pads": [2, 1, 2, 1], "output_padding": [2, 1]}
+    nodes = chain(("ConvTranspose", ["w", "bias"], options))
+    model = import_onnx(write(tmp_path / "net.onnx", nodes, IMAGE, used(nodes)))
+    (x,) = samples(model)
+    given = [torch.from_numpy(a) for a in (np.moveaxis(x, -1, 1), NUMBERS["w"], NUMBERS["bias"])]
+    expected = torch.nn.functional.conv_transpose2d(
+        *given, padding=(2, 1), output_padding=(2, 1), dilation=3
+    )
+    assert_close(model.predict(x), np.moveaxis(expected.numpy(), 1, -1))
 
 
 BATCH_NORM = node(
@@ -288,10 +450,32 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         IMAGE,
     ),
     "erf: expected a part of an activation": (chain("Erf"), IMAGE),
-    "resize: expected an image that is enlarged by integers": (
+    "resize: expected a whole height and width of an image": (
         chain(("Resize", ["", "ones4h"], {})),
         IMAGE,
     ),
+    "resize: expected nearest pixels of whole blocks, or linear": resized(
+        (10, 4), mode="linear", coordinate_transformation_mode="align_corners"
+    ),
+    "resize: expected nearest pixels of whole blocks, or linear interpolation of": resized(
+        (1, 4), **LINEAR
+    ),
+    "expand: expected a row for each sample, got the shape [N, 2, 1]": (
+        class_token(
+            node("Concat", ["one_count", "two_one"], ["shape"], axis=0),
+            node("Expand", ["token", "shape"], ["tokens"]),
+        ),
+        SEQUENCE,
+    ),
+    "where: a mask must hide all later positions": (
+        attention(scaled("third"), masked("kept", "infinite", "s"), scores="f"),
+        SEQUENCE,
+    ),
+    "mul: masked scores must have a factor above 0.01, got -1": (
+        attention(masked("later", "large", "p"), node("Mul", ["f", "minus_f"], ["s"])),
+        SEQUENCE,
+    ),
+    "div: the axes must be the last ones": (layer_norm(axes="axis1"), SEQUENCE),
     "resize: outputs of samples must have at most": (chain(("Resize", ["", "huge"], {})), IMAGE),
     "pad: outputs of samples must have at most": (chain(("Pad", ["far"], {})), IMAGE),
     "expand: the inputs do not suit the operator (expected at most": (
@@ -335,7 +519,8 @@ NUMBERS |= {
     **{"c411b": floats(1, 4, 1, 1), "m62": floats(6, 2), "c21": floats(2, 1)},
     **{"true": np.array(True), "ones4h": np.float32([1, 1, 1.5, 1]), "i021": np.array([0, 2, 1])},
     **{"huge": np.float32([1, 1, 1e6, 1e6]), "far": np.array([0, 0, 0, 0, 0, 0, 2**40, 0])},
-    **{"wide": np.array([2**20, 2**20]), "i0": np.array(0)},
+    **{"wide": np.array([2**20, 2**20]), "i0": np.array(0), "minus_f": np.float32(-1)},
+    **{"two_one": np.array([2, 1])},
 }
 
 
@@ -378,7 +563,14 @@ def damaged(kind: str, path: Path) -> None:
         secret.ClearField("raw_data")
         secret.data_location = onnx.TensorProto.EXTERNAL
         (path.parent / "secret").write_bytes(floats(4).tobytes())
-        secret.external_data.add(key="location", value="secret")
+        there = {"truncated": "secret", "length": "secret", "negative": "secret"}
+        place = there.get(kind, f"../{path.parent.name}/secret")
+        secret.external_data.add(key="location", value=place)
+        if kind != "constant":
+            start = {"truncated": "4", "negative": "-4"}.get(kind, "0")
+            secret.external_data.add(key="offset", value=start)
+            length = str(10**30) if kind == "negative" else "9" * 5000
+            secret.external_data.add(key="length", value=length if kind != "truncated" else "16")
     path.write_bytes(message.SerializeToString())
 
 
@@ -387,12 +579,15 @@ def damaged(kind: str, path: Path) -> None:
     [
         (
             "constant",
-            "expected arrays within the file, got c4 in another one; save it with save_as",
+            "array c4: expected plain names of files in ",
         ),
         (
             "initializer",
-            "expected arrays within the file, got c4 in another one; save it with save",
+            "array c4: expected plain names of files in ",
         ),
+        ("truncated", "not an ONNX file, or damaged ("),
+        ("length", "not an ONNX file, or damaged ("),
+        ("negative", "not an ONNX file, or damaged ("),
         ("type", "not an ONNX file, or damaged ("),
         ("type of an input", "input x must have elements of type float16, float32, float64, int32"),
         ("no output", "expected a graph with inputs and outputs, got one without"),
@@ -406,6 +601,31 @@ def test_a_file_is_not_trusted(
     damaged(kind, path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="^" + re.escape(f"import_onnx: {path}: {problem}")):
+        import_onnx(path)
+
+
+@pytest.mark.parametrize("entries", [{}, {"offset": "8", "length": "24"}])
+def test_arrays_in_a_file_beside_it_are_read(entries: dict[str, str], tmp_path: Path) -> None:
+    nodes = chain(("Add", ["c6"], {}), "Relu")
+    inside = import_onnx(write(tmp_path / "a.onnx", nodes, FEATURES, used(nodes)))
+    path = tmp_path / "b.onnx"
+    message = onnx.load(tmp_path / "a.onnx")
+    (array,) = message.graph.initializer
+    start = int(entries.get("offset", 0))
+    (tmp_path / "b.onnx.data").write_bytes(b"." * start + array.raw_data)
+    array.ClearField("raw_data")
+    array.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": "b.onnx.data", **entries}.items():
+        array.external_data.add(key=key, value=value)
+    path.write_bytes(message.SerializeToString())
+    model = import_onnx(path, verify=importing.can_verify())
+    (x,) = samples(model)
+    np.testing.assert_array_equal(model.predict(x), inside.predict(x))
+    (tmp_path / "b.onnx.data").rename(tmp_path / "c")
+    with pytest.raises(FileNotFoundError, match=r"array c6: file \S+b.onnx.data does not exist"):
+        import_onnx(path)
+    (tmp_path / "b.onnx.data").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="array c6: expected files in .*, a link to"):
         import_onnx(path)
 
 

@@ -34,6 +34,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "gelu_exact": lambda x: x / 2 * math.erfc(-x / math.sqrt(2)),
     "silu": lambda x: x / (1 + math.exp(-x)),
     "hard_sigmoid": lambda x: min(max(x / 6 + 0.5, 0.0), 1.0),
+    "softplus": lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
     "hard_swish": lambda x: x * min(max(x / 6 + 0.5, 0.0), 1.0),
 }
 # of functions with an exponential, with the largest error in units of the last place

@@ -17,11 +17,13 @@ from pydtnn.layers import (
     HardSwish,
     LeakyReLU,
     Log,
+    LogSoftmax,
     ReLU,
     ReLU6,
     Sigmoid,
     SiLU,
     Softmax,
+    Softplus,
     StepContext,
     Tanh,
 )
@@ -45,6 +47,7 @@ FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
     "exact gelu": (lambda: GELU("none"), lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
     "silu": (SiLU, lambda x: x / (1 + math.exp(-x))),
     "hard sigmoid": (HardSigmoid, lambda x: min(max(x / 6 + 0.5, 0.0), 1.0)),
+    "softplus": (Softplus, lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x)))),
     "hard swish": (HardSwish, lambda x: x * min(max(x / 6 + 0.5, 0.0), 1.0)),
 }
 
@@ -55,9 +58,12 @@ def test_activations_keep_the_contract(name: str, shape: tuple[int, ...], backen
     check_layer(FORMULAS[name][0](), shape, backend=backend)
 
 
+@pytest.mark.parametrize("layer", [Softmax, LogSoftmax])
 @pytest.mark.parametrize("shape", [(1,), (7,), (2, 3)])
-def test_softmax_keeps_the_contract(shape: tuple[int, ...], backend: Backend) -> None:
-    check_layer(Softmax(), shape, backend=backend)
+def test_softmax_keeps_the_contract(
+    layer: type[Softmax], shape: tuple[int, ...], backend: Backend
+) -> None:
+    check_layer(layer(), shape, backend=backend)
 
 
 def test_log_keeps_the_contract(backend: Backend) -> None:
@@ -83,6 +89,12 @@ def test_softmax_gives_probabilities_even_of_large_logits(backend: Backend) -> N
     model = Model(Softmax(), (3,), backend=backend, dtype="float64")
     y = model.predict(np.array([[1000.0, 1000.0, -1000.0], [0.0, math.log(2), math.log(5)]]))
     np.testing.assert_allclose(y, [[0.5, 0.5, 0], [1 / 8, 2 / 8, 5 / 8]], rtol=1e-12)
+
+
+def test_log_softmax_is_finite_where_probabilities_vanish(backend: Backend) -> None:
+    model = Model(LogSoftmax(), (3,), backend=backend, dtype="float32", input_gradient=True)
+    y = model.predict(np.array([[1000.0, 1000.0, -1000.0]], "float32"))
+    np.testing.assert_allclose(y, [[-math.log(2), -math.log(2), -2000 - math.log(2)]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [LeakyReLU, ELU])

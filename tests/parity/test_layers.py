@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "hard_swish": (lambda: layers.HardSwish(), IMAGE),
     "hard_sigmoid": (lambda: layers.HardSigmoid(), IMAGE),
     "softmax": (lambda: layers.Softmax(), (13,)),
+    "log softmax": (lambda: layers.LogSoftmax(), (13,)),
+    "softplus": (lambda: layers.Softplus(), IMAGE),
     "attention": (lambda: layers.DotProductAttention(3), (13, 45)),
     "causal attention": (lambda: layers.DotProductAttention(2, causal=True), (7, 6)),
     "attention to oneself": (lambda: layers.DotProductAttention(2), (1, 6)),

@@ -38,8 +38,9 @@ def _in_activation(at: Reading) -> bool:
     """Return whether a function may be a part of an activation that several nodes compute."""
     if any(isinstance(x, Value) and x.function is not None for x in at.inputs):
         return True
-    return at.node.operator in ("Sigmoid", "HardSigmoid") and any(
-        reader.operator == "Mul"
+    joined = {"Sigmoid": "Mul", "HardSigmoid": "Mul", "Softplus": "Where"}.get(at.node.operator)
+    return any(
+        reader.operator == joined
         and not any(isinstance(at.values.get(name), np.ndarray) for name in reader.inputs)
         for reader in at.graph.readers.get(at.node.outputs[0], ())
     )
@@ -271,9 +272,13 @@ def _scaled(at: Reading, source: Source, factors: Array, terms: Array | None) ->
 def _prelu(at: Reading) -> Value:
     slope = at.required(1)
     slopes = np.unique(slope)
-    if len(slopes) != 1 or not slopes[0] > 0:
-        raise at.fail("the slope must be one positive number, got several or another one")
-    return at.layer(layers.LeakyReLU(decimal(float(slopes[0]))), at.value())
+    if len(slopes) != 1 or not slopes[0] >= 0:
+        raise at.fail("the slope must be one positive number or 0, got several or another one")
+    return at.layer(_leaky(decimal(float(slopes[0]))), at.value())
+
+
+def _leaky(alpha: float) -> Layer:
+    return layers.LeakyReLU(alpha) if alpha else layers.ReLU()
 
 
 def _gelu(at: Reading) -> Layer:
@@ -300,6 +305,19 @@ def _hard_sigmoid(at: Reading) -> Value:
     )
 
 
+def _greater(at: Reading) -> Value:
+    number = _scalar(at, at.required(1))
+    return extended(at.net, (at.lazy(),), lambda v: v > number, _last(at, None), at.node.name)
+
+
+def _where(at: Reading) -> Value:
+    """Read a choice between functions of the same array, such as of Softplus above a threshold."""
+    values = tuple(at.lazy(place) for place in range(3))
+    if len({(v.source, v.axes, v.atoms) for v in values}) > 1:
+        raise at.fail("expected a part of an activation, got values of several arrays")
+    return extended(at.net, values, np.where, _last(at, None), at.node.name)
+
+
 def _sigmoid(v: Array) -> Array:
     return 1 / (1 + np.exp(-v))
 
@@ -324,9 +342,10 @@ ELEMENTWISE: Mapping[str, Read] = {
     "Elu": plain(lambda at: layers.ELU(at.get("alpha", 1.0))),
     "Erf": _function(erf, saturates=True),
     "Gelu": plain(_gelu),
+    "Greater": _greater,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": plain(lambda at: layers.HardSwish()),
-    "LeakyRelu": plain(lambda at: layers.LeakyReLU(at.get("alpha", 0.01))),
+    "LeakyRelu": plain(lambda at: _leaky(at.get("alpha", 0.01))),
     "Log": plain(lambda at: layers.Log()),
     "Max": _extreme,
     "Min": _extreme,
@@ -336,8 +355,10 @@ ELEMENTWISE: Mapping[str, Read] = {
     "Pow": _power,
     "Relu": plain(lambda at: layers.ReLU()),
     "Sigmoid": _function(_sigmoid, layers.Sigmoid, saturates=True),
+    "Softplus": _function(lambda v: np.logaddexp(v, 0), layers.Softplus, saturates=True),
     "Sub": _arithmetic,
     "Sum": _sum,
     "Tanh": _function(np.tanh, layers.Tanh, saturates=True),
+    "Where": _where,
 }
 """Functions of one array, and arithmetic of two."""

@@ -120,7 +120,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
     dtype = arithmetic(model.dtype)
     if model.whole.size * dtype.itemsize > MAX_FILE_B:
         raise ValueError(f"{WHO}: expected parameters of less than 2 GiB, got more")
-    draft = Draft(WHO, dtype)
+    draft = Draft(WHO, dtype, [part.name for part in description.parts])
     shapes, orders = shapes_by_name(description), feature_orders(description, exported=True)
     signals = find_signals(description)
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -131,7 +131,7 @@ def _to_onnx(model: Model, normalize: bool) -> Any:
             arrays.setdefault(slot.layer, {})[slot.what] = own
         first = {part.name: part for part in description.parts}
         for part in description.parts:
-            made = first[part.same_as or part.name].layer
+            made, draft.layer = first[part.same_as or part.name].layer, part.name
             if made.kind not in WRITERS:
                 raise ValueError(
                     f"{part.name}: {made.kind.__name__} cannot be exported; expected one of "

@@ -193,6 +193,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
     "silu": layers.SiLU,
     "hard_swish": layers.HardSwish,
     "hard_sigmoid": layers.HardSigmoid,
+    "softplus": layers.Softplus,
 }
 """Activations by the names of their kernels."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pydtnn.layers.base import Shape
+from pydtnn.utils.files import open_file, path_inside, read_file
 from pydtnn.utils.imports import import_optional
 
 MIN_OPSET = 7
@@ -24,6 +27,14 @@ MAX_ELEMENTS = 2**28
 
 MAX_BATCH = 64
 """Largest batch of a file whose batches have a fixed size."""
+
+
+MAX_EXTERNAL_B = 2**31 - 1
+"""B of the arrays in other files, which have to fit a message of protocol buffers."""
+
+ANY_BATCH = 1_000_000_007
+"""Size of a batch that may have any size, in computations of shapes: a prime, so that sizes of axes
+that contain the batch are recognised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +68,7 @@ class Node:
     def fail(self, problem: str) -> ValueError:
         """Return an error that names the node and its operator."""
         where = f"node {self.name:.100}, operator {self.operator:.100}"
+        problem = re.sub(r"\d{10,18}", _in_batches, problem)
         return ValueError(f"{where}: {problem:.600}")
 
 
@@ -123,37 +135,71 @@ class NodeGraph:
         return readers[0]
 
 
-def parse(who: str, data: bytes) -> NodeGraph:
-    """Return the graph of the content of a file.
+def _in_batches(found: re.Match[str]) -> str:
+    times, rest = divmod(int(found[0]), ANY_BATCH)
+    return found[0] if rest else f"{times} N".removeprefix("1 ")
+
+
+def read_message(who: str, path: str | Path) -> Any:
+    """Return the content of a file, with the arrays that are in other files of its folder.
 
     Raises
     ------
     ImportError
         If onnx is not installed.
+    OSError
+        If there is no such file, or no such file with arrays, or it cannot be read.
     ValueError
-        If it is not an ONNX file, is damaged, has arrays in other files, functions or graphs within
-        nodes, or an input of unknown size.
+        If it is not an ONNX file, or is damaged, or names files that are not in its folder.
     """
-    onnx = import_optional("onnx", "onnx", who)
-    helper, numpy = onnx.helper, import_optional("onnx.numpy_helper", "onnx", who)
+    onnx, data = import_optional("onnx", "onnx", who), read_file(who, path)
     try:
         message = onnx.load_model_from_string(data)
     except Exception as error:  # of any type: the content is that of a file
         raise _damaged(error) from error
+    left = MAX_EXTERNAL_B
     for tensor in _tensors(message.graph):  # before anything else reads the file's arrays
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-            raise ValueError(
-                f"expected arrays within the file, got {tensor.name or 'one'} in another one; "
-                "save it with save_as_external_data=False"
-            )
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and not tensor.external_data:
+            continue
+        where, given = f"array {tensor.name:.100}", {e.key: e.value for e in tensor.external_data}
+        source = path_inside(where, Path(path).parent, given.get("location"))
+        with open_file(where, source) as file:
+            size = file.seek(0, 2)
+            try:
+                start = file.seek(int(given.get("offset", 0)))
+                length = min(int(given.get("length", size)), max(size - start, 0))
+            except (OSError, ValueError) as error:
+                raise _damaged(error) from error
+            left -= length
+            if length < 0 or left < 0:
+                raise ValueError(f"{where}: arrays in other files must have less than 2 GiB")
+            tensor.raw_data = file.read(length)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    return message
+
+
+def parse(who: str, message: Any) -> NodeGraph:
+    """Return the graph of the content of a file, see `read_message`.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged, has functions or graphs within nodes, or an input of unknown size.
+    """
+    onnx = import_optional("onnx", "onnx", who)
+    helper, numpy = onnx.helper, import_optional("onnx.numpy_helper", "onnx", who)
     if message.functions or message.graph.sparse_initializer:
         raise ValueError(
             "expected a graph of operators and dense arrays, got functions or sparse arrays; "
             "export the network without them"
         )
+    graph, constants = message.graph, {}
+    for value in (*graph.input, *graph.output):  # may omit it, but not for the checker
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(message)
-        graph, constants = message.graph, {}
         for tensor in graph.initializer:
             constants[tensor.name] = numpy.to_array(tensor)
         nodes: list[Node] = []
@@ -181,7 +227,7 @@ def parse(who: str, data: bytes) -> NodeGraph:
     outputs = [value.name for value in graph.output]
     if not inputs or not outputs:
         raise ValueError("expected a graph with inputs and outputs, got one without")
-    return NodeGraph(inputs, outputs, _needed(nodes, outputs), constants, opset)
+    return NodeGraph(inputs, outputs, needed(nodes, outputs), constants, opset)
 
 
 def _damaged(error: Exception) -> ValueError:
@@ -214,7 +260,7 @@ def _constant(numpy: Any, attributes: Mapping[str, Any]) -> np.ndarray:
     return np.array(value, kinds[name])  # KeyError: a string or a sparse array
 
 
-def _needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
+def needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
     """Return the nodes that contribute to the outputs."""
     wanted, needed = set(outputs), []
     for node in reversed(nodes):

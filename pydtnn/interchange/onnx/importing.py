@@ -10,15 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.interchange.onnx.graph import FOLDS, MAX_ELEMENTS, Node, NodeGraph, fold, parse
+from pydtnn.interchange.onnx.graph import (
+    ANY_BATCH,
+    FOLDS,
+    MAX_ELEMENTS,
+    Node,
+    NodeGraph,
+    fold,
+    parse,
+    read_message,
+)
 from pydtnn.interchange.onnx.reading import Reading, Repeated
+from pydtnn.interchange.onnx.rewriting import joined
 from pydtnn.interchange.onnx.sequence_readers import (
     PARTS_OF_ATTENTION,
     READERS,
     Scores,
     read_scores,
 )
-from pydtnn.interchange.onnx.views import ANY_BATCH, Atom, Value, Wiring
+from pydtnn.interchange.onnx.views import Atom, Value, Wiring
 from pydtnn.kernels import Backend
 from pydtnn.layers import Block, Identity
 from pydtnn.layers.blocks import Graph
@@ -26,7 +36,6 @@ from pydtnn.layers.node import Node as Part
 from pydtnn.layers.node import Outputs
 from pydtnn.model import Model
 from pydtnn.saving.weights import check_numbers
-from pydtnn.utils.files import read_file
 from pydtnn.utils.imports import import_optional
 from pydtnn.utils.validate import check_bool
 
@@ -85,9 +94,10 @@ def import_onnx(
     check_bool(WHO, "verify", verify)
     if verify:
         import_optional(RUNTIME, RUNTIME, f"{WHO}: verify=True")
-    data = read_file(WHO, path)
     try:
-        graph = parse(WHO, data)
+        message = read_message(WHO, path)
+        data = message.SerializeToString() if verify else b""
+        graph = joined(parse(WHO, message))
         _check_operators(graph)
         net = NodeNetwork(graph)
         shapes = [entry.shape for entry in graph.inputs.values()]
@@ -219,7 +229,7 @@ def _read(at: Reading) -> Any:
     if node.operator == "Shape" and computed:
         first, last = node.get("start", 0), node.get("end", None)
         return np.array(at.inputs[0].shape, np.int64)[first:last]
-    batch = node.operator == "Expand" and not computed and at.inputs[1] is not None
+    batch = node.operator in ("Expand", "Tile") and not computed and at.inputs[1] is not None
     if not computed and not (batch and ANY_BATCH in at.inputs[1].reshape(-1)[:1]):
         if node.operator not in FOLDS:
             raise at.fail("expected a computed input, got constants only")

@@ -9,7 +9,6 @@ from math import prod
 import numpy as np
 
 from pydtnn import layers
-from pydtnn.interchange.onnx.graph import Node
 from pydtnn.interchange.onnx.reading import Read, Reading, ordered, resolved
 from pydtnn.interchange.onnx.views import Source, Value, size_of
 
@@ -49,6 +48,8 @@ def _layer_norm(at: Reading) -> Value:
         raise at.fail("the axes must not contain that of the batch")
     node, atoms, order = at.net.last(x, normed)
     size, wanted = size_of(normed), x.shape[first:]
+    if at.get("count", len(wanted)) != len(wanted):
+        raise at.fail("the axes must be the last ones")
     count = next(
         (m for m in range(1, len(node.shape) + 1) if prod(node.shape[-m:]) == size),
         1,
@@ -67,62 +68,36 @@ def _layer_norm(at: Reading) -> Value:
 
 
 def _instance_norm(at: Reading) -> Value:
-    """Read a group norm of groups of one channel, or one that is written with reshaped groups."""
+    """Read a group norm of groups of one channel."""
     x, gamma, beta = at.value(), at.required(1), at.required(2)
     x.check_samples()
-    groups, *rest = x.axes[1:]
-    _check_vectors(at, size_of(groups), gamma, beta)
-    inner = [atom for axis in rest for atom in axis]
-    found = _affine_of_channels(at)
-    if found is None:
-        node, atoms, order = at.net.last(x, groups)
-        arrays = {"gamma": ordered(gamma, order), "beta": ordered(beta, order)}
-        layer = layers.GroupNorm(size_of(groups), epsilon=at.get("epsilon", 1e-5))
-        made = at.net.add(at.node.name, layer, node, arrays=arrays)
-        return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
-    # (N, groups, channels of a group, positions) becomes (N, C, positions), with factors and terms
-    chain, shape, scale, shift = found
-    last = chain[-1]
-    view = at.net.reshaped(x, shape)
-    channels = size_of(view.axes[1])
+    channels = x.axes[x.sample_axis(1)]
+    _check_vectors(at, size_of(channels), gamma, beta)
+    node, atoms, order = at.net.last(x, channels)
+    arrays = {"gamma": ordered(gamma, order), "beta": ordered(beta, order)}
+    layer = layers.GroupNorm(size_of(channels), epsilon=at.get("epsilon", 1e-5))
+    made = at.net.add(at.node.name, layer, node, arrays=arrays)
+    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+
+
+def _of_reshaped_groups(
+    at: Reading, x: Value, scale: Array, shift: Array
+) -> tuple[int, Array, Array]:
+    """Return groups, factors and terms of an instance norm of groups and those that follow it."""
+    gamma, beta = at.required(3), at.required(4)
+    rows, shape = (resolved(at, x, at.numbers(place)) for place in (5, 6))
+    groups, channels = gamma.size, x.shape[1]
+    _check_vectors(at, groups, gamma, beta)
+    wide = (channels, *[1] * (len(shape) - 2))
     if (
-        channels % size_of(groups)
-        or view.axes[1][: len(groups)] != groups
-        or set(inner) & set(groups)
+        shape != [*x.shape]
+        or rows[:2] != [shape[0], groups]
+        or channels % groups
+        or not {scale.shape, shift.shape} <= {wide, (1, *wide)}
     ):
         raise at.fail("expected groups of channels that are reshaped from (N, C, ...) and back")
-    node, atoms, order = at.net.last(view, view.axes[1], any_order=False)
-    each = channels // size_of(groups)
-    full_gamma, full_beta = (np.repeat(array, each) for array in (gamma, beta))
-    _check_vectors(at, channels, scale, shift)
-    arrays = {"gamma": full_gamma * scale, "beta": full_beta * scale + shift}
-    layer = layers.GroupNorm(size_of(groups), epsilon=at.get("epsilon", 1e-5))
-    made = at.net.add(last.name, layer, node, arrays=arrays)
-    y = replace(view, source=Source(made), atoms=atoms, name=last.name)
-    at.values.update((node.outputs[0], y) for node in chain)
-    return y
-
-
-def _affine_of_channels(at: Reading) -> tuple[list[Node], list[int], Array, Array] | None:
-    """Return the nodes that follow a reshaped norm, the shape, factors and terms of channels."""
-    reshape = at.graph.follower(at.node, "Reshape")
-    product = reshape and at.graph.follower(reshape, "Mul")
-    total = product and at.graph.follower(product, "Add")
-    if not (reshape and product and total):
-        return None
-    target = at.values.get(reshape.inputs[1])
-    given = [at.values.get(name) for n in (product, total) for name in n.inputs]
-    arrays = [array for array in given if isinstance(array, np.ndarray)]
-    if not isinstance(target, np.ndarray) or len(arrays) != 2:
-        return None
-    x = at.value()
-    shape = resolved(at, x, [int(n) for n in target.reshape(-1)])
-    scale, shift = arrays
-    for array in (scale, shift):
-        wide = (1,) * (len(shape) - array.ndim) + array.shape
-        if len(wide) != len(shape) or prod(wide) != wide[1:2][0]:
-            return None
-    return [reshape, product, total], shape, scale.reshape(-1), shift.reshape(-1)
+    gamma, beta = (np.repeat(array, channels // groups) for array in (gamma, beta))
+    return groups, gamma * scale.reshape(-1), beta * scale.reshape(-1) + shift.reshape(-1)
 
 
 def _group_norm(at: Reading) -> Value:
@@ -131,7 +106,9 @@ def _group_norm(at: Reading) -> Value:
     channels = x.axes[x.sample_axis(1)]
     node, atoms, _ = at.net.last(x, channels, any_order=False)
     gamma, beta = at.required(1), at.required(2)
-    if at.graph.opset < 21 and groups and size_of(channels) % groups == 0:
+    if at.inputs[3:]:
+        groups, gamma, beta = _of_reshaped_groups(at, x, gamma, beta)
+    elif at.graph.opset < 21 and groups and size_of(channels) % groups == 0:
         _check_vectors(at, groups, gamma, beta)
         gamma, beta = (np.repeat(array, size_of(channels) // groups) for array in (gamma, beta))
     layer = layers.GroupNorm(groups, epsilon=at.get("epsilon", 1e-5))
@@ -160,7 +137,8 @@ def _softmax(at: Reading) -> Value:
     node, atoms, _ = at.net.last(x, x.axes[axis])
     if not x.axes[axis]:
         raise at.fail(f"the axis must have a size above 1, got {axis} of {x.given}")
-    made = at.net.add(at.node.name, layers.Softmax(), node)
+    layer = layers.Softmax() if at.node.operator == "Softmax" else layers.LogSoftmax()
+    made = at.net.add(at.node.name, layer, node)
     return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
 
 
@@ -170,6 +148,7 @@ NORMS: Mapping[str, Read] = {
     "InstanceNormalization": _instance_norm,
     "LRN": _local_response,
     "LayerNormalization": _layer_norm,
+    "LogSoftmax": _softmax,
     "Softmax": _softmax,
 }
 """Norms and softmax."""

@@ -6,7 +6,7 @@ one layer; the last one has the layer's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import pi, sqrt
 from typing import Any
@@ -29,14 +29,19 @@ class Draft:
         First words of errors.
     dtype : numpy.dtype
         Of floating-point constants.
+    layers : collection of str
+        Names of all layers, which values within another one do not get.
 
     Attributes
     ----------
     nodes, constants : list
         Messages NodeProto and TensorProto of ONNX.
+    layer : str
+        The one that is written.
     """
 
-    def __init__(self, who: str, dtype: np.dtype) -> None:
+    def __init__(self, who: str, dtype: np.dtype, layers: Collection[str] = ()) -> None:
+        self.layers, self.layer = {*layers}, ""
         self.helper = import_optional("onnx.helper", "onnx", who)
         self.numpy = import_optional("onnx.numpy_helper", "onnx", who)
         self.dtype = dtype
@@ -46,6 +51,7 @@ class Draft:
 
     def constant(self, name: str, value: Any) -> str:
         """Add an array, integers as int64; return its name. It may have been added before."""
+        name = self._free(name)
         if name in self._names:
             return name
         self._names.add(name)
@@ -68,13 +74,18 @@ class Draft:
 
         With `first`, the name of an output before it, which is not read.
         """
+        output = self._free(output)
         outputs = [first, output] if first else [output]
         made = self.helper.make_node(operator, inputs, outputs, name=name or output, **attributes)
         self.nodes.append(made)
         return output
 
+    def _free(self, name: str) -> str:
+        return f"{name}_" if name in self.layers and name != self.layer else name
+
     def reorder(self, name: str, order: np.ndarray) -> None:
         """Take the features of an output in another order."""
+        self.layer = name
         (made,) = [node for node in self.nodes if name in node.output]
         made.output[0] = f"{name}.theirs"
         for node in self.nodes:
@@ -464,7 +475,7 @@ def _gelu(draft: Draft, at: Place) -> None:
 
 
 def _softmax(draft: Draft, at: Place) -> None:
-    draft.node("Softmax", at.inputs, at.name, axis=_axis(-1, at.shape))
+    draft.node(type(at.layer).__name__, at.inputs, at.name, axis=_axis(-1, at.shape))
 
 
 def _dropout(draft: Draft, at: Place) -> None:
@@ -620,6 +631,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Linear: _linear,
     layers.LocalResponseNorm: _local_response_norm,
     layers.Log: _plain("Log"),
+    layers.LogSoftmax: _softmax,
     layers.MaxPool1d: lambda draft, at: _with_second(draft, at, _max_pool),
     layers.MaxPool2d: _max_pool,
     layers.MaxPool3d: _max_pool,
@@ -634,6 +646,7 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Sigmoid: _plain("Sigmoid"),
     layers.Slice: _slice,
     layers.Softmax: _softmax,
+    layers.Softplus: _plain("Softplus"),
     layers.Tanh: _plain("Tanh"),
     layers.Transpose: _transpose,
     layers.Upsample: _upsample,

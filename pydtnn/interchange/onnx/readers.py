@@ -6,7 +6,7 @@ added the layers that compute them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -16,10 +16,10 @@ import numpy as np
 from pydtnn import layers
 from pydtnn.interchange.onnx.elementwise import ELEMENTWISE
 from pydtnn.interchange.onnx.functions import solid
-from pydtnn.interchange.onnx.graph import MAX_ELEMENTS, axes_of, slices_of
+from pydtnn.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, axes_of, slices_of
 from pydtnn.interchange.onnx.norms import NORMS
 from pydtnn.interchange.onnx.reading import Read, Reading, Repeated, resolved
-from pydtnn.interchange.onnx.views import ANY_BATCH, Atom, Source, Value, size_of
+from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
 from pydtnn.interchange.onnx.windows import WINDOWS
 
 Array = np.ndarray
@@ -99,6 +99,22 @@ def _solid_if_needed(at: Reading, x: Value) -> Value:
 
 def _reshape(at: Reading, x: Value) -> Value:
     return at.net.reshaped(_solid_if_needed(at, x), resolved(at, x, at.numbers(1)))
+
+
+def _depth_to_space(at: Reading, x: Value) -> Value:
+    """Read a block of pixels of each group of channels, or the inverse."""
+    b, x = at.get("blocksize", 1), _solid_if_needed(at, x)
+    n, c, h, w = x.shape
+    wide, perm, made = [n, b, b, c // b**2, h, w], [0, 3, 4, 1, 5, 2], [n, c // b**2, h * b, w * b]
+    if at.node.operator == "SpaceToDepth":
+        wide, perm, made = (
+            [n, c, h // b, b, w // b, b],
+            [0, 3, 5, 1, 2, 4],
+            [n, c * b**2, h // b, w // b],
+        )
+    elif at.get("mode", "DCR") == "CRD":
+        wide, perm = [n, c // b**2, b, b, h, w], [0, 1, 4, 2, 5, 3]
+    return at.net.reshaped(at.net.reshaped(x, wide).transposed(perm), made)
 
 
 def _transpose(at: Reading, x: Value) -> Value:
@@ -266,18 +282,19 @@ def _pad(at: Reading) -> Value:
 
 def expand(at: Reading) -> Value | Repeated:
     """Read an expansion of a constant to as many rows as a batch, or one that changes nothing."""
-    shape, given = at.numbers(1), at.inputs[0]
+    shape, given, tiles = at.numbers(1), at.inputs[0], at.node.operator == "Tile"
+
+    def same(wanted: Sequence[int], sizes: Sequence[int]) -> bool:
+        fits = [n == 1 or (n == m and not tiles) for n, m in zip(wanted, sizes, strict=False)]
+        return len(wanted) == len(sizes) and all(fits)
+
     if isinstance(given, Value):
-        wanted = (1,) * (len(given.axes) - len(shape)) + tuple(shape)
-        same = len(wanted) == len(given.axes) and all(
-            n in (1, size) for n, size in zip(wanted, given.shape, strict=True)
-        )
-        if not same:
+        if not same([1] * (len(given.axes) - len(shape)) + shape, given.shape):
             raise at.fail(f"expected a constant, or the shape {given.given}, got {shape}")
         return given
     array = at.required(0)
     array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    if array.shape[0] != 1 or tuple(shape[1:]) != array.shape[1:] or shape[0] != ANY_BATCH:
+    if array.shape[0] != 1 or not same(shape[1:], array.shape[1:]) or shape[0] != ANY_BATCH:
         raise at.fail(f"expected a row for each sample, got the shape {shape}")
     return Repeated(array)
 
@@ -288,6 +305,7 @@ OPERATORS: Mapping[str, Read] = {
     **WINDOWS,
     "Cast": _view(_cast),
     "Concat": _concat,
+    "DepthToSpace": _view(_depth_to_space),
     "Expand": expand,
     "Flatten": _view(_flatten),
     "Gemm": _gemm,
@@ -295,8 +313,10 @@ OPERATORS: Mapping[str, Read] = {
     "Pad": _pad,
     "Reshape": _view(_reshape),
     "Slice": _slice,
+    "SpaceToDepth": _view(_depth_to_space),
     "Split": _split,
     "Squeeze": _view(_squeeze),
+    "Tile": expand,
     "Transpose": _view(_transpose),
     "Unsqueeze": _view(_unsqueeze),
 }

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from pydtnn import layers
-from pydtnn.interchange.onnx.functions import factor_of
+from pydtnn.interchange.onnx.functions import decimal, factor_of
 from pydtnn.interchange.onnx.operators import ROWS, means_of_bins
 from pydtnn.interchange.onnx.readers import OPERATORS, linear
 from pydtnn.interchange.onnx.reading import Read, Reading, Repeated
 from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
+
+MIN_FACTOR = 0.01
+"""Of scores that a mask has hidden, so that they stay so."""
 
 MAX_MASKED_SCORE = -1e4
 """Terms of scores at most so large count as minus infinity: their exponentials vanish."""
@@ -221,16 +224,24 @@ def read_scores(at: Reading) -> Scores | Value:
         if axis not in (-1, rank - 1):
             raise at.fail(f"the axis must be the last of attention's scores, got {axis}")
         return replace(scores, weights=True)
-    if constant is None or len(at.inputs) != 2:
+    if (
+        operator == "Where"
+        and places in ([1], [2])
+        and all(isinstance(x, np.ndarray) for x in others)
+    ):
+        hidden, term = others
+        constant, operator = np.where(hidden if places == [2] else ~hidden, term, 0.0), "Add"
+    elif constant is None or len(at.inputs) != 2:
         return _no_part(at)
-    if operator == "Mul" and constant.size == 1:
-        return replace(scores, factor=scores.factor * float(constant.reshape(())))
-    if operator == "Div" and constant.size == 1 and places == [0] and constant.all():
-        return replace(scores, factor=scores.factor / float(constant.reshape(())))
     if operator == "Add":
-        _check_factor(at, scores)  # terms are those of scores with their factor
         return replace(scores, causal=_causal(at, scores, constant) or scores.causal)
-    return _no_part(at)
+    if constant.size != 1 or not (operator == "Mul" or (operator == "Div" and places == [0])):
+        return _no_part(at)
+    number = float(constant.reshape(()))
+    factor = number if operator == "Mul" else 1 / number if number else 0.0
+    if scores.causal and not factor >= MIN_FACTOR:
+        raise at.fail(f"masked scores must have a factor above {MIN_FACTOR}, got {factor:.6g}")
+    return replace(scores, factor=scores.factor * factor)
 
 
 def _no_part(at: Reading) -> Value:
@@ -238,15 +249,6 @@ def _no_part(at: Reading) -> Value:
         "expected attention: a product of queries and keys, a factor, perhaps a mask, Softmax over "
         "keys, and a product with values; got other operators of such products"
     )
-
-
-def _check_factor(at: Reading, scores: Scores) -> None:
-    size = scores.q.shape[-1]
-    if not isclose(scores.factor * sqrt(size), 1, rel_tol=1e-5):
-        raise at.fail(
-            f"scores must be divided by the square root of {size}, got a factor of "
-            f"{scores.factor:.6g}"
-        )
 
 
 def _causal(at: Reading, scores: Scores, mask: np.ndarray) -> bool:
@@ -267,8 +269,11 @@ def _causal(at: Reading, scores: Scores, mask: np.ndarray) -> bool:
 
 def _attention(at: Reading, scores: Scores, v: Value) -> Value:
     """Read the product of weights and values."""
-    _check_factor(at, scores)
     q, k = scores.q, scores.k
+    factor = scores.factor * sqrt(q.shape[-1])
+    if not isclose(factor, 1, rel_tol=1e-5):  # the layer has that of the square root
+        source = at.net.add(f"{at.node.name}.queries", layers.Rescale(decimal(factor)), q.source.node)
+        q = replace(q, source=Source(source))
     if q.shape != v.shape:
         raise at.fail(f"values must have the shape of queries {q.given}, got {v.given}")
     parts = (q, k, replace(v, name=at.node.name))

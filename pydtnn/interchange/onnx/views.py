@@ -15,16 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.interchange.onnx.graph import MAX_ELEMENTS
+from pydtnn.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS
 from pydtnn.layers import Embedding, Flatten, Layer, Reshape, Slice, Transpose
 from pydtnn.layers.base import Shape
 from pydtnn.layers.blocks import Graph
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.node import Node
-
-ANY_BATCH = 1_000_000_007
-"""Size of a batch that may have any size, in computations of shapes: a prime, so that sizes of axes
-that contain the batch are recognised."""
 
 
 class Atom:

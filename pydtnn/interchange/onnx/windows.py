@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from fractions import Fraction
+from math import isclose, prod
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,10 @@ def _conv(at: Reading) -> Value:
         if arrays["w"].shape[-1] != len(order):
             raise at.fail(f"filters {weight.shape} must have the channels of {x.given}")
         arrays["w"] = arrays["w"][..., order]
+    fields = [d * (k - 1) + 1 for d, k in zip(options["dilation"], weight.shape[2:], strict=True)]
+    if any(max(pair) >= n for pair, n in zip(options["padding"], fields, strict=True)):
+        pad = layers.Pad((*options.pop("padding"), (0, 0)))
+        node = at.net.add(f"{at.node.name}.pad", pad, node)
     layer = CONVOLUTIONS[weight.ndim - 2](
         len(weight), weight.shape[2:], groups=groups, bias=bias, **options
     )
@@ -95,10 +100,13 @@ def _conv_transpose(at: Reading) -> Value:
             f"{weight.shape} and auto_pad {automatic}"
         )
     options = _window(at, x.shape[2:], weight.shape[2:])
+    more, pads = at.get("output_padding", (0, 0)), options["padding"]
+    kept = [min(n, after) for n, (_, after) in zip(more, pads, strict=True)]  # not cut off instead
+    options["padding"] = tuple((pad[0], pad[1] - n) for pad, n in zip(pads, kept, strict=True))
     layer = layers.ConvTranspose2d(
         weight.shape[1] * groups,
         weight.shape[2:],
-        output_padding=tuple(at.get("output_padding", (0, 0))),
+        output_padding=tuple(np.subtract(more, kept).tolist()),
         groups=groups,
         bias="b" in arrays,
         **options,
@@ -210,12 +218,19 @@ def _pooled_axis(
     return (height, 1) if (before, size, after) == shape else None
 
 
-def _global_max(at: Reading) -> Value:
-    x = at.value()
-    kernel = x.shape[2:]
-    if len(kernel) not in CONVOLUTIONS:
-        raise at.fail(f"expected one to three axes of positions, got an input of shape {x.given}")
-    return at.image(POOLS["MaxPool", len(kernel)](kernel), x)
+def _maxima(at: Reading) -> Value:
+    """Read the largest elements along axes: a pooling of all of them."""
+    x, pool = at.value(), at.node.operator == "GlobalMaxPool"
+    axes = range(2, len(x.axes)) if pool else axes_of(at.node, at.inputs)
+    if not axes and at.get("noop_with_empty_axes", 0):
+        return x
+    reduced = sorted({x.sample_axis(axis) for axis in axes or range(len(x.axes))})
+    others = [i for i in range(1, len(x.axes)) if i not in reduced]
+    size, rest = (prod(x.shape[i] for i in group) for group in (reduced, others))
+    view = at.net.reshaped(x.transposed([0, *others, *reduced]), [x.shape[0], rest, size])
+    kept = {*range(len(x.axes))} if at.get("keepdims", 1) else {0, *others}
+    made = [1 if i in reduced else n for i, n in enumerate(x.shape) if i in kept]
+    return at.net.reshaped(at.image(layers.MaxPool1d(size), view), made)
 
 
 def _resize(at: Reading) -> Value:
@@ -231,38 +246,53 @@ def _resize(at: Reading) -> Value:
         raise at.fail("expected scales or sizes of all axes")
     for axis, number in zip(axes, given.reshape(-1).tolist(), strict=True):
         factors[axis] = number if given is scales else number / x.shape[axis]
-    whole = [round(number) if np.isfinite(number) else 0 for number in factors]
-    if len(x.axes) != 4 or whole != factors or whole[:2] != [1, 1] or min(whole) < 1:
-        raise at.fail(f"expected an image that is enlarged by integers, got factors {factors}")
+    made = [(n, n * factor) for n, factor in zip(x.shape[2:], factors[2:], strict=True)]
+    ratios = [Fraction(int(np.float32(m)), n) if 1 <= m < MAX_ELEMENTS else 0 for n, m in made]
+    whole = all(isclose(n * r, m, rel_tol=1e-6) for r, (n, m) in zip(ratios, made, strict=True))
+    if len(ratios) != 2 or factors[:2] != [1, 1] or not whole:
+        raise at.fail(f"expected a whole height and width of an image, got factors {factors}")
     mode, where = at.get("mode", "nearest"), "coordinate_transformation_mode"
     place = at.get(where, "half_pixel") if at.graph.opset >= 11 else "asymmetric"
     rounding = at.get("nearest_mode", "round_prefer_floor" if at.graph.opset >= 11 else "floor")
-    centres = place in ("half_pixel", "pytorch_half_pixel")
-    repeats = (place == "asymmetric" and rounding == "floor") or (
-        centres and rounding in ("round_prefer_floor", "round_prefer_ceil")
-    )
-    if not ((mode == "nearest" and repeats) or (mode == "linear" and centres)) or at.get(
-        "antialias", 0
-    ):
+    centres = all(r >= 1 or m > 1 for r, (_, m) in zip(ratios, made, strict=True))
+    usual = "half_pixel" if place == "pytorch_half_pixel" and centres else place
+    start = STARTS.get((mode, usual, "" if mode == "linear" else rounding))
+    stretches = at.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    if start is None or at.get("antialias", 0) or not stretches:
         raise at.fail(
             "expected nearest pixels of whole blocks, or linear interpolation of pixels with "
             f"half_pixel, got mode {mode}, {where} {place} and nearest_mode {rounding}"
         )
-    factor = (whole[2], whole[3])
-    if factor == (1, 1):
-        return x
+    factor = (ratios[0].numerator, ratios[1].numerator)
     if prod(x.shape[1:]) * prod(factor) > MAX_ELEMENTS:  # before the layer makes filters
         raise at.fail(f"outputs of samples must have at most {MAX_ELEMENTS} elements")
-    return at.image(layers.Upsample(factor, "nearest" if mode == "nearest" else "bilinear"), x)
+    if factor != (1, 1):
+        x = at.image(layers.Upsample(factor, "nearest" if mode == "nearest" else "bilinear"), x)
+    for axis, ratio in enumerate(ratios, start=2):
+        if (step := ratio.denominator) > 1:  # a row or column of each, or the mean of two
+            kernel, stride = [1, 1], [1, 1]
+            kernel[axis - 2], stride[axis - 2] = 1 + (mode == "linear" and step % 2 == 0), step
+            x = at.net.part(x, axis, start(step), x.shape[axis])
+            x = at.image(layers.AvgPool2d(tuple(kernel), stride=tuple(stride)), x)
+    return x
 
+
+STARTS: Mapping[tuple[str, str, str], Callable[[int], int]] = {
+    ("nearest", "asymmetric", "floor"): lambda step: 0,
+    ("nearest", "half_pixel", "round_prefer_floor"): lambda step: (step - 1) // 2,
+    ("nearest", "half_pixel", "round_prefer_ceil"): lambda step: step // 2,
+    ("linear", "half_pixel", ""): lambda step: (step - 1) // 2,
+}
+"""First of the rows or columns of an enlarged image that have a distance, by the options."""
 
 WINDOWS: Mapping[str, Read] = {
     "AveragePool": _pool,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "GlobalAveragePool": _global_average,
-    "GlobalMaxPool": _global_max,
+    "GlobalMaxPool": _maxima,
     "MaxPool": _pool,
+    "ReduceMax": _maxima,
     "ReduceMean": _reduce_mean,
     "Resize": _resize,
 }

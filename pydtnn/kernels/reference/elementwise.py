@@ -179,6 +179,11 @@ FUNCTIONS = ChainMap(
             lambda xp, dy, x, alpha: dy * xp.where(x < -3, 0, xp.where(x > 3, 1, x / 3 + 0.5)),
             "input",
         ),
+        "softplus": Activation(
+            lambda xp, x, alpha: xp.logaddexp(x, 0),
+            lambda xp, dy, x, alpha: dy * _sigmoid(xp, x),
+            "input",
+        ),
         "gelu_exact": Activation(
             lambda xp, x, alpha: normal(xp, x, xp.maximum(x, -MAX_ARGUMENT))[0],
             _gelu_exact_backward,

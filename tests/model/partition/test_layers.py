@@ -30,6 +30,7 @@ from pydtnn.layers import (
     LayerNorm,
     Linear,
     LocalResponseNorm,
+    LogSoftmax,
     MaxPool2d,
     MaxPool3d,
     Pad,
@@ -39,6 +40,7 @@ from pydtnn.layers import (
     Sequential,
     Slice,
     Softmax,
+    Softplus,
     StepContext,
     Tanh,
 )
@@ -112,6 +114,7 @@ NETS: dict[str, tuple[Callable[[], Any], Any]] = {
         IMAGE,
     ),
     "softmax": (lambda: [first(), Softmax(), first(), LayerNorm(), GELU(), head()], IMAGE),
+    "log softmax": (lambda: [first(), Softplus(), first(), LogSoftmax(), first(), head()], IMAGE),
     "groups": (
         lambda: [
             first(),

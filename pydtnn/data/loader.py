@@ -452,9 +452,8 @@ def _find_masks(
 
 def _are_labels(y: Array) -> bool:
     """Return whether targets are one class for each sample, or several of which each is 0 or 1."""
-    if y.ndim == 1 and y.dtype.kind in "biu":
-        return True
-    return y.ndim <= 2 and bool(((y == 0) | (y == 1)).all())
+    one = y.ndim == 1 and y.dtype.kind in "iu"
+    return one or (y.ndim <= 2 and bool(((y == 0) | (y == 1)).all()))
 
 
 def check_dataset(who: str, dataset: Any) -> None:

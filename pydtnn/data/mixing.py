@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,14 @@ class Mixing(ABC):
     alpha : float
         The weight of the first sample has the distribution Beta(alpha, alpha): below 1 mostly near
         0 and 1, with 1 uniform.
+
+    Attributes
+    ----------
+    masks : bool
+        Whether pixels keep their values, so that masks are mixed as images are.
     """
+
+    masks: ClassVar[bool] = False
 
     alpha: float = 1.0
 
@@ -98,7 +105,8 @@ class Mixing(ABC):
         Parameters
         ----------
         x, other : ndarray of float, shape ``(n, *input_shape)``
-            Normalised samples, which are not changed.
+            Normalised samples, which are not changed; or int64 ``(n, H, W, 1)``, their masks, with
+            the same words, see `masks`.
         words : ndarray of uint32, shape ``(n, 4)``
             The random bits of each pair; the first word is not random.
 
@@ -108,10 +116,6 @@ class Mixing(ABC):
         share : ndarray of float64, shape ``(n,)``
             The share of `x` in each, which is that of its label.
         """
-
-    def on_masks(self, y: Array, other: Array, words: Array) -> Array:
-        """Return the masks ``(n, H, W)`` of mixed images; by default, there are none."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,8 @@ class CutMix(Mixing):
     features", ICCV 2019.
     """
 
+    masks: ClassVar[bool] = True
+
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if samples are no images."""
         if len(input_shape) != 3:
@@ -158,21 +164,14 @@ class CutMix(Mixing):
 
     def __call__(self, x: Array, other: Array, words: Array) -> tuple[Array, Array]:
         height, width = x.shape[1:3]
-        box = self._box(height, width, words)
-        mixed = np.where(box.mask(height, width)[..., None], other, x)
-        return mixed, 1 - box.height * box.width / (height * width)
-
-    def on_masks(self, y: Array, other: Array, words: Array) -> Array:
-        height, width = y.shape[1:]
-        return np.where(self._box(height, width, words).mask(height, width), other, y)
-
-    def _box(self, height: int, width: int, words: Array) -> Boxes:
         side = np.sqrt(1 - self.weights(words))
         (top, bottom), (left, right) = (
             _clipped(below(words[:, axis], extent), (extent * side).astype(np.int64) // 2, extent)
             for axis, extent in ((2, height), (3, width))
         )
-        return Boxes(top, left, bottom - top, right - left)
+        box = Boxes(top, left, bottom - top, right - left)
+        mixed = np.where(box.mask(height, width)[..., None], other, x)
+        return mixed, 1 - box.height * box.width / (height * width)
 
 
 def _clipped(centre: Array, half: Array, extent: int) -> tuple[Array, Array]:
@@ -218,7 +217,8 @@ def mix_samples(
         rows = np.flatnonzero(chosen == which)
         mixed[rows], share[rows] = mixing(own[rows], other[rows], words[rows])
         if labels.ndim > 1:
-            masks[rows] = mixing.on_masks(masks[rows], labels[rows], words[rows])
+            pair = (part[rows][..., None] for part in (labels[1:], labels[:-1]))
+            masks[rows] = mixing(*pair, words[rows])[0][..., 0]
     if labels.ndim > 1:
         return mixed, masks
     y, row = np.zeros((len(own), classes)), np.arange(len(own))
@@ -258,7 +258,7 @@ def check_mixings(who: str, mixings: Sequence[Mixing], dataset: Dataset) -> None
     labels = np.asarray(dataset.read_targets(np.arange(min(len(dataset), 1))))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         masks = labels.shape[1:] == dataset.input_shape[:2]
-        if not masks or any(type(mixing).on_masks is Mixing.on_masks for mixing in mixings):
+        if not masks or not all(mixing.masks for mixing in mixings):
             raise ValueError(
                 f"{who}: mixing requires one integer class per sample, got {labels.dtype} of shape "
                 f"{labels.shape[1:]} in {dataset.name}; omit it" + ", or use CutMix only" * masks

@@ -125,7 +125,7 @@ def find_learning_rate(
         The search ends before if the smoothed loss exceeds this multiple of its minimum, or a loss
         is not finite.
     **options
-        Arguments of `Trainer.fit`: batch_size, global_batch_size, augment, mix, seed,
+        Arguments of `Trainer.fit`: batch_size, global_batch_size, augment, mix, targets, seed,
         loader_threads.
 
     Returns

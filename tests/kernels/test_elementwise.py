@@ -244,6 +244,29 @@ def test_nan_in_the_gradient_comes_through(cpu_backend: Backend, name: str) -> N
     assert np.isnan(dx).all()
 
 
+KINKS = {  # places, and the derivatives there, which are PyTorch's: see tests/parity
+    "relu": {0: 0},
+    "relu6": {0: 0, 6: 0},
+    "leaky_relu": {0: ALPHA},
+    "elu": {0: ALPHA},
+    "hard_sigmoid": {-3: 0, 3: 0},
+    "hard_swish": {-3: 0, 3: 1},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINKS)
+def test_derivatives_at_kinks_are_those_of_pytorch(
+    cpu_backend: Backend, name: str, dtype: str
+) -> None:
+    x = np.array([*KINKS[name]], dtype)
+    y, dx, kernels = np.empty_like(x), np.empty_like(x), cpu_backend.elementwise
+    kernels.forward(name, x, out=y, alpha=ALPHA)
+    z = y if FUNCTIONS[name].reads == "output" else x
+    kernels.backward(name, np.ones_like(x), z, out=dx, alpha=ALPHA)
+    np.testing.assert_array_equal(dx, np.array([*KINKS[name].values()], dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
 def test_add_is_the_sum_also_in_place(cpu_backend: Backend, n: int, dtype: str) -> None:

@@ -73,8 +73,9 @@ CASES: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["", "at kinks"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_loss_equals_pytorch(case: str, backend: Backend) -> None:
+def test_a_loss_equals_pytorch(case: str, whole: bool, backend: Backend) -> None:
     options, peer, kind = CASES[case]
     rng = np.random.default_rng(0)
     y = 3 * rng.normal(size=(17, 7))
@@ -84,6 +85,9 @@ def test_a_loss_equals_pytorch(case: str, backend: Backend) -> None:
         "distributions": rng.dirichlet(np.ones(7), size=17),
         "numbers": rng.normal(size=(17, 7)),
     }[kind]
+    if whole:  # equal to targets, and margins of 0
+        y = np.rint(y)
+        target = np.rint(target) if kind in ("probabilities", "numbers") else target
     theirs = torch.from_numpy(y.copy()).requires_grad_()
     loss = peer(theirs, torch.from_numpy(target))
     loss.backward()

@@ -176,7 +176,7 @@ FUNCTIONS = ChainMap(
         ),
         "hard_swish": Activation(
             lambda xp, x, alpha: x * xp.clip(x / 6 + 0.5, 0, 1),
-            lambda xp, dy, x, alpha: dy * xp.where(x < -3, 0, xp.where(x > 3, 1, x / 3 + 0.5)),
+            lambda xp, dy, x, alpha: dy * xp.where(x <= -3, 0, xp.where(x >= 3, 1, x / 3 + 0.5)),
             "input",
         ),
         "softplus": Activation(

@@ -137,8 +137,8 @@ define SET_UP
 	@touch $@.started  # whatever is edited from now on is built the next time
 	@$(if $(filter-out $(KERNELS),$?),echo "installing packages: $(subst $(comma),$(comma) ,$(1))"; \
 	  $(RUN) -c '$(PACKAGES)' $(1) | $(RUN) -m pip install -qq --requirement /dev/stdin)
-	@PYDTNN_BUILD="$(2)" $(RUN) setup.py --quiet build_ext --inplace
-	@$(if $(filter-out $(KERNELS),$?),PYDTNN_BUILD="$(2)" \
+	@PYDTNN_BUILD="$(or $(2),all)" $(RUN) setup.py --quiet build_ext --inplace
+	@$(if $(filter-out $(KERNELS),$?),PYDTNN_BUILD="$(or $(2),all)" \
 	  $(RUN) -m pip install -qq --no-deps --no-build-isolation --editable .)
 	@mv $@.started $@
 endef

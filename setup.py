@@ -4,7 +4,8 @@ Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/
 one extension module. Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED``
 adds, are templates: each is compiled once per instruction set and real type, and all its objects
 are linked into the extensions that use it. So one package carries every variant, and the choice is
-made at run time. The environment variable ``PYDTNN_BUILD`` selects some of them.
+made at run time. The environment variable ``PYDTNN_BUILD`` selects some of them, or all; pip, which
+installs for this machine, compiles those of this CPU.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from typing import TextIO
 
 import numpy
 from Cython.Build import cythonize
@@ -48,9 +51,12 @@ MULTIPLYING = {"conv", "linear"}
 """Those with variants for the tile registers of AMX."""
 REALS = {"f32": (1, 0), "f64": (0, 0), "bf16": (1, 1)}  # REAL_FLOAT, STORED_BF16
 TYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16"}
-SELECTED = os.environ.get("PYDTNN_BUILD", "").split()
+FRONT_END = bool({"_PYPROJECT_HOOKS_BUILD_BACKEND", "PEP517_BUILD_BACKEND"} & {*os.environ})
+"""Whether pip or another front end runs this, which keeps what is printed to itself."""
+SELECTED = os.environ.get("PYDTNN_BUILD", "native" if FRONT_END else "all").split()
 """Which instruction sets and which of `TYPES` are built, by default all; ``native`` is the widest
-instruction set of this CPU."""
+instruction set of this CPU, with those that it has for bfloat16."""
+TERMINAL = "/dev/tty"
 PREFIX = '#include "scratch.h"\n#include "simd.h"\n'
 """What every template starts with, compiled once for each variant: its intrinsics take 0.5 s."""
 SANITIZED = bool(os.environ.get("PYDTNN_SANITIZE"))
@@ -81,6 +87,9 @@ int main(void) {
     int widest = ISA_AVX512;  // those that follow have kernels of bfloat16 only
     while (!isa_available(widest)) widest--;
     printf("%d", widest);
+    for (int isa = ISA_AVX512_BF16; isa <= ISA_AMX; isa++) {
+        if (isa_available(isa)) printf(" %d", isa);
+    }
 }
 """
 PAIRS = {"avx512_bf16": STORED, "amx": MULTIPLYING, "amx_emulated": MULTIPLYING}
@@ -148,11 +157,18 @@ def family_of(extension: Extension) -> str:
 
 
 class Progress:
-    """A line that counts on a terminal; elsewhere, one every ten seconds."""
+    """A line that counts on a terminal; elsewhere, one every ten seconds.
+
+    Below a front end, the latter are written to the terminal, too, if there is one.
+    """
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done = what, total, 0
         self.shown = time.monotonic()
+        self.outputs: list[TextIO] = [sys.stdout]
+        if FRONT_END and not sys.stdout.isatty():
+            with suppress(OSError):
+                self.outputs.append(open(TERMINAL, "w"))  # noqa: SIM115  # closed at the end
 
     def advance(self) -> None:
         """Count one more."""
@@ -163,7 +179,13 @@ class Progress:
             print(f"\rcompiling {self.what}: {self.done} of {self.total}", end=end, flush=True)
         elif last or time.monotonic() > self.shown + 10:
             self.shown = time.monotonic()
-            print(f"compiling {self.what}: {self.done} of {self.total}", flush=True)
+            for output in self.outputs:
+                start = "" if output is sys.stdout else "\npydtnn: "
+                line = f"{start}compiling {self.what}: {self.done} of {self.total}"
+                print(line, file=output, flush=True)
+        if last:
+            for output in self.outputs[1:]:
+                output.close()
 
 
 class BuildKernels(build_ext):
@@ -231,22 +253,25 @@ class BuildKernels(build_ext):
             for name, (_, flags) in INSTRUCTION_SETS.items()
             if name == "generic" or (is_x86 and self._accepts(flags))
         ]
-        if unknown := {*SELECTED} - {"native", *INSTRUCTION_SETS, *TYPES}:
+        if unknown := {*SELECTED} - {"all", "native", *INSTRUCTION_SETS, *TYPES}:
             raise PlatformError(
-                f"PYDTNN_BUILD selects native, {', '.join([*INSTRUCTION_SETS, *TYPES])}, "
+                f"PYDTNN_BUILD selects all, native, {', '.join([*INSTRUCTION_SETS, *TYPES])}, "
                 f"got {', '.join(sorted(unknown))}"
             )
-        wanted = [self._widest(known) if word == "native" else word for word in SELECTED]
+        wanted = [word for word in SELECTED if word not in ("all", "native")]
+        stored = not {*TYPES} & {*wanted} or "bfloat16" in wanted
+        if "native" in SELECTED:
+            wanted += self._widest(known)[: None if stored else 1]
         if {*PAIRS} & {*wanted}:
             wanted.append("avx512")  # whose kernels of the other types these CPUs use
-        sets = [name for name in known if name in wanted] or known
+        sets = [name for name in known if name in wanted and "all" not in SELECTED] or known
         reals = {"f32", *(TYPES[name] for name in TYPES if name in wanted)}
         if not {*TYPES} & {*wanted}:
             reals = {*REALS}
         return {*product(sets, reals)}
 
-    def _widest(self, known: list[str]) -> str:
-        """The widest instruction set with kernels of all types that this CPU runs."""
+    def _widest(self, known: list[str]) -> list[str]:
+        """The widest instruction set with kernels of all types that this CPU runs; then `PAIRS`."""
         macros = [(f"BUILT_{name.upper()}", "1") for name in known]
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "widest.c"
@@ -255,8 +280,8 @@ class BuildKernels(build_ext):
                 [str(source)], output_dir=folder, include_dirs=[str(SRC)], macros=macros
             )
             self.compiler.link_executable(objects, "widest", output_dir=folder)
-            number = subprocess.check_output([str(Path(folder) / "widest")])
-        return [*INSTRUCTION_SETS][int(number)]
+            numbers = subprocess.check_output([str(Path(folder) / "widest")])
+        return [[*INSTRUCTION_SETS][int(number)] for number in numbers.split()]
 
     def _translate(self) -> None:
         """Translate the Cython sources that are out of date to C."""

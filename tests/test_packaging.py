@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -348,11 +349,49 @@ def test_a_build_of_a_selection_refuses_what_it_left_out(tree, tmp_path):
     )
 
 
+@pytest.fixture
+def setup_file(monkeypatch):
+    """Import setup.py with variables of the environment, without building."""
+
+    def load(**variables):
+        for name in ("PYDTNN_BUILD", "PEP517_BUILD_BACKEND", "_PYPROJECT_HOOKS_BUILD_BACKEND"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("setuptools.setup", lambda **options: None)
+        spec = importlib.util.spec_from_file_location("setup_file", ROOT / "setup.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.chdir(ROOT)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_pip_compiles_the_kernels_of_this_cpu_and_shows_how_far_it_is(
+    setup_file, tmp_path, monkeypatch, capsys
+):
+    pip = {"_PYPROJECT_HOOKS_BUILD_BACKEND": "setuptools.build_meta"}
+    assert setup_file().SELECTED == ["all"]  # make, and setup.py by hand
+    assert setup_file(**pip, PYDTNN_BUILD="all").SELECTED == ["all"]
+    module = setup_file(**pip)
+    assert module.SELECTED == ["native"]
+    terminal = tmp_path / "terminal"
+    monkeypatch.setattr(module, "TERMINAL", str(terminal))
+    progress = module.Progress("kernels", 2)
+    progress.advance()
+    progress.advance()
+    assert terminal.read_text() == "\npydtnn: compiling kernels: 2 of 2\n"
+    assert capsys.readouterr().out == "compiling kernels: 2 of 2\n"
+    monkeypatch.setattr(module, "TERMINAL", str(tmp_path / "none" / "terminal"))
+    module.Progress("kernels", 1).advance()  # without a terminal
+
+
 def test_an_unknown_part_of_a_build_is_named(tree):
     selection = {"PYDTNN_BUILD": "avx3 float32"}
     done = start(sys.executable, "setup.py", "-q", "build_ext", cwd=tree, **selection)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "error: PYDTNN_BUILD selects native, generic, avx2, avx512, avx512_bf16, amx, "
+        "error: PYDTNN_BUILD selects all, native, generic, avx2, avx512, avx512_bf16, amx, "
         "amx_emulated, float32, float64, bfloat16, got avx3"
     )

@@ -44,3 +44,6 @@ class PyPydtnn(PythonPackage):
     depends_on("py-onnx@1.17:", when="+onnx", type="run")
 
     import_modules = ["pydtnn", "pydtnn.models"]
+
+    def setup_build_environment(self, env):
+        env.set("PYDTNN_BUILD", "all")  # for all nodes of a cluster

@@ -114,3 +114,9 @@ def test_the_cpu_has_what_the_widest_instruction_set_needs() -> None:
     [flags] = set(re.findall(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
     avx2 = {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "popcnt"} <= set(flags.split())
     assert ("avx2" in available()) == avx2
+
+
+def test_kernels_that_were_compiled_for_other_cpus_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pydtnn.kernels.cpu.isa.runs", lambda name: False)
+    with pytest.raises(RuntimeError, match=r"for other CPUs than this one: .* `PYDTNN_BUILD=all"):
+        create_backend("cpu")

@@ -46,7 +46,14 @@ def select_isa(name: str | None = None) -> str:
     ------
     ValueError
         If the instruction set is unknown, was not built, or the CPU does not have it.
+    RuntimeError
+        If all kernels were compiled for other CPUs.
     """
+    if not available():
+        raise RuntimeError(
+            "the kernels have been compiled for other CPUs than this one: compile them here, or "
+            "those of all by `PYDTNN_BUILD=all pip install .`"
+        )
     source = "create_backend: isa" if name else ISA_VARIABLE
     name = name or os.environ.get(ISA_VARIABLE) or available()[-1]
     if not runs(name):

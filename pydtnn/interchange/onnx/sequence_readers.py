@@ -272,7 +272,9 @@ def _attention(at: Reading, scores: Scores, v: Value) -> Value:
     q, k = scores.q, scores.k
     factor = scores.factor * sqrt(q.shape[-1])
     if not isclose(factor, 1, rel_tol=1e-5):  # the layer has that of the square root
-        source = at.net.add(f"{at.node.name}.queries", layers.Rescale(decimal(factor)), q.source.node)
+        source = at.net.add(
+            f"{at.node.name}.queries", layers.Rescale(decimal(factor)), q.source.node
+        )
         q = replace(q, source=Source(source))
     if q.shape != v.shape:
         raise at.fail(f"values must have the shape of queries {q.given}, got {v.given}")

@@ -12,6 +12,7 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -64,7 +65,7 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
     known = comm.gather_object((own, socket.gethostname(), addresses()))
     folder = known[comm.hosts[comm.rank]][0]
     names = {str(host): known[host][1] for host in {*comm.hosts}}
-    facts = Facts([*comm.hosts], comm.hosts[comm.rank], names)
+    facts = Facts([*comm.hosts], comm.hosts[comm.rank], names, files=_memory_files())
     links = None
     if len(names) > 1:
         if comm.rank == 0:
@@ -204,9 +205,12 @@ def _make_folder(ranks: int) -> str | None:
     for place in (_MEMORY, None):
         with contextlib.suppress(OSError):
             folder = tempfile.mkdtemp(prefix="pydtnn-", dir=place)
-            with open(os.path.join(folder, _SLOTS), "xb") as file:
-                os.posix_fallocate(file.fileno(), 0, ranks * SLOT)  # a full disk would kill ranks
-            return folder
+            try:
+                with open(os.path.join(folder, _SLOTS), "xb") as file:  # a full disk kills ranks
+                    os.posix_fallocate(file.fileno(), 0, ranks * SLOT)
+                return folder
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)
     return None
 
 
@@ -214,6 +218,13 @@ def _share(folder: str, comm: Communicator) -> memoryview:
     """Return the memory with the slots of the ranks of the host."""
     with open(os.path.join(folder, _SLOTS), "r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), comm.local_size * SLOT))
+
+
+def _memory_files() -> list[str]:
+    """Return the files by which MPICH's ranks of this host communicate."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        return re.findall(rf"{_MEMORY}/mpich_shm_\w+$", maps.read(), re.M)
+    return []
 
 
 def _token() -> str:
@@ -363,6 +374,8 @@ class Failure:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if isinstance(error, AgreedError):
+            if self.comm.size > 1:
+                self.supervision.claim_report()  # from now on ranks have a deadline
             if self.comm.rank == 0:
                 _print(f"{describe(error)}\n")
             if self.comm.rank in error.ranks[:1]:

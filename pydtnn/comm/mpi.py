@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import sys
 import time
 import warnings
@@ -43,13 +44,22 @@ from pydtnn.comm.ulfm import (
 )
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
-from pydtnn.utils.errors import RankFailure
-from pydtnn.utils.launcher import launched_ranks, survives
+from pydtnn.utils.errors import RankFailure, describe
+from pydtnn.utils.launcher import launched_ranks, ranks_here, survives
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
 
 SHARED_MEMORY = "/dev/shm"
 """Folder in memory in which MPICH has the messages between the ranks of a host."""
+
+RANK_B = 1600 << 10
+"""Memory of a rank there, in B: 1.06 MB for messages, and a slot."""
+
+MIN_FILES = 64
+"""Open files of a process, without those for each rank of its host."""
+
+MIN_FILE_B = 5 << 20
+"""Length of a file in memory that UCX makes, in B."""
 
 
 def create_mpi(timeout: float | None = None) -> MpiCommunicator:
@@ -90,7 +100,16 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
                         _mismatch(mpi, f"started {ranks} processes, each of which is alone")
                     )
             begun()
-            root = _create_root(mpi, started)
+            try:
+                root = _create_root(mpi, started)
+            except Exception as error:
+                if survives():
+                    raise
+                if started is not None:
+                    started.cancel()
+                os.write(2, f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n".encode())
+                mpi.COMM_WORLD.Abort(1)  # the others wait for this rank
+                raise
     supervision = root.supervision
     if supervision is not None and timeout is not None:
         supervision.limit(timeout)
@@ -140,17 +159,39 @@ def _initialise() -> Any:
     if not MPI.Is_initialized():
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in _library(MPI):
             raise ValueError(_mismatch(MPI, "is that of Open MPI"))
-        linux = sys.platform == "linux"  # other systems have no such folder
-        if linux and "MPICH" in _library(MPI) and not os.access(SHARED_MEMORY, os.W_OK):
-            raise ValueError(  # it would end the process with a page of text
-                f"mpi: {_library(MPI)} requires a folder {SHARED_MEMORY} that can be written, for "
-                "messages; mount it read-write, or start one process without mpirun."
-            )
+        if sys.platform == "linux" and "MPICH" in _library(MPI):
+            _check_host(_library(MPI), ranks_here())
         with warnings.catch_warnings():
             # mpi4py's own warning of the same, several lines on each rank; we raise instead.
             warnings.filterwarnings("ignore", "suspicious MPI execution", RuntimeWarning)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
+
+
+def _check_host(library: str, ranks: int) -> None:
+    """Raise ValueError where MPICH would end the process with a page of text, or wait for ever."""
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        raise ValueError(
+            f"mpi: {library} requires a folder {SHARED_MEMORY} that can be written, for messages; "
+            "mount it read-write, or start one process without mpirun."
+        )
+    memory = os.statvfs(SHARED_MEMORY)
+    size, needed = memory.f_blocks * memory.f_frsize, ranks * RANK_B  # 0: no limit
+    if ranks > 1 and 0 < size < needed:
+        raise ValueError(
+            f"mpi: {library} requires {needed:,} B in {SHARED_MEMORY} for {ranks} ranks, got "
+            f"{size:,} B; enlarge it, such as by docker --shm-size"
+        )
+    for limit, least, what in (
+        (resource.RLIMIT_NOFILE, MIN_FILES + ranks, "open files (ulimit -n)"),
+        (resource.RLIMIT_FSIZE, max(MIN_FILE_B, needed), "B of a file (ulimit -f)"),
+    ):
+        given = resource.getrlimit(limit)[0]
+        if ranks > 1 and 0 <= given < least:
+            raise ValueError(
+                f"mpi: {library} requires {least:,} {what} for {ranks} ranks, got {given:,}; "
+                "raise the limit"
+            )
 
 
 def _mismatch(mpi: Any, what: str) -> str:

@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydtnn.comm.monitor.flight import remove_others, write_flight
 from pydtnn.comm.monitor.links import LINK_TIMEOUT_S, NUMBERS, Link, Message, connect, is_count
@@ -139,6 +139,8 @@ class Facts:
         Of the process on the first host; 0 if there is one host.
     token : str
         With which connections to it begin.
+    files : list of str
+        In memory, of this host, by which ranks communicate: MPI leaves them if ranks are killed.
     """
 
     hosts: list[int]
@@ -147,6 +149,7 @@ class Facts:
     address: str = ""
     port: int = 0
     token: str = ""
+    files: list[str] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[int]:
@@ -218,6 +221,7 @@ class Monitor:
         self._last = LastStep(len(facts.hosts), self._tell_all)
         self._lost: set[int] = set()  # ranks that have failed, without which others continue
         self._excluded_at = -math.inf
+        self._claimed_at = math.inf
 
         if listener is not None:
             poll.register(listener, select.EPOLLIN)
@@ -240,6 +244,13 @@ class Monitor:
                 self.event(number)
             if not events:
                 self._end_report.kills.remember(RECENT_KILL_S)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        """Remove what MPI leaves in memory if ranks are killed."""
+        for path in self._facts.files:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -318,7 +329,10 @@ class Monitor:
             self._act(message)
 
     def look(self) -> None:
-        """Look for a wait that has passed its deadline."""
+        """Look for a wait that has passed its deadline, and for ranks that remain after an error.
+
+        A thread, a function of `atexit` or a child process may keep a rank.
+        """
         self._beat()
         self._close_strangers(MAX_UNKNOWN_CONNECTIONS, LINK_TIMEOUT_S)
         now = time.monotonic()
@@ -326,6 +340,14 @@ class Monitor:
             (_, survived, why), self._later = self._later, None
             self._record(why, survived)
         rows = self._watched.look(now)
+        if self._end_report.claimed:
+            self._claimed_at = min(self._claimed_at, now)
+            limit = max((row.timeout for row in rows), default=0.0)
+            if 0 < limit < now - self._claimed_at:
+                here = {one.rank for one in self._connections.values()}
+                left = names([row for row in rows if row.rank in here])
+                _write(f"{left}: not ended {limit:g} s (--timeout) after the error; killed\n")
+                self._end_all(1)
         stopped = [row for row in rows if row.stopped and 0 < row.timeout <= row.seconds]
         if self._survives and stopped and not all(row.stopped for row in rows):
             self._exclude(rows, stopped)  # also if no call of another rank is known that waits
@@ -458,8 +480,10 @@ class Monitor:
         self._tell(f"end {status}")
         self._await_end()
         for one in filter(_is_open, self._connections.values()):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                os.kill(_process_of(one.socket), signal.SIGKILL)
+            for kill in (os.kill, os.killpg):  # children hold the connection, too
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    kill(_process_of(one.socket), signal.SIGKILL)
+        self._remove_files()
         os._exit(0)
 
     def _await_end(self) -> None:

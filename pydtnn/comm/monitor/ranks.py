@@ -101,8 +101,8 @@ class Launcher:
         if self._watched < 0 or not select.select([self._watched], [], [], 0)[0]:
             return None
         return (
-            f"mpirun: process {self._process} has ended, by a signal or because its terminal was "
-            "closed, and all ranks with it"
+            f"mpirun: process {self._process} has ended, by a signal, because its terminal was "
+            "closed or as a rank has called MPI_Abort, and all ranks with it"
         )
 
     def write(self, text: bytes) -> None:
@@ -330,7 +330,10 @@ def is_first(file: int, length: int) -> bool:
     Appending is atomic, so exactly one of the processes that may report the end of a run is first.
     Each process must have opened the file itself.
     """
-    os.write(file, b"x")
+    try:
+        os.write(file, b"x")
+    except OSError:  # there is no more room, or the size of files is limited
+        return True
     return os.lseek(file, 0, os.SEEK_CUR) == length + 1
 
 

@@ -60,6 +60,7 @@ class Host:
         connections = {joined.fileno(): self.connection}
         end_report = EndReport(-1, 0, Launcher(0), Kills(), all_here=False)
         patch.setattr(end_report, "claim", lambda: True)
+        patch.setattr(EndReport, "claimed", False)
         self.monitor = Monitor(facts, self.slots, end_report, self.poll, connections, self.listener)
         patch.setattr(self.monitor, "_end_all", self.ended.append)
 
@@ -244,6 +245,30 @@ def test_a_wait_that_has_ended_meanwhile_ends_no_run(host: Host) -> None:
     host.run()
     assert (host.ended, host.printed) == ([], [])
     other.close()
+
+
+def test_ranks_that_remain_after_an_error_have_a_deadline(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    host.monitor.look()
+    now += 10_000  # without an error, they may take any time
+    host.monitor.look()
+    monkeypatch.setattr(EndReport, "claimed", True)
+    for seconds in (0, 300):
+        now += seconds
+        host.monitor.look()
+    assert not host.ended
+    now += 1
+    host.monitor.look()
+    assert host.ended == [1]
+    line = "rank 0: not ended 300 s (--timeout) after the error; killed\n"
+    assert host.printed[-1] == line
+    for slot in host.slots:
+        slot.limit(0.0)  # no limit
+    host.monitor.look()
+    assert host.printed.count(line) == 1
 
 
 def test_memory_with_any_content_ends_no_monitor(host: Host) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -14,9 +16,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pydtnn.comm import failure, mpi
 from pydtnn.comm.monitor.monitor import Facts, Monitor
 from pydtnn.comm.monitor.ranks import (
     LEAVING,
@@ -77,6 +81,8 @@ class Watching:
     idle : int
         How often it has had nothing to do.
     """
+
+    claimed = False
 
     def __init__(self) -> None:
         self.failed: list[int] = []
@@ -367,8 +373,120 @@ def test_the_end_of_the_launcher_is_told(number: int, tmp_path: Path) -> None:
         line = only_line(program.finished().stderr)
     assert line.startswith("mpirun: process ")
     assert line.endswith(
-        "has ended, by a signal or because its terminal was closed, and all ranks with it"
+        "has ended, by a signal, because its terminal was closed or as a rank has called "
+        "MPI_Abort, and all ranks with it"
     )
+
+
+KEPT = """
+import atexit, os, threading, time
+from pydtnn.comm import create_communicator
+from pydtnn.utils.errors import AgreedError
+comm = create_communicator(timeout=1)
+if comm.rank == 0 and os.environ["BY"] == "thread":
+    threading.Thread(target=threading.Event().wait).start()
+if comm.rank == 0 and os.environ["BY"] == "exit":
+    atexit.register(threading.Event().wait)
+if comm.rank == 0 and os.environ["BY"] == "child" and os.fork() == 0:
+    threading.Event().wait()
+raise AgreedError("all have failed")
+"""
+
+
+def kept(by: str) -> Finished:
+    if why_not() or is_openmpi():
+        pytest.skip(why_not() or "Open MPI's launcher ends the others")
+    return mpiexec(2, ["-c", KEPT], timeout=120, environment={"BY": by})
+
+
+@pytest.mark.ahead(call=kept)
+@pytest.mark.parametrize("by", ["thread", "child", pytest.param("exit", marks=pytest.mark.long)])
+def test_ranks_that_something_keeps_after_an_error_are_ended_after_the_deadline(
+    ahead: Finished, by: str
+) -> None:
+    assert ahead.returncode != 0
+    first, *others = [line for line in ahead.stderr.splitlines() if "rank" in line or "all" in line]
+    assert first == "all have failed"
+    assert re.match(r"ranks? .*: not ended 1 s \(--timeout\) after the error; killed", others[0])
+
+
+LEFT = (
+    START
+    + r"""
+import re
+print(*re.findall(r"/dev/shm/mpich_shm_\w+", open("/proc/self/maps").read()), flush=True)
+comm.barrier()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+
+
+def left() -> Finished:
+    if why_not() or is_openmpi():
+        pytest.skip(why_not() or "requires MPICH")
+    return mpiexec(2, ["-c", LEFT], timeout=60)
+
+
+@pytest.mark.ahead(call=left)
+def test_no_file_in_memory_remains_of_ranks_that_are_killed(ahead: Finished) -> None:
+    files = {Path(word) for word in ahead.stdout.split() if word.startswith("/dev/shm/mpich")}
+    assert files
+    wait_for(lambda: not any(file.exists() for file in files))
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EFBIG])
+def test_each_process_reports_where_a_file_cannot_grow(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: int, data: bytes) -> int:
+        raise OSError(error, os.strerror(error))
+
+    (tmp_path / "slots").write_bytes(b"123")
+    file = os.open(tmp_path / "slots", os.O_WRONLY | os.O_APPEND)
+    monkeypatch.setattr(os, "write", write)
+    assert is_first(file, 3)
+    os.close(file)
+
+
+def test_a_folder_without_room_for_the_slots_does_not_remain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(failure, "_MEMORY", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert failure._make_folder(2) is None
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "problem"),
+    [
+        ("RLIMIT_NOFILE", 32, r"requires 66 open files \(ulimit -n\) for 2 ranks, got 32; raise"),
+        (
+            "RLIMIT_FSIZE",
+            1 << 20,
+            r"requires 5,242,880 B of a file \(ulimit -f\) for 2 ranks, got 1",
+        ),
+        ("f_blocks", 1 << 20, "requires 3,276,800 B in /dev/shm for 2 ranks, got 1,048,576 B; enl"),
+    ],
+)
+def test_what_mpi_would_not_start_with_is_refused_before(
+    limit: str, value: int, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPICH ends the process with a page of text, or its ranks wait for each other for ever."""
+    memory = SimpleNamespace(f_blocks=value if limit == "f_blocks" else 0, f_frsize=1)
+    limits = {getattr(resource, limit): value} if limit != "f_blocks" else {}
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    monkeypatch.setattr(os, "statvfs", lambda path: memory)
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda kind: (limits.get(kind, resource.RLIM_INFINITY),) * 2
+    )
+    with pytest.raises(ValueError, match=f"^mpi: MPICH 5 {problem}"):
+        mpi._check_host("MPICH 5", 2)
+    mpi._check_host("MPICH 5", 1)
 
 
 def without_shared_memory() -> Finished:

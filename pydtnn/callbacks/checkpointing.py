@@ -236,6 +236,8 @@ class Checkpointer(Callback):
                 self._timer.restart(saver.blocked, saver.written)
         if not background:
             self._settle(trainer)
+        if clock.virtual():
+            trainer.comm.barrier()  # steps do not wait for ranks that still gather
 
     def _settle(self, trainer: Training) -> float:
         """Wait for the checkpoint that is being written; return for how long, in s."""

@@ -17,7 +17,7 @@ from pydtnn.callbacks.tensorboard import describe_training
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.saving import save_model
 from pydtnn.saving.weights import WEIGHTS, write_weights
-from pydtnn.training.callback import Callback, Training, evaluated
+from pydtnn.training.callback import Callback, Training, evaluated, training_seconds
 from pydtnn.utils.imports import import_optional
 
 _log = logging.getLogger("pydtnn.callbacks")
@@ -97,7 +97,7 @@ class Tracker(Callback):
         values = {**describe_training(trainer), "epochs": epochs, **self.hyper_parameters}
         found = trainer.comm.gather_object(on_rank_0(trainer.comm, self._begin, values))
         self.run_id = found[0]  # on all ranks, as checkpoints contain it
-        self._samples, self._seconds = trainer.samples_seen, _training_seconds(trainer)
+        self._samples, self._seconds = trainer.samples_seen, training_seconds(trainer)
 
     def _begin(self, values: Mapping[str, Any]) -> str:
         try:
@@ -114,10 +114,10 @@ class Tracker(Callback):
         if not self._open:
             return
         values = {name: float(value) for name, value in trainer.logs.items()}
-        seconds = _training_seconds(trainer) - self._seconds
+        seconds = training_seconds(trainer) - self._seconds
         if seconds > 0:
             values["samples_per_second"] = (trainer.samples_seen - self._samples) / seconds
-        self._samples, self._seconds = trainer.samples_seen, _training_seconds(trainer)
+        self._samples, self._seconds = trainer.samples_seen, training_seconds(trainer)
         values["epoch"] = trainer.epoch
         self._try("results", self.report, values, trainer.optimizer.iterations)
 
@@ -167,11 +167,6 @@ class Tracker(Callback):
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue the run with the id of a checkpoint."""
         self.run_id = state.get("run_id")
-
-
-def _training_seconds(trainer: Training) -> float:
-    """Return the time in steps and waiting for data, without evaluations."""
-    return trainer.seconds["steps"] + trainer.seconds["data"]
 
 
 def _reason(error: Exception) -> str:

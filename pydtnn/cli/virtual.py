@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.cli.config import TrainConfig, read_axes, typed
 from pydtnn.comm import Communicator
 from pydtnn.parallel.mesh import without_shard
+from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.machine import cores_here
 from pydtnn.utils.units import align
@@ -190,9 +191,10 @@ def describe_virtual(job: Job, alone: float, wall: float) -> list[tuple[str, str
     steps, ranks = len(job.trainer.losses), job.config.virtual_ranks
     if ranks is None or not wall or not steps:
         return []
-    efficiency = alone / wall
+    efficiency, beside = alone / wall, max(clock.now() - wall, 0.0)
     return [
         ("virtual time per step", f"{1e3 * wall / steps:.4g} ms on {job.config.platform}"),
+        ("virtual time beside it", f"{beside:.4g} s: start, evaluation, averages, checkpoints"),
         *_notes(Platform.load(str(job.config.platform)), ranks),
         (
             "speed-up",

@@ -271,6 +271,14 @@ def _check_function(event: str, function: Any) -> None:
         ) from None
 
 
+def training_seconds(trainer: Training) -> float:
+    """Return the time of a run in s: that in steps and waiting for data, without what is beside it.
+
+    Evaluations, averages for them and checkpoints are beside training.
+    """
+    return trainer.seconds["steps"] + trainer.seconds["data"]
+
+
 @contextlib.contextmanager
 def evaluated(trainer: Training) -> Iterator[None]:
     """Context in which the model has the parameters that are evaluated and kept as results.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 import numpy as np
 
-from pydtnn.training.callback import Callback, Training
+from pydtnn.training.callback import Callback, Training, training_seconds
 from pydtnn.training.checks import describe_complete
 from pydtnn.utils import clock
 from pydtnn.utils.names import unknown
@@ -223,6 +223,7 @@ class ProgressBar(Callback):
         if self._display:
             self._display.begin(self._title(trainer.epoch + 1), trainer.step)
         self._seen, self._first = trainer.samples_seen, trainer.step
+        self._trained = training_seconds(trainer)
         self._begin = self._now = self._shown = clock.now()
 
     def on_step_end(self, trainer: Training) -> None:
@@ -263,7 +264,7 @@ class ProgressBar(Callback):
         return f"epoch {epoch}/{self._epochs}"
 
     def _rate(self, trainer: Training) -> str:
-        seconds = self._now - self._begin  # until the last step's end: evaluation is not counted
+        seconds = training_seconds(trainer) - self._trained
         rate = (trainer.samples_seen - self._seen) / seconds if seconds else 0.0
         return f"{rate:.0f} samples/s"
 

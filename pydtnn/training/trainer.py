@@ -26,7 +26,7 @@ from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.saving import save_model
 from pydtnn.saving.models import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
-from pydtnn.training.callback import Callback, Function, as_callback, evaluated
+from pydtnn.training.callback import Callback, Function, as_callback, evaluated, training_seconds
 from pydtnn.training.checks import last_epoch, micro_batches_of, refuse
 from pydtnn.training.equality import compare_ranks, create_check, with_check
 from pydtnn.training.examination import check_loaded
@@ -45,7 +45,6 @@ from pydtnn.training.setup import (
 )
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils import clock
-from pydtnn.utils.clock import virtual_time
 from pydtnn.utils.errors import Interrupted
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
@@ -380,7 +379,9 @@ class Trainer(SuggestsNames):
         with self.setup.divided(self.shares):
             self._run_steps(loader, seed)
         checks.check_scale(self.setup)
-        self.logs = self.totals.means() | {"lr": self.optimizer.lr_now} | virtual_time()
+        self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
+        if clock.virtual():
+            self.logs[clock.VIRTUAL_SECONDS] = training_seconds(self)
         with self.averaged():
             if validation is not None:
                 results = self.evaluate(validation, global_batch_size=self.global_batch_size)
@@ -495,6 +496,8 @@ class Trainer(SuggestsNames):
         loader.counts, loader.whole_shards = self.shares, setup.exchange.sums.shards is not None
         loader.equal_numbers = setup.equal_numbers
         batches = loader.epoch(self.epoch, start=self.step)
+        if clock.virtual():
+            self.comm.barrier()  # what was beside training takes none of its time
         if self.pending is not None:
             self._notify_of_end("on_step_end")
         while self.step < len(loader):

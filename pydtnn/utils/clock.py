@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 VIRTUAL_SECONDS = "virtual_seconds"
-"""Entry of logs: the time of a virtual rank."""
+"""Entry of logs: the time of the training of virtual ranks."""
 
 
 class Clock:
@@ -68,12 +68,6 @@ def current() -> Clock:
 def virtual() -> Clock | None:
     """Return the clock of the calling thread if it is that of a virtual rank."""
     return _VIRTUAL.get()
-
-
-def virtual_time() -> dict[str, float]:
-    """Return the time of a virtual rank as an entry of logs, in s; empty for other ranks."""
-    clock = _VIRTUAL.get()
-    return {} if clock is None else {VIRTUAL_SECONDS: clock.now_ns() * 1e-9}
 
 
 def now_ns() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,22 @@ def test_an_option_changes_the_time_of_steps_or_is_refused(name: str) -> None:
         assert one != other
     else:
         assert found != base_timing(name if name in MORE else "")
+
+
+def test_what_is_beside_training_takes_no_virtual_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = []
+    for name, often in (("never", "--checkpoint-epochs=0"), ("often", "--checkpoint-steps=2")):
+        options = ["--scheme=local_sgd", often, f"--output-dir={tmp_path / name}"]
+        assert main([*TINY, *VIRTUAL, *options]) == 0
+        told = capsys.readouterr().out
+        history = json.loads((tmp_path / name / "history.json").read_text())
+        times.append([epoch["virtual_seconds"] for epoch in history])
+        # the summary has the speed of the epochs
+        in_epochs = [float(rate) for rate in re.findall(r"(\d+) samples/s  ", told)]
+        (summary,) = re.findall(r"^samples/s +(\d+)$", told, re.M)
+        assert float(summary) == pytest.approx(sum(in_epochs) / len(in_epochs), rel=0.05)
+    # ranks that train alone begin together after a checkpoint, and wait less for each other
+    assert times[0] == pytest.approx(times[1], rel=0.05)
+    assert "virtual time beside it" in told

@@ -69,13 +69,12 @@ def test_a_thread_has_its_own_clock() -> None:
 
     def read() -> None:
         clock.use(Fixed())
-        seen.extend([clock.now(), clock.now_ns(), clock.virtual_time()])
+        seen.extend([clock.now(), clock.now_ns()])
 
     thread = threading.Thread(target=read)
     thread.start()
     thread.join()
-    assert seen == [5.0, 5_000_000_000, {"virtual_seconds": 5.0}]
+    assert seen == [5.0, 5_000_000_000]
     assert clock.virtual() is None
-    assert clock.virtual_time() == {}
     before = time.perf_counter()
     assert before <= clock.now() <= time.perf_counter()

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16
 from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from pydtnn import __version__
+from pydtnn.callbacks import BestWeights
 from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.saving.weights import decode, encode, load_weights, renamed, save_weights
 from pydtnn.utils import files
-from tests.small_training import small_model
+from tests.small_training import small_fit, small_model, small_trainer
 
 
 def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -125,22 +125,73 @@ def test_a_place_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) ->
 
 
 def test_elements_that_numpy_does_not_know_are_refused(tmp_path: Path) -> None:
-    """Other programs save weights in bfloat16."""
     model = small_model(dtype="float32")
-    data = encode({name: value.astype(bfloat16) for name, value in model.state().items()})
-    if not numpy_lacks_bfloat16(data):
-        pytest.skip("this version of safetensors gives bfloat16 to NumPy")
+    data = encode(model.state()).replace(b'"F32"', b'"F8X"')
     (tmp_path / "w.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match=r"that NumPy supports, got BF16; conv"):
+    with pytest.raises(ValueError, match=r"that NumPy supports, got F8X; conv"):
         load_weights(model, tmp_path / "w.safetensors")
 
 
-def numpy_lacks_bfloat16(data: bytes) -> bool:
-    try:
-        load(data)
-    except KeyError:
-        return True
-    return False
+def test_files_are_those_of_the_library_and_its_files_are_read() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in ("float32", "float64", "float16", "int64", "uint8", "bool"):
+        arrays = {
+            name: (9 * rng.random(shape)).astype(dtype)
+            for name, shape in (
+                ("b", (3, 2)),
+                ("a.x", (5,)),
+                ("c", ()),
+                ("d", (0, 4)),
+                ("e", (1, 7)),
+            )
+        }
+        arrays["t"] = np.asfortranarray(arrays["b"]).T
+        data = save(
+            {name: np.asarray(array, order="C") for name, array in arrays.items()},
+            metadata={"pydtnn": "x"},
+        )
+        assert encode(arrays, "x") == data
+        swapped = {n: a.astype(a.dtype.newbyteorder(">")) for n, a in arrays.items()}
+        assert encode(swapped, "x") == data
+        for name, array in decode(data).items():
+            np.testing.assert_array_equal(array, arrays[name])
+        assert load(data).keys() == decode(data).keys()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("[]", '{"a": 3}', '{"a": {}}', "{", "9" * 5000, "[" * 100000, '{"a": null}'),
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}',
+        '{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}}',
+        '{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 4]}}',
+    ],
+)
+def test_headers_of_others_are_checked(header: str) -> None:
+    text = header.encode()
+    for length in (len(text), len(text) + 1, len(text) + 5, 1 << 60):
+        with pytest.raises(ValueError, match="not a safetensors file, or truncated"):
+            decode(length.to_bytes(8, "little") + text + bytes(4))
+
+
+def test_without_memory_for_the_best_weights_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lacks(*given: object) -> bytes:
+        raise MemoryError("Unable to allocate 64 MiB")
+
+    monkeypatch.setattr("pydtnn.saving.weights.encode_header", lacks)
+    trainer = small_trainer(None, BestWeights(tmp_path / "best.safetensors", "loss"))
+    small_fit(trainer)
+    assert trainer.epoch > 0
+    assert (
+        "there is not enough memory: Unable to allocate 64 MiB; training continues" in caplog.text
+    )
 
 
 def replaced(name: str, change: Callable[[np.ndarray], np.ndarray], path: Path) -> Path:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -66,14 +67,20 @@ def are_numbers(value: object) -> bool:
     )
 
 
-TYPES = {
-    **{"F64": "f8", "F32": "f4", "F16": "f2", "C64": "c8", "BOOL": "?"},
-    **{f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
-    "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
+TYPES: dict[str, np.dtype] = {
+    **{"F64": np.dtype("f8"), "F32": np.dtype("f4"), "F16": np.dtype("f2"), "C64": np.dtype("c8")},
+    **{f"{k}{8 * size}": np.dtype(f"{k.lower()}{size}") for k in "IU" for size in (1, 2, 4, 8)},
+    "BOOL": np.dtype("?"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 """Types of elements by the names of safetensors."""
+
+CODES = {dtype.name: code for code, dtype in TYPES.items()}
+
+MAX_HEADER_B, MAX_AXES = 64 << 20, 64
+"""Limits of what is read of files that others may have written."""
 
 SHORT = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Types that are converted to float32."""
@@ -220,14 +227,28 @@ def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:
     about : str
         Value of "pydtnn" in the metadata.
     """
-    from safetensors.numpy import save  # imported only to read or write files
+    entries: dict[str, object] = {"__metadata__": {"pydtnn": about}}
+    content, offset = [], 0
+    for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
+        array = np.asarray(arrays[name], order="C")
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        end = offset + array.nbytes
+        entries[name] = entry_of(array.dtype.name, array.shape, offset, end)
+        content.append(array.reshape(-1).view(np.uint8))
+        offset = end
+    return b"".join([encode_header(entries), *content])
 
-    # A single entry of metadata: safetensors writes several in an order that changes from run to
-    # run. C order, because safetensors writes an array's memory regardless of strides.
-    return save(
-        {name: np.asarray(array, order="C") for name, array in arrays.items()},
-        metadata={"pydtnn": about},
-    )
+
+def entry_of(dtype: str, shape: Sequence[int], begin: int, end: int) -> dict[str, object]:
+    """Return the entry of an array in the header of a safetensors file."""
+    return {"dtype": CODES[dtype], "shape": [*shape], "data_offsets": [begin, end]}
+
+
+def encode_header(entries: Mapping[str, object]) -> bytes:
+    """Return what precedes the arrays in a safetensors file; they begin at multiples of 8 B."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def decode(data: bytes) -> dict[str, np.ndarray]:
@@ -238,21 +259,76 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     ValueError
         If it is invalid, truncated, or has elements of a type that NumPy does not support.
     """
-    from safetensors import SafetensorError, deserialize
+    arrays = {}
+    for one in read_entries(data[: 8 + MAX_HEADER_B], len(data)):
+        array = np.frombuffer(data, one.dtype, math.prod(one.shape), one.offset)
+        arrays[one.name] = array.reshape(one.shape)
+    return arrays
 
+
+class Entry(NamedTuple):
+    """An array in a safetensors file, and its offset in B."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length, in B."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_entries(start: bytes, size: int) -> list[Entry]:
+    """Return the arrays in a safetensors file, in the order of their offsets.
+
+    Parameters
+    ----------
+    start : bytes
+        The file, or its beginning: at least the header, if that is not too long.
+    size : int
+        Length of the file, in B.
+
+    Raises
+    ------
+    ValueError
+        If it is invalid or truncated.
+    """
+    begin = 8 + int.from_bytes(start[:8], "little")
     try:
-        return {
-            name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
-            for name, entry in deserialize(data)
-        }
-    except KeyError as error:
+        if not 8 <= begin <= len(start):
+            raise ValueError("its header is not complete")
+        content = json.loads(start[8:begin])
+        found = [_entry(*item, begin) for item in content.items() if item[0] != "__metadata__"]
+        entries = sorted(found, key=lambda one: (one.offset, one.nbytes))
+        end = begin
+        for one in entries:
+            if one.offset != end:
+                raise ValueError(f"{one.name} must follow the array before it")
+            end += one.nbytes
+        if end != size:
+            raise ValueError(f"it must have {end:,} B by its header, got {size:,} B")
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"not a safetensors file, or truncated ({error})") from error
+    return entries
+
+
+def _entry(name: str, entry: Mapping[str, Any], begin: int) -> Entry:
+    shape, (first, last) = entry["shape"], entry["data_offsets"]
+    if len(shape) > MAX_AXES or any(
+        type(n) is not int or not 0 <= n < 1 << 62 for n in (*shape, first, last)
+    ):
+        raise ValueError(f"invalid numbers of {name}")
+    if entry["dtype"] not in TYPES:
         raise ValueError(
-            f"expected elements of a type that NumPy supports, got {error.args[0]}; convert them "
+            f"expected elements of a type that NumPy supports, got {entry['dtype']}; convert them "
             "to float32"
-        ) from error
-    except SafetensorError as error:
-        reason = str(error).rpartition("deserializing: ")[2]
-        raise ValueError(f"not a safetensors file, or truncated ({reason})") from error
+        )
+    found = Entry(name, TYPES[entry["dtype"]], tuple(shape), begin + first)
+    if last - first != found.nbytes:
+        raise ValueError(f"wrong length of {name}")
+    return found
 
 
 def renamed(arrays: Mapping[str, A], rename: Rename) -> dict[str, A]:

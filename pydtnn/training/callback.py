@@ -159,8 +159,9 @@ class Callback(SuggestsNames, StoresArguments):
 def write_if_possible(comm: Communicator, write: Callable[..., object], *args: object) -> bool:
     """Call ``write(*args)`` on rank 0; a file that cannot be written is a warning, not an error.
 
-    Collective: all ranks call it. Training continues on a disk that is full or read-only, and the
-    next write may succeed. Other errors are raised as by `on_rank_0`.
+    Collective: all ranks call it. Training continues on a disk that is full or read-only, or
+    without memory for the content; the next write may succeed. Other errors are raised as by
+    `on_rank_0`.
 
     Returns
     -------
@@ -171,7 +172,7 @@ def write_if_possible(comm: Communicator, write: Callable[..., object], *args: o
     def attempt() -> bool:
         try:
             write(*args)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             _log.warning("%s; training continues without it", describe(error))
             return False
         return True

@@ -146,6 +146,8 @@ def describe(error: BaseException) -> str:
     name, text = type(error).__name__, ""
     try:
         text = " ".join(str(error).split())
+        if isinstance(error, MemoryError):
+            return printable(f"there is not enough memory{': ' * bool(text)}{text}")
         if isinstance(error, EXPLAINED) and text:
             return printable(text)
     except BaseException as second:  # the caller is terminating the run

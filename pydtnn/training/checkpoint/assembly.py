@@ -17,7 +17,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.model.pieces import Piece, Region
-from pydtnn.training.checkpoint.layout import DataFile, Layout, Segment, dtype_of
+from pydtnn.training.checkpoint.layout import DataFile, Layout, Segment
 from pydtnn.utils.request import Request
 
 BLOCK_BYTES = 1 << 20
@@ -190,7 +190,7 @@ def _fill(
         if view is not None:
             sink.put(block.file, view)
             return
-    dtype = dtype_of(layout.arrays[block.segment.array].dtype)
+    dtype = np.dtype(layout.arrays[block.segment.array].dtype)
     data = sink.room(block.file, (block.stop - block.start) * dtype.itemsize)
     out = data.view(dtype)
     received: list[tuple[Region, np.ndarray, Request]] = []

@@ -15,7 +15,7 @@ import numpy as np
 from pydtnn.comm import Serial
 from pydtnn.model.pieces import whole_piece
 from pydtnn.training.checkpoint.folder import STATE, find_checkpoints, partial_path, sums_of, tidy
-from pydtnn.training.checkpoint.layout import Described, dtype_of
+from pydtnn.training.checkpoint.layout import Described
 from pydtnn.training.checkpoint.reading import (
     Checkpoint,
     read_checkpoint,
@@ -171,7 +171,7 @@ def _digest(path: Path, kind: Sums) -> str | None:
 
 
 def _read(checkpoint: Checkpoint, name: str, array: Described) -> np.ndarray:
-    values = np.empty(array.shape, dtype_of(array.dtype))
+    values = np.empty(array.shape, np.dtype(array.dtype))
     read_into(Serial(), checkpoint, [whole_piece(name, values)], [0])
     return values
 

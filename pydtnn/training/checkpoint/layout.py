@@ -8,7 +8,6 @@ read. An array that is in several files is flat in each, and named with its elem
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -21,6 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.saving.weights import (
+    CODES,
+    MAX_HEADER_B,
+    encode_header,
+    entry_of,
+    read_entries,
+)
 from pydtnn.utils.files import open_file
 
 ARRAYS = "arrays.safetensors"
@@ -28,18 +34,6 @@ ARRAYS = "arrays.safetensors"
 
 FILE_BYTES, MAX_FILES = 16 << 20, 256
 """Length of the data in a file, in B; it doubles until there are at most so many files."""
-
-MAX_HEADER_B, MAX_AXES = 64 << 20, 64
-"""Limits of what is read of files that others may have written."""
-
-TYPES = {
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
-    **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
-    **{"U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool"},
-}
-"""NumPy's names of the types of elements, by those in a safetensors file."""
-
-_CODES = {name: code for code, name in TYPES.items()}
 
 _NAME = re.compile(r"arrays(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
@@ -60,7 +54,7 @@ class Described(NamedTuple):
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return dtype_of(self.dtype).itemsize
+        return np.dtype(self.dtype).itemsize
 
 
 class Segment(NamedTuple):
@@ -131,15 +125,6 @@ class Layout:
         return {name: [*self.arrays[name].shape] for name, found in places if len(found) > 1}
 
 
-def dtype_of(name: str) -> np.dtype:
-    """Return the type of elements of a name in `TYPES`."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
-
-
 def arrange(arrays: Mapping[str, Described]) -> Layout:
     """Divide arrays into files.
 
@@ -149,7 +134,7 @@ def arrange(arrays: Mapping[str, Described]) -> Layout:
         If elements have a type that safetensors files do not support.
     """
     for name, array in arrays.items():
-        if array.dtype not in _CODES:
+        if array.dtype not in CODES:
             raise TypeError(
                 f"checkpoint: {name} must have elements such as float32, got {array.dtype}"
             )
@@ -198,16 +183,11 @@ def _file(
         is_whole = stop - start == described.size
         key = array if is_whole else f"{array}[{start}:{stop}]"
         end = offset + (stop - start) * described.itemsize
-        entries[key] = {
-            "dtype": _CODES[described.dtype],
-            "shape": [*described.shape] if is_whole else [stop - start],
-            "data_offsets": [offset, end],
-        }
+        shape = described.shape if is_whole else (stop - start,)
+        entries[key] = entry_of(described.dtype, shape, offset, end)
         segments.append(Segment(array, start, stop, offset))
         offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # arrays begin at multiples of 8 B
-    header = len(text).to_bytes(8, "little") + text
+    header = encode_header(entries)
     placed = tuple(s._replace(offset=s.offset + len(header)) for s in segments)
     return DataFile(name, header, placed, len(header) + offset)
 
@@ -286,30 +266,8 @@ def _read_header(path: Path) -> tuple[int, bytes, list[tuple[str, Described, int
             raise ValueError(f"{path.name}: not a safetensors file, or truncated")
         text = file.read(length)
     try:
-        content = json.loads(text)
-        items = [(key, entry) for key, entry in content.items() if key != "__metadata__"]
-        entries = [_entry(key, entry, 8 + length) for key, entry in items]
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"{path.name}: not a safetensors file, or truncated ({error})") from error
-    end = 8 + length
-    for key, described, offset in sorted(entries, key=lambda one: one[2]):
-        if offset != end and described.size:
-            raise ValueError(f"{path.name}: {key} must follow the array before it")
-        end += described.size * described.itemsize
-    if end != size:
-        raise ValueError(f"{path.name}: must have {end:,} B by its header, got {size:,} B")
-    entries.sort(key=lambda one: one[2])
+        found = read_entries(start + text, size)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    entries = [(one.name, Described(one.dtype.name, one.shape), one.offset) for one in found]
     return size, start + text, entries
-
-
-def _entry(key: str, entry: Mapping[str, object], begin: int) -> tuple[str, Described, int]:
-    shape, offsets, dtype = entry["shape"], entry["data_offsets"], TYPES[str(entry["dtype"])]
-    numbers = [*shape, *offsets]  # type: ignore[misc]
-    if any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers):
-        raise ValueError(f"invalid numbers of {key}")
-    if len(shape) > MAX_AXES or len(offsets) != 2:  # type: ignore[arg-type]
-        raise ValueError(f"invalid numbers of {key}")
-    described = Described(dtype, tuple(shape))  # type: ignore[arg-type]
-    if offsets[1] - offsets[0] != described.size * described.itemsize:  # type: ignore[index]
-        raise ValueError(f"wrong length of {key}")
-    return key, described, begin + offsets[0]  # type: ignore[index]

@@ -23,7 +23,6 @@ from pydtnn.training.checkpoint.layout import (
     Described,
     Layout,
     data_files,
-    dtype_of,
     read_layout,
 )
 from pydtnn.utils.files import Sums, check_digest, open_file, read_file
@@ -82,7 +81,7 @@ class Checkpoint:
 
 def stub(array: Described) -> np.ndarray:
     """Return an array of a type and shape, without memory for its elements."""
-    return np.broadcast_to(np.zeros((), dtype_of(array.dtype)), array.shape)
+    return np.broadcast_to(np.zeros((), np.dtype(array.dtype)), array.shape)
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], Sums, dict[str, str]]:
@@ -163,7 +162,7 @@ def _verify(checkpoint: Checkpoint, file: DataFile) -> None:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             memory = np.empty(CACHED_BYTES, np.uint8)
             for segment in file.segments:
-                dtype = dtype_of(layout.arrays[segment.array].dtype)
+                dtype = np.dtype(layout.arrays[segment.array].dtype)
                 length, left = CACHED_BYTES // dtype.itemsize, segment.stop - segment.start
                 is_model = segment.array.startswith("model/")
                 for first in range(0, left, length):
@@ -224,7 +223,7 @@ def read_into(
             for segment, start, stop in cut(checkpoint.layout, file):
                 own = wanted.get(segment.array, ())
                 described = arrays[segment.array]
-                dtype = dtype_of(described.dtype)
+                dtype = np.dtype(described.dtype)
                 first, last = (start, stop) if together else _span(own, start, stop)
                 if first == last:
                     continue
@@ -275,7 +274,7 @@ def read_part(checkpoint: Checkpoint, name: str, number: int = 0) -> dict[str, n
     result = {}
     for key in states[number]["arrays"]:
         described = checkpoint.layout.arrays[prefix + key]
-        result[key] = np.empty(described.shape, dtype_of(described.dtype))
+        result[key] = np.empty(described.shape, np.dtype(described.dtype))
     pieces = [whole_piece(prefix + key, array) for key, array in result.items()]
     read_into(Serial(), checkpoint, pieces, [0])
     return result

@@ -146,6 +146,8 @@ class Checkpointer(Callback):
         self._comm = trainer.comm.split_by_host() if self.per_host else trainer.comm
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
+            if not trainer.recovered:
+                self.error, self.written = None, 0
             if self.per_host and not trainer.recovered:
                 together(trainer.comm, self._check_folder)
             elif not trainer.recovered:

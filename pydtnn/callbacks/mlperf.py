@@ -46,6 +46,8 @@ class MLPerfLog(Callback):
 
     def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
         """Write the file, so that an error of the folder is raised before any work."""
+        if trainer.epoch + trainer.step == 0 and not trainer.recovered:
+            del self._lines[2:]  # of an earlier training
         optimizer = trainer.optimizer
         facts = {
             **self.facts,

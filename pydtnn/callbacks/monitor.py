@@ -51,7 +51,7 @@ class Monitor(Callback):
         if mode not in (None, "min", "max"):
             raise ValueError(f"{type(self).__name__}: mode must be 'min' or 'max', got {mode!r}")
         self.monitor = monitor
-        self.mode = mode
+        self.mode = self._given_mode = mode
         self.min_delta = check_float(type(self).__name__, "min_delta", min_delta, at_least=0)
         self.restore_best = check_bool(type(self).__name__, "restore_best", restore_best)
         self.best: float | None = None
@@ -81,7 +81,7 @@ class Monitor(Callback):
         """
         better = trainer.objective.better
         self._check(self.monitor, [*better, *(VALIDATION + name for name in better)])
-        if self.mode is None:
+        if self._given_mode is None:
             self.mode = better.get(self.monitor.removeprefix(VALIDATION), "min")
 
     def on_epoch_end(self, trainer: Training) -> None:

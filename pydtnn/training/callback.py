@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -78,7 +80,8 @@ Function = Callable[[Any], object]
 class Callback(SuggestsNames, StoresArguments):
     """Base class of callbacks; its methods do nothing.
 
-    A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to
+    A subclass overrides some methods. An object that several trainers are given has a `state` of its
+    own with each: it begins anew with another one. All ranks make the same calls, so decisions of a callback (to
     stop, to reduce the learning rate) must depend only on values that are equal on all ranks, such
     as ``trainer.history`` and, if ``trainer.own_steps`` is 0, ``trainer.logs``. Actions of a single
     rank, such as writing a file, are guarded by ``if trainer.comm.rank == 0``.
@@ -154,6 +157,49 @@ class Callback(SuggestsNames, StoresArguments):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`."""
+
+
+class _States:
+    """The states of a callback with each trainer, and the trainer that has used it last."""
+
+    def __init__(self, initial: Mapping[str, Any] | None) -> None:
+        self.initial = initial
+        self.trainer: Callable[[], Training | None] | None = None
+        self.others: weakref.WeakKeyDictionary[Training, Any] = weakref.WeakKeyDictionary()
+
+
+def take_over(trainer: Training) -> None:
+    """Give callbacks the state that they have with this trainer, initially that of new objects.
+
+    Collective: all ranks call it, before training or loading. Ranks that continue after others have
+    failed keep the state.
+
+    Raises
+    ------
+    ValueError
+        If a callback of another trainer cannot begin anew, as it had no state at first.
+    """
+    for callback in trainer.callbacks:
+        if type(callback).state is Callback.state:
+            continue
+        states = vars(callback).get("_states")
+        if states is None:
+            initial = None
+            with contextlib.suppress(Exception):  # one that exists only in training
+                initial = copy.deepcopy(callback.state())
+            vars(callback)["_states"] = states = _States(initial)
+        before = trainer if states.trainer is None or trainer.recovered else states.trainer()
+        if before is not trainer:
+            state = states.others.get(trainer, states.initial)
+            if state is None:
+                raise ValueError(
+                    f"{type(callback).__name__}: expected a new object, got that of another "
+                    "training with its state; create one for each trainer"
+                )
+            if before is not None:
+                states.others[before] = copy.deepcopy(callback.state())
+            callback.load(copy.deepcopy(state))
+        states.trainer = weakref.ref(trainer)
 
 
 def write_if_possible(comm: Communicator, write: Callable[..., object], *args: object) -> bool:

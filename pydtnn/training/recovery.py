@@ -97,6 +97,7 @@ def capture(trainer: Trainer) -> Saved:
 
 def restore(trainer: Trainer, saved: Saved) -> None:
     """Load the state into a trainer that has just been created. Collective: all ranks call it."""
+    trainer.recovered = True  # callbacks keep their states
     trainer.model.set_frozen(saved.states["trainer"]["frozen"])
     trainer.rebind()
     trainer.exchange.start(trainer.model.buckets)
@@ -106,7 +107,7 @@ def restore(trainer: Trainer, saved: Saved) -> None:
             part.load(state if name == "model" else trainer.model.whole.take(state))
     trainer.pending, trainer.logs = saved.pending, saved.logs
     trainer.losses, trainer.samples_seen = [*saved.losses], saved.samples_seen
-    trainer.model.backend.autotuner.frozen = trainer.recovered = True
+    trainer.model.backend.autotuner.frozen = True
 
 
 @dataclass

@@ -284,6 +284,7 @@ def bind_optimizer(setup: Setup, uses_up: bool) -> None:
     optimizer.bind(model.backend, model.buffers, setup.exchange)
     optimizer.groups.check(model.parameter_names)
     optimizer.scale_loss(setup.loss_scale)
+    optimizer.rounding = None  # of the model of another trainer
     if model.formats is not None and model.formats.optimizer is not None:
         optimizer.round_state(model.formats.optimizer, model.seed)
     copies = group_of_copies(model, setup.mesh)  # created before the first step

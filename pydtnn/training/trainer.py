@@ -26,7 +26,14 @@ from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.saving import save_model
 from pydtnn.saving.models import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
-from pydtnn.training.callback import Callback, Function, as_callback, evaluated, training_seconds
+from pydtnn.training.callback import (
+    Callback,
+    Function,
+    as_callback,
+    evaluated,
+    take_over,
+    training_seconds,
+)
 from pydtnn.training.checks import last_epoch, micro_batches_of, refuse
 from pydtnn.training.equality import compare_ranks, create_check, with_check
 from pydtnn.training.examination import check_loaded
@@ -324,6 +331,7 @@ class Trainer(SuggestsNames):
         **options: Any,
     ) -> History:
         with self.setup.phase("start"):
+            take_over(self)
             loader = self._start(train, validation, epochs=epochs, seed=seed, **options)
         try:
             self._notify("on_fit_start", epochs, len(loader))

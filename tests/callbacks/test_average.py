@@ -248,8 +248,8 @@ def test_master_weights_of_16_bit_models_are_averaged_in_float32(dtype: str) -> 
 def test_a_saved_average_of_another_model_is_refused() -> None:
     trainer = small_trainer(None, average := EMA())
     small_fit(trainer, epochs=1)
-    other = small_trainer(None, average, model=small_model(filters=5))
-    average.load(average.state())
+    other = small_trainer(None, loaded := EMA(), model=small_model(filters=5))
+    loaded.load(average.state())
     with pytest.raises(AgreedError, match="the saved average must be that of the same model"):
         small_fit(other)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pydtnn.training.callback import Training
+from pydtnn.training.callback import Training, take_over
 from pydtnn.utils.files import parse_object
 
 # Validation of the content of checkpoint files, before any state is loaded.
@@ -193,6 +193,7 @@ class Stateful(Protocol):
 
 def parts_of(trainer: Training) -> dict[str, Stateful]:
     """Return all objects with state by name; the trainer, with the progress of the others, last."""
+    take_over(trainer)
     parts: dict[str, Stateful] = {
         "choices": trainer.model.backend.autotuner,
         "model": trainer.model,

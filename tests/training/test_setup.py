@@ -1,0 +1,119 @@
+"""Parts of a training that are used again in another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.data import ArrayDataset, WeightedDataset
+from pydtnn.data.augment import AutoAugment, HorizontalFlip, RandomCrop
+from pydtnn.data.mixing import CutMix, Mixup
+from pydtnn.layers import Flatten, Linear, Sequential
+from pydtnn.losses import CategoricalCrossEntropy
+from pydtnn.metrics import METRICS, Accuracy, ConfusionMatrix
+from pydtnn.model import Model
+from pydtnn.optimizers import OPTIMIZERS, SGD, AdamW, get_optimizer
+from pydtnn.parallel.compression import COMPRESSORS, create_sums
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import SCHEMES, OneBitAdam
+from pydtnn.schedules import OneCycle
+from pydtnn.training.trainer import Trainer
+from tests.small_training import checksums, small_data, small_fit, small_model, small_trainer
+
+
+def results(trainer: Trainer) -> Any:
+    return trainer.history, checksums(trainer.model.state()), checksums(trainer.optimizer.state())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_begins_anew_in_a_second_training(name: str) -> None:
+    def train(optimizer: Any, seed: int) -> Any:
+        trainer = small_trainer(None, model=small_model(seed=seed), optimizer=optimizer)
+        small_fit(trainer, 1)
+        optimizer.lr_factor = 0.5  # as `ReduceOnPlateau`
+        return results(trainer)
+
+    def make() -> Any:
+        return get_optimizer(name, lr=OneCycle(0.01, 8), clip_norm=1.0)
+
+    used = make()
+    train(used, 0)
+    assert train(used, 1) == train(make(), 1)
+
+
+@pytest.mark.threads(2)
+@pytest.mark.parametrize("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
+def test_a_scheme_begins_anew_in_a_second_training(comm: Communicator, name: str) -> None:
+    def make() -> Any:
+        if name in SCHEMES:
+            return SCHEMES[name](comm)
+        return AllReduce(comm, sums=create_sums(name))
+
+    def train(exchange: Any, seed: int) -> Any:
+        optimizer = AdamW() if isinstance(exchange, OneBitAdam) else SGD(0.1, momentum=0.9)
+        trainer = small_trainer(
+            model=small_model(seed=seed), optimizer=optimizer, exchange=exchange
+        )
+        small_fit(trainer, 2)
+        return results(trainer)
+
+    used = make()
+    train(used, 0)
+    assert train(used, 1) == train(make(), 1)
+
+
+def test_loss_metrics_samplers_and_augmentations_have_no_state() -> None:
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.integers(0, 255, (40, 8, 8, 3), np.uint8), np.arange(40) % 4 // 3)
+
+    def make() -> tuple[Any, ...]:
+        loss = CategoricalCrossEntropy(class_weights=[1.0, 3.0], label_smoothing=0.1)
+        augment = [RandomCrop(1), HorizontalFlip(), AutoAugment()]
+        return loss, [Accuracy()], augment, [Mixup(0.2), CutMix(0.5)], WeightedDataset(data)
+
+    def train(parts: tuple[Any, ...], seed: int) -> Any:
+        loss, metrics, augment, mix, drawn = parts
+        model = Model(Sequential(Flatten(), Linear(2)), (8, 8, 3), backend="numpy", seed=seed)
+        trainer = Trainer(model, SGD(0.1), loss=loss, metrics=metrics, progress=False)
+        trainer.fit(drawn, data, epochs=2, batch_size=8, augment=augment, mix=mix)
+        return results(trainer)
+
+    used = make()
+    train(used, 0)
+    assert train(used, 1) == train(make(), 1)
+
+
+def test_metrics_of_two_models_have_the_sizes_of_each() -> None:
+    metrics = [*(METRICS[name]() for name in ("f1", "precision")), ConfusionMatrix()]
+
+    def make(classes: int) -> Trainer:
+        model = Model(Linear(classes), (3,), backend="numpy")
+        return Trainer(model, SGD(0.1), metrics=metrics, progress=False)
+
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.random((20, 3)), np.arange(20) % 3)
+    small, large = make(3), make(5)
+    alone = make(3)
+    alone.fit(data, batch_size=5)
+    large.fit(data, batch_size=5)
+    small.fit(data, batch_size=5)
+    assert small.history == alone.history
+    assert small.logs["confusion_matrix"].shape == (3, 3)
+
+
+def test_a_model_without_formats_does_not_round_the_state_of_an_optimizer_used_before() -> None:
+    train, _ = small_data()
+
+    def fit(optimizer: Any, formats: str | None) -> Any:
+        net = Sequential(Flatten(), Linear(3))
+        model = Model(net, (5, 5, 2), backend="numpy", formats=formats)
+        trainer = Trainer(model, optimizer, progress=False)
+        trainer.fit(train, batch_size=8)
+        return checksums(trainer.optimizer.state())
+
+    used = SGD(0.1, momentum=0.9)
+    fit(used, "optimizer=e5m2")
+    assert fit(used, None) == fit(SGD(0.1, momentum=0.9), None)

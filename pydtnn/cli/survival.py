@@ -11,7 +11,6 @@ from typing import Any
 from pydtnn.callbacks import Callback
 from pydtnn.cli.config import AUTO_PARALLEL, TrainConfig, flags, read_axes
 from pydtnn.comm import Communicator
-from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.schedules.rule import by_rule, without_rule
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import fewer, without_shard
@@ -20,6 +19,7 @@ from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.recovery import Memory, Saved, restore
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils.collective import name_ranks
 from pydtnn.utils.errors import RankFailure, TooFewRanksError
 from pydtnn.utils.interval import parse_interval
 from pydtnn.utils.observer import phase

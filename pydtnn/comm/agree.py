@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.utils.collective import name_ranks
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
 T = TypeVar("T")
@@ -118,8 +119,3 @@ def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], adv
                     f"{who}: all ranks must have the same {name}, got {value!r} on rank 0 "
                     f"and {other[name]!r} on rank {rank}; {advice}"
                 )
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 2, 3"."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pydtnn.comm.supervision import WATCHER, Supervision
+from pydtnn.comm.traffic import Traffic
 
 INTERVAL_S = 0.5
 """Seconds between two checks, and before a rank that exits alone notifies the others."""
@@ -65,12 +66,15 @@ class Attendance:
         The call that the main thread is currently in.
     supervision : Supervision or None
         Where the monitor process reads the calls.
+    traffic : Traffic or None
+        Knows the method in progress.
     """
 
     def __init__(self) -> None:
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.waiting: Wait | None = None
         self.supervision: Supervision | None = None
+        self.traffic: Traffic | None = None
         self._exited: dict[int, dict[str, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -149,9 +153,10 @@ class Attendance:
                     return
                 rank = self._absent(wait, looks)
                 if rank is not None and self.waiting is wait:
+                    within = "" if self.traffic is None else self.traffic.within
                     self._report(
-                        f"waits in {wait.what} for rank {rank}, whose program has ended; all ranks "
-                        "must make the same calls, and leave together"
+                        f"waits in {wait.what}{within} for rank {rank}, whose program has "
+                        "ended; all ranks must make the same calls, and leave together"
                     )
 
     def _receive(self) -> None:

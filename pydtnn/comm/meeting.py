@@ -83,11 +83,15 @@ class MeetingCommunicator(Communicator):
         """Bring `value`, wait for all ranks, and return what `combine` made of their values."""
         return self._finish(call, self._join(call, value, combine))
 
+    def _call(self, kind: str, text: str = "", nbytes: int = 0) -> Call:
+        """Return a call that errors describe with the method that it is made in."""
+        return Call(kind, f"{text or kind}{self.traffic.within}", nbytes)
+
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
         def combine(arrays: list[np.ndarray]) -> np.ndarray:
             return reduce_in_order(arrays, op)
 
-        call = Call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
+        call = self._call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
         return _Reduction(self, call, self._join(call, array, combine), array)
 
     def _split(self, color: int, key: int) -> Communicator:
@@ -101,17 +105,17 @@ class MeetingCommunicator(Communicator):
                 places.update({rank: (group, place) for place, rank in enumerate(chosen)})
             return places
 
-        call = Call("split", "split", WISH)
+        call = self._call("split", nbytes=WISH)
         group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
         return self._create_member(group, place)
 
     def _barrier(self) -> None:
-        self._meet(Call("barrier", "barrier"), None, lambda values: None)
+        self._meet(self._call("barrier"), None, lambda values: None)
 
     def _gather_object(self, value: Any) -> list[Any]:
         # Through pickle, as between processes: ranks must not share what they seem to have copied.
         own = pickle.dumps(value)
-        call = Call("gather_object", "gather_object", len(own))
+        call = self._call("gather_object", nbytes=len(own))
         return [pickle.loads(data) for data in self._meet(call, own, lambda values: values)]
 
     def share(self, make: Callable[[], Any]) -> Any:
@@ -121,7 +125,7 @@ class MeetingCommunicator(Communicator):
                 made = make()
             except Exception as problem:
                 error = problem
-        made, error = self._meet(Call("share", "share"), (made, error), itemgetter(0))
+        made, error = self._meet(self._call("share"), (made, error), itemgetter(0))
         if error is not None:
             raise error
         return made
@@ -129,22 +133,24 @@ class MeetingCommunicator(Communicator):
     def _broadcast(self, array: np.ndarray, root: int) -> None:
         # A copy, because the root goes on (and may write) before the last rank has read.
         text = f"broadcast of {describe_array(array)} from rank {root}"
-        call = Call("broadcast", text, array.nbytes)
+        call = self._call("broadcast", text, array.nbytes)
         array[:] = self._meet(call, array, lambda arrays: arrays[root].copy())
 
     def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
         text = f"reduce_scatter of {describe_array(array)} by {counts}"
         begin = sum(counts[: self.rank])
-        call = Call("reduce_scatter", text, array.nbytes)
+        call = self._call("reduce_scatter", text, array.nbytes)
         total = self._meet(call, array, lambda arrays: reduce_in_order(arrays, "sum"))
         out[:] = total[begin : begin + out.size]
 
     def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        call = Call("allgather", f"allgather of {describe_array(out)} by {counts}", out.nbytes)
+        call = self._call(
+            "allgather", f"allgather of {describe_array(out)} by {counts}", out.nbytes
+        )
         out[:] = self._meet(call, array, np.concatenate)
 
     def _free(self) -> None:
-        self._meet(Call("free", "free"), None, lambda values: None)
+        self._meet(self._call("free"), None, lambda values: None)
 
 
 @dataclass(eq=False)

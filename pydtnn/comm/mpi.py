@@ -44,7 +44,8 @@ from pydtnn.comm.ulfm import (
 )
 from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
-from pydtnn.utils.errors import RankFailure, describe
+from pydtnn.utils.collective import call_difference
+from pydtnn.utils.errors import AgreedError, RankFailure, describe
 from pydtnn.utils.launcher import launched_ranks, ranks_here, survives
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.request import Request
@@ -120,6 +121,7 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
             raise
         comm = root.shrink()
     comm.traffic = Traffic(usual=None if supervision is None else supervision.activity)
+    comm.attendance.traffic = comm.traffic
     comm.observe(None)
     return comm
 
@@ -296,8 +298,12 @@ class MpiCommunicator(Communicator):
         self._call("barrier", self._comm.Barrier)
 
     def _gather_object(self, value: Any) -> list[Any]:
-        gathered: list[Any] = self._call("gather_object", self._comm.allgather, value)
-        return gathered
+        own = f"gather_object{self.traffic.within}", value
+        gathered = self._call("gather_object", self._comm.allgather, own)
+        calls, values = zip(*gathered, strict=True)
+        if len({*calls}) > 1:
+            raise AgreedError(call_difference(calls))
+        return [*values]
 
     def _counted(self, what: str) -> Wait:
         """Count a collective call that this rank may wait for."""
@@ -481,6 +487,7 @@ class MpiCommunicator(Communicator):
             name = f"{remaining.size} of {remaining.launched}"  # its calls are counted anew
             remaining.name = remaining._group.name = name
             remaining.attendance.supervision = before.supervision
+            remaining.attendance.traffic = self.traffic
             remaining._watch_attendance(failure)
             comm = remaining._split(0, 0)
             comm.traffic = self.traffic

@@ -32,6 +32,8 @@ class Traffic:
         between this rank and another one, those of schedules included. Set by `observe`.
     usual : Observer or None
         The observer while there is no other one.
+    caller : str
+        The method in progress that all ranks call, see `pydtnn.utils.collective`.
     """
 
     messages: int = 0
@@ -39,6 +41,12 @@ class Traffic:
     seconds: float = 0.0
     observer: Observer | None = None
     usual: Observer | None = None
+    caller: str = ""
+
+    @property
+    def within(self) -> str:
+        """The caller for errors of calls: " in Trainer.evaluate"."""
+        return f" in {self.caller}" if self.caller else ""
 
     def observe(self, observer: Observer | None) -> None:
         """Report to an observer; None: to `usual`."""

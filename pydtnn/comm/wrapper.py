@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils import clock
+from pydtnn.utils.collective import call_difference
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.request import Request
 
@@ -282,7 +282,7 @@ class Checked(Wrapper):
     def _compare(
         self, what: str, start: Callable[[], Request | None], args: tuple[Any, ...]
     ) -> _Pending:
-        pending = _Pending(self, _sentence(what, args), start)
+        pending = _Pending(self, f"{_sentence(what, args)}{self.traffic.within}", start)
         self._pending.append(pending)
         self._busy[self] = None
         self.start_ready()
@@ -319,7 +319,7 @@ class _Pending(Request):
         self._started = True
         greatest, least = np.split(self._numbers, 2)
         if (greatest != -least).any():
-            raise AgreedError(_difference(self._comm._explains._gather_object(self._sentence)))
+            raise AgreedError(call_difference(self._comm._explains._gather_object(self._sentence)))
         self._request = self._start()
 
     def start_in_turn(self) -> None:
@@ -358,16 +358,3 @@ def _sentence(what: str, args: tuple[Any, ...]) -> str:
 
 def _what(array: Any) -> str:
     return f"{array.size} {array.dtype.name}"
-
-
-def _difference(sentences: list[str]) -> str:
-    """Describe the ranks whose call differs from the most frequent one; in a tie, from rank 0's."""
-    usual = max(dict.fromkeys(sentences), key=sentences.count)
-    odd = next(rank for rank, sentence in enumerate(sentences) if sentence != usual)
-    same = [rank for rank, sentence in enumerate(sentences) if sentence == sentences[odd]]
-    verb = "call" if len(same) > 1 else "calls"
-    other = sentences.index(usual)
-    return (
-        f"{name_ranks(same)} {verb} {sentences[odd]} where rank {other} calls {usual}; all "
-        "ranks must make the same calls in the same order"
-    )

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.batch import Batch, each, is_several, parts, shapes_of
+from pydtnn.data.comparison import ADVICE, checksum, evenly_spaced
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.mixing import (
     Mixing,
@@ -28,6 +29,7 @@ from pydtnn.data.mixing import (
 )
 from pydtnn.data.order import Shard, most_shards, own_part, own_shards
 from pydtnn.data.prepare import Prepare
+from pydtnn.utils.collective import Ranks, collective, raise_if_different
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
 from pydtnn.utils.validate import check_int, plain_array
@@ -89,6 +91,8 @@ class Loader(SuggestsNames):
         unless `drop_last` omits them.
     rank, size : int, default 0 and 1
         This rank and the number of ranks.
+    comm : Communicator, optional
+        Instead of both: the ranks, whose data sets are compared. Collective: all ranks call it.
     seed : int, default 0
     shuffle : bool, default True
         False keeps the order of the data set, for evaluation.
@@ -155,6 +159,7 @@ class Loader(SuggestsNames):
         global_batch_size: int,
         rank: int = 0,
         size: int = 1,
+        comm: Ranks | None = None,
         seed: int = 0,
         shuffle: bool = True,
         augment: Sequence[Augmentation] = (),
@@ -171,6 +176,8 @@ class Loader(SuggestsNames):
         observer: Observer | None = None,
         lanes: str = "loader",
     ) -> None:
+        if comm is not None:
+            rank, size = comm.rank, comm.size
         _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
         check_mixings("Loader", mix, dataset)
         self._moved = _find_masks(dataset, augment, targets)
@@ -181,6 +188,9 @@ class Loader(SuggestsNames):
             )
         self.cuts = cuts
         own_threads = lanes if prefetch else ""
+        if comm is not None:
+            with collective(comm, "Loader"):
+                check_data(comm, "Loader", [("data set", dataset)])
         self._lanes = None if observer is None else Lanes(observer, own_threads)
         raw = raw and not any(cuts)
         whole_steps, rest = divmod(len(dataset), global_batch_size)
@@ -384,6 +394,46 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
             f"{len(samples)} indices, got {_and(given)} and {_and(p.shape for p in parts(y))}"
         )
     return x, y
+
+
+def check_data(ranks: Ranks, who: str, datasets: Sequence[tuple[str, Dataset | None]]) -> None:
+    """Raise AgreedError if data sets differ between ranks. Collective: all ranks call it.
+
+    A few evenly spaced samples are read, and their checksums, types and shapes are compared, with
+    the number of all. If a data set returns different values when read twice, because it applies
+    augmentation, only number, types and shapes are compared.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    who : str
+        First word of the error.
+    datasets : sequence of (str, Dataset or None)
+        Description, such as "training set", and data set.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, naming those that differ from rank 0.
+    """
+    if ranks.size == 1:
+        return
+    present = [(what, data) for what, data in datasets if data is not None]
+    everywhere = ranks.gather_object([_of_data(data) for _, data in present])
+    for number, (what, data) in enumerate(present):
+        prints = [own[number] for own in everywhere]
+        same = all(first == second for _, first, second in prints)  # each rank read twice
+        own = [(kind, first if same else None) for kind, first, _ in prints]
+        raise_if_different(ranks, who, f"the samples of the {what} {data.name}", own, ADVICE)
+
+
+def _of_data(data: Dataset) -> tuple[str, str, str]:
+    """Return number, types and shapes of samples, and the checksums of reading some twice."""
+    rows = evenly_spaced(len(data))
+    read = [[*map(parts, read_samples(data, rows))] for _ in range(2)]
+    kinds = [f"{a.dtype} {a.shape}" for arrays in read[0] for a in arrays]
+    first, second = (checksum([a for arrays in both for a in arrays]) for both in read)
+    return f"{len(data)}: {', '.join(kinds)}", first, second
 
 
 def _cut(x: Array, cut: tuple[slice, ...] | None) -> Array:

@@ -6,10 +6,10 @@ import contextlib
 import copy
 import inspect
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import on_rank_0
@@ -80,11 +80,11 @@ Function = Callable[[Any], object]
 class Callback(SuggestsNames, StoresArguments):
     """Base class of callbacks; its methods do nothing.
 
-    A subclass overrides some methods. An object that several trainers are given has a `state` of its
-    own with each: it begins anew with another one. All ranks make the same calls, so decisions of a callback (to
+    A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to
     stop, to reduce the learning rate) must depend only on values that are equal on all ranks, such
     as ``trainer.history`` and, if ``trainer.own_steps`` is 0, ``trainer.logs``. Actions of a single
-    rank, such as writing a file, are guarded by ``if trainer.comm.rank == 0``.
+    rank, such as writing a file, are guarded by ``if trainer.comm.rank == 0``. An object that
+    several trainers are given has a `state` of its own with each, and begins anew with another one.
 
     Attributes
     ----------
@@ -159,15 +159,6 @@ class Callback(SuggestsNames, StoresArguments):
         """Load the state returned by `state`."""
 
 
-class _States:
-    """The states of a callback with each trainer, and the trainer that has used it last."""
-
-    def __init__(self, initial: Mapping[str, Any] | None) -> None:
-        self.initial = initial
-        self.trainer: Callable[[], Training | None] | None = None
-        self.others: weakref.WeakKeyDictionary[Training, Any] = weakref.WeakKeyDictionary()
-
-
 def take_over(trainer: Training) -> None:
     """Give callbacks the state that they have with this trainer, initially that of new objects.
 
@@ -180,26 +171,24 @@ def take_over(trainer: Training) -> None:
         If a callback of another trainer cannot begin anew, as it had no state at first.
     """
     for callback in trainer.callbacks:
+        own = vars(callback)
         if type(callback).state is Callback.state:
             continue
-        states = vars(callback).get("_states")
-        if states is None:
-            initial = None
-            with contextlib.suppress(Exception):  # one that exists only in training
-                initial = copy.deepcopy(callback.state())
-            vars(callback)["_states"] = states = _States(initial)
-        before = trainer if states.trainer is None or trainer.recovered else states.trainer()
-        if before is not trainer:
-            state = states.others.get(trainer, states.initial)
+        if "_trainers" not in own:
+            own["_trainers"], own["_initial"] = WeakKeyDictionary(), None
+            with suppress(Exception):  # a state that exists only in training
+                own["_initial"] = copy.deepcopy(callback.state())
+        elif (last := own["_last"]()) is not trainer and not trainer.recovered:
+            state = own["_trainers"].get(trainer, own["_initial"])
             if state is None:
                 raise ValueError(
                     f"{type(callback).__name__}: expected a new object, got that of another "
                     "training with its state; create one for each trainer"
                 )
-            if before is not None:
-                states.others[before] = copy.deepcopy(callback.state())
+            if last is not None:
+                own["_trainers"][last] = copy.deepcopy(callback.state())
             callback.load(copy.deepcopy(state))
-        states.trainer = weakref.ref(trainer)
+        own["_last"] = ref(trainer)
 
 
 def write_if_possible(comm: Communicator, write: Callable[..., object], *args: object) -> bool:

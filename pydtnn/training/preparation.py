@@ -13,6 +13,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.data import Dataset, Loader
+from pydtnn.data.loader import check_data
 from pydtnn.kernels.autotuner import Table
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
@@ -20,7 +21,7 @@ from pydtnn.model.model import example_inputs
 from pydtnn.parallel.pipeline import actions_of
 from pydtnn.parallel.pipeline.check import most_halved, most_in_flight
 from pydtnn.training import checks
-from pydtnn.training.examination import check_data, check_loaded, examine
+from pydtnn.training.examination import check_loaded, examine
 from pydtnn.training.logs import History, Logs
 from pydtnn.training.mesh import share_loaded, share_replicas
 from pydtnn.training.metric_sums import Totals
@@ -149,7 +150,8 @@ def prepare(
     }
     others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
     checks.check_plan(setup, plan, was, **others)
-    check_data(setup.comm, [("training set", train), ("validation set", validation)])
+    named = [("training set", train), ("validation set", validation)]
+    check_data(setup.comm, "Trainer", named)
     choose_segments(setup, loader, -(-min(loader.global_batch_size, len(train)) // loader.shards))
     return loader, plan
 

@@ -17,6 +17,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import Stateful
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils.collective import collective
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.figures import save_figure
 from pydtnn.utils.validate import check_float, check_int
@@ -150,8 +151,7 @@ def find_learning_rate(
     steps = check_int(who, "steps", steps, at_least=3)
     search = _Search(steps, check_float(who, "stop_at", stop_at, above=1))
     rates = np.geomspace(lowest, highest, steps)
-    trainer.rebind()  # as `fit` does
-    with _unchanged(trainer):
+    with collective(trainer.comm, who), _unchanged(trainer):
         optimizer = trainer.optimizer
         first, optimizer.lr_factor = optimizer.iterations, 1.0
         optimizer.schedule = lambda step: float(rates[min(step - first, steps - 1)])
@@ -195,6 +195,7 @@ class _Search(Callback):
 @contextlib.contextmanager
 def _unchanged(trainer: Trainer) -> Iterator[None]:
     """Context after which a trainer and its parts are as before. Collective: all ranks call it."""
+    trainer.rebind()  # as `fit` does
     model, optimizer, exchange = trainer.model, trainer.optimizer, trainer.exchange
     seen, traffic = exchange.samples, replace(trainer.comm.traffic)
     sums_losses, exchange.sums_losses = exchange.sums_losses, True  # all ranks end at one loss

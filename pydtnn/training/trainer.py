@@ -15,7 +15,6 @@ import numpy as np
 
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.data import Augmentation, Batch, Dataset, Loader, Mixing
-from pydtnn.data.inputs import inputs_of
 from pydtnn.data.loader import samples_of_step
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
@@ -52,6 +51,7 @@ from pydtnn.training.setup import (
 )
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils import clock
+from pydtnn.utils.collective import collective
 from pydtnn.utils.errors import Interrupted
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
@@ -135,7 +135,7 @@ class Trainer(SuggestsNames):
         local SGD and gossip, sum them when all ranks have averaged, before checkpoints, and in the
         last step of an epoch. `history` is therefore that of all ranks.
     stop : bool
-        Set by a callback, on all ranks, to stop training after this epoch.
+        Set by a callback, on any rank, to stop training of all ranks after this epoch.
     pending : tuple of str and int, or None
         The event at the end of a step or an epoch in progress, and the number of the callback that
         is called. Training that continues after ranks have failed completes it first.
@@ -228,6 +228,7 @@ class Trainer(SuggestsNames):
         self.recovered = False
         self.stop = self._loaded = self._warned = False
         self.global_batch_size = 0
+        self._validation: Dataset | None = None
         self.shares: tuple[int, ...] | None = None
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
@@ -306,7 +307,8 @@ class Trainer(SuggestsNames):
         refuse(others)
         epochs = last_epoch(self.epoch, epochs, more_epochs)
         ranks = self.exchange.comm.size
-        with self.setup.observed(), self.setup.interruptible():
+        within = collective(self.comm, "Trainer.fit")
+        with within, self.setup.observed(), self.setup.interruptible():
             return self._fit(
                 train,
                 validation,
@@ -340,7 +342,7 @@ class Trainer(SuggestsNames):
                 if self.pending is not None and self.step == 0:
                     with self.averaged():
                         self._notify_of_end("on_epoch_end")
-                while self.epoch < epochs and not self.stop:
+                while not self._ends(epochs):
                     with self.setup.phase("epoch"):
                         self._run_epoch(loader, seed, validation)
             self.synchronise()
@@ -351,9 +353,15 @@ class Trainer(SuggestsNames):
             self.compare_ranks()  # a difference may be the cause
             raise
         finally:
+            self._validation = None
             for callback in self._all_callbacks():
                 callback.close()
         return self.history
+
+    def _ends(self, epochs: int) -> bool:
+        """Return whether training is over, as any rank may `stop` it. Collective."""
+        self.stop = any(self.comm.gather_object(self.stop))
+        return self.stop or self.epoch >= epochs
 
     def _start(self, train: Dataset, validation: Dataset | None, **options: Any) -> Loader:
         """Check everything before the first step, and make all ranks equal."""
@@ -364,7 +372,7 @@ class Trainer(SuggestsNames):
         if was:
             checks.warn_of_statistics(self.setup, train)
         rebound = self.rebind()
-        self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
+        self.model.inputs = self.comm.gather_object(self.objective.describe(train))[0]
         self._warned = checks.warn_of_statistics(self.setup, validation)
         if self.epoch < options["epochs"]:
             checks.warn_of_small_batches(self.setup, loader)
@@ -373,6 +381,7 @@ class Trainer(SuggestsNames):
         self.model.loaded, self.model.given = None, {}
         self._plan, self._loaded, self.stop = plan, False, False
         self.global_batch_size = loader.global_batch_size
+        self._validation = validation
         self._results.clear()
         self._forget_own()
         largest = -(-min(loader.global_batch_size, len(train)) // loader.shards)
@@ -433,15 +442,18 @@ class Trainer(SuggestsNames):
             ranks = self.exchange.comm.size
             total = check_int("Trainer", "batch_size", batch_size, at_least=1) * ranks
         check_int("Trainer", "global_batch_size", total, at_least=1)
-        check_loaded(self.comm, self.model.loaded, before_broadcast=False)
-        checks.check_samples(self.setup, dataset, "the training")
-        self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
         with (
+            collective(self.comm, "Trainer.evaluate"),
             self.setup.observed(),
             self.setup.phase("evaluation"),
-            evaluated(self),
             self.setup.divided(None),
+            contextlib.ExitStack() as stack,
         ):
+            check_loaded(self.comm, self.model.loaded, before_broadcast=False)
+            checks.check_samples(self.setup, dataset, "the training")
+            checks.check_evaluation(self.setup, dataset, total, checked=dataset is self._validation)
+            self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
+            stack.enter_context(evaluated(self))
             return self._clocked("evaluation", evaluate, self.setup, dataset, total)
 
     def compare_ranks(self) -> None:
@@ -454,7 +466,8 @@ class Trainer(SuggestsNames):
         AgreedError
             On all ranks, if they differ.
         """
-        compare_ranks(self, self._all_callbacks())
+        with self._called("Trainer.compare_ranks"):
+            compare_ranks(self, self._all_callbacks())
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, step, history and the current epoch's sums.
@@ -563,8 +576,11 @@ class Trainer(SuggestsNames):
         self.pending = None
 
     def _call(self, callback: Callback, event: str, *args: Any) -> None:
-        with self.setup.phase(f"callback {type(callback).__name__}"):
+        name, traffic = f"callback {type(callback).__name__}", self.comm.traffic
+        before, traffic.caller = traffic.caller, name
+        with self.setup.phase(name):
             getattr(callback, event)(self, *args)
+        traffic.caller = before
 
     @np.errstate(all="ignore")  # overflow is reported by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
@@ -680,7 +696,7 @@ class Trainer(SuggestsNames):
         AgreedError
             On all ranks, if it cannot be written, or an option of a layer cannot be saved.
         """
-        with evaluated(self):
+        with collective(self.comm, "Trainer.save"), evaluated(self):
             state = self.model.state()
             on_rank_0(self.comm, save_model, self.model, path, state)
 
@@ -691,9 +707,10 @@ class Trainer(SuggestsNames):
         Collective: all ranks call it. If ranks train with different parameters, each restores its
         own afterwards.
         """
-        self.synchronise()
-        with self.exchange.averaged():
-            yield
+        with self._called("Trainer.averaged"):
+            self.synchronise()
+            with self.exchange.averaged():
+                yield
 
     def synchronise(self) -> None:
         """Make running statistics equal on all ranks.
@@ -701,7 +718,12 @@ class Trainer(SuggestsNames):
         Collective: all ranks call it. They are averaged, weighted by the samples each rank has
         seen.
         """
-        self.setup.synchronise()
+        with self._called("Trainer.synchronise"):
+            self.setup.synchronise()
+
+    def _called(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a method, named after the one in which it is called, if any."""
+        return collective(self.comm, self.comm.traffic.caller or name)
 
 
 CONTEXT = StepContext(training=False)

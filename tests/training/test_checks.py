@@ -10,11 +10,12 @@ import pytest
 
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.data import ArrayDataset
+from pydtnn.data import ArrayDataset, Loader
 from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.saving.weights import load_weights, save_weights
@@ -301,3 +302,39 @@ def test_running_statistics_begin_as_those_of_rank_0(comm: Communicator) -> None
         return trainer.model.statistics.running.copy()
 
     np.testing.assert_array_equal(statistics(1.5 + comm.rank), statistics(1.5))
+
+
+@pytest.mark.threads(2, 3)
+def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) -> None:
+    _, data = small_data()
+    rows = range(comm.rank, len(data) - len(data) % comm.size, comm.size)
+    trainer = small_trainer(comm)
+    with pytest.raises(AgreedError, match=r"^Trainer: the samples of the data set array differ on"):
+        trainer.evaluate(data.subset(rows))
+    with pytest.raises(AgreedError, match="same samples, got 16 on rank 0 and 15 on rank 1"):
+        trainer.evaluate(data.subset(range(16 - (comm.rank > 0))))
+    with pytest.raises(AgreedError, match="same global batch size, got 8 on rank 0 and 9 on"):
+        trainer.evaluate(data, global_batch_size=8 + comm.rank)
+    assert trainer.evaluate(data)["loss"] > 0
+
+
+@pytest.mark.threads(2)
+def test_a_loader_of_ranks_refuses_other_data_on_each(comm: Communicator) -> None:
+    data, _ = small_data()
+    with pytest.raises(AgreedError, match=r"^Loader: the samples of the data set array differ on"):
+        Loader(data.subset(range(comm.rank, 28, 2)), global_batch_size=8, comm=comm)
+    loader = Loader(data, global_batch_size=8, comm=comm)
+    assert (loader.rank, loader.size) == (comm.rank, 2)
+
+
+@pytest.mark.threads(4)
+def test_parts_of_a_network_refuse_to_predict_other_samples(comm: Communicator) -> None:
+    mesh = Mesh(comm, data=2, filter=2)
+    model = Model(Sequential(Flatten(), Linear(4), Linear(3)), (5,), mesh=mesh, backend="numpy")
+    x = np.random.default_rng(mesh.position["data"]).random((6, 5), np.float32)
+    assert model.predict(x).shape == (6, 3)  # others along the axis of the data
+    own = x + mesh.position["filter"]
+    with pytest.raises(AgreedError, match=r"^Model.predict: the samples differ on rank "):
+        model.predict(own)
+    with pytest.raises(AgreedError, match=r"^Model.predict: the samples differ on rank "):
+        model.predict(x[: 6 - mesh.position["filter"]])

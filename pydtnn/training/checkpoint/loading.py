@@ -30,6 +30,7 @@ from pydtnn.training.checkpoint.reading import (
     rename,
     verify,
 )
+from pydtnn.utils.collective import collective
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
@@ -68,6 +69,13 @@ def load_checkpoint(
         on one of them; the message contains the difference. The trainer is not changed, unless
         files that have been verified can no longer be read.
     """
+    with collective(trainer.comm, "load_checkpoint"):
+        return _load_checkpoint(directory, trainer, local)
+
+
+def _load_checkpoint(
+    directory: str | Path, trainer: Training, local: str | Path | None
+) -> Path | None:
     comm = trainer.comm
     paths = comm.gather_object(on_rank_0(comm, find_checkpoints, directory))[0]
     places = [_Place(path, 0, False) for path in paths]

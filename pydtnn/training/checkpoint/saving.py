@@ -41,6 +41,7 @@ from pydtnn.training.checkpoint.layout import DataFile
 from pydtnn.training.checkpoint.pieces import own_states
 from pydtnn.training.checkpoint.planning import Planner
 from pydtnn.utils import clock
+from pydtnn.utils.collective import collective
 from pydtnn.utils.errors import AgreedError, describe
 from pydtnn.utils.files import Digest, unwritable
 from pydtnn.utils.request import Request
@@ -98,7 +99,8 @@ def save_checkpoint(
         or if ranks differ that must be equal. Earlier checkpoints are kept.
     """
     saver = Saver(directory, config=config, retention=Retention(keep))
-    error = saver.start(trainer, background=False) or saver.settle(trainer.comm)
+    with collective(trainer.comm, "save_checkpoint"):
+        error = saver.start(trainer, background=False) or saver.settle(trainer.comm)
     if error is not None:
         raise AgreedError(error)
     return checkpoint_path(directory, trainer.optimizer.iterations)

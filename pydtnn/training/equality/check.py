@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.checks import on_host, to_host
 from pydtnn.comm.communicator import Communicator
 from pydtnn.kernels.reference.family import Array
@@ -20,6 +19,7 @@ from pydtnn.layers.statistics import RUNNING
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.setup import Setup
 from pydtnn.utils import clock
+from pydtnn.utils.collective import name_ranks
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import check_int
 

@@ -1,0 +1,149 @@
+"""Methods of a trainer that all ranks call, where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.callbacks import Callback
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.wrapper import Checked
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.rate_search import find_learning_rate
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError, RankError
+from tests.small_training import small_data, small_fit, small_trainer
+
+DATA, VALIDATION = small_data()
+
+
+def within(trainer: Trainer, folder: Path) -> None:
+    with trainer.averaged():
+        pass
+
+
+def search(trainer: Trainer, folder: Path) -> None:
+    find_learning_rate(trainer, DATA, steps=4, batch_size=4)
+
+
+Method = Callable[[Trainer, Path], object]
+
+METHODS: dict[str, Method] = {
+    "Trainer.fit": lambda trainer, folder: small_fit(trainer, 1),
+    "Trainer.evaluate": lambda trainer, folder: trainer.evaluate(VALIDATION),
+    "Trainer.save": lambda trainer, folder: trainer.save(folder / "model"),
+    "Trainer.averaged": within,
+    "Trainer.synchronise": lambda trainer, folder: trainer.synchronise(),
+    "Trainer.compare_ranks": lambda trainer, folder: trainer.compare_ranks(),
+    "save_checkpoint": lambda trainer, folder: save_checkpoint(folder, trainer),
+    "load_checkpoint": lambda trainer, folder: load_checkpoint(folder, trainer),
+    "find_learning_rate": search,
+}
+
+
+def run(ranks: int, folder: Path, first: list[str], others: list[str]) -> None:
+    """Call methods on the first rank, and other ones on the others."""
+
+    def work(comm: Communicator) -> None:
+        trainer = small_trainer(comm)
+        for name in others if comm.rank else first:
+            METHODS[name](trainer, folder)
+
+    run_threads(ranks, work)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_one_rank_calls_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=rf"rank 0 in gather_object in {name} \(without rank 1"):
+        run(2, tmp_path, [name], [])
+
+
+PAIRS = [*permutations(METHODS, 2)]
+NEXT = [*zip(METHODS, [*METHODS][1:], strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [*NEXT, *(pytest.param(*pair, marks=pytest.mark.matrix) for pair in PAIRS if pair not in NEXT)],
+)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
+def test_methods_in_other_orders_or_twice_are_named(
+    ranks: int, one: str, other: str, tmp_path: Path
+) -> None:
+    words = f"rank 0 calls gather_object in {one} where rank 1 calls gather_object in {other}; all"
+    for first, others in (([one, other], [other, one]), ([one, one], [one, other])):
+        with pytest.raises(RankError, match=f"{words} ranks must make the same calls in the same"):
+            run(ranks, tmp_path, first, others)
+
+
+@pytest.mark.threads(2)
+@pytest.mark.mpi(2)
+def test_methods_that_meet_over_mpi_are_named(comm: Communicator) -> None:
+    trainer = small_trainer(comm)
+    with pytest.raises((AgreedError, ValueError)) as caught:
+        trainer.evaluate(VALIDATION) if comm.rank else trainer.synchronise()
+    assert "in Trainer.evaluate" in str(caught.value)
+    assert "in Trainer.synchronise" in str(caught.value)
+    assert trainer.evaluate(VALIDATION)["loss"] > 0  # the error is one of all ranks
+
+
+@pytest.mark.threads(2)
+def test_methods_are_named_where_calls_are_compared(comm: Communicator) -> None:
+    checked = Checked(comm)
+    trainer = small_trainer(checked)
+    with pytest.raises((AgreedError, ValueError)) as caught:
+        trainer.evaluate(VALIDATION) if comm.rank else trainer.save("nowhere")
+    assert "in Trainer.evaluate" in str(caught.value)
+    assert "in Trainer.save" in str(caught.value)
+
+
+class OnRank0(Callback):
+    """Calls a function on rank 0 only, as users forget that all ranks must call it."""
+
+    def __init__(self, event: str, call: Callable[[Any], object]) -> None:
+        self.event, self.call = event, call
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        if trainer.comm.rank == 0 and self.event == "epoch":
+            self.call(trainer)
+
+    def on_step_end(self, trainer: Any) -> None:
+        if trainer.comm.rank == 0 and self.event == "step":
+            self.call(trainer)
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "Trainer.evaluate": lambda trainer: trainer.evaluate(VALIDATION),
+    "Trainer.save": lambda trainer: trainer.save("nowhere"),
+    "callback OnRank0": lambda trainer: trainer.comm.barrier(),
+}
+
+
+@pytest.mark.parametrize("event", ["epoch", "step"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_method_that_a_callback_calls_on_one_rank_is_named(name: str, event: str) -> None:
+    def work(comm: Communicator) -> None:
+        small_fit(small_trainer(comm, OnRank0(event, CALLS[name])), 2)
+
+    with pytest.raises(RankError, match=f"rank 0 calls (gather_object|barrier) in {name} where"):
+        run_threads(2, work)
+
+
+def stop(trainer: Any) -> None:
+    trainer.stop = True
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.parametrize("event", ["epoch", "step"])
+def test_any_rank_may_stop_all_after_the_epoch(comm: Communicator, event: str) -> None:
+    trainer = small_trainer(comm, OnRank0(event, stop))
+    small_fit(trainer, 3)
+    assert (trainer.epoch, len(trainer.history), trainer.stop) == (1, 1, True)
+    assert (
+        len({w.tobytes() for w in comm.gather_object(next(iter(trainer.model.state().values())))})
+        == 1
+    )

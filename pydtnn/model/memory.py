@@ -351,8 +351,8 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
     """Copy a model onto a dry backend, with parameters without values."""
     known: dict[int, Any] = {id(model.backend): backend, id(model.observer): None}
     if model.mesh is not None:
-        dry = DryMesh(model.mesh.shape, model.mesh.position)
-        known |= {id(model.mesh): dry, id(model.communicate): dry.communicate}
+        mesh = DryMesh(model.mesh.shape, model.mesh.position)
+        known |= {id(model.mesh): mesh, id(model.communicate): mesh.communicate}
     for buffer in (*model.buffers, *model.frozen_buffers):
         for flat, member, view in (
             (buffer.working, None, "value"),
@@ -388,4 +388,6 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
     for node in model.graph.nodes:
         new = known[id(node)]
         vars(new).update({name: copy.deepcopy(v, known) for name, v in vars(node).items()})
-    return copy.deepcopy(model, known)
+    dry = copy.copy(model)
+    vars(dry).update({name: copy.deepcopy(v, known) for name, v in vars(model).items()})
+    return dry

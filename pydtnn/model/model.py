@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
+from pydtnn.model.copying import put_together, take_apart
 from pydtnn.model.description import Layers, describe
 from pydtnn.model.execution import (
     Communicate,
@@ -43,6 +45,7 @@ from pydtnn.model.stage import create_pipeline
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import WholeArrays
 from pydtnn.parallel.pipeline.schedules import Schedule, find, placement
+from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.names import NotCallable, select
 from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import check_int
@@ -114,7 +117,7 @@ def warn_of_channels_first(inputs: Sequence[Node]) -> None:
             )
 
 
-class Model(NotCallable, Predictor):
+class Model(NotCallable, StoresArguments, Predictor):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters
@@ -760,6 +763,18 @@ class Model(NotCallable, Predictor):
         self.statistics.samples = 0.0
         self.refresh()
         self.loaded, self.given = None, {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return put_together, (take_apart(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
+        made: Model = put_together(copy.deepcopy(take_apart(self), memo), self.backend)
+        return made
+
+    def __copy__(self) -> Model:
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        return other
 
     def __repr__(self) -> str:
         return represent_model(self, self.description)

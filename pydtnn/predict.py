@@ -108,6 +108,8 @@ def read_image(path: str, model: Model) -> np.ndarray:
 def describe_classes(model: Model, x: Any, top: int = 1) -> str:
     """Return the most likely classes of one sample with their probabilities: ``cat 0.98``.
 
+    Labels that are independent of each other have a probability each; a model of numbers has these.
+
     Raises
     ------
     ValueError
@@ -122,10 +124,15 @@ def describe_classes(model: Model, x: Any, top: int = 1) -> str:
             f"{[node.shape for node in model.graph.outputs]}; use pydtnn.load from Python"
         )
     scores = y[0].astype(np.float64)
+    task = model.inputs.tasks[0] if model.inputs is not None and model.inputs.tasks else ""
+    if task == "numbers":
+        return ", ".join(f"{number:.6g}" for number in scores)
     if len(scores) == 1:  # class 1 against class 0, see `Model.predict_classes`
         scores = np.array([0.0, scores[0]])
     last = {part.name: part.layer.kind for part in model.description.parts}
-    if last.get(model.description.outputs[0]) is not Softmax:
+    if task == "labels" and y.shape[1] > 1:
+        scores = 1 / (1 + np.exp(-scores))
+    elif last.get(model.description.outputs[0]) is not Softmax:
         scores = np.exp(scores - scores.max())
         scores /= scores.sum()
     names = model.inputs.class_names if model.inputs is not None else None

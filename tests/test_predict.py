@@ -63,6 +63,26 @@ def test_names_of_classes_of_a_stranger_are_printed_in_one_line_without_control_
     assert r"\nother.png: dog\u202e" in out
 
 
+@pytest.mark.parametrize(("task", "outputs"), [("numbers", 2), ("labels", 2), ("labels", 1)])
+def test_numbers_and_independent_labels_are_printed(
+    task: str, outputs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model(Sequential(Flatten(), Linear(outputs)), (8, 8, 1), backend="numpy")
+    model.inputs = replace(inputs_of(load_dataset("digits")[0]), tasks=(task,), class_names=None)
+    save_model(model, tmp_path / "m.pydtnn")
+    image = np.full((8, 8), 100, np.uint8)
+    Image.fromarray(image).save(tmp_path / "x.png")
+    command = [str(tmp_path / "m.pydtnn"), str(tmp_path / "x.png"), "--device=numpy", "--top=2"]
+    assert main(command) == 0
+    y = model.predict(image[None, ..., None])[0].astype(np.float64)
+    likely = 1 / (1 + np.exp(-y))
+    likely = likely if outputs > 1 else np.array([1 - likely[0], likely[0]])
+    expected = [f"{k} {likely[k]:.3g}" for k in np.argsort(-likely)]
+    if task == "numbers":
+        expected = [f"{number:.6g}" for number in y]
+    assert capsys.readouterr().out == f"{tmp_path / 'x.png'}: {', '.join(expected)}\n"
+
+
 def test_another_size_and_colours_are_converted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

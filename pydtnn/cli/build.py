@@ -45,7 +45,7 @@ from pydtnn.cli.workload import (
 )
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights
-from pydtnn.data.inputs import check_same, inputs_of, same_normalization
+from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
@@ -284,9 +284,6 @@ def create_job(
     freeze(config, work, model)
     if config.save and not config.saves_weights:
         check_saveable(model)
-        model.inputs = inputs_of(train)  # also if it is only evaluated
-    elif config.mlflow or config.wandb:
-        model.inputs = inputs_of(train)
     exchange = work.create_exchange(group)
     optimizer, before = create_optimizer(config, work.batch, steps), None
     if survival is not None:
@@ -321,6 +318,8 @@ def create_job(
         check_equal=config.check_equal,
         progress="none" if config.quiet else config.progress,
     )
+    if (config.save and not config.saves_weights) or config.mlflow or config.wandb:
+        model.inputs = trainer.objective.describe(train)  # also if it is only evaluated
     if survival is not None and (why := why_not_recovered(trainer)):
         raise ValueError(f"train: --survive: {why}; omit --compress")
     loaded = load_initial_weights(config, model, train)

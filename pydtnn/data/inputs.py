@@ -129,11 +129,15 @@ class Inputs:
         Names of the classes; a tuple of such tuples for several targets.
     encoding : str or None
         See `pydtnn.data.Dataset`.
+    tasks : tuple of str
+        For each output of the model "classes", "labels" or "numbers", see `Loss.task`; empty if it
+        is not known.
     """
 
     parts: tuple[Input, ...]
     class_names: Any = None
     encoding: str | None = None
+    tasks: tuple[str, ...] = ()
 
 
 def inputs_of(dataset: Dataset) -> Inputs:

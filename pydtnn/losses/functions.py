@@ -116,6 +116,9 @@ class Loss(SuggestsNames, StoresArguments, ABC):
     ----------
     metrics : tuple of str
         Names of the metrics that a trainer reports by default.
+    task : str
+        What the outputs of a model predict whose targets are not the classes of a data set:
+        "classes", "labels" that are independent of each other, or "numbers"; empty if unknown.
     ignore_index : int or None
         The class of targets that are left out, also by metrics.
     threshold : float or None
@@ -132,6 +135,7 @@ class Loss(SuggestsNames, StoresArguments, ABC):
     """
 
     metrics: tuple[str, ...] = ()
+    task: str = ""
     ignore_index: int | None = None
     threshold: float | None = None
     counts_targets: bool = False
@@ -207,7 +211,7 @@ class Loss(SuggestsNames, StoresArguments, ABC):
 class _ClassLoss(Loss):
     """A loss of scores ``(N, K)``, or the mean over positions of ``(N, T, K)``."""
 
-    metrics = ("accuracy",)
+    metrics, task = ("accuracy",), "classes"
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
@@ -377,7 +381,7 @@ class BinaryCrossEntropy(_DenseLoss):
     for several, as one-hot rows.
     """
 
-    metrics = ("binary_accuracy",)
+    metrics, task = ("binary_accuracy",), "labels"
     threshold = 0.0
     overwrites = True
 
@@ -409,7 +413,7 @@ class MeanSquaredError(_DenseLoss):
     Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
-    metrics = ("regression_mae",)
+    metrics, task = ("regression_mae",), "numbers"
     overwrites = True
 
     def compute(
@@ -424,7 +428,7 @@ class MeanAbsoluteError(_DenseLoss):
     The gradient at 0 is 0. Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
-    metrics = ("regression_mse",)
+    metrics, task = ("regression_mse",), "numbers"
     overwrites = True
 
     def compute(

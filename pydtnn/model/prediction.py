@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.data.batch import each, parts
+from pydtnn.data.comparison import check_samples
 from pydtnn.data.inputs import Inputs
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dtypes import arithmetic
@@ -15,6 +16,7 @@ from pydtnn.layers.base import Shape, StepContext
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.graph import Graph
 from pydtnn.model.stage import Pipeline
+from pydtnn.utils.collective import collective
 from pydtnn.utils.validate import check_int, plain_array
 
 WHO = "Model.predict"
@@ -29,6 +31,7 @@ class Predictor(ABC):
     graph: Graph
     inputs: Inputs | None
     pipeline: Pipeline | None
+    mesh: Any
 
     @property
     def output_shapes(self) -> tuple[Shape, ...]:
@@ -59,7 +62,8 @@ class Predictor(ABC):
         ----------
         x : ndarray, shape (n, *input_shape), or a tuple of one per input
             Raw uint8 pixels, which are normalised as in training if `inputs` is known, or floats
-            that are already normalised; cast to the model's dtype.
+            that are already normalised; cast to the model's dtype. Lists and tensors of other
+            libraries are converted.
         batch_size : int
             Samples per pass.
         check_range : bool
@@ -78,13 +82,17 @@ class Predictor(ABC):
             If it does not contain numbers.
         """
         check_int(WHO, "batch_size", batch_size, at_least=1)
+        kinds = np.ndarray, self.backend.xp.ndarray
         inputs = tuple(
-            part if hasattr(part, "dtype") and not np.ma.isMA(part) else plain_array(WHO, "x", part)
+            part
+            if isinstance(part, kinds) and not np.ma.isMA(part)
+            else plain_array(WHO, "x", part)
             for part in parts(x)
         )
         check_inputs(WHO, inputs, self.input_shapes)
         for number, part in enumerate(inputs):
             self._check_values(number, part, check_range)
+        self._compare_ranks(inputs)
         context = StepContext(training=False)
         samples = len(inputs[0])
         dtype = arithmetic(self.dtype)
@@ -100,6 +108,9 @@ class Predictor(ABC):
     def predict_classes(self, x: Any, *, labels: bool = False, **options: Any) -> Any:
         """Return the class with the largest output for each sample; 1 or 0 for a single output.
 
+        A model that was trained on labels that are independent of each other predicts each whose
+        output is above 0.
+
         Parameters
         ----------
         x, **options
@@ -110,22 +121,40 @@ class Predictor(ABC):
         Returns
         -------
         ndarray of int64 or str, shape (n,), or a tuple of arrays if the model has several outputs
+            With several labels of a sample, 1 or 0 for each of K, shape (n, K), or if names are
+            wanted a list of the tuples of names. An output of numbers beside others as predicted.
 
         Raises
         ------
         ValueError
-            As for `predict`, or if the names of the classes are not known.
+            As for `predict`, if the model predicts numbers instead of classes, or if the names of
+            the classes are not known.
         """
+        tasks = self.inputs.tasks if self.inputs is not None else ()
+        if {*tasks} == {"numbers"}:
+            raise ValueError(
+                "Model.predict_classes: expected a model of classes, got one that was trained to "
+                "predict numbers; use predict"
+            )
         outputs = self.predict(x, **options)
+        kinds = (*tasks, *tasks[:1] * len(parts(outputs)), *[""] * len(parts(outputs)))
+        task = kinds[: len(outputs)] if isinstance(outputs, tuple) else kinds[0]
         if not labels:
-            return each(_most_likely, outputs)
+            return each(_most_likely, outputs, task)
         names = self.inputs.class_names if self.inputs is not None else None
         if names is None:
             raise ValueError(
                 "Model.predict_classes: the names of the classes are not known; train on a data "
                 "set with class_names, or omit labels=True"
             )
-        return each(_named, outputs, names)
+        return each(_named, outputs, names, task)
+
+    def _compare_ranks(self, inputs: tuple[Any, ...]) -> None:
+        """Raise AgreedError if ranks that have parts of the network have other samples."""
+        for axis in () if self.mesh is None else self.mesh.model_axes:
+            group = self.mesh.group(axis)
+            with collective(group, WHO):
+                check_samples(group, WHO, inputs)
 
     def _check_values(self, number: int, x: Any, check_range: bool) -> None:
         """Raise an error if it is not known how to normalise pixels, or floats need to be."""
@@ -152,21 +181,28 @@ class Predictor(ABC):
         return self.backend.asarray(x, self.dtype)
 
 
-def _named(scores: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
+def _named(scores: np.ndarray, names: tuple[str, ...] | None, task: str) -> Any:
     """Return the names of the most likely classes; their numbers if there are no names."""
-    if names is None:
-        return _most_likely(scores)
+    predicted = _most_likely(scores, task)
+    if names is None or task == "numbers":
+        return predicted
     count = max(scores.shape[-1], 2)
     if len(names) != count:
         raise ValueError(
             f"Model.predict_classes: expected a name for each of the {count} classes of an output, "
             f"got {len(names)}; omit labels=True"
         )
-    return np.array(names)[_most_likely(scores)]
+    if task == "labels" and scores.shape[-1] > 1:
+        return [tuple(np.array(names)[row > 0].tolist()) for row in predicted]
+    return np.array(names)[predicted]
 
 
-def _most_likely(scores: np.ndarray) -> np.ndarray:
+def _most_likely(scores: np.ndarray, task: str) -> np.ndarray:
     """Return the class of the largest score; of one score, class 1 if it is above 0."""
+    if task == "numbers":
+        return scores
+    if task == "labels" and scores.shape[-1] > 1:
+        return (scores > 0).astype(np.int64)
     if scores.ndim == 2 and scores.shape[1] == 1:
         return (scores[:, 0] > 0).astype(np.int64)
     return scores.argmax(axis=-1)

@@ -36,6 +36,9 @@ from pydtnn.utils.errors import describe
 from pydtnn.utils.files import parse_object
 from pydtnn.utils.names import some
 
+TASKS = ("", "classes", "labels", "numbers")
+"""What an output predicts, see `pydtnn.losses.Loss.task`."""
+
 RAW = ("uint8", "float16", "float32", "float64")
 """Types of samples before normalisation; others are saved as float64."""
 
@@ -60,6 +63,7 @@ def inputs_to_json(inputs: Sequence[tuple[str, Shape]], known: Inputs | None) ->
         ],
         "class_names": None if known is None else _lists(known.class_names),
         "encoding": None if known is None else known.encoding,
+        "tasks": [] if known is None else list(known.tasks),
     }
 
 
@@ -82,10 +86,13 @@ def inputs_from_json(content: Any) -> tuple[list[tuple[str, Shape]], Inputs | No
             parts.append(_input(shape, entry["samples"], f"samples of input {number}"))
     if len(parts) != len(shapes):
         return shapes, None
-    encoding = content.get("encoding")  # not in files of earlier versions
+    encoding, tasks = content.get("encoding"), content.get("tasks", [])  # not in earlier versions
     if not isinstance(encoding, str | None):
         raise ValueError("model: encoding must be null or text")
-    return shapes, Inputs(tuple(parts), _tuples(content["class_names"]), encoding)
+    if not isinstance(tasks, list) or not all(task in TASKS for task in tasks):
+        raise ValueError(f"model: tasks must be a list of {', '.join(filter(None, TASKS))}")
+    names = _tuples(content["class_names"])
+    return shapes, Inputs(tuple(parts), names, encoding, tuple(tasks))
 
 
 def _input(shape: Shape, samples: Any, where: str) -> Input:

@@ -8,6 +8,8 @@ from functools import partial, reduce
 from operator import add
 from typing import TypeVar
 
+import numpy as np
+
 from pydtnn.comm import Communicator, agree
 from pydtnn.data import Dataset, Subset
 from pydtnn.data.images import name_bad

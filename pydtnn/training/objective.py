@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
+from pydtnn.data import Dataset
+from pydtnn.data.batch import parts
+from pydtnn.data.inputs import Inputs, inputs_of
+from pydtnn.data.loader import read_samples
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer
@@ -116,6 +121,19 @@ class Objective:
         self._counted = any(loss.counts_targets for loss in self.losses)
         if self._counted:
             self.sizes["loss"], self.results["loss"] = 2 * outputs, self._sum_of_quotients
+
+    def describe(self, train: Dataset) -> Inputs:
+        """Describe a training set, and what the outputs predict: see `Inputs`."""
+        targets = parts(read_samples(train, np.zeros(1, np.int64))[1])
+        tasks = [
+            "classes"
+            if count is not None and (not loss.task or (y.ndim == 1 and 1 < count == shape[-1]))
+            else loss.task
+            for loss, count, y, shape in zip(
+                self.losses, parts(train.classes), targets, self._shapes, strict=False
+            )
+        ]
+        return replace(inputs_of(train), tasks=tuple(tasks))
 
     def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
         """Raise ValueError if targets do not fit losses and metrics of outputs of these shapes."""

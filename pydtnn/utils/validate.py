@@ -122,7 +122,7 @@ def check_bool(who: str, name: str, value: Any) -> bool:
 
 
 def plain_array(who: str, name: str, value: Any) -> NDArray[Any]:
-    """Return a value as an array of one shape without a mask.
+    """Return a value as an array of one shape without a mask; tensors of PyTorch are converted.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def plain_array(who: str, name: str, value: Any) -> NDArray[Any]:
         use = f"use {name}.filled(number), and ignore_index for labels"
         raise TypeError(f"{who}: {name} must be an array without a mask, got one of np.ma; {use}")
     try:
-        array = np.asarray(value)
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         ragged = array.dtype == object and array.ndim == 1 and len({*map(np.shape, array)}) > 1
     except ValueError:
         ragged = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ from pydtnn.data import ArrayDataset, load_dataset
 from pydtnn.data.inputs import inputs_of
 from pydtnn.layers import Block, Flatten, Linear, Sequential
 from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.saving import load, save_model
+from pydtnn.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
@@ -81,3 +86,61 @@ def test_a_single_output_is_a_class_of_two_and_several_outputs_are_a_tuple() -> 
     names, numbers = model.predict_classes(x, labels=True)
     assert names.tolist() == ["xyz"[k] for k in kinds]
     np.testing.assert_array_equal(numbers, sizes)
+
+
+def trained(loss: Any, data: ArrayDataset, outputs: int) -> Model:
+    model = Model(Linear(outputs), data.input_shape, backend="numpy")
+    Trainer(model, SGD(0.1), loss=loss, progress=False).fit(data, batch_size=4)
+    return model
+
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 3))
+NAMES = ["red", "round", "small"]
+
+REGRESSIONS = {
+    "one number": ("mse", ArrayDataset(X, RNG.normal(size=(24, 1))), 1),
+    "several numbers": ("mae", ArrayDataset(X, RNG.normal(size=(24, 4))), 4),
+    "whole numbers": ("mse", ArrayDataset(X, np.arange(24)), 1),
+}
+
+
+@pytest.mark.parametrize(("loss", "data", "outputs"), REGRESSIONS.values(), ids=REGRESSIONS)
+def test_a_model_of_numbers_predicts_no_classes(
+    loss: str, data: ArrayDataset, outputs: int, tmp_path: Path
+) -> None:
+    model = trained(loss, data, outputs)
+    save_model(model, tmp_path / "model")
+    for known in (model, load(tmp_path / "model"), copy.deepcopy(model)):
+        with pytest.raises(ValueError, match="one that was trained to predict numbers; use"):
+            known.predict_classes(X)
+        assert known.predict(X).shape == (24, outputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_independent_labels_are_predicted_each(dtype: str, tmp_path: Path) -> None:
+    data = ArrayDataset(X, (RNG.random((24, 3)) < 0.5).astype(dtype))
+    data.class_names = tuple(NAMES)
+    model = trained("bce", data, 3)
+    save_model(model, tmp_path / "model")
+    for known in (model, load(tmp_path / "model")):
+        found = known.predict_classes(X)
+        np.testing.assert_array_equal(found, model.predict(X) > 0)
+        names = known.predict_classes(X, labels=True)
+        assert names == [tuple(n for n, k in zip(NAMES, row, strict=True) if k) for row in found]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce", "mse", "hinge"])
+def test_classes_are_predicted_with_any_loss(loss: str) -> None:
+    model = trained(loss, ArrayDataset(X, np.arange(24) % 3), 3)
+    np.testing.assert_array_equal(model.predict_classes(X), model.predict(X).argmax(axis=1))
+
+
+def test_classes_beside_numbers_are_predicted() -> None:
+    model = Model(Outputs(), (3,), backend="numpy")
+    data = ArrayDataset(X, (np.arange(24) % 3, RNG.normal(size=(24, 1))))
+    trainer = Trainer(model, SGD(0.1), loss=["cross_entropy", "mse"], progress=False)
+    trainer.fit(data, batch_size=4)
+    classes, numbers = model.predict_classes(X)
+    np.testing.assert_array_equal(classes, model.predict(X)[0].argmax(axis=1))
+    np.testing.assert_array_equal(numbers, model.predict(X)[1])

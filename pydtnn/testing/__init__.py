@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.testing import case, values
@@ -9,6 +11,9 @@ from pydtnn.testing.case import Case
 from pydtnn.testing.objective import check_loss, check_metric
 from pydtnn.testing.plan import check_plan
 from pydtnn.testing.scheme import check_scheme
+
+SEEDS = 3
+"""Seeds with which gradients are compared with differences."""
 
 CHECKS = (
     values.check_output,
@@ -57,12 +62,18 @@ def check_layer(
     positive : bool
         Whether inputs must be positive, as for a logarithm; they are then at least 0.5.
     seed : int
-        Seed of the random inputs.
+        Seed of the random inputs and parameters; gradients are compared for the next ones, too, as
+        a unit that is 0 everywhere (a ReLU of few channels) hides what is wrong behind it.
 
     Raises
     ------
     AssertionError
         With the layer, the quantity that is wrong, and the difference.
+
+    Warns
+    -----
+    UserWarning
+        If a gradient is 0 for all seeds, so that it is not known whether it is right.
 
     Examples
     --------
@@ -71,17 +82,27 @@ def check_layer(
     """
     backend = create_backend(backend) if isinstance(backend, str) else backend
     for training in (True, False):
-        case = Case(
-            layer,
-            input_shapes,
-            backend=backend,
-            batch=batch,
-            positive=positive,
-            seed=seed,
-            training=training,
-        )
-        for check in CHECKS:
-            check(case)
+        dead: set[str] | None = None
+        for number in range(SEEDS):
+            case = Case(
+                layer,
+                input_shapes,
+                backend=backend,
+                batch=batch,
+                positive=positive,
+                seed=seed + number,
+                training=training,
+            )
+            for check in CHECKS if number == 0 else (values.check_gradients,):
+                check(case)
+            dead = case.dead if dead is None else dead & case.dead
+        for what in sorted(dead or ()):
+            warnings.warn(
+                f"check_layer: {type(layer).__name__} in {'training' if training else 'evaluation'}"
+                f": {what} is 0 for {SEEDS} seeds, so that nothing shows whether it is right; use "
+                "other options or shapes",
+                stacklevel=2,
+            )
 
 
 __all__ = ["check_layer", "check_loss", "check_metric", "check_plan", "check_scheme"]

@@ -53,6 +53,11 @@ class Case:
         Whether inputs are positive.
     seed : int
     training : bool
+
+    Attributes
+    ----------
+    dead : set of str
+        Gradients that were 0 throughout when they were compared with differences.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Case:
         for p in self.model.parameters.values():
             p.master += backend.asarray(0.1 * self.rng.normal(size=p.shape))
         self.xs, self.dy = self.draw(batch)
+        self.dead: set[str] = set()
 
     def build(self, dtype: str) -> Model:
         """Create a model with a copy of the layer."""

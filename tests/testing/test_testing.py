@@ -48,6 +48,43 @@ def test_the_layer_can_be_used_afterwards() -> None:
     assert not layer.bound
 
 
+class WrongBehindReLU(Plain):
+    """Adds the positive part of the sum of a sample, without its derivative."""
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        (x,) = xs
+        return x + np.maximum(x.sum(axis=1, keepdims=True), 0), None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy.copy()
+
+
+def test_a_wrong_derivative_behind_a_unit_that_is_0_for_the_seed_is_found() -> None:
+    dead = [s for s in range(9) if np.random.default_rng(s).normal(size=(1, 3)).sum() < 0]
+    seed = next(s for s in dead if s + 1 not in dead)
+    with pytest.raises(AssertionError, match="the gradient of input 0 at .* is wrong"):
+        check_layer(WrongBehindReLU(), (3,), batch=1, seed=seed)
+
+
+class Unread(Plain):
+    """Has a parameter that changes nothing."""
+
+    def build(self, *shapes: Any) -> Any:
+        self.unread = self.parameter("unread", (2,), "zeros")
+        return shapes[0]
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        self.unread.store_grad(0 * self.unread.value)
+        return super().backward(dy, saved)
+
+
+def test_a_gradient_of_0_throughout_is_a_warning() -> None:
+    words = r"Unread in (training|evaluation): the gradient of .*unread is 0 for 3 seeds"
+    with pytest.warns(UserWarning, match=words) as caught:
+        check_layer(Unread(), (3,))
+    assert len(caught) == 2
+
+
 class WrongFactor(Square):
     def backward(self, dy: Any, saved: Any) -> Any:
         return 2.001 * saved * dy

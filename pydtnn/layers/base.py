@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +84,17 @@ class StepContext:
         return not self.training and not self.differentiable
 
 
-class Layer(NotCallable, StoresArguments, ABC):
+class LayerType(ABCMeta):
+    """Counts the assignments to attributes of layers and of their classes."""
+
+    assignments = 0
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        LayerType.assignments += 1
+
+
+class Layer(NotCallable, StoresArguments, metaclass=LayerType):
     """One operation with an explicit derivative.
 
     A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its
@@ -141,7 +151,6 @@ class Layer(NotCallable, StoresArguments, ABC):
     takes_deferred: bool = False
     takes_16_bits: bool = False
     only_kernels = penalises = False
-    assignments: ClassVar[int] = 0  # to attributes of any layer
 
     backend: Backend
     dtype: np.dtype
@@ -167,7 +176,7 @@ class Layer(NotCallable, StoresArguments, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        Layer.assignments += 1
+        LayerType.assignments += 1
 
     # -- methods that a subclass implements
 

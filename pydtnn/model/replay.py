@@ -23,7 +23,7 @@ import numpy as np
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.recorded import Call, MovedInput, Recorder
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, StepContext
+from pydtnn.layers.base import Layer, LayerType, Saved, StepContext
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Node
@@ -320,7 +320,7 @@ class Replays:
     def _forget_if_changed(self, context: StepContext) -> None:
         model, kernels = self.model, self.backend.conv.forward  # if they are wrapped
         context, places = replace(context, samples=None), [b.places for b in model.buffers]
-        state = context, Layer.assignments, model.buffers, places, model.segments, kernels
+        state = context, LayerType.assignments, model.buffers, places, model.segments, kernels
         if state != self._state:
             self._recordings.clear()
             self._state = state

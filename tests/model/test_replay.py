@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn import SGD, AdamW, Model, Trainer
-from pydtnn.callbacks import Callback, ExponentialMovingAverage
+from pydtnn.callbacks import Callback, ExponentialMovingAverage, FunctionCallback
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.observed import observed_kernels
@@ -226,6 +226,44 @@ def test_a_pass_that_was_replaced_runs_by_the_loops(own, monkeypatch):
     trainer, _ = train(net)
     assert trainer.steps.replays.repeated == 0
     assert trainer.steps.replays.why_not.endswith(": a pass of Linear was replaced")
+
+
+class Scaled(ReLU):
+    """A layer of a user that calls kernels only, in a method of its own."""
+
+    only_kernels = True
+
+    def forward(self, *xs, context):
+        return self.begin(*xs, context=context)
+
+    def begin(self, *xs, context):
+        return super().forward(*xs, context=context)
+
+
+@pytest.mark.parametrize("name", ["forward", "begin"])
+def test_a_method_of_a_class_that_is_replaced_within_an_epoch_is_noticed(name, monkeypatch):
+    def instead(self, *xs, context):
+        y = self.empty(len(xs[0]), self.output_shape)
+        self.backend.elementwise.forward("sigmoid", xs[0], out=y, alpha=0.0)
+        return y, y
+
+    def losses(at):
+        def replace(trainer):
+            if trainer.step == at:
+                assert trainer.steps.replays.repeated == max(at - 2, 0)
+                monkeypatch.setattr(Scaled, name, instead)
+
+        x = np.random.default_rng(0).random((60, 8), np.float32)
+        model = Model(Sequential(Linear(6), Scaled(), Linear(5)), (8,), seed=1, fuse=False)
+        callbacks = [FunctionCallback(on_step_end=replace)]
+        trainer = Trainer(model, SGD(0.0), callbacks=callbacks, progress=False)
+        trainer.fit(ArrayDataset(x, np.arange(60) % 5), batch_size=6)
+        monkeypatch.undo()
+        return trainer.losses
+
+    early, late, never = losses(1), losses(6), losses(-1)
+    assert late == never[:6] + early[6:]
+    assert early[6] != never[6]
 
 
 def test_observers_see_the_layers_of_repeated_steps():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydtnn.kernels import Backend, create_backend
@@ -13,31 +14,32 @@ SIMPLE = (bool, int, float, str, type(None))
 """Types of the attributes of layers that are copied, as they may be set after construction."""
 
 
-def unbound(value: Any, known: dict[int, Any]) -> Any:
-    """Replace layers and blocks in an argument by their constructions, each by one."""
-    if isinstance(value, Layer | Block):
+def replaced(
+    value: Any, kinds: Any, replace: Callable[..., Any], known: dict[int, Any] | None = None
+) -> Any:
+    """Return an argument with ``replace(kind, args, keywords)`` in the place of objects in it.
+
+    Parameters
+    ----------
+    value : object
+        Or lists, tuples and dicts of them.
+    kinds : type
+        ``Layer | Block``, or `Construction`.
+    replace : callable
+        Called once for each object, after those in its arguments.
+    """
+    known = {} if known is None else known
+    if isinstance(value, kinds):
         if id(value) not in known:
-            made = construction_of(value)
-            args, keywords = unbound(made.args, known), unbound(made.keywords, known)
-            known[id(value)] = Construction(made.kind, args, keywords)
+            made = value if isinstance(value, Construction) else construction_of(value)
+            inner = (replaced(part, kinds, replace, known) for part in (made.args, made.keywords))
+            known[id(value)] = replace(made.kind, *inner)
         return known[id(value)]
     if type(value) is dict:
-        return {key: unbound(own, known) for key, own in value.items()}
-    return type(value)(unbound(v, known) for v in value) if type(value) in (list, tuple) else value
-
-
-def construct(value: Any, known: dict[int, Any]) -> Any:
-    """Replace the constructions of `unbound` by new objects."""
-    if isinstance(value, Construction):
-        if id(value) not in known:
-            args, keywords = construct(value.args, known), construct(value.keywords, known)
-            known[id(value)] = value.kind(*args, **keywords)
-        return known[id(value)]
-    if type(value) is dict:
-        return {key: construct(own, known) for key, own in value.items()}
-    return (
-        type(value)(construct(v, known) for v in value) if type(value) in (list, tuple) else value
-    )
+        return {key: replaced(own, kinds, replace, known) for key, own in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(replaced(own, kinds, replace, known) for own in value)
+    return value
 
 
 def take_apart(model: Any) -> tuple[Any, ...]:
@@ -54,7 +56,7 @@ def take_apart(model: Any) -> tuple[Any, ...]:
             f"on {model.mesh}; load model.state() into another one"
         )
     options = dict(construction_of(model).bind().arguments)
-    options["net"] = unbound(options["net"], {})
+    options["net"] = replaced(options["net"], Layer | Block, Construction)
     options["backend"] = model.backend.name, model.backend.threads
     attributes: list[dict[str, Any]] = [{"inputs": model.inputs, "loaded": model.loaded}]
     for layer in model.layers:
@@ -67,7 +69,8 @@ def put_together(parts: tuple[Any, ...], backend: Backend | None = None) -> Any:
     kind, options, frozen, state, attributes = parts
     name, threads = options["backend"]
     backend = backend or create_backend(name, threads=threads)
-    model = kind(**{**options, "net": construct(options["net"], {}), "backend": backend})
+    net = replaced(options["net"], Construction, lambda kind, args, named: kind(*args, **named))
+    model = kind(**{**options, "net": net, "backend": backend})
     model.set_frozen(frozen)
     model.load(state)
     for target, own in zip((model, *model.layers), attributes, strict=True):

@@ -388,6 +388,6 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
     for node in model.graph.nodes:
         new = known[id(node)]
         vars(new).update({name: copy.deepcopy(v, known) for name, v in vars(node).items()})
-    dry = copy.copy(model)
+    dry = type(model).__new__(type(model))
     vars(dry).update({name: copy.deepcopy(v, known) for name, v in vars(model).items()})
     return dry

@@ -767,14 +767,8 @@ class Model(NotCallable, StoresArguments, Predictor):
     def __reduce__(self) -> tuple[Any, ...]:
         return put_together, (take_apart(self),)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
-        made: Model = put_together(copy.deepcopy(take_apart(self), memo), self.backend)
-        return made
-
-    def __copy__(self) -> Model:
-        other = type(self).__new__(type(self))
-        vars(other).update(vars(self))
-        return other
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return put_together(copy.deepcopy(take_apart(self), memo), self.backend)
 
     def __repr__(self) -> str:
         return represent_model(self, self.description)

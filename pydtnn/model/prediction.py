@@ -137,8 +137,8 @@ class Predictor(ABC):
                 "predict numbers; use predict"
             )
         outputs = self.predict(x, **options)
-        kinds = (*tasks, *tasks[:1] * len(parts(outputs)), *[""] * len(parts(outputs)))
-        task = kinds[: len(outputs)] if isinstance(outputs, tuple) else kinds[0]
+        known = tasks if len(tasks) == len(parts(outputs)) else ("",) * len(parts(outputs))
+        task = known if isinstance(outputs, tuple) else known[0]
         if not labels:
             return each(_most_likely, outputs, task)
         names = self.inputs.class_names if self.inputs is not None else None

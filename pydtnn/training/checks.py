@@ -29,29 +29,8 @@ from pydtnn.training.mesh import check_groups, check_rule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import represent
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.names import unknown
+from pydtnn.utils.names import foreign_value, unknown
 from pydtnn.utils.validate import check_int
-
-ELSEWHERE = {
-    "validation_data": "pass the data set as `validation`",
-    "validation_split": "divide the data set with pydtnn.data.split_validation and pass the second "
-    "part as `validation`",
-    "initial_epoch": "omit it: training continues from trainer.epoch; `epochs` counts from the "
-    "beginning, `more_epochs` from there",
-    "verbose": 'set Trainer(progress="bar"), "plain" or "none"',
-    "callbacks": "set Trainer(callbacks=[...])",
-    "restore_best": "set Trainer(callbacks=[EarlyStopping(monitor, patience, restore_best=True)])",
-    "shuffle": "omit it: samples are shuffled in every epoch, depending on `seed`",
-    "n_epochs": "use `epochs`",
-    "num_epochs": "use `epochs`",
-    "max_epochs": "use `epochs`",
-    "lr": "set the learning rate of the optimizer, such as SGD(lr=0.1)",
-    "workers": "use `loader_threads`",
-    "num_workers": "use `loader_threads`",
-    "x": "pass a data set, such as ArrayDataset(x, y), as `train`",
-    "y": "pass a data set, such as ArrayDataset(x, y), as `train`",
-}
-"""What replaces arguments of `fit` in other libraries."""
 
 OWN = (
     *("train", "validation", "epochs", "more_epochs", "batch_size", "global_batch_size", "augment"),
@@ -68,8 +47,8 @@ def refuse(others: Mapping[str, object]) -> None:
         The message contains what to use instead.
     """
     for name in others:
-        if name in ELSEWHERE:
-            raise TypeError(f"fit: there is no argument `{name}`; {ELSEWHERE[name]}")
+        if answer := foreign_value("fit_argument", name):
+            raise TypeError(f"fit: there is no argument `{name}`{answer}")
         raise TypeError(f"fit: {unknown('argument', name, OWN)}")
 
 
@@ -230,43 +209,6 @@ def check_schedule(setup: Setup, loader: Loader) -> None:
         )
 
 
-_STEP = "on_step_end(trainer)"
-_EPOCH = "on_epoch_start(trainer)"
-_EVALUATED = "on_epoch_end(trainer), which follows the evaluation"
-_BEGIN = "on_fit_start(trainer, epochs, steps)"
-
-METHODS: Mapping[str, str] = {
-    "on_batch_end": _STEP,
-    "on_batch_begin": _STEP,
-    "on_train_batch_begin": _STEP,
-    "on_train_batch_start": _STEP,
-    "on_train_batch_end": _STEP,
-    "on_step_begin": _STEP,
-    "on_step_start": _STEP,
-    "on_before_optimizer_step": _STEP,
-    "on_after_backward": _STEP,
-    "on_log": _STEP,
-    "on_epoch_begin": _EPOCH,
-    "on_train_epoch_start": _EPOCH,
-    "on_train_epoch_end": "on_epoch_end(trainer)",
-    "on_validation_start": _EVALUATED,
-    "on_validation_begin": _EVALUATED,
-    "on_validation_end": _EVALUATED,
-    "on_validation_epoch_end": _EVALUATED,
-    "on_evaluate": _EVALUATED,
-    "on_test_end": _EVALUATED,
-    "on_train_begin": _BEGIN,
-    "on_train_start": _BEGIN,
-    "on_fit_begin": _BEGIN,
-    "on_train_end": "on_fit_end(trainer)",
-    "on_exception": "close()",
-    "on_save": "state()",
-    "on_save_checkpoint": "state()",
-    "on_load_checkpoint": "load(state)",
-}
-"""Methods of callbacks of other libraries, and those to write instead."""
-
-
 def check_callback(callback: Callback) -> None:
     """Raise TypeError for a method ``on_...`` that is never called, or takes other arguments.
 
@@ -287,10 +229,10 @@ def check_callback(callback: Callback) -> None:
         if name in known:
             _check_arguments(kind, function, known[name])
         elif not _calls(kind, name):
-            hint = METHODS.get(name)
+            answer = foreign_value("callback_method", name)
             raise TypeError(
-                f"{kind.__name__}: {name} is never called; use {hint}"
-                if hint
+                f"{kind.__name__}: {name} is never called{answer}"
+                if answer
                 else f"{kind.__name__}: {unknown('method of a callback', name, known)}"
             )
 

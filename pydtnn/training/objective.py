@@ -124,16 +124,16 @@ class Objective:
 
     def describe(self, train: Dataset) -> Inputs:
         """Describe a training set, and what the outputs predict: see `Inputs`."""
-        targets = parts(read_samples(train, np.zeros(1, np.int64))[1])
-        tasks = [
+        targets = self._for_each(parts(read_samples(train, np.zeros(1, np.int64))[1]))
+        counts = self._for_each(parts(train.classes))
+        rows = zip(self.losses, counts, targets, self._shapes, strict=False)
+        tasks = tuple(
             "classes"
-            if count is not None and (not loss.task or (y.ndim == 1 and 1 < count == shape[-1]))
+            if n and (not loss.task or (y.ndim == 1 and 1 < n == shape[-1]))
             else loss.task
-            for loss, count, y, shape in zip(
-                self.losses, parts(train.classes), targets, self._shapes, strict=False
-            )
-        ]
-        return replace(inputs_of(train), tasks=tuple(tasks))
+            for loss, n, y, shape in rows
+        )
+        return replace(inputs_of(train), tasks=tasks)
 
     def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
         """Raise ValueError if targets do not fit losses and metrics of outputs of these shapes."""

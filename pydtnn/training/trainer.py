@@ -466,7 +466,7 @@ class Trainer(SuggestsNames):
         AgreedError
             On all ranks, if they differ.
         """
-        with self._called("Trainer.compare_ranks"):
+        with collective(self.comm, "Trainer.compare_ranks", within=True):
             compare_ranks(self, self._all_callbacks())
 
     def state(self) -> dict[str, Any]:
@@ -707,7 +707,7 @@ class Trainer(SuggestsNames):
         Collective: all ranks call it. If ranks train with different parameters, each restores its
         own afterwards.
         """
-        with self._called("Trainer.averaged"):
+        with collective(self.comm, "Trainer.averaged", within=True):
             self.synchronise()
             with self.exchange.averaged():
                 yield
@@ -718,12 +718,8 @@ class Trainer(SuggestsNames):
         Collective: all ranks call it. They are averaged, weighted by the samples each rank has
         seen.
         """
-        with self._called("Trainer.synchronise"):
+        with collective(self.comm, "Trainer.synchronise", within=True):
             self.setup.synchronise()
-
-    def _called(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a method, named after the one in which it is called, if any."""
-        return collective(self.comm, self.comm.traffic.caller or name)
 
 
 CONTEXT = StepContext(training=False)

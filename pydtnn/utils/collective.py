@@ -13,7 +13,7 @@ Ranks = Any
 
 
 @contextmanager
-def collective(ranks: Ranks, name: str) -> Iterator[None]:
+def collective(ranks: Ranks, name: str, *, within: bool = False) -> Iterator[None]:
     """Context of a method that all ranks call; errors of calls that differ contain its name.
 
     Collective: all ranks call it. It begins with one small message, so that ranks that are in
@@ -24,9 +24,12 @@ def collective(ranks: Ranks, name: str) -> Iterator[None]:
     ranks : Communicator
     name : str
         Such as "Trainer.evaluate".
+    within : bool
+        Whether it is only a part of another such method that calls it, and sends no message then.
     """
     traffic = ranks.traffic
-    before, traffic.caller = traffic.caller, name
+    before = traffic.caller
+    traffic.caller = name = (within and before) or name
     try:
         if ranks.size > 1 and name != before:
             ranks.gather_object(None)

@@ -69,15 +69,9 @@ def load_checkpoint(
         on one of them; the message contains the difference. The trainer is not changed, unless
         files that have been verified can no longer be read.
     """
-    with collective(trainer.comm, "load_checkpoint"):
-        return _load_checkpoint(directory, trainer, local)
-
-
-def _load_checkpoint(
-    directory: str | Path, trainer: Training, local: str | Path | None
-) -> Path | None:
     comm = trainer.comm
-    paths = comm.gather_object(on_rank_0(comm, find_checkpoints, directory))[0]
+    with collective(comm, "load_checkpoint"):
+        paths = comm.gather_object(on_rank_0(comm, find_checkpoints, directory))[0]
     places = [_Place(path, 0, False) for path in paths]
     if local is not None:
         own = together(comm, find_checkpoints, host_folder(local))

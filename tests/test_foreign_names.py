@@ -704,9 +704,8 @@ def answers() -> Iterator[tuple[str, str]]:
     for table in ("attributes", "assigned", "arguments", "values"):
         for kind, entries in NAMES[table].items():
             yield from ((f"{kind}.{name}", answer) for name, answer in entries.items())
-    from pydtnn.training.checks import METHODS
-
-    yield from ((name, f"Callback.{answer}") for name, answer in METHODS.items())
+    for name, answer in NAMES["values"]["callback_method"].items():
+        yield name, f"Callback.{answer.removeprefix('use ')}"
 
 
 ROOT = Path(__file__).parent.parent

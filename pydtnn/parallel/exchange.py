@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pydtnn.parallel.sums import Sums, average
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.option import option, set_options, signature_of
 from pydtnn.utils.request import Queue, Request
+from pydtnn.utils.validate import check_names
 
 if TYPE_CHECKING:
     from pydtnn.optimizers import Optimizer
@@ -51,10 +53,6 @@ class GradientExchange(StoresArguments):
     samples : int
         Samples this rank has trained on since parameters were last averaged; the trainer counts
         them.
-    requests : dict of int to Request
-        Messages of a step, by the bucket's index; see `add_request`.
-    pending : Queue
-        Requests that were not complete at their last test.
     local_samples : int
         Samples of this rank in the current step, set by the trainer before `loss_scale`.
     sums_losses : bool
@@ -127,8 +125,8 @@ class GradientExchange(StoresArguments):
         self.local_samples = 1
         self.sums_losses, self.met = self.equal, False
         self._aside: tuple[list[np.ndarray], float] | None = None  # this rank's values and samples
-        self.requests: dict[int, Request] = {}
-        self.pending = Queue()
+        self._requests: dict[int, Request] = {}  # messages of a step, by the bucket's index
+        self._pending = Queue()  # requests that were not complete at their last test
 
     def why_not_captured(self) -> str:
         """Return why messages cannot be captured in a CUDA graph; an empty string if they can."""
@@ -184,6 +182,7 @@ class GradientExchange(StoresArguments):
             self.broadcast_parameters()
         else:
             self.start(buckets)
+            check_names(self, GradientExchange)
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         """Start training with rank 0's parameters; `load` follows if training is resumed."""
@@ -212,8 +211,8 @@ class GradientExchange(StoresArguments):
 
     def add_request(self, bucket: Bucket, request: Request) -> None:
         """Store the request of a bucket's message until `pop_request` or `drain` is called."""
-        self.requests[bucket.index] = request
-        self.pending.add(request)
+        self._requests[bucket.index] = request
+        self._pending.add(request)
 
     def pop_request(self, bucket: Bucket) -> Request:
         """Remove and return the request that `bucket_ready` has started for a bucket.
@@ -223,7 +222,7 @@ class GradientExchange(StoresArguments):
         ValueError
             If there is none, for example because a subclass skips the bucket.
         """
-        request = self.requests.pop(bucket.index, None)
+        request = self._requests.pop(bucket.index, None)
         if request is None:
             raise ValueError(
                 f"{type(self).__name__}: expected bucket_ready to start a message of bucket "
@@ -235,15 +234,19 @@ class GradientExchange(StoresArguments):
 
     def drain(self) -> None:
         """Wait for all pending messages, in the order in which they were started."""
-        self.pending.wait()
-        self.requests.clear()
+        self._pending.wait()
+        self._requests.clear()
+
+    def forget(self) -> None:
+        """Forget the pending messages, which this rank waits for in another way or not at all."""
+        self._pending = Queue()
 
     def progress(self) -> None:
         """Called between two layers of backward: MPI makes progress only while it is called.
 
         Tests the oldest pending message.
         """
-        self.pending.progress()
+        self._pending.progress()
 
     def before_layer(self, now: Sequence[Bucket], ahead: Sequence[Bucket]) -> None:
         """Called in a step before a layer's pass, with the buckets that it and later ones read.
@@ -256,8 +259,14 @@ class GradientExchange(StoresArguments):
         optimizer.step()
 
     def abandon(self) -> None:
-        """Complete and discard pending messages of a step that is skipped."""
+        """Complete and discard pending messages of a step that is skipped.
+
+        `bucket_ready` has received its gradients. What is not finite in `arrays` and in the state
+        of `sums`, such as a residual that they were added to, is set to 0.
+        """
         self.drain()
+        for array in chain(*self.arrays().values(), (kept for _, kept in self.sums.arrays())):
+            array[~(abs(array) < np.inf)] = 0
 
     def step_alone(self, optimizer: Optimizer) -> None:
         """Update this rank's parameters with its own gradients, unless it had no samples.
@@ -389,7 +398,7 @@ class AllReduce(GradientExchange):
 
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket when its sum is complete."""
-        self.pending = Queue()  # the update waits for its requests
+        self.forget()  # the update waits for its requests
         optimizer.step(self.wait)
 
     def wait(self, bucket: Bucket) -> None:

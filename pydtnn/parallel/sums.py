@@ -114,6 +114,10 @@ class Sums:
         """Compute each rank's part of the sum, as in `Communicator.reduce_scatter`."""
         self.comm.reduce_scatter(bucket.grads, counts, out)
 
+    def arrays(self) -> Iterable[tuple[str, np.ndarray]]:
+        """Return the name and array of what is kept between steps, such as residuals."""
+        return ()
+
     def state(self) -> dict[str, Any]:
         """Return the state to save in checkpoints: arrays by name, and JSON values."""
         return {}

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -485,6 +486,12 @@ class Rank:
         after = self._parameters()
         if not all(np.array_equal(local.array, after[n].array) for n, local in before.items()):
             raise ValueError("abandon() changed the parameters; only update() may change them")
+        kept = chain(*self.exchange.arrays().values(), self.exchange.sums.state().values())
+        if not all(np.isfinite(array).all() for array in kept):
+            raise ValueError(
+                "abandon() leaves NaN in what the scheme keeps between steps; change it in "
+                "update(), or call super().abandon(), which removes it from arrays()"
+            )
 
 
 def _joined(

@@ -30,7 +30,7 @@ from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import represent
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.names import foreign_value, unknown
-from pydtnn.utils.validate import check_int
+from pydtnn.utils.validate import check_int, check_names
 
 OWN = (
     *("train", "validation", "epochs", "more_epochs", "batch_size", "global_batch_size", "augment"),
@@ -296,6 +296,7 @@ def check_parts(
         parts.append(("exchange", exchange, GradientExchange))
     for name, given, kind in parts:
         if isinstance(given, kind):
+            check_names(given, kind)
             continue
         a, hint = "an" if kind is Optimizer else "a", ""
         if isinstance(given, type) and issubclass(given, kind):

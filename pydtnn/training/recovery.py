@@ -29,7 +29,6 @@ from pydtnn.training.logs import Logs
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.interval import Interval
-from pydtnn.utils.request import Queue
 
 Position = tuple[int, int, bool, int]
 """Epoch and step; whether all callbacks have been called at their end, and otherwise how many."""
@@ -83,7 +82,7 @@ def position_of(trainer: Trainer) -> Position:
 def capture(trainer: Trainer) -> Saved:
     """Return the state of a trainer that is not used any more. It sends no message."""
     trainer.exchange.comm = Serial()  # what is averaged are the values of this rank alone
-    trainer.exchange.pending = Queue()  # messages of the group that has failed never arrive
+    trainer.exchange.forget()  # messages of the group that has failed never arrive
     states = {name: part.state() for name, part in parts_of(trainer).items()}
     return Saved(
         position_of(trainer),

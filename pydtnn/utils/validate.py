@@ -121,6 +121,16 @@ def check_bool(who: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_names(made: object, base: type) -> None:
+    """Raise TypeError if an attribute of an object has the name of a method of its base class."""
+    for name in dir(base):
+        if name[0] != "_" and callable(getattr(base, name)) and not callable(getattr(made, name)):
+            raise TypeError(
+                f"{type(made).__name__}: {name} is a method of {base.__name__}, got an attribute, "
+                f"{getattr(made, name)!r:.40}; use another name"
+            )
+
+
 def plain_array(who: str, name: str, value: Any) -> NDArray[Any]:
     """Return a value as an array of one shape without a mask; tensors of PyTorch are converted.
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pydtnn.comm import create_communicator, run_threads
+from pydtnn.comm import Communicator, Serial, create_communicator, run_threads
+from pydtnn.data import Loader
+from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import SGD
+from pydtnn.parallel.compression import COMPRESSORS, create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Hierarchical, ParameterServer
 from pydtnn.parallel.sums import Sums
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.utils.option import option
 from pydtnn.utils.request import Request
 from tests.parallel.schemes.course import fit, trainer_of
+from tests.small_training import checksums, small_data, small_fit, small_trainer
 
 
 class Slow(Request):
@@ -54,7 +62,7 @@ def asked(messages: list[Any]) -> list[int]:
 def test_the_oldest_message_under_way_is_asked_and_none_that_is_complete(
     exchange: AllReduce,
 ) -> None:
-    messages: list[Any] = list(exchange.requests.values())
+    messages: list[Any] = list(exchange._requests.values())
     exchange.progress()
     assert asked(messages) == [1, 0, 0]
     messages[0].complete = messages[1].complete = True
@@ -66,7 +74,7 @@ def test_the_oldest_message_under_way_is_asked_and_none_that_is_complete(
 
 @pytest.mark.parametrize("ends", ["update", "abandon"])
 def test_after_a_step_its_messages_are_not_asked_again(exchange: AllReduce, ends: str) -> None:
-    messages: list[Any] = list(exchange.requests.values())
+    messages: list[Any] = list(exchange._requests.values())
     if ends == "abandon":
         exchange.abandon()
     else:
@@ -95,3 +103,66 @@ def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme, ra
         "super().bucket_ready(bucket) for every bucket, or override the method that "
         "waits for it"
     ]
+
+
+@pytest.mark.threads(2)
+def test_names_of_a_scheme_of_a_user_do_not_collide_with_those_of_the_base_class(
+    comm: Communicator,
+) -> None:
+    class Own(AllReduce):
+        def __init__(self, comm: Communicator) -> None:
+            super().__init__(comm)
+            self.pending: dict[int, float] = {}
+            self.requests: list[int] = []
+
+        def bucket_ready(self, bucket: Bucket) -> None:
+            super().bucket_ready(bucket)
+            self.pending[bucket.index] = 1.0
+
+    own, plain = (small_trainer(exchange=scheme(comm)) for scheme in (Own, AllReduce))
+    assert small_fit(own) == small_fit(plain)
+
+
+class Instance(AllReduce):
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        self.state: Any = {}
+
+
+class Late(AllReduce):
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        super().start(buckets)
+        self.total: Any = 0.0
+
+
+class Class(AllReduce):
+    own: Any = option(0.5)
+
+
+@pytest.mark.parametrize(("scheme", "name"), [(Instance, "state"), (Late, "total"), (Class, "own")])
+def test_an_attribute_with_the_name_of_a_method_is_refused(scheme: Any, name: str) -> None:
+    words = f"^{scheme.__name__}: {name} is a method of GradientExchange, got an attribute, "
+    with pytest.raises(TypeError, match=words):
+        small_fit(small_trainer(exchange=scheme(Serial())))
+
+
+@pytest.mark.threads(2)
+@pytest.mark.parametrize("name", [name for name in COMPRESSORS if name != "float"])
+def test_residuals_of_a_step_that_was_abandoned_are_finite_and_training_goes_on(
+    comm: Communicator, name: str
+) -> None:
+    trainer = small_trainer(exchange=AllReduce(comm, sums=create_sums(name)))
+    small_fit(trainer, 1)
+    train, _ = small_data()
+    loader = Loader(train, global_batch_size=8, dtype="float64", comm=comm)
+    batch = next(loader.epoch(0))
+    before = checksums(trainer.model.state())
+    with pytest.raises(NotFiniteError):
+        trainer.train_step(replace(batch, x=batch.x * np.nan))
+    assert checksums(trainer.model.state()) == before
+    for array in trainer.exchange.state().values():
+        assert np.isfinite(array).all()
+    after = small_fit(trainer, 3)
+    assert all(np.isfinite(logs["loss"]) for logs in after)
+    changed = checksums(trainer.model.state())
+    assert all(changed[matrix] != before[matrix] for matrix in ("head.w", "conv2d0.w"))

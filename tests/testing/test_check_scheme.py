@@ -205,7 +205,26 @@ class LeavesARequest(Plain):
 @breaks(2, r"with step 5 abandoned: rank \d: abandon\(\) leaves iallreduce of")
 class AbandonsNothing(AllReduce):
     def abandon(self) -> None:
-        self.requests.clear()
+        self._requests.clear()
+
+
+@breaks(2, r"with step 5 abandoned: rank \d: abandon\(\) leaves NaN in what the scheme keeps")
+class KeepsNaN(AllReduce):
+    """Keeps the last gradients, those of an abandoned step too."""
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        super().start(buckets)
+        self.last = [np.zeros_like(bucket.grads) for bucket in buckets]
+
+    def bucket_ready(self, bucket: Bucket) -> None:
+        self.last[bucket.index][...] = bucket.grads
+        super().bucket_ready(bucket)
+
+    def arrays(self) -> dict[str, Any]:
+        return super().arrays() | {"last": self.last}
+
+    def abandon(self) -> None:
+        self.drain()
 
 
 @breaks(1, r"with step 5 abandoned: rank 0: abandon\(\) changed the par")

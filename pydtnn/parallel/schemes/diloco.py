@@ -139,7 +139,7 @@ class StreamingDiLoCo(DiLoCo):
 
     def merge(self, bucket: Bucket, lr: float) -> None:
         """Take the outer step of a bucket, and move the rank's parameters to the outer ones."""
-        if bucket.index in self.requests:
+        if bucket.index in self._requests:
             self.pop_request(bucket).wait()
         outer, change = self.outer[bucket.index], self.changes[bucket.index]
         self.outer_step(outer, self.velocity[bucket.index], change, lr)

@@ -55,7 +55,7 @@ class StaleSynchronous(GradientExchange):
             change = (bucket.values - old) / self.comm.size
             bucket.values[...] = old + change
             for hop in range(1, self.comm.size):
-                self.pending.add(self.comm.isend(change, (self.comm.rank + hop) % self.comm.size))
+                self._pending.add(self.comm.isend(change, (self.comm.rank + hop) % self.comm.size))
         self.owed += 1
         if not self.late:
             self.receive()

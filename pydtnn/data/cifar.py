@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.download import Layout, Source, fetch, locate
+from pydtnn.data.download import Layout, Source, locate
 from pydtnn.data.unpickle import read_pickle
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -110,8 +109,7 @@ def load_cifar10(
         If a file is truncated, does not contain CIFAR images, has another number of them or invalid
         labels, or is a pickle with anything but data.
     """
-    get = partial(fetch, "cifar10", (SOURCE_10,)) if download else None
-    layout, paths = locate("cifar10", LAYOUTS_10, data_dir, get)
+    layout, paths = locate("cifar10", LAYOUTS_10, data_dir, (SOURCE_10,) if download else ())
     if layout == 0:
         files = [_read_binary("cifar10", path, 1, 0, 10) for path in paths]
     else:
@@ -145,8 +143,7 @@ def load_cifar100(
     """
     if labels not in LABELS_100:
         raise ValueError(f"cifar100: {unknown('kind of labels', labels, LABELS_100)}")
-    get = partial(fetch, "cifar100", (SOURCE_100,)) if download else None
-    layout, paths = locate("cifar100", LAYOUTS_100, data_dir, get)
+    layout, paths = locate("cifar100", LAYOUTS_100, data_dir, (SOURCE_100,) if download else ())
     classes, column = LABELS_100[labels], list(LABELS_100).index(labels)
     if layout == 0:
         files = [_read_binary("cifar100", path, 2, column, classes) for path in paths]

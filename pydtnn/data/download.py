@@ -6,7 +6,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def locate(
     dataset: str,
     layouts: Sequence[Layout],
     data_dir: str | os.PathLike[str] | None = None,
-    fetch: Callable[[Path], None] | None = None,
+    sources: Sequence[Source] = (),
 ) -> tuple[int, list[Path]]:
     """Find all files of a data set.
 
@@ -55,8 +55,8 @@ def locate(
         In order of preference.
     data_dir : path, optional
         See `data_folder`.
-    fetch : function of the data folder, optional
-        Called to download missing files.
+    sources : sequence of Source, optional
+        Downloaded if files are missing, see `fetch`.
 
     Returns
     -------
@@ -74,15 +74,15 @@ def locate(
         for index, layout in enumerate(layouts)
         for folder in layout.folders
     ]
-    for attempt in (fetch, None):
+    for attempt in (sources, ()):
         for index, folder, files in places:
             paths = [_existing(folder, file) for file in files]
             found = [path for path in paths if path is not None]
             if len(found) == len(files):
                 return index, found
-        if attempt is None:
+        if not attempt:
             break
-        attempt(root)
+        fetch(dataset, attempt, root)
     raise FileNotFoundError(_missing(dataset, root, places))
 
 

@@ -217,8 +217,8 @@ def mix_samples(
         rows = np.flatnonzero(chosen == which)
         mixed[rows], share[rows] = mixing(own[rows], other[rows], words[rows])
         if labels.ndim > 1:
-            pair = (part[rows][..., None] for part in (labels[1:], labels[:-1]))
-            masks[rows] = mixing(*pair, words[rows])[0][..., 0]
+            first, second = (part[rows, ..., None] for part in (masks, labels))
+            masks[rows] = mixing(first, second, words[rows])[0][..., 0]
     if labels.ndim > 1:
         return mixed, masks
     y, row = np.zeros((len(own), classes)), np.arange(len(own))

@@ -7,7 +7,6 @@ import math
 import os
 import struct
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.download import Layout, Source, fetch, locate
+from pydtnn.data.download import Layout, Source, locate
 from pydtnn.utils.files import check_expansion, open_file
 
 UBYTE = 0x08
@@ -120,8 +119,7 @@ def load_mnist(
     ValueError
         If a file is truncated, has another format, or labels do not match the images.
     """
-    get = partial(fetch, "mnist", SOURCES) if download else None
-    _, paths = locate("mnist", LAYOUTS, data_dir, get)
+    _, paths = locate("mnist", LAYOUTS, data_dir, SOURCES if download else ())
     parts: list[Dataset] = []
     for images_path, labels_path in (paths[:2], paths[2:]):
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)

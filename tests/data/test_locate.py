@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.data import data_folder, load_dataset
-from pydtnn.data.download import Layout, locate
+from pydtnn.data.download import Layout, Source, locate
 
 LAYOUTS = (Layout(("first", "."), ("a", "b")), Layout(("second",), ("c",)))
 
@@ -43,16 +43,19 @@ def test_a_folder_with_all_files_goes_before_one_with_some(tmp_path: Path) -> No
     assert locate("it", LAYOUTS, tmp_path)[1] == [tmp_path / "a", tmp_path / "b"]
 
 
-def test_files_are_fetched_only_where_they_are_missing(tmp_path: Path) -> None:
-    fetched = []
+def test_files_are_fetched_only_where_they_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, sources = [], (Source("url", "sum", "first"),)
 
-    def fetch(root: Path) -> None:
-        fetched.append(root)
-        touch(root / "first" / "a", root / "first" / "b")
+    def fetch(*arguments: object) -> None:
+        fetched.append(arguments)
+        touch(tmp_path / "new" / "first" / "a", tmp_path / "new" / "first" / "b")
 
+    monkeypatch.setattr("pydtnn.data.download.fetch", fetch)
     for _ in range(2):
-        assert locate("it", LAYOUTS, tmp_path / "new", fetch)[0] == 0
-    assert fetched == [tmp_path / "new"]
+        assert locate("it", LAYOUTS, tmp_path / "new", sources)[0] == 0
+    assert fetched == [("it", sources, tmp_path / "new")]
 
 
 @pytest.mark.parametrize(

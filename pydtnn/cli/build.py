@@ -49,7 +49,6 @@ from pydtnn.data.inputs import check_same, same_normalization
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
-from pydtnn.model.load_report import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.perfmodel.workload import Workload
@@ -173,7 +172,7 @@ class Job:
     steps_per_epoch : int
     directory : Path
         Folder of the run.
-    loaded : LoadReport or None
+    loaded : LoadReport, StateDictReport or None
         The arrays that `--load` has loaded, if any.
     recorder : Recorder or None
         The observer of `--trace`, if it is set.
@@ -196,7 +195,7 @@ class Job:
     validation: Dataset
     steps_per_epoch: int
     directory: Path
-    loaded: LoadReport | None = None
+    loaded: Any = None
     recorder: Recorder | None = None
     meter: StepMeter | None = None
     predicted: Predicted | None = None
@@ -345,7 +344,7 @@ def create_job(
     return job
 
 
-def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> LoadReport | None:
+def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> Any:
     """Load the weights that `--load` names, with the arguments of `--load-options`.
 
     If it is known which samples they were trained on, those of the training set must be alike.
@@ -364,7 +363,11 @@ def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> L
             "from these weights with --load-options.strict=false"
         )
         check_same("train: --load", train, known, f"the training of {config.load}", advice)
-    report = load_weights(model, config.load, **config.load_options)
+    from pydtnn.interchange import load_state_dict  # loaded only with --load
+    from pydtnn.interchange.files import is_state_dict
+
+    read = load_state_dict if is_state_dict(config.load) else load_weights
+    report = read(model, config.load, **config.load_options)
     if known is not None and config.evaluate_only:
         model.inputs = known
     elif known is not None and not same_normalization(train, known):

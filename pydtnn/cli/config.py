@@ -605,7 +605,10 @@ class TrainConfig:
         metavar="PATH",
     )
     load: str | None = option(
-        OUTPUT, str, "start from the weights in this safetensors file", metavar="FILE"
+        OUTPUT,
+        str,
+        "start from the weights in this file, also a state dict of PyTorch (.pth, .safetensors)",
+        metavar="FILE",
     )
     load_options: dict[str, Any] = option(
         OUTPUT,

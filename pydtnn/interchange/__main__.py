@@ -131,6 +131,8 @@ def _export(options: argparse.Namespace) -> None:
                 "export: --like and --names are for state dicts, not for ONNX; omit them"
             )
         export_onnx(model, options.target, normalize=options.normalize)
+        if model.dtype.itemsize == 2:
+            print(f"numbers are float32: outputs differ by the rounding of the {model.dtype} model")
     elif options.normalize:
         raise ValueError("export: --normalize is for ONNX, not for state dicts; omit it")
     else:

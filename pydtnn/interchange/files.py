@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.data.unpickle import Skipped
-from pydtnn.interchange.matching import Stored, split
+from pydtnn.interchange.matching import COUNTER, Stored, split
 from pydtnn.interchange.torch_files import Tensor, read_tensors, refers_to
 from pydtnn.saving.weights import decode, encode, widened
 from pydtnn.utils.files import path_inside, read_file, write_file
@@ -106,6 +107,17 @@ def _in_file(who: str, path: Path, skipped: list[str]) -> dict[str, Stored]:
         )
     skipped += others
     return _arrays(f"{who}: {path}", content, others)
+
+
+def is_state_dict(path: str | Path) -> bool:
+    """Return whether a file contains arrays under the names of PyTorch, not those of pydtnn."""
+    path = Path(path)
+    if path.suffix != SAFETENSORS:
+        return path.suffix in PICKLED or path.name.endswith(INDEX)
+    with suppress(ValueError):  # which the reader reports
+        names = decode(read_file("train: --load", path))
+        return any(name.rpartition(".")[2] in ("weight", COUNTER) for name in names)
+    return False
 
 
 def series_of(

@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.interchange.hdf5 import Hdf5, Node
@@ -35,6 +38,7 @@ NAMES = {
     "beta": "bias",
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
+    "embeddings": "weight",
 }
 """PyTorch's names of the arrays of `ARRAYS`."""
 
@@ -45,6 +49,7 @@ ARRAYS = {
     "Conv3D": ("kernel", "bias"),
     "DepthwiseConv2D": ("depthwise_kernel", "bias"),
     "Dense": ("kernel", "bias"),
+    "Embedding": ("embeddings",),
     "BatchNormalization": ("gamma", "beta", "moving_mean", "moving_variance"),
     "LayerNormalization": ("gamma", "beta"),
     "GroupNormalization": ("gamma", "beta"),
@@ -58,6 +63,7 @@ CLASSES = {
     "conv3d": "Conv3D",
     "depthwise_conv2d": "DepthwiseConv2D",
     "dense": "Dense",
+    "embedding": "Embedding",
     "batch_normalization": "BatchNormalization",
     "layer_normalization": "LayerNormalization",
     "group_normalization": "GroupNormalization",
@@ -105,8 +111,8 @@ def load_keras_weights(model: Model, path: str | Path, *, strict: bool = True) -
         If there is no such file, or it cannot be read.
     ValueError
         If it is damaged, compressed, refers to other files, has a layer of another class than
-        convolutions, Dense and norms, does not fit the model, or contains values that are not valid
-        weights; the model is not changed.
+        convolutions, Dense, Embedding and norms, does not fit the model, or contains values that
+        are not valid weights; the model is not changed.
     """
     check_bool(WHO, "strict", strict)
     data = read_file(WHO, path)
@@ -118,6 +124,7 @@ def load_keras_weights(model: Model, path: str | Path, *, strict: bool = True) -
     try:
         content, layers = _opened(data, limit)
         arrays, series = _arrays(Hdf5(content).root, layers)
+        _add_omitted(arrays)
         report, given = fit(slots, arrays, strict=strict, series=series)
         check_numbers(given, model.dtype)
     except ValueError as error:
@@ -224,6 +231,14 @@ def _arrays(root: Node, layers: Layers) -> tuple[dict[str, Stored], Mapping[str,
         if not known:
             series[name] = re.sub(r"_\d+(?=/|$)", "", group.path)
     return arrays, series
+
+
+def _add_omitted(arrays: dict[str, Stored]) -> None:
+    """Add factors of 1 and terms of 0 of batch norms with ``scale=False`` or ``center=False``."""
+    for name in [name for name in arrays if name.endswith(".running_mean")]:
+        for what, value in (("weight", 1.0), ("bias", 0.0)):
+            full, shape = name.replace(".running_mean", f".{what}"), arrays[name].shape
+            arrays.setdefault(full, Stored(shape, partial(np.full, shape, value)))
 
 
 def _add_named(root: Node, names: list[str], layers: Layers, arrays: dict[str, Stored]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from pydtnn.interchange.published_names import NAMINGS, Naming
 from pydtnn.interchange.slots import PROJECTION, RECURRENT, Slot
 from pydtnn.layers.base import Shape
+from pydtnn.model.load_report import advice_of
 from pydtnn.utils.names import some
 from pydtnn.utils.units import align
 
@@ -98,7 +99,9 @@ class StateDictReport:
         if self.misfits and (strict or not self.pairs):
             which = "arrays do not fit" if strict else "no array fits"
             problems = some([str(misfit) for misfit in self.misfits], 4)
-            raise ValueError(f"{which} the model (matched by {self.by}): {problems}")
+            shapes = [(m.given, m.expected) for m in self.misfits if m.given and m.expected]
+            advice = advice_of(shapes) if shapes and self.pairs else ""
+            raise ValueError(f"{which} the model (matched by {self.by}): {problems}{advice}")
 
     def __str__(self) -> str:
         total = len(self.pairs) + sum(bool(misfit.ours) for misfit in self.misfits)

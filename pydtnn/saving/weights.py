@@ -15,7 +15,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.model.load_report import LoadReport
+from pydtnn.model.load_report import LoadReport, advice_of
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.names import some
 from pydtnn.utils.validate import check_bool
@@ -174,7 +174,13 @@ def load_weights(
     try:
         arrays = decode_weights(data)
         arrays = arrays if rename is None else renamed(arrays, rename)
-        used = arrays if strict else model.whole.compare(arrays).loaded
+        fits = model.whole.compare(arrays)
+        used = arrays if strict else fits.loaded
+        if fits.loaded and fits.mismatched:
+            try:
+                fits.check(strict=strict)
+            except ValueError as error:
+                raise ValueError(f"{error}{advice_of(fits.mismatched.values())}") from error
         check_numbers({name: arrays[name] for name in used}, model.dtype)
         return model.load(arrays, strict=strict)
     except TypeError as error:

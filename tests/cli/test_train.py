@@ -23,9 +23,13 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run_directory import run_directory
 from pydtnn.comm import create_communicator
 from pydtnn.data import AUGMENTATIONS
+from pydtnn.interchange import state_dict
 from pydtnn.losses import LOSSES
 from pydtnn.metrics import METRICS
+from pydtnn.model import Model
+from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZERS
+from pydtnn.saving.weights import encode
 from pydtnn.schedules import SCHEDULES
 from pydtnn.train import main
 from tests.digits import needs_digits
@@ -154,6 +158,20 @@ def test_weights_of_a_run_with_other_classes_are_loaded_below_the_new_head(
     assert lines[0].startswith("  other shape, not changed: ")
     assert main([*new, "--load-options.strickt=false"]) == 1
     assert "unknown option of --load 'strickt'; did you mean" in only_line(capsys.readouterr().err)
+
+
+def test_a_state_dict_of_pytorch_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = (12, 12, 1)
+    trained = Model(create_net("resnet8", 4, shape), shape, seed=5)
+    path, lines = tmp_path / "net.safetensors", []
+    for arrays in (trained.state(), state_dict(trained)):
+        path.write_bytes(encode(arrays))
+        capsys.readouterr()
+        assert main([*TINY, "--model=resnet8", "--evaluate-only", f"--load={path}"]) == 0
+        lines.append(capsys.readouterr().out.splitlines()[-1])
+    assert lines[0] == lines[1]
 
 
 def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(

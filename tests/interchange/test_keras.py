@@ -16,7 +16,7 @@ import pytest
 
 from pydtnn.interchange import load_keras_weights
 from pydtnn.interchange.__main__ import main
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, ReLU6, Sequential
+from pydtnn.layers import BatchNorm, Conv2d, Embedding, Flatten, Linear, ReLU, ReLU6, Sequential
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load
@@ -184,6 +184,59 @@ def test_layers_of_equal_shapes_and_of_different_classes_have_no_order_in_weight
     load_keras_weights(known, write(tmp_path / "net.keras"))
     assert known.state()["conv2d0.b"] == 1
     assert known.state()["conv2d1.b"] == 2
+
+
+@pytest.mark.parametrize("kind", ["Keras 2", "Keras 3"])
+@pytest.mark.parametrize("option", ["scale", "center"])
+def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
+    kind: str, option: str, tmp_path: Path
+) -> None:
+    def ours(seed: int) -> Model:
+        net = Sequential(Embedding(7, 4), BatchNorm(), Flatten(), Linear(3))
+        made = Model(net, (5,), seed=seed)
+        made.statistics.running[:] = np.random.default_rng(seed).uniform(0.5, 1, 1)
+        return made
+
+    state = ours(1).state()
+    arrays = {
+        "embedding": {"embeddings": state["embedding0.w"]},
+        "batch_normalization": {
+            "gamma": state["batchnorm1.gamma"],
+            "beta": state["batchnorm1.beta"] + 1,
+            "moving_mean": state["batchnorm1.running_mean"],
+            "moving_variance": state["batchnorm1.running_variance"],
+        },
+        "dense": {"kernel": state["linear3.w"].T, "bias": state["linear3.b"]},
+    }
+    removed, value = {"scale": ("gamma", 1), "center": ("beta", 0)}[option]
+    del arrays["batch_normalization"][removed]
+    path = tmp_path / ("net.h5" if kind == "Keras 2" else "net.keras")
+    if kind == "Keras 2":
+        write(path, arrays)
+    else:
+        with h5py.File(tmp_path / "model.weights.h5", "w") as file:
+            for layer, own in arrays.items():
+                group = file.create_group(f"layers/{layer}/vars")
+                group.attrs["name"] = layer
+                for i, array in enumerate(own.values()):
+                    group[str(i)] = array
+        classes = {"embedding": "Embedding", **CLASSES}
+        layers = [
+            {"class_name": classes[name], "config": {"name": name, option: False}}
+            for name in arrays
+        ]
+        config = {"class_name": "Sequential", "config": {"name": "net", "layers": layers}}
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", json.dumps(config))
+            archive.write(tmp_path / "model.weights.h5", "model.weights.h5")
+    found = ours(0)
+    load_keras_weights(found, path)
+    expected = ours(1)
+    ends = {"gamma": "batchnorm1.gamma", "beta": "batchnorm1.beta"}
+    changed = {"batchnorm1.beta": expected.state()["batchnorm1.beta"] + 1}
+    changed[ends[removed]] = np.full(4, value, "float32")
+    expected.load(changed, strict=False)
+    assert encode(found.state()) == encode(expected.state())
 
 
 @pytest.mark.long

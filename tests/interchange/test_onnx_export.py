@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.interchange import export_onnx, import_onnx, load_state_dict, state_dict
+from pydtnn.interchange.__main__ import main
 from pydtnn.layers import (
     GRU,
     LSTM,
@@ -49,6 +50,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.models import create_net
+from pydtnn.saving import save_model
 from tests.interchange.runtime import assert_close, compute, randomized, samples
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
@@ -138,6 +140,17 @@ NETWORKS = {
         (4, 5, 3),
     ),
 }
+
+
+def test_a_file_says_that_it_does_not_round_as_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model(Linear(3), (4,), dtype="bfloat16")
+    save_model(model, tmp_path / "net.pydtnn")
+    assert main(["export", str(tmp_path / "net.pydtnn"), str(tmp_path / "net.onnx")]) == 0
+    assert "outputs differ by the rounding of the bfloat16 model" in capsys.readouterr().out
+    properties = onnx.load(tmp_path / "net.onnx").metadata_props
+    assert {entry.key: entry.value for entry in properties}["trained_as"] == "bfloat16"
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -31,7 +31,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
-from pydtnn.saving.weights import decode, encode
+from pydtnn.saving.weights import decode, encode, load_weights
 
 SHAPE = (8, 9, 3)
 Arrays = dict[str, np.ndarray]
@@ -85,6 +85,19 @@ def test_names_and_layouts_are_those_of_pytorch() -> None:
     there, here = (2 * 2 + 1) * 2, (1 * 2 + 0) * 4 + 2
     assert arrays["linear3.weight"][3, there] == state["linear3.w"][3, here]
     assert arrays["bn.num_batches_tracked"].dtype == np.int64
+
+
+def test_other_classes_and_a_smaller_stem_are_named_with_what_to_do(tmp_path: Path) -> None:
+    arrays = state_dict(model(1)) | {"fc2.weight": np.zeros((6, 128)), "fc2.bias": np.zeros(6)}
+    with pytest.raises(ValueError, match=r"\(5, 128\), .*; strict=False, --partial or"):
+        load_state_dict(model(), arrays)
+    arrays = state_dict(model(1)) | {"conv1.weight": np.zeros((32, 3, 7, 7))}
+    with pytest.raises(ValueError, match="depend on the size of images: use at least 64 x 64"):
+        load_state_dict(model(), arrays)
+    own = model(1).state() | {"conv1.w": np.zeros((32, 7, 7, 3), "float32")}
+    (tmp_path / "net.safetensors").write_bytes(encode(own))
+    with pytest.raises(ValueError, match="depend on the size of images: use at least 64 x 64"):
+        load_weights(model(), tmp_path / "net.safetensors")
 
 
 DAMAGES: dict[str, tuple[Callable[[Arrays], Any], str]] = {

@@ -40,8 +40,9 @@ def export_onnx(model: Model, path: str | Path, *, normalize: bool = False) -> N
     ``(N, C, H, W)``, as users of ONNX expect. They are normalised, or raw with `normalize`; the
     metadata of the file tell which, with the mean and deviation of each channel for raw samples.
     Outputs that are features have the order of the model's. Numbers are float64 for a float64 model
-    and float32 otherwise; tokens of an `Embedding` are int64, and sequences have the length of the
-    model's.
+    and float32 otherwise: the file of a bfloat16 or float16 model does not round activations, so
+    that its outputs differ from those of the model by the rounding of 16 bits. Tokens of an
+    `Embedding` are int64, and sequences have the length of the model's.
 
     With several ranks, call it on one of them; a model that is cut over ranks is exported after
     loading it on one rank.
@@ -190,7 +191,7 @@ def _message(draft: Draft, model: Model, normalize: bool) -> Any:
         doc_string=f"For inference, opset {OPSET}. Images are N, C, H, W, and "
         + ("raw: the graph normalises them." if normalize else "normalised."),
     )
-    properties = {"opset": str(OPSET), "layout": "NCHW"}
+    properties = {"opset": str(OPSET), "layout": "NCHW", "trained_as": model.dtype.name}
     if statistics := statistics_of(model):
         properties["normalization"] = "in the graph" if normalize else "(x - mean) / std before it"
         for name, values in statistics.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -18,7 +20,7 @@ from pydtnn.model import Model
 from pydtnn.saving import load
 from pydtnn.utils.command import printing
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
-from pydtnn.utils.files import read_file
+from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.imports import import_object
 
 
@@ -36,9 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             classes = [import_object(where, "--custom") for where in options.custom]
             custom = {getattr(kind, "__name__", str(kind)): kind for kind in classes}
             model = load(options.model, backend=options.device, custom=custom)
+            rows: list[list[object]] = []
             for path in chain.from_iterable(map(files_of, options.images)):
-                line = f"{path}: {describe_classes(model, read_image(path, model), options.top)}"
+                names, scores = scores_of(model, read_image(path, model))
+                line = f"{path}: {describe_classes(names, scores, options.top)}"
                 print(line.replace("\n", "\\n"))
+                head = ["class", *names] if names else range(len(scores))
+                best = [names[int(np.argmax(scores))]] if names else []
+                rows += [] if rows else [["image", *head]]
+                rows.append([path, *best, *(f"{score:.6g}" for score in scores)])
+            if options.csv:
+                text = io.StringIO()
+                csv.writer(text, lineterminator="\n").writerows(rows)
+                data = text.getvalue().encode(errors="surrogateescape")
+                write_file("predict: --csv", options.csv, data)
     except EXPLAINED as error:
         print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
         return 1
@@ -48,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def create_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pydtnn.predict", description=__doc__)
-    parser.add_argument("model", help="folder that --save or Trainer.save wrote")
+    parser.add_argument(
+        "model", help="folder that --save or Trainer.save wrote, or that of a run: its best weights"
+    )
     parser.add_argument(
         "images",
         nargs="+",
@@ -56,6 +71,9 @@ def create_parser() -> argparse.ArgumentParser:
         help=f"files or folders of {KINDS} images",
     )
     parser.add_argument("--top", type=int, default=1, help="classes to print for each image")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write a line per image with the probability of each class"
+    )
     parser.add_argument("--device", default="cpu", help="backend: cpu, cuda or numpy")
     parser.add_argument(
         "--custom",
@@ -105,10 +123,11 @@ def read_image(path: str, model: Model) -> np.ndarray:
     return decode(read_file("predict", path), path)[None]
 
 
-def describe_classes(model: Model, x: Any, top: int = 1) -> str:
-    """Return the most likely classes of one sample with their probabilities: ``cat 0.98``.
+def scores_of(model: Model, x: Any) -> tuple[list[str], np.ndarray]:
+    """Return the names of the classes, or their numbers, and their probabilities for one sample.
 
-    Labels that are independent of each other have a probability each; a model of numbers has these.
+    Labels that are independent of each other have a probability each; a model of numbers has no
+    names, and these.
 
     Raises
     ------
@@ -126,7 +145,7 @@ def describe_classes(model: Model, x: Any, top: int = 1) -> str:
     scores = y[0].astype(np.float64)
     task = model.inputs.tasks[0] if model.inputs is not None and model.inputs.tasks else ""
     if task == "numbers":
-        return ", ".join(f"{number:.6g}" for number in scores)
+        return [], scores
     if len(scores) == 1:  # class 1 against class 0, see `Model.predict_classes`
         scores = np.array([0.0, scores[0]])
     last = {part.name: part.layer.kind for part in model.description.parts}
@@ -136,8 +155,15 @@ def describe_classes(model: Model, x: Any, top: int = 1) -> str:
         scores = np.exp(scores - scores.max())
         scores /= scores.sum()
     names = model.inputs.class_names if model.inputs is not None else None
+    return [*(names or map(str, range(len(scores))))], scores
+
+
+def describe_classes(names: Sequence[str], scores: np.ndarray, top: int = 1) -> str:
+    """Return the most likely classes with their probabilities: ``cat 0.98``; without names, all."""
+    if not names:
+        return ", ".join(f"{number:.6g}" for number in scores)
     order = np.argsort(-scores, kind="stable")[: max(top, 1)]
-    return ", ".join(f"{names[k] if names else k} {scores[k]:.3g}" for k in order)
+    return ", ".join(f"{names[k]} {scores[k]:.3g}" for k in order)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -202,3 +203,31 @@ def test_the_folder_of_a_run_has_its_best_weights(
     Path("run/best.safetensors").unlink()
     assert main(["run", "0.png"]) == 1
     assert "run contains no weights; a run has best.safetensors after" in capsys.readouterr().err
+
+
+def test_the_probabilities_of_all_classes_are_written_to_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = digits()
+    names = ("a,b", "caf\u00e9", *map(str, range(8)))
+    model.inputs = replace(model.inputs, class_names=names)
+    save_model(model, tmp_path / "m.pydtnn")
+    x, _ = load_dataset("digits")[1].read(np.arange(3))
+    (tmp_path / "images").mkdir()
+    for k, image in enumerate(x):
+        Image.fromarray(image[..., 0]).save(tmp_path / "images" / f"{k}.png")
+    arguments = [str(tmp_path / "m.pydtnn"), str(tmp_path / "images"), "--device=numpy"]
+    assert main([*arguments, f"--csv={tmp_path / 'out' / 'p.csv'}"]) == 0
+    with open(tmp_path / "out" / "p.csv", newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["image", "class", *names]
+    y = model.predict(x).astype(np.float64)
+    y = np.exp(y) / np.exp(y).sum(axis=1, keepdims=True)
+    assert [row[1] for row in rows] == [names[k] for k in y.argmax(axis=1)]
+    np.testing.assert_allclose([[float(n) for n in row[2:]] for row in rows], y, rtol=1e-5)
+    assert [Path(row[0]).name for row in rows] == ["0.png", "1.png", "2.png"]
+    printed = capsys.readouterr().out
+    (tmp_path / "images" / "3.png").write_bytes(b"nothing")
+    assert main([*arguments, f"--csv={tmp_path / 'other.csv'}"]) == 1
+    assert not (tmp_path / "other.csv").exists()
+    assert len(printed.splitlines()) == 3

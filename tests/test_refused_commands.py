@@ -116,7 +116,8 @@ OTHERS = {
     "predict": {
         "a missing model": ["none.pydtnn", "pictures/train/ant/0.png"],
         "a missing image": ["model.pydtnn", "none.png"],
-        "a file that is no image": ["model.pydtnn", "weights.safetensors"],
+        "a file that is no image": ["model.pydtnn", "weights.safetensors", "--csv=new/p.csv"],
+        "a run without best weights": ["runs/e", "pictures/train/ant/0.png"],
         "a folder without a model": ["pictures", "pictures/train/ant/0.png"],
     },
     "checkpoint": {
@@ -226,6 +227,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             shutil.copytree(f"runs/{copied}", f"runs/{name}")
         for path in (root / "runs" / "damaged").glob("checkpoint-*/arrays*"):
             path.write_bytes(path.read_bytes()[:-1])
+        shutil.copytree("runs/a", "runs/e", ignore=shutil.ignore_patterns("best*"))
         (root / "runs" / "b" / ".checkpoint-00000099.partial").mkdir()
         (root / "runs" / "b" / ".checkpoint-00000099.partial" / "state.json").touch()
         (root / "runs" / "b" / f".run.json.{'0f' * 16}").touch()

@@ -3,9 +3,10 @@
     python -m benchmarks.evaluation run plan.yaml --output results
     python -m benchmarks.evaluation report results
 
-`run` installs each framework into an environment of its own, checks that the losses of the first
-steps agree, and runs the plan: each run in processes of its own, in random order within each
-repetition. Interrupted, the same command continues. `report` writes tables and figures.
+`run --install` installs each framework into an environment of its own, checks that the losses of
+the first steps agree, and runs the plan: each run in processes of its own, in random order within
+each repetition. `--dry-run` shows what it would do. Interrupted, the same command continues.
+`report` writes tables and figures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.comm.cluster import end_as_after_errors
 from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.report import describe
 from benchmarks.evaluation import observations, traces
-from benchmarks.evaluation.frameworks import python_of
+from benchmarks.evaluation.frameworks import missing, python_of
 from benchmarks.evaluation.plan import FROZEN, Cell, Plan
 from benchmarks.evaluation.report import create
 from benchmarks.evaluation.running import (
@@ -50,6 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=Path("build/evaluation"),
         help="folder of the frameworks' environments (default: build/evaluation)",
     )
+    run.add_argument(
+        "--install",
+        action="store_true",
+        help="download the packages of frameworks that have no environment yet",
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="print the runs and the packages, do nothing"
+    )
     run.set_defaults(call=_run)
     report = commands.add_parser("report", help="write tables and figures of results")
     report.add_argument("output", type=Path, metavar="RESULTS")
@@ -65,6 +74,17 @@ def _run(given: argparse.Namespace) -> None:
             raise ValueError(f"{given.plan}: link: no emulated hosts here: {reason}")
         end_as_after_errors()
     root = given.environments.absolute()
+    absent = missing(plan.frameworks, root)
+    packages = "; ".join(f"{', '.join(of)} in {where}" for where, of in absent.items())
+    if given.dry_run:
+        print(f"{sum(1 for _ in plan.cells())} runs of {', '.join(plan.frameworks)} in {folder}")
+        print(f"packages that --install downloads: {packages or 'none'}")
+        return
+    if absent and not given.install:
+        raise ValueError(
+            f"{given.plan}: expected environments of all frameworks, got none for {packages}; add "
+            "--install to download them"
+        )
     pythons = {name: python_of(name, root) for name in plan.frameworks}
     plan.freeze(folder)
     about = folder / "machine.txt"

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,16 @@ NOT_INSTALLED = (
 """Frameworks that cannot be installed by pip, the versions that were tried, and why."""
 
 
+def missing(names: Iterable[str], root: Path) -> dict[Path, tuple[str, ...]]:
+    """Return the environments of frameworks that do not exist yet, with their packages."""
+    own = [FRAMEWORKS[name] for name in names]
+    return {
+        root / one.environment: (*one.packages, *filter(None, [one.compiled]))
+        for one in own
+        if one.packages and not (root / one.environment / "ready").exists()
+    }
+
+
 def python_of(name: str, root: Path) -> str:
     """Return the Python of a framework's environment, which is created if necessary.
 
@@ -126,7 +137,7 @@ def python_of(name: str, root: Path) -> str:
             raise ValueError(
                 f"{name}: expected {framework.python}, got none; install it, or leave {name} out"
             )
-        packages = [*framework.packages, *filter(None, [framework.compiled])]
+        [packages] = missing([name], root).values()
         print(f"evaluation: installing {', '.join(packages)}", flush=True)
         install = [python, "-m", "pip", "install", "--quiet"]
         commands = [[base, "-m", "venv", folder], [*install, *framework.packages]]

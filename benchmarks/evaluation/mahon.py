@@ -13,7 +13,7 @@ pass of a layer. Not part of the prediction: loading, and devices that are slowe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -30,6 +30,8 @@ SAMPLES = (32, 128, 512)
 EFFICIENCIES = (1.0, 0.3, 0.1)
 """Of kernels: their speed as a share of the roofline's."""
 
+SHOWN = ((32, 1.0), (32, 0.3), (128, 0.3), (128, 0.1), (512, 0.1))
+"""Samples and efficiencies of the table in docs/evaluation.md, which a test compares."""
 
 ALL = 2**30
 """B of a bucket that all gradients fit into: they are summed when backward is over."""
@@ -79,6 +81,21 @@ def predictions() -> Iterator[Prediction]:
             yield Prediction(scaling, samples, efficiency, overlap, *times)
 
 
+def table(found: Sequence[Prediction]) -> list[str]:
+    """Return the lines of the table of weak scaling."""
+    columns = ("weak scaling, float32", "1 device", f"{DEVICES}, overlapped", "times")
+    columns = (*columns, f"{DEVICES}, not overlapped", "times", "measured")
+    rows = [columns, ("---",) * len(columns)]
+    own = {(one.samples, one.efficiency, one.overlap): one for one in found if one.work > 1}
+    for samples, efficiency in SHOWN:
+        pair = [own[samples, efficiency, overlap] for overlap in (True, False)]
+        cells = [text for one in pair for text in (f"{1e3 * one.all:.2f} ms", f"{one.times:.2f}")]
+        name = f"{samples} samples, kernels {100 * efficiency:.0f} %"
+        rows.append((name, f"{1e3 * pair[0].one:.2f} ms", *cells, f"{MEASURED}"))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], "|---" * len(columns) + "|", *lines[2:]]
+
+
 def main() -> None:
     """Print the predictions."""
     print(
@@ -88,13 +105,15 @@ def main() -> None:
         f"{'scaling':8}{'samples':>8}{'kernels':>9}{'overlap':>9}{'1 device':>13}"
         f"{DEVICES:7} devices{'times':>8}{f'{MEASURED} needs':>13}"
     )
-    for one in predictions():
+    found = [*predictions()]
+    for one in found:
         overlap = "yes" if one.overlap else "no"
         print(
             f"{one.scaling:8}{one.samples:8}{one.efficiency:9.0%}{overlap:>9}"
             f"{1e3 * one.one:10.2f} ms{1e3 * one.all:12.2f} ms{one.times:8.2f}"
             f"{1e3 * one.missing:+10.2f} ms"
         )
+    print("", *table(found), sep="\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -328,13 +328,15 @@ def _figure(folder: Path, plan: Plan, runs: Runs, network: str) -> Path:
     """Draw the times of all steps of a network: a point for each, and the median."""
 
     def draw(make: Any) -> Any:
+        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
         inches = 0.32 * len(plan.frameworks) * len(plan.ranks)
         height = inches + 0.7
         figure = make(figsize=(7.2, height))
         axes = figure.add_axes((0.3, 0.55 / height, 0.66, inches / height))
         labels, rng = [], np.random.default_rng(0)
         for ranks in plan.ranks:
-            for color, name in zip(PALETTE, plan.frameworks, strict=False):
+            for color, name in zip(cycle(PALETTE), plan.frameworks, strict=False):
                 own = select(runs, framework=name, network=network, ranks=ranks)
                 if not own:
                     continue
@@ -347,6 +349,9 @@ def _figure(folder: Path, plan: Plan, runs: Runs, network: str) -> Path:
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
         axes.invert_yaxis()
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # 1, 2, 5, 10, ...
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())  # whose labels would overlap
         axes.set_xlabel(f"time of a step (ms), {network}; bars: medians")
         return figure
 

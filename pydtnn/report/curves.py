@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pydtnn.report.runs import MEASUREMENTS, Run
-from pydtnn.report.section import Figure, Section, every, line, section
+from pydtnn.report.section import COLOURS, Figure, Section, every, line, section
 from pydtnn.runs.run import VALIDATION
+from pydtnn.utils.clock import VIRTUAL_SECONDS
 
 MAX_POINTS_OF_CURVE = 800
 
@@ -35,8 +36,11 @@ def _inside(run: Run, name: str, count: int) -> dict[str, Any]:
 def training(runs: Sequence[Run]) -> Section:
     """Return the curves of loss, metrics and learning rate."""
     names = dict.fromkeys(name for run in runs for logs in run.history for name in logs)
-    values = [name for name in names if name != "lr" and not name.startswith(VALIDATION)]
+    others = ("lr", VIRTUAL_SECONDS)
+    values = [name for name in names if name not in others and not name.startswith(VALIDATION)]
     figures = [_value(runs, name) for name in values]
+    if virtual := [run for run in runs if any(VIRTUAL_SECONDS in logs for logs in run.history)]:
+        figures += [_over_virtual_time(virtual, name, len(runs)) for name in values]
     if "lr" in names:
         figures.append(_curve(runs, "lr", "Learning rate", "learning rate"))
     text = (
@@ -47,12 +51,12 @@ def training(runs: Sequence[Run]) -> Section:
 
 
 def legend_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the colours of runs; of one run those of training and validation."""
-    if len(runs) > 1:
-        return {run.title: f"{run.colour} line" for run in runs}
-    validated = any(name.startswith(VALIDATION) for logs in runs[0].history for name in logs)
-    colour = runs[0].colour
-    return {"training": f"{colour} line", "validation": f"{colour} dash"} if validated else {}
+    """Return the colours of runs, and the lines of training and validation."""
+    names = {name for run in runs for logs in run.history for name in logs}
+    colour = runs[0].colour if len(runs) == 1 else COLOURS["other"]
+    kinds = {"training": f"{colour} line", "validation": f"{colour} dash"}
+    several = {run.title: f"{run.colour} line" for run in runs} if len(runs) > 1 else {}
+    return several | (kinds if any(name.startswith(VALIDATION) for name in names) else {})
 
 
 @section("throughput", "Throughput", MEASUREMENTS)
@@ -70,7 +74,8 @@ def throughput(result: Section, measured: Sequence[tuple[Run, Any]]) -> None:
             wide=True,
         )
     ]
-    result.legend = legend_of(runs) if len(runs) > 1 else {}
+    kinds = ("training", "validation")
+    result.legend = {name: look for name, look in legend_of(runs).items() if name not in kinds}
 
 
 def title_of(name: str) -> str:
@@ -87,6 +92,19 @@ def _value(runs: Sequence[Run], name: str) -> Figure:
     return figure
 
 
+def _over_virtual_time(runs: Sequence[Run], name: str, count: int) -> Figure:
+    """Return the values at the ends of epochs over the time of virtual ranks."""
+    words, time = title_of(name), {"title": "virtual time (s)", "rangemode": "tozero"}
+    names = [
+        (run, kind)
+        for kind in (name, VALIDATION + name)
+        for run in runs
+        if any(kind in logs for logs in run.history)
+    ]
+    data = [_ends(run, kind, count, VIRTUAL_SECONDS) for run, kind in names]
+    return Figure(f"{words[:1].upper() + words[1:]} over virtual time", data, time, words)
+
+
 def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
     """Return the curves of a value of training, within epochs if it was measured there."""
     inside = name in ("loss", "lr")
@@ -99,16 +117,23 @@ def _epochs(runs: Sequence[Run]) -> dict[str, Any]:
     return {"title": "epoch", "range": [0, 1.02 * max(len(run.history) for run in runs)]}
 
 
-def _ends(run: Run, name: str, count: int) -> dict[str, Any]:
-    """Return a line through the ends of the epochs of one of a number of runs."""
+def _ends(run: Run, name: str, count: int, over: str = "") -> dict[str, Any]:
+    """Return a line through the ends of the epochs of one of a number of runs.
+
+    They are over the epochs, or `over` another value.
+    """
     step = every(len(run.history), min(MAX_POINTS_OF_CURVE, MAX_POINTS // count))
     epochs = [*range(len(run.history), 0, -step)][::-1]
     values = [run.history[epoch - 1].get(name) for epoch in epochs]
     label = "validation" if name.startswith(VALIDATION) else "training"
     look: dict[str, Any] = {"dash": "dash"} if label == "validation" else {}
     title, template = run.title if count > 1 else label, "epoch %{x}: %{y:.4g}"
+    places: list[Any] = list(epochs)
+    if over:
+        places = [run.history[epoch - 1].get(over) for epoch in epochs]
+        template = "%{x:.4g} s: %{y:.4g}"
     return {
-        **line(title, epochs, values, run.colour, template, extra=_plain(run.label), **look),
+        **line(title, places, values, run.colour, template, extra=_plain(run.label), **look),
         "mode": "lines+markers" if len(epochs) <= MAX_MARKED_EPOCHS else "lines",
         "marker": {"color": run.colour, "size": 7},
     }

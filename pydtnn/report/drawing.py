@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ PIXELS_PER_INCH = 150
 MIN_INCHES = 1.1
 """Smallest height of a figure, without its legend."""
 
-LEGEND_INCHES = 1.15
-"""Width of a column of a legend."""
+HANDLE_INCHES, CHARACTER_INCHES, ENTRY_INCHES = 0.4, 0.06, 0.15
+"""Widths of the line or patch of an entry of a legend and of a character, and the height."""
 
 PNG_DPI = 300
 
@@ -108,10 +109,14 @@ def _slug(text: str) -> str:
 def _draw(section: Section, figure: Figure, make: Any) -> Any:
     content = figure.properties()
     layout = content["layout"]
-    handles = _legend(section, content["data"])
     width = PAGE_INCHES if figure.wide else COLUMN_INCHES
-    columns = max(1, int(width / LEGEND_INCHES))
-    height = max(MIN_INCHES, figure.height / PIXELS_PER_INCH) + 0.15 * -(-len(handles) // columns)
+    handles = _legend(section, content["data"], int((width - HANDLE_INCHES) / CHARACTER_INCHES))
+    lines = [line for handle in handles for line in str(handle.get_label()).splitlines()]
+    widest = HANDLE_INCHES + CHARACTER_INCHES * max(map(len, lines), default=0)
+    columns = max(1, int(width / widest))
+    height = max(MIN_INCHES, figure.height / PIXELS_PER_INCH) + ENTRY_INCHES * -(
+        -len(lines) // columns
+    )
     drawn = make(figsize=(width, height), layout="constrained")
     axes = drawn.add_subplot()
     axes.grid(True)
@@ -225,15 +230,23 @@ def _set_axis(axes: Any, name: str, look: Mapping[str, Any]) -> None:
         axes.set_aspect("equal")
 
 
-def _legend(section: Section, data: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the entries of the section's legend that a figure needs: none for one meaning."""
+def _legend(section: Section, data: Sequence[Mapping[str, Any]], characters: int) -> list[Any]:
+    """Return the entries of the section's legend that a figure needs: none for one meaning.
+
+    Names are in lines of at most so many characters.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     names = dict.fromkeys(str(trace["name"]) for trace in data if _is_visible(trace))
+    if any(trace.get("line", {}).get("dash") for trace in data):  # of what, beside names of runs
+        names |= dict.fromkeys({"training", "validation"} & {*section.legend})
     handles: list[Any] = []
-    for name in names if len(names) > 1 else ():
-        colour, _, kind = section.legend.get(name, "").partition(" ")
+    for entry, look in section.legend.items() if len(names) > 1 else ():
+        if entry not in names:
+            continue
+        name = fill(entry, characters)
+        colour, _, kind = look.partition(" ")
         if kind == "point":
             handles.append(Line2D([], [], color=colour, marker="o", ms=4, ls="", label=name))
         elif kind:

@@ -102,9 +102,26 @@ def test_a_framework_without_its_python_is_refused(
     plan = write(tmp_path / "plan.yaml", SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_uji]"))
     out = tmp_path / "out"
     arguments = ["run", str(plan), "--output", str(out), "--environments", str(tmp_path / "env")]
-    assert main(arguments) == 1
+    assert main([*arguments, "--install"]) == 1
     assert "pydtnn_uji: expected python3.13, got none" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_nothing_is_downloaded_unless_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    plan = write(tmp_path / "plan.yaml", SMALL.replace("[pydtnn]", "[pydtnn, jax]"))
+    out, environments = tmp_path / "out", tmp_path / "env"
+    arguments = ["run", str(plan), "--output", str(out), "--environments", str(environments)]
+    packages = f"jax==0.10.2, optax, numpy in {environments / 'jax'}"
+    assert main(arguments) == 1
+    assert f"got none for {packages}; add --install" in capsys.readouterr().err
+    assert main([*arguments, "--dry-run"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith(f" runs of pydtnn, jax in {out}")
+    assert printed[1].endswith(packages)
+    assert {*tmp_path.iterdir()} == {plan}
 
 
 def test_weights_are_those_of_the_networks() -> None:
@@ -265,7 +282,7 @@ def test_predictions_for_12_devices_are_printed_beside_what_was_measured(
     mahon.main()
     lines = capsys.readouterr().out.splitlines()
     found = [*mahon.predictions()]
-    assert len(lines) == 2 + len(found)
+    assert lines[2 + len(found) :] == ["", *mahon.table(found)]
     assert "10.11" in lines[0]
     for one in found:
         assert 1 < one.times < mahon.DEVICES
@@ -275,6 +292,21 @@ def test_predictions_for_12_devices_are_printed_beside_what_was_measured(
         if fast.overlap and not slow.overlap:
             assert fast.one == slow.one
             assert fast.all < slow.all
+
+
+def test_the_page_has_the_predictions_that_are_printed() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
+    found = [*mahon.predictions()]
+    assert "\n".join(mahon.table(found)) in page
+    weak, strong = ([one for one in found if one.scaling == kind] for kind in ("weak", "strong"))
+    times = [one.times for one in weak]
+    above = [100 * (value / mahon.MEASURED - 1) for value in (min(times), max(times))]
+    words = " ".join(page.split())
+    for text in (
+        f"{min(times):.2f} to {max(times):.2f}, {above[0]:.0f} to {above[1]:.0f} % above",
+        f"even 512 samples give at most {max(one.times for one in strong):.1f}",
+    ):
+        assert text in words
 
 
 def test_all_plans_that_are_shipped_can_be_loaded() -> None:

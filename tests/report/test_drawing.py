@@ -82,6 +82,26 @@ def test_a_single_meaning_needs_no_legend_and_a_wide_figure_is_as_wide_as_a_page
     assert width == pytest.approx(72 * PAGE_INCHES)
 
 
+def test_names_of_runs_are_inside_of_a_figure_and_kinds_of_lines_are_explained(
+    tmp_path: Path,
+) -> None:
+    names = ["a_run_with_a_rather_long_name_1 (seed 1)", "another " * 12]
+    kinds = [{}, {"dash": "dash"}]
+    data = [line(name, [1, 2], [3, 4], "#112233", **look) for name in names for look in kinds]
+    looks = {name: "#112233 line" for name in names}
+    looks |= {"training": "#888888 line", "validation": "#888888 dash"}
+    section = Section("s", "S", "", [Figure("A", data, "x", "y")], legend=looks)
+    svg = drawn(section, tmp_path)
+    found = texts(svg)
+    assert {names[0], "training", "validation"} <= {*found}
+    assert sum(text.count("another") for text in found) == 12  # in several lines
+    for text in found:  # a character has at most 7 points
+        place = re.search(rf'<text[^>]*?(?:x="|translate\()([\d.]+)[^>]*>{re.escape(text)}<', svg)
+        assert place is not None
+        if len(text) > 20:
+            assert float(place[1]) + 4.2 * len(text) < 72 * COLUMN_INCHES
+
+
 def test_bars_of_a_stack_begin_where_the_preceding_ones_end(tmp_path: Path) -> None:
     parts = {"compute": [1.0, 2.0], "data": [3.0, 1.0], "other": [0.0, 0.0]}
     legend = {"compute": "#3B5998", "data": "#E69F00", "other": "#8A8A8A"}

@@ -199,7 +199,26 @@ def test_swept_options_are_in_the_results_and_in_the_names_of_runs(tmp_path: Pat
     assert [*training(found).legend][:2] == ["a (lr 0.1)", "b0 (lr 0.2)"]
     assert {trace["name"] for trace in figure(training(found), "Loss").data} == {
         *training(found).legend
-    }
+    } - {"training", "validation"}
+    assert [*training(found).legend][-2:] == ["training", "validation"]
+
+
+def test_values_of_virtual_ranks_are_over_their_time(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    history = json.loads((folder / "history.json").read_text())
+    for entry in history:
+        entry["virtual_seconds"] = 0.5 * entry["epoch"]
+    (folder / "history.json").write_text(json.dumps(history))
+    other = write_run(tmp_path / "other")  # on ranks that are not virtual
+    for runs in (read_runs([folder]), read_runs([folder, other])):
+        found = training(runs)
+        titles = [one.title for one in found.figures]
+        assert "Accuracy over virtual time" in titles
+        assert "Virtual seconds" not in titles
+        drawn = figure(found, "Accuracy over virtual time")
+        assert len(drawn.data) == 2  # training and validation
+        assert drawn.data[0]["x"] == [0.5 * entry["epoch"] for entry in history]
+        assert drawn.data[0]["y"] == [entry["accuracy"] for entry in history]
 
 
 PREDICTED = {

@@ -295,15 +295,15 @@ def _parallel(space: Space, trials: Sequence[Any], name: str) -> Figure:
     look = {"type": "line", "layer": "below", "line": {"color": "#999999", "width": 1}}
     axes = [{**look, "x0": n, "x1": n, "y0": 0, "y1": 1} for n in places]
     caption = "Each vertical axis from the first value, below, to the last one."
-    bottom = -0.04
+    bounds = [-0.04, 1.04]
     if any(dimension.condition for dimension in space.dimensions):
         caption += " The line of a trial without an option passes below its axis."
-        bottom = BELOW - 0.04
+        bounds[0] += BELOW
     return Figure(
         "Options and value of each trial",
         data,
         ticks,
-        {"title": "", "showticklabels": False, "showgrid": False, "range": [bottom, 1.04]},
+        {"title": "", "showticklabels": False, "showgrid": False, "range": bounds},
         caption,
         height=420,
         wide=True,
@@ -343,15 +343,11 @@ def _curves(space: Space, trials: Sequence[Any]) -> Section:
             }
         )
     legend = {"best": f"{BEST} line"} if best else {}
-    legend |= {state: f"{LOOK[state]} line" for state in LOOK if _is_there(state, with_curve)}
+    legend |= {state: f"{LOOK[state]} line" for state in _states(with_curve)}
     last = max(max(one.intermediate_values) for one in with_curve)
     axis = {"title": "epoch", "range": [0, 1.02 * last]}
     figure = Figure(f"{name} over the epochs", data, axis, name, height=420, wide=True)
     return Section("curves", title, "A cross is where a trial was pruned.", [figure], legend=legend)
-
-
-def _is_there(state: str, trials: Sequence[Any]) -> bool:
-    return any(_state(one) == state for one in trials)
 
 
 def _use(trials: Sequence[Any]) -> Section:

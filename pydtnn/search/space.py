@@ -131,15 +131,14 @@ class Space:
         """Yield trials that together have every choice and both ends of every range."""
         conditions: dict[str, dict[str, Any]] = {}  # with those of the options that they name
         for dimension in self.dimensions:
-            wanted: dict[str, Any] = {}
+            wanted = conditions[dimension.name] = {}
             for name, allowed in dimension.condition.items():
                 wanted |= {name: allowed[0], **conditions[name]}
-            conditions[dimension.name] = wanted
             for value in dimension.ends:
+                own: dict[str, Any] = {**wanted, dimension.name: value}
                 values: dict[str, Any] = {}
                 for one in self.dimensions:
                     if one.applies(values):
-                        own = {**wanted, dimension.name: value}
                         values[one.name] = own.get(one.name, one.ends[0])
                 yield values
 

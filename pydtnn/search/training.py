@@ -157,8 +157,8 @@ class TrainingObjective:
         """Return the configurations of the trials to check."""
         configs = [configure(self.arguments(values)) for values in self.space.checks()]
         for config in configs:
-            for part in ("dataset", "allreduce"):
-                find(config, part)
+            find(config, "dataset")
+            find(config, "allreduce")
         for name in OWN:
             if any(getattr(one, name) != flags(TrainConfig)[name].default for one in configs):
                 raise ValueError(f"{WHO}: trials cannot have the option {name}; remove it")

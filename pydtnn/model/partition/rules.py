@@ -317,24 +317,22 @@ def _own_rule(draft: Draft, axis: str) -> Rule | None:
     PlanError
         If the layer exchanges arrays, but does not state of which parts.
     """
-    layer, kind = draft.layer, type(draft.layer).__name__
-    if isinstance(layer, Follower):
-        return _follow_own_rule
-    if isinstance(layer, Communicating) and not isinstance(layer, TwoPhase):
+    own = draft.whole
+    if isinstance(own, Communicating) and not isinstance(own, Follower | TwoPhase):
         raise PlanError(
-            f"{draft.whole.name}: {kind} communicates, so it must state along the axis {axis}="
-            f"{draft.ranks(axis)} which parts of arrays it takes; define follow(self, draft, cut), "
-            "which returns False for whole arrays"
+            f"{own.name}: {type(own).__name__} communicates, so it must state along the axis {axis}"
+            f"={draft.ranks(axis)} which parts of arrays it takes; define follow(self, draft, cut),"
+            " which returns False for whole arrays"
         )
-    return None
+    return _follow_own_rule if isinstance(own, Follower) else None
 
 
 def _follow_own_rule(draft: Draft, cut: Cut) -> bool:
-    layer: Any = draft.layer
-    follows = check_bool(f"{type(layer).__name__}.follow", "its result", layer.follow(draft, cut))
+    layer, who = cast(Follower, draft.layer), f"{type(draft.layer).__name__}.follow"
+    follows = check_bool(who, "its result", layer.follow(draft, cut))
     if follows and any(cut.axis not in layout for layout in (*draft.inputs, draft.output)):
         raise PlanError(
-            f"{draft.whole.name}: {type(layer).__name__}.follow must set the layouts of inputs and "
+            f"{draft.whole.name}: {who} must set the layouts of inputs and "
             f"output along the axis {cut.axis} if it returns True; use draft.same(cut.axis, cut)"
         )
     return follows
@@ -359,14 +357,6 @@ def _layer_norm(draft: Draft, cut: Cut) -> bool:
     """Normalise own positions."""
     norm = cast(LayerNorm, draft.layer)
     if cut.dim >= len(draft.whole.input_shapes[0]) - norm.axes:
-        return False
-    draft.summed.append(cut.axis)
-    return _each(draft, cut)
-
-
-def _rms_norm(draft: Draft, cut: Cut) -> bool:
-    """Normalise own rows."""
-    if _last(draft, cut):
         return False
     draft.summed.append(cut.axis)
     return _each(draft, cut)
@@ -399,8 +389,8 @@ def _batch_norm(draft: Draft, cut: Cut) -> bool:
     return _each(draft, cut)
 
 
-def _linear(draft: Draft, cut: Cut) -> bool:
-    """Multiply own rows; features are cut by a strategy only."""
+def _rows(draft: Draft, cut: Cut) -> bool:
+    """Normalise or multiply own rows; features are cut by a strategy only."""
     if _last(draft, cut):
         return False
     draft.summed.append(cut.axis)
@@ -410,7 +400,7 @@ def _linear(draft: Draft, cut: Cut) -> bool:
 def _embedding(draft: Draft, cut: Cut) -> bool:
     """Look up the vectors of own positions, or compute the logits of their tokens."""
     if cast(Embedding, draft.layer).gives_logits:
-        return _linear(draft, cut)
+        return _rows(draft, cut)
     draft.summed.append(cut.axis)
     return _each(draft, cut)
 
@@ -565,7 +555,7 @@ FOLLOWERS: dict[type[Layer], Rule] = {
     Identity: _each,
     Embedding: _embedding,
     LayerNorm: _layer_norm,
-    Linear: _linear,
+    Linear: _rows,
     LocalResponseNorm: _positions,
     MaxPool2d: _window,
     AvgPool2d: _window,
@@ -576,7 +566,7 @@ FOLLOWERS: dict[type[Layer], Rule] = {
     Multiply: _multiply,
     Pad: _pad,
     PositionalEmbedding: _positional_embedding,
-    RMSNorm: _rms_norm,
+    RMSNorm: _rows,
     Rescale: _each,
     Rotary: _rotary,
     Slice: _slice,

@@ -350,7 +350,7 @@ def test_a_causal_mask_of_a_ring_that_is_off_by_one_token_is_refused(
         ),
         pytest.param(
             "context",
-            "_linear",
+            "_rows",
             Linear,
             lambda draft: draft.summed.clear(),
             r"\S*: the gradient \S*\.(w|b) of rank \d differs",

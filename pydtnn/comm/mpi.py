@@ -104,12 +104,9 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
             try:
                 root = _create_root(mpi, started)
             except Exception as error:
-                if survives():
-                    raise
-                if started is not None:
-                    started.cancel()
-                os.write(2, f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n".encode())
-                mpi.COMM_WORLD.Abort(1)  # the others wait for this rank
+                if not survives():  # the others wait for this rank
+                    os.write(2, f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n".encode())
+                    mpi.COMM_WORLD.Abort(1)
                 raise
     supervision = root.supervision
     if supervision is not None and timeout is not None:
@@ -177,18 +174,21 @@ def _check_host(library: str, ranks: int) -> None:
             f"mpi: {library} requires a folder {SHARED_MEMORY} that can be written, for messages; "
             "mount it read-write, or start one process without mpirun."
         )
-    memory = os.statvfs(SHARED_MEMORY)
-    size, needed = memory.f_blocks * memory.f_frsize, ranks * RANK_B  # 0: no limit
-    if ranks > 1 and 0 < size < needed:
-        raise ValueError(
-            f"mpi: {library} requires {needed:,} B in {SHARED_MEMORY} for {ranks} ranks, got "
-            f"{size:,} B; enlarge it, such as by docker --shm-size"
-        )
-    for limit, least, what in (
-        (resource.RLIMIT_NOFILE, MIN_FILES + ranks, "open files (ulimit -n)"),
-        (resource.RLIMIT_FSIZE, max(MIN_FILE_B, needed), "B of a file (ulimit -f)"),
+    memory, needed = os.statvfs(SHARED_MEMORY), ranks * RANK_B
+    size = memory.f_blocks * memory.f_frsize or resource.RLIM_INFINITY
+    for given, least, what in (
+        (size, needed, f"B in {SHARED_MEMORY} (docker --shm-size)"),
+        (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            MIN_FILES + ranks,
+            "open files (ulimit -n)",
+        ),
+        (
+            resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+            max(MIN_FILE_B, needed),
+            "B of a file (ulimit -f)",
+        ),
     ):
-        given = resource.getrlimit(limit)[0]
         if ranks > 1 and 0 <= given < least:
             raise ValueError(
                 f"mpi: {library} requires {least:,} {what} for {ranks} ranks, got {given:,}; "

@@ -49,10 +49,7 @@ _NUMBER = int | float
 SPAN = {"begin": _NUMBER, "end": _NUMBER | None, "ranks": list, "job": int, "host": str}
 """Types of the entries of a span of time in which a group of ranks has trained a trial."""
 
-KINDS = {
-    **dict.fromkeys((STARTS, REACHED, EPOCHS, POINT, PARENT), int),
-    **{REASON: str, "arguments": list},
-}
+KINDS = dict.fromkeys((STARTS, REACHED, EPOCHS, POINT, PARENT), int)
 """Types of attributes of a trial."""
 
 UNTIL = "until"
@@ -113,10 +110,9 @@ def _make(what: str, classes: Mapping[str, Any], given: Mapping[str, Any], **mor
 def _check(trial: optuna.trial.FrozenTrial, values: int) -> None:
     """Raise an error if attributes or values of a trial are not those of a search."""
     given = trial.user_attrs
-    own: dict[str, Any] = {name: kind for name, kind in KINDS.items() if name in given}
-    entries = [(given, own), *((span, SPAN) for span in given.get(GROUP, []))]
-    pairs = [(name, entry[name], kind) for entry, kinds in entries for name, kind in kinds.items()]
-    wrong = [name for name, one, kind in pairs if not isinstance(one, kind) or one == []]
+    wrong = [name for name, kind in KINDS.items() if not isinstance(given.get(name, 0), kind)]
+    for span in given.get(GROUP, []):
+        wrong += [n for n, kind in SPAN.items() if not isinstance(span[n], kind) or span[n] == []]
     if wrong or len(trial.values or [0] * values) != values:
         raise TypeError(f"trial {trial.number} has wrong {', '.join(wrong) or 'values'}")
 

@@ -29,11 +29,13 @@ import numpy as np
 
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.hosts import Placement, read_placement, silent_hosts
 from pydtnn.cli.parser import Arguments, parse
 from pydtnn.cli.run_directory import NOT_KEPT, OF_THE_MESH, read_run, start_values
 from pydtnn.data import (
     ArrayDataset,
     Dataset,
+    Tokenizer,
     cifar,
     load_cifar10,
     load_cifar100,
@@ -42,6 +44,7 @@ from pydtnn.data import (
     load_shards,
     load_text,
     pack_shards,
+    train_tokenizer,
 )
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
@@ -68,6 +71,11 @@ from pydtnn.perfmodel.compute.profile import (
 from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
 from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
+from pydtnn.search import make_space
+from pydtnn.search.lines import describe_trial
+from pydtnn.search.live import rows_of
+from pydtnn.search.page import render as render_study
+from pydtnn.search.study import JOURNAL, SharedStudy
 from pydtnn.tracing import RankTrace, build_timeline, load_timeline, read_traces
 from pydtnn.tracing.chakra import Node, read_nodes
 from pydtnn.tracing.chakra import encode as encode_nodes
@@ -137,7 +145,7 @@ class Kind:
     def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
         """Damage one of the files; return its name, its bytes and what was done."""
         name = str(rng.choice(list(self.files)))
-        data, done = damage(self.files[name], rng, [*self.files.values(), FOREIGN])
+        data, done = damage(self.files[name], rng, [*self.files.values(), FOREIGN, PROGRAM])
         (self.folder / name).write_bytes(data)
         return name, data, f"{name}: {done}"
 
@@ -157,7 +165,8 @@ class Kind:
                 path.rmdir()
             elif path.is_symlink() or (path.exists() and not path.is_file()):
                 path.unlink()
-            if not path.exists() or path.read_bytes() != data:
+            changed = not path.exists() or path.stat().st_size != len(data)  # one may be a hole
+            if changed or path.read_bytes() != data:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
 
@@ -174,8 +183,17 @@ def nothing(path: Path) -> None:
     """The file is missing."""
 
 
+def a_hole(path: Path) -> None:
+    """20 GB without a block on the disk."""
+    path.touch()
+    os.truncate(path, 20 << 30)
+
+
 NO_FILES: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, Path.touch]
-NO_FILES += [a_device, a_circle, nothing]
+NO_FILES += [a_device, a_circle, nothing, a_hole]
+
+PROGRAM = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) run\n%%EOF\n"
+"""A picture that Ghostscript executes."""
 
 FOREIGN = gzip.compress(bytes(range(256)) * 4) + pickle.dumps({"data": [1.5, "x" * 99]})
 
@@ -274,7 +292,7 @@ class SavedModels(Kind):
         if key == MODEL and rng.random() < 0.8:
             files[key], done = change_json(files[key], rng)
         else:
-            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN])
+            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN, PROGRAM])
         shutil.rmtree(self.folder / "m")
         fill_folder(self.folder / "m", files)
         return f"m/{key}", files[key], f"{key}, whose sum fits: {done}"
@@ -317,7 +335,7 @@ class Checkpoints(Kind):
         if key == STATE and rng.random() < 0.8:
             files[key], done = change_json(files[key], rng)
         else:
-            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN])
+            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN, PROGRAM])
         shutil.rmtree(self.new)
         fill_folder(self.new, files)
         return f"{self.new.name}/{key}", files[key], f"{key}, whose sum fits: {done}"
@@ -807,6 +825,78 @@ class Platforms(Kind):
         assert all(route.bandwidth > 0 for route in network.routes.values())
 
 
+class Studies(Kind):
+    """The journal of a search, a JSON object per line, as its jobs and its page read it."""
+
+    def prepare(self) -> None:
+        self.space = make_space(
+            {"x": {"low": 0.0, "high": 1.0}, "n": [1, 2]}, objective={"minimize": "y"}, trials=4
+        )
+        own = SharedStudy(self.folder, self.space)
+        while (taken := own.take({"host": "here", "job": 1, "ranks": [0]})) is not None:
+            own.tell(taken.number, {"y": float(taken.number)}, {})
+        own.close()
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        if rng.random() < 0.3:
+            return super().spoil(rng)
+        lines = self.files[JOURNAL].split(b"\n")
+        at = int(rng.integers(len(lines) - 1))
+        lines[at], done = change_json(lines[at], rng)
+        data = b"\n".join(lines)
+        (self.folder / JOURNAL).write_bytes(data)
+        return JOURNAL, data, f"line {at + 1}: {done}"
+
+    def read(self) -> list[Any]:
+        own = SharedStudy(self.folder, self.space)
+        own.close()
+        render_study(self.space, own.study)
+        trials = list(own.study.get_trials(deepcopy=False))
+        rows_of(self.space, trials, 1, 1e9)
+        for one in trials:
+            if one.state.is_finished():
+                describe_trial(self.space, trials, one.number)
+        return trials
+
+    def check(self, found: list[Any], name: str, data: bytes) -> None:
+        assert len(found) <= len(self.files[JOURNAL])
+
+
+class Tokenizers(Kind):
+    """A tokenizer of Hugging Face, which a library in Rust reads."""
+
+    def prepare(self) -> None:
+        train_tokenizer(b"one two three, two three four\n" * 9, self.folder / "t.json", 280)
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        if rng.random() < 0.3:
+            return super().spoil(rng)
+        data, done = change_json(self.files["t.json"], rng)
+        (self.folder / "t.json").write_bytes(data)
+        return "t.json", data, done
+
+    def read(self) -> Any:
+        return Tokenizer(self.folder / "t.json").encode(b"one two " * 99)
+
+    def check(self, found: Any, name: str, data: bytes) -> None:
+        assert found.dtype == np.int32
+
+
+class Hosts(Kind):
+    """A file of hosts, whose names are arguments of a program that tests them."""
+
+    def prepare(self) -> None:
+        (self.folder / "hosts").write_text("a slots=2\nuser@b-1:4\n# none\nc\n")
+
+    def read(self) -> Placement:
+        return read_placement(["mpirun", "-np", "4", "-f", str(self.folder / "hosts")])
+
+    def check(self, found: Placement, name: str, data: bytes) -> None:
+        asked: list[str] = []
+        silent_hosts(found.hosts, "ask {host}", lambda command, **_: asked.append(command[1]))
+        assert not [one for one in asked if one.startswith("-") or {*one} & {*" ;|&$`<>()"}]
+
+
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "configuration": Configuration,
     "run file": RunFile,
@@ -829,6 +919,9 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "onnx": OnnxNetworks,
     "profiles": Profiles,
     "platforms": Platforms,
+    "studies": Studies,
+    "tokenizers": Tokenizers,
+    "hosts": Hosts,
 }
 
 
@@ -838,6 +931,7 @@ def try_one(kind: Kind, seed: int) -> dict[str, str]:
     before = {*place.iterdir(), place / "copy"}
     name, data, done = (kind.attack if rng.random() < 0.1 else kind.spoil)(rng)
     OPENED.clear()
+    STARTED.clear()
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     answer = {"done": f"{done} ({hashlib.sha256(data).hexdigest()[:8]})"}
     try:
@@ -853,6 +947,7 @@ def try_one(kind: Kind, seed: int) -> dict[str, str]:
             signal.setitimer(signal.ITIMER_PROF, 0)
             for path in OPENED:
                 assert Path(path).name != SECRET, "a file outside of the folder was opened"
+            assert not STARTED, f"a program was started: {STARTED}"
         kind.check(found, name, data)
         return {**answer, "outcome": "read"}
     except BaseException as error:
@@ -868,8 +963,19 @@ OPENED: list[str] = []
 """Files that were opened since the last case began."""
 
 
+STARTED: list[str] = []
+"""Programs that were started since the last case began."""
+
+STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "pty.spawn")
+
+PROGRAMS = ("gs", "ssh", "sh", "bash", "convert", "xdg-open")
+"""Put on the path, so that whoever looks for them finds them."""
+
+
 def record(event: str, arguments: tuple[Any, ...]) -> None:
-    """Record the files that Python opens."""
+    """Record the files that Python opens, and the programs that it starts."""
+    if event in STARTS:
+        STARTED.append(f"{event}{arguments!r:.200}")
     if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
         OPENED.append(os.path.realpath(os.fsdecode(arguments[0])))
 
@@ -884,6 +990,12 @@ def main(name: str, folder: str) -> None:
     logging.disable()
     kind = KINDS[name](Path(folder))
     signal.signal(signal.SIGPROF, too_long)
+    programs = Path(folder).parent / "programs"
+    programs.mkdir(exist_ok=True)
+    for program in PROGRAMS:
+        (programs / program).write_text("#!/bin/true\n")
+        (programs / program).chmod(0o755)
+    os.environ["PATH"] = f"{programs}:{os.environ.get('PATH', '')}"
     sys.addaudithook(record)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, now + ROOM))

@@ -48,6 +48,8 @@ def main() -> None:
     file = os.open(f"/proc/self/fd/{slots}", os.O_WRONLY | os.O_APPEND)
     end_report = EndReport(file, length, Launcher(launcher), Kills(), ranks == of)
     poll = select.epoll()
+    connecting = socket.socket(fileno=listener)
+    files = os.path.dirname(connecting.getsockname())
     try:
         ended = set(select.select(starting, [], [], 0)[0])
         if starting and (ended or len(starting) < ranks):
@@ -55,7 +57,7 @@ def main() -> None:
             missing = {*range(ranks)} - {starting[one] for one in starting if one not in ended}
             raise EndedEarlyError(min(missing) if ranks == of and len(missing) == 1 else -1)
         starter = 0 if survives() else None  # where ranks fail, the others start another process
-        connections = accept_ranks(socket.socket(fileno=listener), ranks, poll, starting, starter)
+        connections = accept_ranks(connecting, ranks, poll, starting, starter)
     except EndedEarlyError as early:
         if survives():
             return
@@ -64,6 +66,9 @@ def main() -> None:
         for number in starting:
             with contextlib.suppress(OSError):  # it has ended, too
                 signal.pidfd_send_signal(number, signal.SIGTERM)
+        import shutil
+
+        shutil.rmtree(files, ignore_errors=True)  # the first rank has not reached that
         return
     # Imported now, so that the ranks, which are connected, need not wait for it.
     from pydtnn.comm.monitor.monitor import Monitor, receive_facts, slots_in

@@ -137,8 +137,8 @@ class Predictor(ABC):
                 "predict numbers; use predict"
             )
         outputs = self.predict(x, **options)
-        known = tasks if len(tasks) == len(parts(outputs)) else ("",) * len(parts(outputs))
-        task = known if isinstance(outputs, tuple) else known[0]
+        tasks = tasks or ("",) * len(parts(outputs))
+        task = tasks if isinstance(outputs, tuple) else tasks[0]
         if not labels:
             return each(_most_likely, outputs, task)
         names = self.inputs.class_names if self.inputs is not None else None

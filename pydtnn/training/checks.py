@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
 from pydtnn.data.inputs import check_same, same_normalization
-from pydtnn.data.loader import Loader, check_data, check_dataset
+from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.data.order import most_shards
 from pydtnn.layers import Block, Layer, Sigmoid, Softmax
 from pydtnn.layers.statistics import RUNNING
@@ -454,24 +454,6 @@ def check_samples(setup: Setup, dataset: Dataset, what: str) -> None:
     if setup.model.inputs is not None:
         advice = "use the same classes in the same order, the same size and the same tokenizer"
         check_same("Trainer", dataset, setup.model.inputs, what, advice)
-
-
-def check_evaluation(setup: Setup, dataset: Dataset, batch_size: int, *, checked: bool) -> None:
-    """Raise AgreedError if ranks would evaluate other samples. Collective: all ranks call it.
-
-    Parameters
-    ----------
-    setup : Setup
-    dataset : Dataset
-    batch_size : int
-        Samples of all ranks per pass.
-    checked : bool
-        Whether both have been compared when training started.
-    """
-    if setup.comm.size > 1 and not checked:
-        facts = {"global batch size": batch_size, "samples": len(dataset)}
-        require_equal(setup.comm, "Trainer", facts, "give every rank the same")
-        check_data(setup.comm, "Trainer", [("data set", dataset)])
 
 
 def warn_of_statistics(setup: Setup, dataset: Dataset | None) -> bool:

@@ -1,4 +1,4 @@
-"""The first reading of samples: checksums, checks, statistics, and equal data on all ranks."""
+"""The first reading of samples: checksums, checks and statistics; equal weights on all ranks."""
 
 from __future__ import annotations
 

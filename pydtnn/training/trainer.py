@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.agree import on_rank_0
+from pydtnn.comm.agree import on_rank_0, require_equal
 from pydtnn.data import Augmentation, Batch, Dataset, Loader, Mixing
-from pydtnn.data.loader import samples_of_step
+from pydtnn.data.loader import check_data, samples_of_step
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer
@@ -451,7 +451,10 @@ class Trainer(SuggestsNames):
         ):
             check_loaded(self.comm, self.model.loaded, before_broadcast=False)
             checks.check_samples(self.setup, dataset, "the training")
-            checks.check_evaluation(self.setup, dataset, total, checked=dataset is self._validation)
+            if dataset is not self._validation:  # which has been compared when training started
+                facts = {"global batch size": total}
+                require_equal(self.comm, "Trainer", facts, "give every rank the same")
+                check_data(self.comm, "Trainer", [("data set", dataset)])
             self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
             stack.enter_context(evaluated(self))
             return self._clocked("evaluation", evaluate, self.setup, dataset, total)

@@ -311,7 +311,7 @@ def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) 
     trainer = small_trainer(comm)
     with pytest.raises(AgreedError, match=r"^Trainer: the samples of the data set array differ on"):
         trainer.evaluate(data.subset(rows))
-    with pytest.raises(AgreedError, match="same samples, got 16 on rank 0 and 15 on rank 1"):
+    with pytest.raises(AgreedError, match=r"^Trainer: the samples of the data set array differ on"):
         trainer.evaluate(data.subset(range(16 - (comm.rank > 0))))
     with pytest.raises(AgreedError, match="same global batch size, got 8 on rank 0 and 9 on"):
         trainer.evaluate(data, global_batch_size=8 + comm.rank)

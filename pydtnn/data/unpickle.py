@@ -102,6 +102,13 @@ class Skipped:
         """Ignore items."""
 
 
+class Lenient(dict[tuple[str, str], Any]):
+    """Replacements of which other names get one, too: they are `Skipped`."""
+
+    def __missing__(self, key: tuple[str, str]) -> Skipped:
+        return self.setdefault(key, Skipped(".".join(key)))
+
+
 class Refused(Exception):
     """The pickle contains a name that is not plain data."""
 
@@ -111,10 +118,7 @@ DAMAGED = (ValueError, TypeError, LookupError, OverflowError)
 
 
 def run_pickle(
-    stream: BinaryIO,
-    names: Names,
-    persistent: Callable[[Any], Any] | None = None,
-    skipped: dict[str, Skipped] | None = None,
+    stream: BinaryIO, names: Names, persistent: Callable[[Any], Any] | None = None
 ) -> Any:
     """Return the object of the pickle at the position of a stream, and move behind its end.
 
@@ -125,25 +129,19 @@ def run_pickle(
     names : mapping
     persistent : callable, optional
         Returns the object outside the pickle that an identifier belongs to.
-    skipped : dict, optional
-        Receives the replacements of objects of other names.
 
     Raises
     ------
     Refused
-        If the pickle contains another name, without `skipped`, or an object outside it.
+        If the pickle contains another name, or an object outside it.
     ValueError, TypeError, LookupError, OverflowError
         If it is damaged; `DAMAGED` contains them.
     """
-    machine = _Machine(names, persistent)
-    machine.skipped = skipped
-    return machine.run(stream)
+    return _Machine(names, persistent).run(stream)
 
 
 class _Machine:
     """Interpreter of a pickle, with one method call per instruction."""
-
-    skipped: dict[str, Skipped] | None = None
 
     def __init__(self, names: Names, persistent: Callable[[Any], Any] | None) -> None:
         self.names, self.persistent = names, persistent
@@ -197,14 +195,11 @@ class _Machine:
             module, found = argument.split(" ", 1) if argument else self.popped(2)
             if not isinstance(module, str) or not isinstance(found, str):
                 raise ValueError("a name that is not a string")
-            if (module, found) in self.names:
+            try:
                 push(self.names[module, found])
-            elif self.skipped is None:
-                raise Refused(f"{module}.{found}")
-            else:
-                other = Skipped(f"{module}.{found}")
-                push(self.skipped.setdefault(other.name, other))
-        elif name == "REDUCE" or (self.skipped is not None and name == "NEWOBJ"):
+            except KeyError:
+                raise Refused(f"{module}.{found}") from None
+        elif name == "REDUCE" or (name == "NEWOBJ" and isinstance(self.names, Lenient)):
             kind, arguments = self.popped(2)
             if not callable(kind) or not isinstance(arguments, tuple):
                 raise ValueError("a call of an object that is not a function")

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from pydtnn.data.unpickle import DAMAGED, Refused, Skipped, one_line, run_pickle
+from pydtnn.data.unpickle import DAMAGED, Lenient, Refused, Skipped, one_line, run_pickle
 from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
 from pydtnn.saving.weights import SHORT
@@ -243,11 +243,12 @@ def read_tensors(data: bytes) -> tuple[Any, list[str]]:
     ValueError
         If the file is damaged, or is itself an object other than plain data and tensors.
     """
-    skipped: dict[str, Skipped] = {}
+    names = Lenient(NAMES)
     try:
-        content = (_archive if data.startswith(BEGIN) else _legacy)(data, skipped)
+        content = (_archive if data.startswith(BEGIN) else _legacy)(data, names)
         if isinstance(content, Skipped):
             raise Refused(content.name)
+        skipped = [value.name for value in names.values() if isinstance(value, Skipped)]
         return content, [printable(name)[:80] for name in skipped]
     except Refused as error:
         raise ValueError(refers_to(one_line(error))) from None
@@ -266,9 +267,9 @@ def refers_to(name: str) -> str:
     )
 
 
-def _archive(data: bytes, skipped: dict[str, Skipped]) -> Any:
+def _archive(data: bytes, names: Lenient) -> Any:
     file = _Archive(data)
-    return run_pickle(io.BytesIO(file.program), NAMES, lambda pid: Storage(file, pid), skipped)
+    return run_pickle(io.BytesIO(file.program), names, lambda pid: Storage(file, pid))
 
 
 class _Archive:
@@ -291,7 +292,7 @@ class _Archive:
         return record
 
 
-def _legacy(data: bytes, skipped: dict[str, Skipped]) -> Any:
+def _legacy(data: bytes, names: Lenient) -> Any:
     file, stream = _Legacy(data), io.BytesIO(data)
     if run_pickle(stream, NAMES) != MAGIC:
         raise ValueError("it does not begin like one")
@@ -307,7 +308,7 @@ def _legacy(data: bytes, skipped: dict[str, Skipped]) -> Any:
             raise ValueError("a storage of two sizes")
         return first
 
-    content = run_pickle(stream, NAMES, persistent, skipped)
+    content = run_pickle(stream, names, persistent)
     keys = run_pickle(stream, NAMES)
     if not isinstance(keys, list):
         raise ValueError("a list of storages is missing")

@@ -40,7 +40,7 @@ class LoadReport:
     own: str = ""
     given: str = ""
 
-    def check(self, *, strict: bool) -> None:
+    def check(self, *, strict: bool, advise: bool = False) -> None:
         """Raise ValueError if nothing fits the model, or, if `strict`, not everything does.
 
         Raises
@@ -67,7 +67,8 @@ class LoadReport:
             for name, (given, own) in self.mismatched.items()
         ]
         if problems:
-            raise ValueError(f"{which} the model: {some(problems)}")
+            advice = advice_of(self.mismatched.values()) if advise and self.mismatched else ""
+            raise ValueError(f"{which} the model: {some(problems)}{advice}")
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.missing) + len(self.mismatched)

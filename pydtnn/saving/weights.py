@@ -15,7 +15,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.model.load_report import LoadReport, advice_of
+from pydtnn.model.load_report import LoadReport
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.names import some
 from pydtnn.utils.validate import check_bool
@@ -176,11 +176,7 @@ def load_weights(
         arrays = arrays if rename is None else renamed(arrays, rename)
         fits = model.whole.compare(arrays)
         used = arrays if strict else fits.loaded
-        if fits.loaded and fits.mismatched:
-            try:
-                fits.check(strict=strict)
-            except ValueError as error:
-                raise ValueError(f"{error}{advice_of(fits.mismatched.values())}") from error
+        fits.check(strict=strict, advise=bool(fits.loaded))
         check_numbers({name: arrays[name] for name in used}, model.dtype)
         return model.load(arrays, strict=strict)
     except TypeError as error:

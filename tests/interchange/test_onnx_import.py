@@ -223,16 +223,15 @@ WORKS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def layer_norm(*behind: Any, squared: str = "Pow", axes: Any = None, opset: int = 18) -> list[Any]:
+def layer_norm(*behind: Any, axes: Any = None, opset: int = 18) -> list[Any]:
     """A layer norm as exporters write it before opset 17, and what follows it."""
     attributes = {} if opset >= 18 else {"axes": [-1]}
     more = [axes or "last"] if opset >= 18 else []
-    square = ["a", "two"] if squared == "Pow" else ["a", "a"]
     last = "n" if behind else "y"
     return [
         node("ReduceMean", ["x", *more], ["m"], **attributes),
         node("Sub", ["x", "m"], ["a"]),
-        node(squared, square, ["s"]),
+        node("Pow", ["a", "two"], ["s"]),
         node("ReduceMean", ["s", *more], ["v"], **attributes),
         node("Add", ["v", "epsilon"], ["e"]),
         node("Sqrt", ["e"], ["d"]),
@@ -311,7 +310,6 @@ NUMBERS |= {
 WORKS |= {
     "layer norm of nodes": (layer_norm(*AFFINE), SEQUENCE),
     "layer norm of nodes before opset 18": (layer_norm(*AFFINE, opset=13), SEQUENCE, 13),
-    "layer norm of products": (layer_norm(*AFFINE, squared="Mul"), FEATURES),
     "layer norm without factors": (layer_norm(), SEQUENCE),
     "layer norm of nodes of images": (layer_norm(axes="last_two"), IMAGE),
     "causal attention by masked_fill": (

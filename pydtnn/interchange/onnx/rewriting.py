@@ -21,13 +21,11 @@ ONE = "\0one"
 """Name of a constant of 1, as no value in a file has."""
 
 CENTRED = ("Sub", "x", ("ReduceMean", "x"))
-NORMED = [
-    ("Div", CENTRED, ("Sqrt", ("Add", ("ReduceMean", square), "epsilon")))
-    for square in (("Pow", CENTRED, "two"), ("Mul", CENTRED, CENTRED))
-]
+VARIANCE = ("ReduceMean", ("Pow", CENTRED, "two"))
+NORMED = ("Div", CENTRED, ("Sqrt", ("Add", VARIANCE, "epsilon")))
 LAYER_NORMS: list[tuple[Pattern, Found]] = [
-    *((("Add", ("Mul", normed, "gamma"), "beta"), {}) for normed in NORMED),
-    *((normed, {"gamma": ONE, "beta": ""}) for normed in NORMED),
+    (("Add", ("Mul", NORMED, "gamma"), "beta"), {}),
+    (NORMED, {"gamma": ONE, "beta": ""}),
 ]
 """Patterns of layer norms with and without factors and terms, and names that they do not have."""
 
@@ -65,14 +63,15 @@ def _of_layer_norm(found: Found, constants: Mapping[str, np.ndarray]) -> Mapping
     """Return the attributes of a layer norm; None if it has other inputs than constants."""
     means = [value for key, value in found.items() if key[0] == "ReduceMean"]
     axes = {tuple(axes_of(n, [constants.get(name) for name in n.inputs]) or ()) for n in means}
-    named = all(name in constants for name in (found["gamma"], found["beta"] or ONE))
-    number, two = constants.get(found["epsilon"]), constants.get(found.get("two", ""))
-    squared = "two" not in found or (two is not None and (two == 2).all())
-    kept = all(n.get("keepdims", 1) for n in means)
-    if number is None or number.size != 1 or not (named and squared and kept and len(axes) == 1):
+    names = (found["gamma"], found["beta"] or ONE, found["two"], found["epsilon"])
+    kept = all(n.get("keepdims", 1) for n in means) and len(axes) == 1 and axes != {()}
+    if not kept or not all(name in constants for name in names):
+        return None
+    two, epsilon = (constants[name] for name in names[2:])
+    if two.size != 1 or two != 2 or epsilon.size != 1:
         return None
     (own,) = axes
-    return {"axis": min(own), "count": len(own), "epsilon": float(number.item())} if own else None
+    return {"axis": min(own), "count": len(own), "epsilon": float(epsilon.item())}
 
 
 def _unify(made: Mapping[str, Node], name: str, pattern: Pattern, found: Found) -> Found | None:

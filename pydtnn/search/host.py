@@ -21,6 +21,7 @@ from pydtnn.data import Dataset
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.search.dimension import WHO
 from pydtnn.utils.machine import free_memory
+from pydtnn.utils.units import memory
 
 T = TypeVar("T")
 
@@ -125,6 +126,6 @@ def check_memory(config: TrainConfig, train: Dataset, comm: Communicator, free: 
     one = predict(config, replace(work, threads=None), Platform.load(PLATFORM))
     if not one.reason and one.memory > free:
         raise MemoryError(
-            f"{WHO}: the trial needs {one.memory / 1e9:.3g} GB on each rank, and each may use "
-            f"{free / 1e9:.3g} GB of its host; start fewer ranks on a host, or set --recompute auto"
+            f"{WHO}: the trial needs {memory(one.memory)} on each rank, and each may use "
+            f"{memory(free)} of its host; start fewer ranks on a host, or set --recompute auto"
         )

@@ -248,6 +248,8 @@ def _rates(timeline: Timeline, labels: Labels, top: int) -> Iterator[str]:
     yield from _table(rows, 2)
     yield from _rest(len(found), top)
     if limits:
+        if any(rate.flops_per_second > limits.flops_per_second for rate in found[:top]):
+            yield "above 100 % of peak: Winograd's algorithm saves operations of the definition"
         yield (
             f"the machine, with the threads of a rank: {limits.flops_per_second / 1e9:.1f} GFLOP/s "
             f"(matrix product), {limits.bytes_per_second / 1e9:.1f} GB/s (copy)"

@@ -181,6 +181,20 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def memory(nbytes: float) -> str:
+    """Format bytes with three digits.
+
+    >>> memory(2.5e9), memory(8.91e13)
+    ('2.5 GB', '89.1 TB')
+    """
+    value = nbytes / 1e6
+    for unit in ("MB", "GB", "TB", "PB"):
+        if value < 999.5 or unit == "PB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"
+
+
 def quantity(value: float, base: int, unit: str = "") -> str:
     """Format a number with three digits and a prefix.
 

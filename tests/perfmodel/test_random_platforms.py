@@ -120,9 +120,15 @@ CASES = [*range(10), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in 
 @pytest.mark.parametrize("seed", CASES)
 def test_formulas_are_those_of_virtual_ranks_on_random_platforms(seed: int) -> None:
     closed, virtual = both(seed)
+    ratio, per_host = (
+        closed.step.seconds / virtual.step.seconds,
+        closed.platform.cluster.ranks_per_host,
+    )
     # Messages that share a link, and calls of the processor while others travel, are followed one
-    # by one there. Of 300 cases, 95 % are within 6 %.
-    assert closed.step.seconds == pytest.approx(virtual.step.seconds, rel=0.2)
+    # by one there. Of 300 cases, 95 % are within 8 %. If hosts have different ranks of the mesh,
+    # the groups along all axes are taken to be on as many hosts as the worst of them.
+    alike = closed.work.ranks <= per_host or closed.work.ranks % per_host == 0
+    assert 0.8 < ratio < (1.2 if alike else 1.65)
     assert closed.memory.total == pytest.approx(virtual.memory.total, rel=0.08)
 
 

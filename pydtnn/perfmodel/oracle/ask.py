@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from pydtnn.perfmodel.oracle.options import Case, add_run
 from pydtnn.perfmodel.oracle.questions import (
@@ -17,7 +18,7 @@ from pydtnn.perfmodel.oracle.questions import (
     plan_campaign,
 )
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
-from pydtnn.perfmodel.oracle.table import duration, percent
+from pydtnn.perfmodel.oracle.table import duration, format_times, percent
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.command import HelpFormatter, Parser, add_value, run_command
@@ -161,7 +162,7 @@ def _print_campaign(case: _Case, terms: dict[str, Terms]) -> None:
     entries = {ranks: case.fastest(ranks) for ranks in case.ranks}
     projector, found = case.oracle.projector, {}
     names = "ranks, after a failure, strategy, time, host h, kWh, cost, failures, limited by"
-    rows = [names.split(", ")]
+    rows: list[list[Any]] = [names.split(", ")]
     for ranks, entry in entries.items():
         for after, given in terms.items():
             words = [str(ranks), after if given.mtbf else "-", entry.work.strategy]
@@ -173,15 +174,18 @@ def _print_campaign(case: _Case, terms: dict[str, Terms]) -> None:
             found[ranks, after] = one
             limit = max(one.parts, key=lambda name: one.parts[name])
             numbers = one.host_hours, one.energy / 3.6e6, one.cost, one.failures
-            rows.append([*words, duration(one.seconds), *(f"{number:.4g}" for number in numbers)])
+            rows.append([*words, one.seconds, *(f"{number:.4g}" for number in numbers)])
             rows[-1].append(entry.bottleneck if limit == "compute" else limit)
+    format_times(rows, 3)
     print(f"\n{case.options.epochs} epochs")
     print("\n".join(align(rows, 3)))
     ranks, after = min(found, key=lambda key: found[key].seconds)
     one = found[ranks, after]
-    rows = [[name, duration(s), percent(s, one.seconds)] for name, s in one.parts.items()]
+    parts = {**one.parts, "all": one.seconds}
+    rows = [[name, s, percent(s, one.seconds)] for name, s in parts.items()]
+    format_times(rows, 1)
     print(f"\nthe fastest, {entries[ranks].work.strategy}, on {one.hosts} hosts")
-    print("\n".join(align([*rows, ["all", duration(one.seconds), "100 %"]], 1)))
+    print("\n".join(align(rows, 1)))
     if case.options.explain:
         print("\n".join(f"  {line}" for line in one.sums))
 
@@ -197,7 +201,8 @@ def _print_scaling(case: _Case) -> None:
     weak = Oracle(projector, per_rank), "weak", f"{per_rank} samples per rank"
     for oracle, name, what in (strong, weak):
         questions = case.questions("step", oracle)
-        rows = [["ranks", "strategy", "step", "interval", "samples/s", "efficiency", "limited by"]]
+        names = "ranks, strategy, step, interval, samples/s, efficiency, limited by"
+        rows: list[list[Any]] = [names.split(", ")]
         for ranks in case.ranks:
             works = [replace(one, batch=work.batch) for one in case.strategies(ranks)]
             entry = questions.fastest(oracle, works)
@@ -206,8 +211,9 @@ def _print_scaling(case: _Case) -> None:
                 rows.append([str(ranks), entry.reason if entry else "-", *["-"] * 5])
                 continue
             interval = " to ".join(map(duration, questions.interval(entry.work)))
-            rows.append([str(ranks), entry.work.strategy, duration(one.seconds), interval])
+            rows.append([str(ranks), entry.work.strategy, one.seconds, interval])
             rows[-1] += [f"{one.throughput:.4g}", percent(entry.efficiency, 1.0), entry.bottleneck]
+        format_times(rows, 2)
         print(f"\n{name} scaling: {what}")
         print("\n".join(align(rows, 2)))
     print(f"intervals: all rates better or worse by {spread}")

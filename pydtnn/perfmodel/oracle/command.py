@@ -77,10 +77,8 @@ def _run(options: argparse.Namespace) -> None:
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    limits = table.find_limits(work, oracle.projector.backend)
-    if options.batch_size:
-        limits = [limit for limit in limits if limit.kind != "data"]
-    print("\n".join(table.of_limits(limits)))
+    tried = {*case.kinds} - ({"data"} if options.batch_size else set())
+    print("\n".join(table.of_limits(one for one in case.limits if one.kind in tried)))
     _write(swept, options, {"model": work.network, "platform": platform.name})
     if options.plots:
         for path in plot_all(options.plots, swept, table.title(work, platform.name, None)):
@@ -133,13 +131,11 @@ def _print_explanation(entry: Entry) -> None:
 
 
 def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
-    rows = [[f"time of an epoch by {found.axis}", *(point.text for point in found.points)]]
+    rows: list[list[Any]] = [[f"time of an epoch by {found.axis}", *(p.text for p in found.points)]]
     for name, entries in found.entries.items():
-        times = [
-            "-" if entry.projection is None else table.duration(entry.projection.epoch)
-            for entry in entries
-        ]
-        rows.append([name, *times])
+        rows.append([name, *(one.epoch if (one := e.projection) else "-" for e in entries)])
+    for column in range(1, len(rows[0])):
+        table.format_times(rows, column)
     winners = []
     for column in range(len(found.points)):
         times_of = {

@@ -12,7 +12,7 @@ from pydtnn.parallel.mesh import parse_axes
 from pydtnn.parallel.pipeline.schedules import find
 from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.oracle.ranking import KINDS, Oracle, Variants, strategies
-from pydtnn.perfmodel.oracle.table import title
+from pydtnn.perfmodel.oracle.table import find_limits, title
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
@@ -109,6 +109,8 @@ class Case:
     work : Workload
         On one rank.
     oracle : Oracle
+    limits : list of Limit
+        Of the network, for each strategy that can divide its layers.
     kinds : list of str
     variants : Variants
     """
@@ -118,7 +120,10 @@ class Case:
         self.platform, self.work = Platform.load(options.platform), workload_of(options)
         own = AnalyticCosts(self.platform, self.work.dtype, peaks_only=options.peaks_only)
         self.oracle = Oracle(Projector(self.work, self.platform, own), options.batch_size)
+        self.limits = find_limits(self.work, self.oracle.projector.backend)
         self.kinds, self.variants = names_of(options.strategies), variants_of(options)
+        if self.kinds == [*KINDS]:  # those that divide layers of this network
+            self.kinds = [limit.kind for limit in self.limits]
 
     @property
     def title(self) -> str:

@@ -13,6 +13,7 @@ from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import SHARDED, Workload
 from pydtnn.utils.names import unknown
+from pydtnn.utils.units import memory
 
 AXES = ("spatial", "filter", "channel", "tensor", "context", "expert", PIPELINE)
 """Axes that are combined with "data"."""
@@ -240,8 +241,8 @@ class Oracle:
         reason = ""
         if one.memory.total > platform.cluster.memory_per_rank:
             reason = (
-                f"{one.memory.largest}: a rank needs {one.memory.total / 1e9:.3g} GB of "
-                f"{platform.cluster.memory_per_rank / 1e9:.3g} GB"
+                f"{one.memory.largest}: a rank needs {memory(one.memory.total)} of "
+                f"{memory(platform.cluster.memory_per_rank)}"
             )
         hosts = ceil(work.ranks / platform.cluster.ranks_per_host)
         return Entry(

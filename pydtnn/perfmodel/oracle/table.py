@@ -18,10 +18,10 @@ from pydtnn.layers.experts import Experts
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.perfmodel.oracle.ranking import Entry, best
+from pydtnn.perfmodel.oracle.ranking import KINDS, MOST_STAGES, Entry, best
 from pydtnn.perfmodel.prediction import LayerTime, Prediction
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.units import align
+from pydtnn.utils.units import align, memory
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,15 @@ def find_limits(work: Workload, backend: Backend) -> list[Limit]:
     graph = Graph(shapes_of(work.input_shape), backend=dry_backend(backend, 1), dtype=work.dtype)
     graph.add(work.create_net(), *graph.inputs)
     layers = [node.layer for node in graph.nodes if node.inputs]
-    batch = work.batch
-    limits = [Limit("data", batch, f"{batch} samples in a step")]
-    for kind in ("spatial", "filter", "channel", "expert"):
-        found = (limit for limit in _limits(layers) if limit.kind == kind)
-        if least := min(found, key=lambda limit: limit.ranks, default=None):
-            limits.append(least)
-    return [*limits, Limit(PIPELINE, len(layers), f"{len(layers)} layers")]
+    least = {"data": Limit("data", work.batch, f"{work.batch} samples in a step")}
+    for limit in _limits(layers):
+        if limit.kind not in least or limit.ranks < least[limit.kind].ranks:
+            least[limit.kind] = limit
+    why = f"{len(layers)} layers"
+    if len(layers) > MOST_STAGES:
+        why += f"; longer pipelines than {MOST_STAGES} mostly wait, and are not tried"
+    least[PIPELINE] = Limit(PIPELINE, min(len(layers), MOST_STAGES), why)
+    return [least[kind] for kind in KINDS if kind in least]
 
 
 def _limits(layers: list[Layer]) -> Iterator[Limit]:
@@ -72,7 +74,10 @@ def _limits(layers: list[Layer]) -> Iterator[Limit]:
             most = min(rows, layer.input_shapes[0][0] // max(extent * layer.stride[0], 1))
             yield Limit("spatial", max(most, 1), f"{name} has {rows} rows")
         if isinstance(layer, DotProductAttention):
-            yield Limit("filter", layer.heads, f"{name} has {layer.heads} heads")
+            for kind in ("filter", "tensor"):
+                yield Limit(kind, layer.heads, f"{name} has {layer.heads} heads")
+            positions = layer.input_shapes[0][0]
+            yield Limit("context", positions, f"{name} has {positions} positions")
         if isinstance(layer, Experts):
             yield Limit("expert", layer.experts, f"{name} has {layer.experts} experts")
         if isinstance(layer, Conv2d):
@@ -80,6 +85,8 @@ def _limits(layers: list[Layer]) -> Iterator[Limit]:
         if isinstance(layer, Linear):
             yield Limit("filter", layer.features, f"{name} has {layer.features} features")
         if isinstance(layer, Conv2d | Linear):
+            most = max(channels, layer.output_shape[-1])  # one of both is divided
+            yield Limit("tensor", most, f"{name} has {most} channels")
             if not first:  # the channels of an image are not divided
                 yield Limit("channel", channels, f"{name} has {channels} input channels")
             first = False
@@ -94,25 +101,32 @@ OMITTED = ("loader", "update", "epoch", "node h", "compute")
 """Columns that narrow terminals do not show, in this order."""
 
 
+UNITS = ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (600, 1, "s"), (7.2e6, 1 / 3600, "h"))
+"""Limits of times in s, and the units of those below; longer ones are in days."""
+
+
+def durations(times: Sequence[float]) -> list[str]:
+    """Format the times of a column, in s, with three digits and the unit of the shortest.
+
+    >>> durations([75.0, 8000.0]), durations([0.0123])
+    (['75 s', '8,000 s'], ['12.3 ms'])
+    """
+    least = min(times, default=0.0)
+    scale, unit = next(((s, unit) for most, s, unit in UNITS if least < most), (1 / 86400, "d"))
+    values = [scale * seconds for seconds in times]
+    return [f"{own:.3g} {unit}" if own < 1000 else f"{own:,.0f} {unit}" for own in values]
+
+
+def format_times(rows: Iterable[list[Any]], column: int) -> None:
+    """Replace the times of a column, in s, by text with the unit of the shortest."""
+    found = [row for row in rows if isinstance(row[column], float)]
+    for row, text in zip(found, durations([row[column] for row in found]), strict=True):
+        row[column] = text
+
+
 def duration(seconds: float) -> str:
-    """Format a time with three digits.
-
-    >>> duration(0.01234), duration(75.0), duration(8000)
-    ('12.3 ms', '75 s', '2.22 h')
-    """
-    for limit, scale, unit in ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (600, 1, "s")):
-        if seconds < limit:
-            return f"{scale * seconds:.3g} {unit}"
-    return f"{seconds / 3600:.3g} h" if seconds < 7.2e6 else f"{seconds / 86400:.0f} d"
-
-
-def memory(nbytes: float) -> str:
-    """Format bytes.
-
-    >>> memory(2.5e9)
-    '2.5 GB'
-    """
-    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.3g} MB"
+    """Format a time with three digits."""
+    return durations([seconds])[0]
 
 
 def percent(part: float, whole: float) -> str:
@@ -127,8 +141,8 @@ def title(work: Workload, platform: str, per_rank: int | None) -> str:
     return f"{work.network}, {shape}, {batch}, {work.samples:,} samples per epoch, on {platform}"
 
 
-def cells(entry: Entry) -> list[str]:
-    """Return the cells of an entry that has a projection."""
+def cells(entry: Entry) -> list[Any]:
+    """Return the cells of an entry that has a projection, with times in s."""
     one = entry.projection
     assert one is not None
     step, whole = one.step, one.seconds
@@ -136,8 +150,8 @@ def cells(entry: Entry) -> list[str]:
     return [
         str(entry.work.ranks),
         entry.work.strategy,
-        duration(whole),
-        duration(one.epoch),
+        whole,
+        one.epoch,
         percent(step.compute - step.update, whole),
         percent(waits, whole),
         percent(one.loader, whole),
@@ -151,7 +165,9 @@ def cells(entry: Entry) -> list[str]:
 
 def ranking(entries: Iterable[Entry], width: int) -> list[str]:
     """Return a table of entries with a projection, one line each, at most as wide as `width`."""
-    rows = [list(HEADER)] + [cells(entry) for entry in entries if entry.projection is not None]
+    rows = [[*HEADER], *(cells(entry) for entry in entries if entry.projection is not None)]
+    for name in ("step", "epoch"):
+        format_times(rows, HEADER.index(name))
     order = [1, 0, *range(2, len(HEADER))]
     lines = align([[row[i] for i in order] for row in rows], 1)
     for name in OMITTED:

@@ -13,6 +13,7 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.solver import Solution, solve
 from pydtnn.perfmodel.workload import SHARDED, Workload
+from pydtnn.utils.units import memory
 
 EXPOSED = (0.0, 0.5, 1.0)
 """Shares of the sums of gradients that count in a search: backward hides some of them."""
@@ -161,8 +162,8 @@ def compare(
             )
         least = min(one.memory.total for one in tried)
         raise ValueError(
-            f"search: expected a memory limit of at least {least / 1e9:.3g} GB per rank, got "
-            f"{memory_limit / 1e9:.3g} GB; use more ranks or a smaller batch"
+            f"search: expected a memory limit of at least {memory(least)} per rank, got "
+            f"{memory(memory_limit)}; use more ranks or a smaller batch"
         )
     plain = next((one for one in possible if one.work.plan is None), None)
     return SearchResult(possible[0], plain, tuple(tried))

@@ -139,3 +139,42 @@ def squares_seconds() -> float:
     start = time.process_time()
     sum(i * i for i in range(10_000_000))
     return time.process_time() - start
+
+
+def test_limits_are_those_of_the_strategies_that_are_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def limits(*arguments: str) -> dict[str, str]:
+        _, _, text = run(capsys, "--ranks", "1", *arguments).partition("limits: ")
+        return {line.split()[0]: line for line in text.splitlines()[1:]}
+
+    found = limits()
+    assert [*found] == ["data", "spatial", "filter", "channel", "tensor", "pipeline"]
+    assert "8 ranks" in found["pipeline"]
+    assert "longer pipelines than 8 mostly wait" in found["pipeline"]
+    assert [*limits("--strategies", "data,filter")] == ["data", "filter"]
+
+
+def test_strategies_that_no_network_of_the_kind_can_use_are_not_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = run(capsys, "--ranks", "4", "--top", "100")
+    assert "context" not in out
+    assert "expert" not in out
+    asked = run(capsys, "--ranks", "4", "--strategies", "data,context")
+    assert "1 more are not possible" in asked or "context 4: " in asked
+
+
+def test_times_of_a_column_have_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--ranks", "1-16", "--strategies", "data", "--global-batch", "4096"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith(("serial", "data "))][:5]
+    units = {tuple(word for word in row if word in ("us", "ms", "s", "h")) for row in rows}
+    assert len(rows) == 5
+    assert len(units) == 1  # of the step, and of the epoch
+
+
+def test_a_lack_of_memory_is_told_in_terabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--ranks", "1", "--strategies", "data", "--global-batch-size", "20000000")
+    assert " TB of 64 GB" in out
+    assert "e+" not in out

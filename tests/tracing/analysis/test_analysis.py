@@ -22,7 +22,7 @@ from pydtnn.tracing.analysis import (
     usage,
     waits,
 )
-from pydtnn.tracing.summary import describe_changes
+from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.utils.observer import Kind
 from tests.tracing.synthetic import LAYERS, MS, nothing, write_run
 
@@ -108,6 +108,15 @@ def test_rates_are_operations_over_time(run):
     assert forward.flops_per_second == pytest.approx(2e9, rel=1e-3)
     assert forward.bytes_per_second == pytest.approx(1e9, rel=1e-3)
     assert forward.intensity == 2
+
+
+def test_a_rate_above_the_peak_is_explained(run):
+    timeline = run()
+    facts = {"flops_per_second": 1e9, "bytes_per_second": 1e12}  # conv1 has twice these operations
+    timeline.about[0]["machine"] = facts
+    assert any("above 100 % of peak: Winograd" in line for line in summarize(timeline))
+    timeline.about[0]["machine"] = facts | {"flops_per_second": 1e12}
+    assert not any("Winograd" in line for line in summarize(timeline))
 
 
 @pytest.mark.parametrize("messages", [True, False])

@@ -71,9 +71,6 @@ DEFAULT_BATCH = 64
 MOVED, UNCHANGED = "moved", "unchanged"
 """What augmentation does with targets."""
 
-COMPARED_TARGETS = 16
-"""Targets that are read to find out what they are."""
-
 
 class Loader(SuggestsNames):
     """The batches of one rank.
@@ -178,7 +175,9 @@ class Loader(SuggestsNames):
     ) -> None:
         if comm is not None:
             rank, size = comm.rank, comm.size
-        _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
+        self.dataset, self.rank, self.size, self.prefetch = dataset, rank, size, prefetch
+        self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
+        self._check(augment, threads)
         check_mixings("Loader", mix, dataset)
         self._moved = _find_masks(dataset, augment, targets)
         if shards is not None and shards < size:
@@ -200,10 +199,7 @@ class Loader(SuggestsNames):
                 f"Loader: steps_per_epoch must be in 1..{steps} for {len(dataset)} samples in "
                 f"batches of {global_batch_size}, got {steps_per_epoch}"
             )
-        self.dataset, self.rank, self.size = dataset, rank, size
-        self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
-        self.prefetch, self.mix = prefetch, tuple(mix)
-        self.shards = shards or size
+        self.mix, self.shards = tuple(mix), shards or size
         self.counts: Sequence[int] | None = None
         self.whole_shards = self.equal_numbers = False
         self._steps = steps_per_epoch or steps
@@ -226,6 +222,55 @@ class Loader(SuggestsNames):
         self._pool = (
             ThreadPoolExecutor(threads, thread_name_prefix="pydtnn-loader") if prefetch else None
         )
+
+    def _check(self, augment: Sequence[Augmentation], threads: int) -> None:
+        """Raise TypeError or ValueError for invalid arguments."""
+        dataset, batch = self.dataset, self.global_batch_size
+        check_dataset("Loader", dataset)
+        if isinstance(augment, str) or not all(isinstance(a, Augmentation) for a in augment):
+            raise TypeError(
+                f"Loader: augment must be a list of augmentations, got {augment!r}; use "
+                "create_augmentations('crop:4,flip')"
+            )
+        check_int("Loader", "seed", self.seed, at_least=0)
+        check_int("Loader", "the global batch", batch, at_least=1)
+        n = len(dataset)
+        if n == 0:
+            raise ValueError(f"Loader: expected at least one sample, got none in {dataset.name}")
+        if self.shuffle and batch > n:
+            raise ValueError(
+                f"Loader: the global batch must be at most the {n} samples of {dataset.name}, got "
+                f"{batch}; use a batch of at most {n} over all ranks"
+            )
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"Loader: rank must be in 0..{self.size - 1}, got {self.rank}")
+        if self.size > batch:
+            raise ValueError(
+                f"Loader: expected at most one rank per sample of the global batch "
+                f"({batch}), got {self.size} ranks; use fewer ranks or a larger batch"
+            )
+        if self.prefetch < 0 or threads < 1:
+            raise ValueError(
+                f"Loader: prefetch must be at least 0 and threads at least 1, got {self.prefetch} "
+                f"and {threads}"
+            )
+        if augment and is_several(dataset.input_shape):
+            raise ValueError(
+                f"Loader: augmentation requires samples of one input, got "
+                f"{len(dataset.input_shape)} in {dataset.name}; augment them in its read"
+            )
+        if augment and len(dataset.input_shape) != 3:
+            raise ValueError(
+                f"Loader: augmentation requires images (height, width, channels), got samples of "
+                f"shape {dataset.input_shape} in {dataset.name}; use no augmentation"
+            )
+        for one in augment:
+            if one.pixels and not dataset.pixels:
+                raise ValueError(
+                    f"Loader: {type(one).__name__} requires pixels, uint8 or in [0, 1], got other "
+                    f"numbers in {dataset.name}; use crop, flip or cutout"
+                )
+            one.check(dataset.input_shape)
 
     def __len__(self) -> int:
         """Count the steps of an epoch."""
@@ -485,8 +530,7 @@ def _find_masks(
     moving = [change for change in augment if change.moves]
     if not moving or targets == UNCHANGED:
         return ()
-    rows = np.unique(np.linspace(0, len(dataset) - 1, COMPARED_TARGETS).astype(np.int64))
-    found = parts(_targets(dataset, dataset.read_targets(rows)))
+    found = parts(_targets(dataset, dataset.read_targets(evenly_spaced(len(dataset)))))
     masks = tuple(part.shape[1:3] == dataset.input_shape[:2] for part in found)
     for part, mask in zip(found, masks, strict=True):
         refused = [c for c in moving if not mask or type(c).on_masks is Augmentation.on_masks]
@@ -520,62 +564,3 @@ def check_dataset(who: str, dataset: Any) -> None:
     for name in ("name", "input_shape", "classes"):
         if not hasattr(dataset, name):
             raise TypeError(f"{who}: the data set {kind} has no `{name}`; set it")
-
-
-def _check(
-    dataset: Dataset,
-    global_batch_size: int,
-    rank: int,
-    size: int,
-    seed: int,
-    shuffle: bool,
-    augment: Sequence[Augmentation],
-    prefetch: int,
-    threads: int,
-) -> None:
-    """Raise TypeError or ValueError for invalid arguments."""
-    check_dataset("Loader", dataset)
-    if isinstance(augment, str) or not all(isinstance(a, Augmentation) for a in augment):
-        raise TypeError(
-            f"Loader: augment must be a list of augmentations, got {augment!r}; use "
-            "create_augmentations('crop:4,flip')"
-        )
-    check_int("Loader", "seed", seed, at_least=0)
-    check_int("Loader", "the global batch", global_batch_size, at_least=1)
-    n = len(dataset)
-    if n == 0:
-        raise ValueError(f"Loader: expected at least one sample, got none in {dataset.name}")
-    if shuffle and global_batch_size > n:
-        raise ValueError(
-            f"Loader: the global batch must be at most the {n} samples of {dataset.name}, got "
-            f"{global_batch_size}; use a batch of at most {n} over all ranks"
-        )
-    if not 0 <= rank < size:
-        raise ValueError(f"Loader: rank must be in 0..{size - 1}, got {rank}")
-    if size > global_batch_size:
-        raise ValueError(
-            f"Loader: expected at most one rank per sample of the global batch "
-            f"({global_batch_size}), got {size} ranks; use fewer ranks or a larger batch"
-        )
-    if prefetch < 0 or threads < 1:
-        raise ValueError(
-            f"Loader: prefetch must be at least 0 and threads at least 1, got {prefetch} and "
-            f"{threads}"
-        )
-    if augment and is_several(dataset.input_shape):
-        raise ValueError(
-            f"Loader: augmentation requires samples of one input, got {len(dataset.input_shape)} "
-            f"in {dataset.name}; augment them in its read"
-        )
-    if augment and len(dataset.input_shape) != 3:
-        raise ValueError(
-            f"Loader: augmentation requires images (height, width, channels), got samples of shape "
-            f"{dataset.input_shape} in {dataset.name}; use no augmentation"
-        )
-    for one in augment:
-        if one.pixels and not dataset.pixels:
-            raise ValueError(
-                f"Loader: {type(one).__name__} requires pixels, uint8 or in [0, 1], got other "
-                f"numbers in {dataset.name}; use crop, flip or cutout"
-            )
-        one.check(dataset.input_shape)

@@ -804,6 +804,8 @@ METRIC = Registry(
 def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> Metric:
     """Return the metric of a name, or the argument itself.
 
+    Results have the name that is given: those of "mae" are "mae".
+
     Parameters
     ----------
     metric : str, Metric or callable
@@ -828,7 +830,11 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
     ):
         average = "none" if part[1] == "per_label" else part[1]
         return METRIC.find(part[2]).make({"average": average} | options)
-    return METRIC.find(metric).make(options)
+    found = METRIC.find(metric).make(options)
+    given = metric.lower() if isinstance(metric, str) else ""
+    if given in ALIASES and isinstance(getattr(type(found), "name", None), str):
+        found.name = given
+    return found
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -304,7 +304,7 @@ def test_the_model_with_two_inputs_and_outputs_trains() -> None:
     exec(BLOCKS["train_several"], names | {"Model": Model, "Trainer": Trainer}, names)
     first, second = names["trainer"].history
     assert second["loss"] < first["loss"]
-    values = ("output0.loss", "output0.accuracy", "output1.loss", "output1.regression_mae")
+    values = ("output0.loss", "output0.accuracy", "output1.loss", "output1.mae")
     assert [n for n in first if n.startswith("output")] == [*values]
     assert (names["kind"].shape, names["size"].shape) == ((24, 3), (24, 1))
 

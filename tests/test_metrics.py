@@ -301,6 +301,13 @@ def test_names_give_metrics():
     assert set(ALIASES.values()) <= set(METRICS)
 
 
+def test_results_have_the_name_that_was_given():
+    given = ["mae", "regression_mae", "MSE", "acc", "hinge", "r2_score"]
+    expected = ["mae", "regression_mae", "mse", "acc", "hinge", "r2_score"]
+    assert [get_metric(name).name for name in given] == expected
+    assert RegressionMSE.name == "regression_mse"
+
+
 def test_a_metric_of_ones_own_is_one_method():
     class Largest(Metric):
         name = "largest"

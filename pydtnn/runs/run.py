@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.metrics import METRICS
+from pydtnn.metrics import ALIASES, METRICS
 from pydtnn.saving.models import build_model, inputs_from_json, read_content
 from pydtnn.saving.weights import BEST as BEST_FILE
 from pydtnn.saving.weights import decode_weights
@@ -437,10 +437,11 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def better(name: str) -> str:
     """Return whether larger or smaller values of a loss or metric are better: "max" or "min".
 
-    >>> better("val_accuracy"), better("val_loss"), better("regression_mse")
-    ('max', 'min', 'min')
+    >>> better("val_accuracy"), better("val_loss"), better("regression_mse"), better("output1.mae")
+    ('max', 'min', 'min', 'min')
     """
-    name = name.removeprefix(VALIDATION)
+    name = name.removeprefix(VALIDATION).rpartition(".")[2]
+    name = ALIASES.get(name, name)
     return "min" if name.endswith("loss") else str(getattr(METRICS.get(name), "better", "max"))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydtnn.comm import create_communicator
@@ -49,21 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
-    shape = parse_shape("--shape", options.shape)
+    who = f"testing {options.scheme}"
+    shape = parse_shape("--shape", options.shape or "3")
     if options.plan is not None or options.mesh is not None:
         meshes = [parse_axes("--mesh", text) for text in options.mesh or ()] or None
-        net = import_object(options.scheme, "network")
+        net = _given(who, import_object(options.scheme, "network"), options.scheme_options)
+        _require_shape(who, "a network", options)
         return check_plan(net, shape, options.plan, meshes=meshes, training=options.training)
     if ":" in options.scheme or options.scheme.endswith(".py"):
         target = import_object(options.scheme, "testing")
         kind = target if isinstance(target, type) else type(target)
         for base, check in CHECKS.items():
             if issubclass(kind, base):
-                made = target(**options.scheme_options) if kind is target else target
+                if base is Layer:
+                    _require_shape(who, "a layer", options)
+                made = _given(who, target, options.scheme_options)() if kind is target else target
                 check(made, shape)
                 return f"{kind.__name__}: all checks passed for samples of shape {shape}"
         if not issubclass(kind, GradientExchange) and (kind is target or not callable(target)):
-            found = f"testing {options.scheme}: expected a layer, loss, metric or scheme"
+            found = f"{who}: expected a layer, loss, metric or scheme"
             raise ValueError(f"{found}, got {target!r}")
     scheme = SCHEME.find(options.scheme)
     make = functools.partial(scheme.make, options.scheme_options)
@@ -74,6 +79,25 @@ def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
         equal_to_serial=options.equal_to_serial,
         order_dependent=options.order_dependent,
     )
+
+
+def _require_shape(who: str, what: str, options: argparse.Namespace) -> None:
+    if options.shape is None:
+        raise ValueError(
+            f"{who}: {what} requires the shape of an input without its batch; add --shape, such as "
+            "8,8,3 for images or 3 for vectors"
+        )
+
+
+def _given(who: str, target: Any, options: Mapping[str, Any]) -> Any:
+    """Return a function that calls another, or a class, with options; other objects as they are."""
+    if not callable(target) or isinstance(target, Layer):
+        return target
+    try:
+        inspect.signature(target).bind(**options)
+    except TypeError as error:  # "missing a required argument: 'value'"
+        raise ValueError(f"{who}: {error}; add --options, such as '{{\"name\": 2}}'") from None
+    return functools.partial(target, **options)
 
 
 CHECKS: dict[type, Callable[..., None]] = {
@@ -105,9 +129,8 @@ def create_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shape",
-        default="3",
         metavar="N,N,...",
-        help="of a layer's input, or predictions for one sample; by default 3",
+        help="of a layer's or network's input, or predictions for one sample, by default 3",
     )
     parser.add_argument(
         "--ranks",

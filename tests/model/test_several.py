@@ -111,7 +111,7 @@ def test_gradients_are_those_of_the_weighted_sum_of_the_losses() -> None:
         "output0.loss",
         "output0.accuracy",
         "output1.loss",
-        "output1.regression_mae",
+        "output1.mae",
     ]
     np.testing.assert_allclose(
         [values["output0.loss"], values["output1.loss"], values["loss"]],
@@ -186,7 +186,7 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_ends_in_the_same_bytes(
     shared_path = shared_path / f"{scheme.__name__}-{comm.size}"
 
     def make_run(folder: str) -> Trainer:
-        watch = EarlyStopping("val_output1.regression_mae", 5)
+        watch = EarlyStopping("val_output1.mae", 5)
         best = BestWeights(shared_path / folder / "best", "val_output0.accuracy")
         saver = Checkpointer(shared_path / folder, every_epochs=None, every_steps=2)
         return trainer(scheme(comm), callbacks=[watch, best, saver, stopper])

@@ -410,6 +410,35 @@ def test_the_command_line_names_what_it_expects(
     assert re.search(sentence, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["Linear"], "Linear: a layer requires the shape of an input .*; add --shape, such as 8,8"),
+        (["Linear", "--shape=3"], r"missing a required argument: 'features'; add --options, such"),
+        (["twin", "--plan=data", "--shape=3"], "missing a required argument: 'width'; add --opt"),
+        (["twin", "--plan=data", '--options={"width": 4}'], "a network requires the shape"),
+    ],
+)
+def test_the_command_line_asks_for_what_is_missing(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, *rest = arguments
+    assert main([f"{__file__}:{target}", *rest]) == 1
+    told = capsys.readouterr().err
+    assert re.search(sentence, told)
+    assert told.count("\n") == 1
+
+
+def twin(width: int, classes: int = 2) -> list[Layer]:
+    return [Linear(width, name="first"), Linear(classes, name="last")]
+
+
+def test_the_command_line_takes_options_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--mesh=data=2", "--shape=3", '--options={"width": 4}']
+    assert main([f"{__file__}:twin", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("plan: 26 parameters")
+
+
 def test_the_command_line_takes_options_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{__file__}:Linear"
     for option in ("--options", "--scheme-options"):

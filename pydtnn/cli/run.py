@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pydtnn.cli.parallel import (
 )
 from pydtnn.cli.predicted import choose_parallel, predict_run
 from pydtnn.cli.report import describe_job, log_details, print_report, write_end, write_run_files
-from pydtnn.cli.run_directory import remove_unfinished_files, run_directory
+from pydtnn.cli.run_directory import RunFolder, run_directory
 from pydtnn.cli.survival import Survival, check_survival
 from pydtnn.cli.workload import changes_of, fetch_data, share_data
 from pydtnn.comm import Communicator, require_equal
@@ -39,7 +40,7 @@ from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.summary import layer_costs
 from pydtnn.saving.weights import write_weights
 from pydtnn.tracing.writing import Trace, check_folder
-from pydtnn.training.callback import Callback, Training, evaluated, write_if_possible
+from pydtnn.training.callback import Callback, evaluated, write_if_possible
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.examination import examine
 from pydtnn.training.logs import VALIDATION, Logs
@@ -204,7 +205,10 @@ def _carry_out(job: Job) -> None:
             f"--epochs {2 * trainer.epoch} to train on",
         )
     else:
-        with traced(job) as trace, _written_when_ready(job):
+        for callback in trainer.callbacks:
+            if isinstance(callback, RunFolder):
+                callback.begin = partial(write_run_files, job)
+        with traced(job) as trace:
             trainer.fit(
                 job.train,
                 job.validation,
@@ -237,34 +241,6 @@ def _carry_out(job: Job) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, Checkpointer):
             callback.check_written()
-
-
-class _RunFiles(Callback):
-    """Writes the files that describe a run when training begins."""
-
-    reads_gradients = False
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Write. Collective: all ranks call it; rank 0 writes."""
-        on_rank_0(trainer.comm, self._write)
-
-    def _write(self) -> None:
-        remove_unfinished_files(self.job.directory)
-        write_run_files(self.job)
-
-
-@contextlib.contextmanager
-def _written_when_ready(job: Job) -> Iterator[None]:
-    """Context in which the run's files are written when nothing refuses the training any more."""
-    callbacks, files = job.trainer.callbacks, _RunFiles(job)
-    callbacks.append(files)
-    try:
-        yield
-    finally:
-        callbacks.remove(files)
 
 
 def _resume(job: Job) -> None:

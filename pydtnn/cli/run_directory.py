@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,18 +165,29 @@ class RunFolder(Callback):
     ----------
     directory : Path
         Folder of the run; it must exist when training starts.
+
+    Attributes
+    ----------
+    begin : callable
+        Called on rank 0 when nothing refuses the training any more.
     """
 
     reads_gradients = False
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.begin: Callable[[], object] = lambda: None
         self._identity: tuple[int, int] | None = None
         self._held = contextlib.ExitStack()
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Store the identity of the folder, on rank 0."""
         self._identity = _identity(self.directory) if trainer.comm.rank == 0 else None
+
+    def on_fit_ready(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Remove unfinished files of killed runs, and begin. Collective: all ranks call it."""
+        on_rank_0(trainer.comm, remove_unfinished_files, self.directory)
+        on_rank_0(trainer.comm, self.begin)
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Check the folder. Collective: all ranks call it.

@@ -262,7 +262,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         If it is invalid, truncated, or has elements of a type that NumPy does not support.
     """
     arrays = {}
-    for one in read_entries(data[: 8 + MAX_HEADER_B], len(data)):
+    for one in read_entries(memoryview(data)[: 8 + MAX_HEADER_B], len(data)):
         array = np.frombuffer(data, one.dtype, math.prod(one.shape), one.offset)
         arrays[one.name] = array.reshape(one.shape)
     return arrays
@@ -282,12 +282,12 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_entries(start: bytes, size: int) -> list[Entry]:
+def read_entries(start: bytes | memoryview, size: int) -> list[Entry]:
     """Return the arrays in a safetensors file, in the order of their offsets.
 
     Parameters
     ----------
-    start : bytes
+    start : bytes or memoryview
         The file, or its beginning: at least the header, if that is not too long.
     size : int
         Length of the file, in B.
@@ -301,7 +301,7 @@ def read_entries(start: bytes, size: int) -> list[Entry]:
     try:
         if not 8 <= begin <= len(start):
             raise ValueError("its header is not complete")
-        content = json.loads(start[8:begin])
+        content = json.loads(bytes(start[8:begin]))
         found = [_entry(*item, begin) for item in content.items() if item[0] != "__metadata__"]
         entries = sorted(found, key=lambda one: (one.offset, one.nbytes))
         end = begin

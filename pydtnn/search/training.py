@@ -248,10 +248,6 @@ def _output_to(file: Path, comm: Communicator) -> Iterator[None]:
     if comm.rank > 0:
         yield
         return
-    output = open(file, "a", buffering=1)  # noqa: SIM115  what is lost when it is closed is no error
-    try:
-        with contextlib.redirect_stdout(cast(TextIO, Lasting(output))):
-            yield
-    finally:
-        with contextlib.suppress(OSError):
-            output.close()
+    stream = cast(TextIO, Lasting(open(file, "a", buffering=1)))  # noqa: SIM115
+    with contextlib.closing(stream), contextlib.redirect_stdout(stream):
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -46,6 +47,10 @@ class Lasting:
         """Flush; return whether it was possible."""
         return self._try(self._stream.flush)
 
+    def close(self) -> None:
+        """Close."""
+        self._try(self._stream.close)
+
     def _try(self, call: Callable[..., object], *args: str) -> bool:
         try:
             call(*args)
@@ -54,17 +59,12 @@ class Lasting:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                reason = (error.strerror or str(error)).lower()
-                _log.warning("%s cannot be written: %s; the run continues", self._name(), reason)
+                name, reason = "the standard output", (error.strerror or str(error)).lower()
+                with contextlib.suppress(OSError, ValueError):
+                    name = os.readlink(f"/proc/self/fd/{self._stream.fileno()}")
+                _log.warning("%s cannot be written: %s; the run continues", name, reason)
             return False
         return True
-
-    def _name(self) -> str:
-        """Return the file into which the stream is redirected."""
-        try:
-            return os.readlink(f"/proc/self/fd/{self._stream.fileno()}")
-        except (OSError, ValueError):
-            return "the standard output"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

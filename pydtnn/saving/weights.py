@@ -230,7 +230,8 @@ def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:
         Value of "pydtnn" in the metadata.
     """
     entries: dict[str, object] = {"__metadata__": {"pydtnn": about}}
-    content, offset = [], 0
+    content: list[Any] = []
+    offset = 0
     for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
         array = np.asarray(arrays[name], order="C")
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -302,7 +303,8 @@ def read_entries(start: bytes | memoryview, size: int) -> list[Entry]:
         if not 8 <= begin <= len(start):
             raise ValueError("its header is not complete")
         content = json.loads(bytes(start[8:begin]))
-        found = [_entry(*item, begin) for item in content.items() if item[0] != "__metadata__"]
+        content.pop("__metadata__", None)
+        found = [_entry(name, entry, begin) for name, entry in content.items()]
         entries = sorted(found, key=lambda one: (one.offset, one.nbytes))
         end = begin
         for one in entries:

@@ -106,6 +106,7 @@ def create_mpi(timeout: float | None = None) -> MpiCommunicator:
             except Exception as error:
                 if not survives():  # the others wait for this rank
                     os.write(2, f"rank {mpi.COMM_WORLD.rank}: {describe(error)}\n".encode())
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH would add a line
                     mpi.COMM_WORLD.Abort(1)
                 raise
     supervision = root.supervision

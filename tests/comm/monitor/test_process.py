@@ -369,6 +369,17 @@ def test_a_rank_that_ends_before_all_have_started_is_told(
     wait_for(lambda: not any(map(Path.exists, folders)))
 
 
+def failing_at_the_start() -> Finished:
+    return ending_at_the_start("slots", "raise OSError('too many open files')")
+
+
+@pytest.mark.ahead(call=failing_at_the_start)
+def test_an_error_of_a_rank_that_joins_the_others_ends_them(ahead: Finished) -> None:
+    assert ahead.returncode != 0
+    assert "rank 1: too many open files" in ahead.stderr
+    assert "Traceback" not in ahead.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_the_end_of_the_launcher_is_told(number: int, tmp_path: Path) -> None:
     if why_not() or is_openmpi():

@@ -458,6 +458,15 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "resize: expected nearest pixels of whole blocks, or linear interpolation of": resized(
         (1, 4), **LINEAR
     ),
+    "cast: the inputs do not suit the operator (batches of any size have no": (
+        [
+            node("Shape", ["x"], ["size"]),
+            node("Gather", ["size", "i0"], ["count"]),
+            node("Cast", ["count"], ["samples"], to=1),
+            node("Div", ["x", "samples"], ["y"]),
+        ],
+        FEATURES,
+    ),
     "expand: expected a row for each sample, got the shape [N, 2, 1]": (
         class_token(
             node("Concat", ["one_count", "two_one"], ["shape"], axis=0),

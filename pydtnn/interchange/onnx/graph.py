@@ -434,7 +434,10 @@ def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array:
 def _cast(node: Node, inputs: Sequence[Any]) -> Array:
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    return inputs[0].astype(tensor_dtype_to_np_dtype(node.get("to", 1)))
+    x, dtype = inputs[0], tensor_dtype_to_np_dtype(node.get("to", 1))
+    if x.dtype.kind == "i" and dtype.kind == "f" and (x[x % ANY_BATCH == 0] != 0).any():
+        raise ValueError("batches of any size have no number of samples to compute with")
+    return x.astype(dtype)
 
 
 def _range(node: Node, inputs: Sequence[Any]) -> Array:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from pydtnn.comm.schedules.auto import RULE
 from pydtnn.data.order import own_shards
 from pydtnn.kernels import Backend, create_backend
@@ -252,10 +254,11 @@ class Projector:
             Counter((a.stage, sizes[a.micro_batch]) for a in actions if a.kind == "forward")
             for actions in plan
         ]
-        seconds = {key: one.forward + one.backward for key, one in passes.items()}
-        slowest = max(
-            range(ranks), key=lambda k: sum(n * seconds[key] for key, n in counts[k].items())
-        )
+        computed = [
+            sum(n * (passes[key].forward + passes[key].backward) for key, n in own.items())
+            for own in counts
+        ]
+        slowest = computed.index(max(computed))
         last = {actions[-1]: rank for rank, actions in enumerate(plan)}
         sums = []  # within the last action of a rank, and after it
         for (_, number, _), rank in last.items():
@@ -281,20 +284,18 @@ class Projector:
             max(line.ends[k] + exposed[k], met) + updates[k] - line.of(k)[0].begin
             for k in range(ranks)
         )
-        layers: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+        layers: dict[str, Any] = defaultdict(lambda: np.zeros(4))
+        busy = 0.0
         for key, n in counts[slowest].items():
-            for one in passes[key].layers:
-                layers[one.name] = [
-                    a + n * b for a, b in zip(layers[one.name], astuple(one)[1:], strict=True)
-                ]
+            busy += n * (passes[key].busy + 2 * times[key].ahead)
+            for layer in passes[key].layers:
+                layers[layer.name] += n * np.array(astuple(layer)[1:])
         step = StepTime(
-            tuple(LayerTime(name, *parts) for name, parts in layers.items()),
+            tuple(LayerTime(name, *parts.tolist()) for name, parts in layers.items()),
             other=messages.slowdown * tables[slowest].step(own),
             update=updates[slowest],
             gradients_exposed=added if added > 1e-12 else 0.0,  # less is rounding
-            busy=sum(
-                n * (passes[key].busy + 2 * times[key].ahead) for key, n in counts[slowest].items()
-            ),
+            busy=busy,
         )
         working = step.seconds - step.other
         step = replace(step, idle=max(end - working, 0.0))

@@ -181,20 +181,6 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def memory(nbytes: float) -> str:
-    """Format bytes with three digits.
-
-    >>> memory(2.5e9), memory(8.91e13)
-    ('2.5 GB', '89.1 TB')
-    """
-    value = nbytes / 1e6
-    for unit in ("MB", "GB", "TB", "PB"):
-        if value < 999.5 or unit == "PB":
-            break
-        value /= 1000
-    return f"{value:.3g} {unit}"
-
-
 def quantity(value: float, base: int, unit: str = "") -> str:
     """Format a number with three digits and a prefix.
 
@@ -211,3 +197,12 @@ def quantity(value: float, base: int, unit: str = "") -> str:
         return f"{value:.0f} {unit}"
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f} {prefix}{'i' * (base == 1024)}{unit}"
+
+
+def memory(nbytes: float) -> str:
+    """Format bytes in decimal units.
+
+    >>> memory(2.5e9), memory(8.91e13)
+    ('2.50 GB', '89.1 TB')
+    """
+    return quantity(nbytes, 1000, "B")

@@ -67,7 +67,7 @@ def test_a_trial_that_needs_too_much_memory_fails_alone(
     assert [one.state.name for one in study.trials] == ["FAIL", "FAIL"]
     reason = study.trials[0].user_attrs["reason"]
     assert "the trial needs" in reason
-    assert "0.15 GB of its host" in reason
+    assert "150 MB of its host" in reason
     assert not (tmp_path / "study" / "trial-00000").exists()
 
 

@@ -176,5 +176,5 @@ def test_times_of_a_column_have_one_unit(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_lack_of_memory_is_told_in_terabytes(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "--ranks", "1", "--strategies", "data", "--global-batch-size", "20000000")
-    assert " TB of 64 GB" in out
+    assert " TB of 64.0 GB" in out
     assert "e+" not in out

@@ -125,7 +125,7 @@ def test_formulas_are_those_of_virtual_ranks_on_random_platforms(seed: int) -> N
         closed.platform.cluster.ranks_per_host,
     )
     # Messages that share a link, and calls of the processor while others travel, are followed one
-    # by one there. Of 300 cases, 95 % are within 8 %. If hosts have different ranks of the mesh,
+    # by one there. If hosts have different ranks of the mesh,
     # the groups along all axes are taken to be on as many hosts as the worst of them.
     alike = closed.work.ranks <= per_host or closed.work.ranks % per_host == 0
     assert 0.8 < ratio < (1.2 if alike else 1.65)

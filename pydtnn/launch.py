@@ -336,9 +336,7 @@ class Launch:
     def _job_folder(self) -> Path | None:
         """Return the folder of a job of Slurm, the same after it is requeued; None without one."""
         job = os.environ.get("SLURM_JOB_ID", "")
-        if not job.isdecimal():
-            return None
-        return RUNS / f"job-{job}"
+        return RUNS / f"job-{job}" if job.isdecimal() else None
 
     # -- commands ---------------------------------------------------------------------------------
 

@@ -148,10 +148,8 @@ class Checkpointer(Callback):
         if self._saved == (0, 0):
             if not trainer.recovered:
                 self.error, self.written = None, 0
-            if self.per_host and not trainer.recovered:
-                together(trainer.comm, self._check_folder)
-            elif not trainer.recovered:
-                on_rank_0(trainer.comm, self._check_folder)
+                on_ranks = together if self.per_host else on_rank_0
+                on_ranks(trainer.comm, self._check_folder)
         elif not any(trainer.comm.gather_object(self._is_saved(trainer))):
             self._saved = (0, 0)  # a rank has failed before the checkpoint was complete
         self._saver = self._create_saver()
@@ -190,17 +188,12 @@ class Checkpointer(Callback):
 
     def on_fit_end(self, trainer: Training) -> None:
         """Save the last state if it is not saved. Collective: all ranks call it."""
-        self._end(trainer)
-
-    def on_interrupt(self, trainer: Training) -> None:
-        """Save the state after the last step. Collective: all ranks call it."""
-        self._end(trainer)
-
-    def _end(self, trainer: Training) -> None:
         if self.per_host:  # the checkpoint of all ranks has this state
             self._settle(trainer)
         else:
             self._save(trainer, background=False)
+
+    on_interrupt = on_fit_end
 
     def close(self) -> None:
         """Complete the checkpoint that is being written, if that needs no other rank."""

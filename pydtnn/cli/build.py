@@ -463,18 +463,15 @@ def create_callbacks(
     callbacks += create_trackers(config, directory)
     best = directory / "best.safetensors"
     callbacks.append(BestWeights(best, monitor, restore_best=config.restore_best))
+    common: dict[str, Any] = {
+        "background": config.checkpoint_background,
+        "mtbf": config.mtbf,
+        "config": config.course(),
+    }
     if config.checkpoint_local:
+        local, every = config.checkpoint_local, config.checkpoint_local_every
         callbacks.append(
-            Checkpointer(
-                config.checkpoint_local,
-                every_epochs=None,
-                every=config.checkpoint_local_every,
-                keep=1,
-                background=config.checkpoint_background,
-                mtbf=config.mtbf,
-                config=config.course(),
-                per_host=True,
-            )
+            Checkpointer(local, every_epochs=None, every=every, keep=1, per_host=True, **common)
         )
     if config.checkpoint_epochs or config.checkpoint_steps or config.checkpoint_every:
         callbacks.append(
@@ -485,10 +482,8 @@ def create_callbacks(
                 every=config.checkpoint_every,
                 keep=config.keep,
                 keep_every=config.keep_every,
-                background=config.checkpoint_background,
-                mtbf=config.mtbf,
                 check=folder.look,
-                config=config.course(),
+                **common,
             )
         )
     return callbacks if config.virtual_ranks else [*callbacks, Joining(directory, config)]

@@ -702,10 +702,8 @@ class TrainConfig:
         read_formats(self.model_formats, self.dtype, self.device)
         self.check_device()
         self.check_checkpoints()
-        self.check_tensorboard()
-        self.check_trace()
+        self.traced_steps()
         self.check_waits()
-        self.check_virtual()
         self._check_partners()
         self.check_exact()
 
@@ -728,6 +726,11 @@ class TrainConfig:
 
     def _check_partners(self) -> None:
         """Raise ValueError if an option has no effect because the option it refers to is unset."""
+        if self.virtual_ranks is not None and self.platform is None:
+            raise ValueError(
+                "train: --virtual-ranks requires --platform; name a platform such as cpu-1gbit, or "
+                "write a file with python -m pydtnn.calibrate"
+            )
         usual, axes = flags(TrainConfig), read_axes(self.parallel)
         both_auto = self.parallel == self.pipeline_schedule == AUTO
         for name, partner, missing in (
@@ -738,6 +741,12 @@ class TrainConfig:
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),
             ("stage", "--dataset shards", key_of(self.dataset) != "shards"),
+            ("tensorboard_histograms", "--tensorboard", not self.tensorboard),
+            ("trace_steps", "--trace FOLDER", self.trace is None),
+            ("trace_kernels", "--trace FOLDER", self.trace is None),
+            ("compute", "--virtual-ranks N", self.virtual_ranks is None),
+            ("disturb", "--virtual-ranks N", self.virtual_ranks is None),
+            ("timing_only", "--virtual-ranks N", self.virtual_ranks is None),
             ("plan", "--parallel", not axes),
             ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
             ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes and not both_auto),
@@ -805,31 +814,6 @@ class TrainConfig:
                 f"{self.straggler_factor:g}; use 1.5 for ranks that take half as long again"
             )
 
-    def check_virtual(self) -> None:
-        """Raise ValueError if virtual ranks have no platform, or an option has no effect."""
-        if self.virtual_ranks is not None and self.platform is None:
-            raise ValueError(
-                "train: --virtual-ranks requires --platform; name a platform such as cpu-1gbit, or "
-                "write a file with python -m pydtnn.calibrate"
-            )
-        for label, given in (
-            ("--compute", self.compute is not None),
-            ("--disturb", self.disturb is not None),
-            ("--timing-only", self.timing_only),
-        ):
-            if given and self.virtual_ranks is None:
-                raise ValueError(f"train: {label} requires --virtual-ranks N")
-
-    def check_trace(self) -> None:
-        """Raise ValueError if an option of traces is invalid or has no effect."""
-        for label, given in (
-            ("--trace-steps", self.trace_steps is not None),
-            ("--trace-kernels", self.trace_kernels),
-        ):
-            if given and self.trace is None:
-                raise ValueError(f"train: {label} requires --trace FOLDER")
-        self.traced_steps()
-
     def traced_steps(self) -> range | None:
         """Return the steps of `trace_steps`; None for all that happens.
 
@@ -848,11 +832,6 @@ class TrainConfig:
                 f"{self.trace_steps!r}"
             )
         return steps
-
-    def check_tensorboard(self) -> None:
-        """Raise ValueError if an option of TensorBoard has no effect."""
-        if self.tensorboard_histograms is not None and not self.tensorboard:
-            raise ValueError("train: --tensorboard-histograms requires --tensorboard")
 
     def check_exact(self) -> None:
         """Raise ValueError if `--exact` is set and cannot be combined with the other options."""

@@ -406,30 +406,26 @@ def predict_run(
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return None
     if config.platform is None and config.tuning not in (None, "measure"):
-        return _unpredicted(f"--tuning {config.tuning} measures nothing; name a --platform")
+        return Predicted(reason=f"--tuning {config.tuning} measures nothing; name a --platform")
     if config.platform is None and steps < MIN_STEPS:
-        return _unpredicted(f"runs of less than {MIN_STEPS} steps are not; name a --platform")
+        return Predicted(reason=f"runs of less than {MIN_STEPS} steps are not; name a --platform")
     if meter is not None:
         meter.import_model()
     if option := no_formula(config, work):
-        return _unpredicted(f"the model of a step has no formula for {option}")
+        return Predicted(reason=f"the model of a step has no formula for {option}")
     from pydtnn.perfmodel.job import measurable, predict_job
 
     measured = config.platform is None and measurable(comm, work)
     platform = find_platform(config, comm, threads, work, rates=not measured)
     if platform is None:
-        return _unpredicted(f"devices {work.device!r} are not measured")
+        return Predicted(reason=f"devices {work.device!r} are not measured")
     if measured:
         try:
             one = predict_job(comm, replace(work, threads=threads), platform)
         except (AgreedError, ValueError) as error:  # a prediction must never end training
-            return _unpredicted(str(error))
+            return Predicted(reason=str(error))
         return None if one is None else Predicted.of(one, platform)
     return predict(config, work, platform) if comm.rank == 0 else None
-
-
-def _unpredicted(reason: str) -> Predicted:
-    return Predicted(reason=reason)
 
 
 def predict(config: TrainConfig, work: Workload, platform: Platform) -> Predicted:
@@ -438,12 +434,12 @@ def predict(config: TrainConfig, work: Workload, platform: Platform) -> Predicte
     from pydtnn.perfmodel.projection import Projector
 
     if option := no_formula(config, work, platform):
-        return _unpredicted(f"the model of a step has no formula for {option}")
+        return Predicted(reason=f"the model of a step has no formula for {option}")
     try:
         projector = Projector(work, platform, AnalyticCosts.of(work, platform))
         return Predicted.of(projector.project(work), platform)
     except Exception as error:  # a prediction must never end training
-        return _unpredicted(f"{type(error).__name__}: {error}")
+        return Predicted(reason=f"{type(error).__name__}: {error}")
 
 
 PARTS = {"compute": "compute", "communication": "communication", "data": "waiting for data"}

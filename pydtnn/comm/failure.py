@@ -71,7 +71,8 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
         if comm.rank == 0:
             links = listen(known[0][2], [known[host][2] for host in {*comm.hosts} - {0}])
         address = links.getsockname() if links is not None else ("", 0)
-        facts.address, facts.port, facts.token = comm.gather_object((*address, _token()))[0]
+        token = secrets.token_hex(64)  # of two halves, one for each side of a connection
+        facts.address, facts.port, facts.token = comm.gather_object((*address, token))[0]
     if started is not None:
         started.send(facts, links)
     file = connection = None
@@ -225,11 +226,6 @@ def _memory_files() -> list[str]:
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         return re.findall(rf"{_MEMORY}/mpich_shm_\w+$", maps.read(), re.M)
     return []
-
-
-def _token() -> str:
-    """Return a token of two halves, one for each side of a connection between hosts."""
-    return secrets.token_hex(64)
 
 
 def _listen(folder: str) -> socket.socket | None:

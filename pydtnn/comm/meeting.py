@@ -88,11 +88,9 @@ class MeetingCommunicator(Communicator):
         return Call(kind, f"{text or kind}{self.traffic.within}", nbytes)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        def combine(arrays: list[np.ndarray]) -> np.ndarray:
-            return reduce_in_order(arrays, op)
-
         call = self._call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
-        return _Reduction(self, call, self._join(call, array, combine), array)
+        meeting = self._join(call, array, lambda arrays: reduce_in_order(arrays, op))
+        return _Reduction(self, call, meeting, array)
 
     def _split(self, color: int, key: int) -> Communicator:
         name = f"{self._group.name}/{self._turn}"  # equal on all ranks, whichever is the last

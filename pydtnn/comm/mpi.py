@@ -177,18 +177,12 @@ def _check_host(library: str, ranks: int) -> None:
         )
     memory, needed = os.statvfs(SHARED_MEMORY), ranks * RANK_B
     size = memory.f_blocks * memory.f_frsize or resource.RLIM_INFINITY
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    length, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     for given, least, what in (
         (size, needed, f"B in {SHARED_MEMORY} (docker --shm-size)"),
-        (
-            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            MIN_FILES + ranks,
-            "open files (ulimit -n)",
-        ),
-        (
-            resource.getrlimit(resource.RLIMIT_FSIZE)[0],
-            max(MIN_FILE_B, needed),
-            "B of a file (ulimit -f)",
-        ),
+        (files, MIN_FILES + ranks, "open files (ulimit -n)"),
+        (length, max(MIN_FILE_B, needed), "B of a file (ulimit -f)"),
     ):
         if ranks > 1 and 0 <= given < least:
             raise ValueError(
@@ -287,9 +281,8 @@ class MpiCommunicator(Communicator):
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
         self._group = _Group(comm, members=self.members)
         # Requests that are not complete, with their arrays, if ranks may fail meanwhile.
-        self.pending: set[Request] | None = set() if survives() else None
-        if parent is not None:
-            self.pending = parent.pending
+        own: set[Request] | None = set() if survives() else None
+        self.pending = own if parent is None else parent.pending
 
     @property
     def supervision(self) -> Supervision | None:
@@ -576,10 +569,7 @@ class _MpiRequest(Request):
     def test(self) -> bool:
         return self._complete(self._request.Test)
 
-    def _complete(self, operation: Callable[..., bool]) -> bool:
-        return self._completed(operation)
-
-    def _completed(self, operation: Callable[..., bool], *args: Any) -> bool:
+    def _complete(self, operation: Callable[..., bool], *args: Any) -> bool:
         comm = self._comm
         try:
             done = bool(operation(*args))
@@ -609,11 +599,11 @@ class _MpiReceive(_MpiRequest):
     def source(self) -> int:
         return int(self._status.source) if self._done else -1
 
-    def _complete(self, operation: Callable[..., bool]) -> bool:
+    def _complete(self, operation: Callable[..., bool], *args: Any) -> bool:
         if self._done:
             return True
         try:
-            self._done = self._completed(operation, self._status)
+            self._done = super()._complete(operation, self._status)
         except self._mpi.Exception as error:
             if error.Get_error_class() != self._mpi.ERR_TRUNCATE:
                 raise

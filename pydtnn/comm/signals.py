@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from pydtnn.comm.supervision import WATCHER
+from pydtnn.comm.supervision import WATCHER, LastStep
 
 SIGNALS: dict[int, str] = {
     signal.SIGINT: "interrupted (Ctrl-C)",
@@ -45,45 +45,6 @@ _STOP = 0
 Handler = Callable[[int, FrameType | None], Any]
 
 
-class Orderly(Protocol):
-    """The end of a run after its step.
-
-    Attributes
-    ----------
-    twice : float
-        Seconds in which a second signal is the same one.
-    """
-
-    twice: float
-
-    def request(self, number: int) -> bool:
-        """Ask for the end after the step in progress; return whether that is possible."""
-
-    def preempted(self) -> bool:
-        """Ask for the end because of SIGUSR1, if that is its meaning; return whether it is new."""
-
-    def overdue(self) -> bool:
-        """Return whether the step has taken too long."""
-
-
-class Never:
-    """A run that ends at once."""
-
-    twice = 0.0
-
-    def request(self, number: int) -> bool:
-        """Return False."""
-        return False
-
-    def preempted(self) -> bool:
-        """Return False."""
-        return False
-
-    def overdue(self) -> bool:
-        """Return True."""
-        return True
-
-
 class SignalWatch:
     """Handles the first signal, and ends the process on a second one or after some seconds.
 
@@ -100,7 +61,7 @@ class SignalWatch:
         Called with the number of the first signal, at once and in a separate thread.
     always : collection of int
         Signals that are handled even if they are ignored.
-    orderly : Orderly, optional
+    orderly : LastStep, optional
         Ends the run after its step on the first SIGINT or SIGTERM, if that is possible. Then `act`
         is called on the second signal, or when the step is overdue.
     report : callable, optional
@@ -116,12 +77,12 @@ class SignalWatch:
         interrupt: Handler = signal.default_int_handler,
         act: Callable[[int], None] = lambda number: None,
         always: Collection[int] = (),
-        orderly: Orderly | None = None,
+        orderly: LastStep | None = None,
         report: Callable[[], None] | None = None,
         grace: float = GRACE,
     ) -> None:
         self._act = act
-        self._orderly = orderly or Never()
+        self._orderly = orderly or LastStep()
         self._report, self._grace = report, grace
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)

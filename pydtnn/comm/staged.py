@@ -74,16 +74,12 @@ class Staged(Wrapper):
         self._later(lambda a: _now(self.inner._broadcast, a, root), reads, writes).wait()
 
     def _reduce_scatter(self, array: Array, counts: list[int], out: Array) -> None:
-        def start(a: np.ndarray, b: np.ndarray) -> Request:
-            return _now(self.inner._reduce_scatter, a, counts, b)
-
-        self._later(start, [array], [out]).wait()
+        call = self.inner._reduce_scatter
+        self._later(lambda a, b: _now(call, a, counts, b), [array], [out]).wait()
 
     def _allgather(self, array: Array, counts: list[int], out: Array) -> None:
-        def start(a: np.ndarray, b: np.ndarray) -> Request:
-            return _now(self.inner._allgather, a, counts, b)
-
-        self._later(start, [array], [out]).wait()
+        call = self.inner._allgather
+        self._later(lambda a, b: _now(call, a, counts, b), [array], [out]).wait()
 
     def _isend(self, array: Array, to: int, tag: int) -> Request:
         return self._later(lambda a: self.inner._isend(a, to, tag), [array], [])

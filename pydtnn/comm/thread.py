@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -165,18 +165,8 @@ class Killed(BaseException):
     """Raised by a rank that fails, in tests: the others receive `RankFailure`, as of MPI."""
 
 
-class Awaited(Protocol):
-    """An object that ranks wait for, such as the other side of a message.
-
-    Attributes
-    ----------
-    done : bool
-    waiting : list
-        The threads that wait for it.
-    """
-
-    done: bool
-    waiting: list[Any]
+Awaited = Message | Meeting
+"""What ranks wait for: it is `done`, and has a list of the threads that are `waiting`."""
 
 
 class _Waiting:

@@ -59,19 +59,10 @@ class _Conv(Layer):
         """Declare w (O, *kernel, C / groups) and b (O,)."""
         size, channels = split_shape(self, shapes, self.axes)
         self._check_groups(channels)
-        padding = resolve_padding(
-            self.padding, size, self.kernel, self.stride, self.dilation, type(self).__name__
-        )
-        self.geometry = ConvGeometry.shared(
-            size,
-            self.kernel,
-            self.stride,
-            padding,
-            self.dilation,
-            channels,
-            self.filters,
-            self.groups,
-        )
+        kernel, stride, dilation, who = self.kernel, self.stride, self.dilation, type(self).__name__
+        padding = resolve_padding(self.padding, size, kernel, stride, dilation, who)
+        window = size, kernel, stride, padding, dilation
+        self.geometry = ConvGeometry.shared(*window, channels, self.filters, self.groups)
         taps = prod(self.kernel)
         self.w = self.parameter(
             "w",

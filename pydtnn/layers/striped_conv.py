@@ -65,16 +65,9 @@ def with_rows(geometry: ConvGeometry, dim: int, size: int, padding: Range) -> Co
     """Return a convolution with another size and padding of one axis."""
     sizes, paddings = list(geometry.size), list(geometry.padding)
     sizes[dim], paddings[dim] = size, padding
-    return ConvGeometry.shared(
-        tuple(sizes),
-        geometry.kernel,
-        geometry.stride,
-        tuple(paddings),
-        geometry.dilation,
-        geometry.channels,
-        geometry.filters,
-        geometry.groups,
-    )
+    g = geometry
+    window = tuple(sizes), g.kernel, g.stride, tuple(paddings), g.dilation
+    return ConvGeometry.shared(*window, g.channels, g.filters, g.groups)
 
 
 class ExtendedConv2d(HaloConv2d):

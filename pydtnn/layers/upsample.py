@@ -59,16 +59,9 @@ class Upsample(Layer):
         output = tuple(n * f for n, f in zip(size, self.factor, strict=True))
         sides = [_taps(f, self.mode) for f in self.factor]
         borders = [_border(f, self.mode) for f in self.factor]
-        self.geometry = ConvGeometry.shared(
-            output,
-            tuple(map(len, sides)),
-            self.factor,
-            tuple((len(border), len(border)) for border in borders),
-            (1, 1),
-            channels,
-            channels,
-            channels,
-        )
+        kernel, padding = map(len, sides), ((len(border), len(border)) for border in borders)
+        window = output, tuple(kernel), self.factor, tuple(padding), (1, 1)
+        self.geometry = ConvGeometry.shared(*window, channels, channels, channels)
         filters = np.broadcast_to(np.outer(*sides)[..., None], self.geometry.weight_shape)
         self.w = self.backend.asarray(filters, self.dtype)
         self.borders = [self.backend.asarray(border, self.dtype) for border in borders]

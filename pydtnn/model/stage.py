@@ -23,6 +23,7 @@ from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.partition.stages import PipelineCut, Stage
 from pydtnn.utils.observer import Observer
+from pydtnn.utils.request import Request
 from pydtnn.utils.split import even_cuts
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
@@ -30,16 +31,6 @@ FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
 
 PARTS_PER_RANK = 2
 """Parts per rank into which samples are divided in inference."""
-
-
-class Request(Protocol):
-    """A started operation of a communicator."""
-
-    def wait(self) -> None:
-        """Wait until it is complete."""
-
-    def test(self) -> bool:
-        """Return whether it is complete."""
 
 
 class Group(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
@@ -13,7 +13,6 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.layers.parameters import Cut
 from pydtnn.model.description import Description
-from pydtnn.model.graph import Graph
 from pydtnn.model.memory import Memory, forecast_memory
 from pydtnn.model.recompute import cut
 from pydtnn.model.stage import Network
@@ -22,13 +21,7 @@ from pydtnn.utils.units import align, quantity
 from pydtnn.utils.validate import check_int
 
 
-class Costed(Protocol):
-    """The attribute of a `Model` that is used here."""
-
-    graph: Graph
-
-
-def layer_costs(model: Costed, samples: int) -> dict[str, dict[str, Any]]:
+def layer_costs(model: Network, samples: int) -> dict[str, dict[str, Any]]:
     """Return type, parameters and nominal work of each layer of this rank.
 
     Parameters

@@ -308,7 +308,8 @@ class SharedStudy:
         with self._journal.stored(), FileLock(self.folder / LOCKS / CHOICE):
             trial = self._interrupted(size)
             if trial is None and not self.ended():
-                trial = self._promoted(size) or self._new(size)
+                promoted = self._paused(one for one, good in self._ranked(size) if good)
+                trial = promoted or self._new(size)
             if trial is not None:
                 return self._begin(trial, group)
             return self._left(group) if self.space.halving else None
@@ -336,10 +337,6 @@ class SharedStudy:
                 return trial
             self._release(one.number)
         return None
-
-    def _promoted(self, size: int) -> optuna.Trial | None:
-        """Return the first of the paused trials that are good enough for more epochs."""
-        return self._paused(one for one, good in self._ranked(size) if good)
 
     def _paused(self, ranked: Iterable[optuna.trial.FrozenTrial]) -> optuna.Trial | None:
         """Return the first of these trials, or the next one if its process has yet to leave it."""
@@ -374,10 +371,8 @@ class SharedStudy:
 
     def _new(self, size: int) -> optuna.Trial | None:
         """Return a new trial; None if there is none for so many ranks."""
-        from optuna.trial import TrialState
-
         trials = self._all()
-        enqueued = [one for one in trials if one.state == TrialState.WAITING]  # by tools of Optuna
+        enqueued = [one for one in trials if one.state.name == "WAITING"]  # by tools of Optuna
         number = len(trials) - len(enqueued)
         if number >= self.space.trials:
             return None
@@ -527,15 +522,14 @@ class SharedStudy:
             return True
         if not stop:
             return False
-        from optuna.trial import TrialState
-
         return any(
             all(
                 name not in stop
                 or (value >= stop[name] if directions[name] == "maximize" else value <= stop[name])
                 for name, value in zip(directions, one.values or (), strict=True)
             )
-            for one in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            for one in self._all()
+            if one.state.name == "COMPLETE"
         )
 
     def report(self, number: int, value: float, epoch: int) -> bool:

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -246,40 +247,21 @@ class FunctionCallback(Callback):
         on_epoch_end: Function | None = None,
         on_fit_end: Function | None = None,
     ) -> None:
-        self.functions = {
+        functions = {
             "on_fit_start": on_fit_start,
             "on_epoch_start": on_epoch_start,
             "on_step_end": on_step_end,
             "on_epoch_end": on_epoch_end,
             "on_fit_end": on_fit_end,
         }
-        for name, function in self.functions.items():
+        for name, function in functions.items():
             if function is not None:
                 _check_function(name, function)
+                setattr(self, name, partial(_call_with_trainer, function))
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Call the function."""
-        self._call("on_fit_start", trainer)
 
-    def on_epoch_start(self, trainer: Training) -> None:
-        """Call the function."""
-        self._call("on_epoch_start", trainer)
-
-    def on_step_end(self, trainer: Training) -> None:
-        """Call the function."""
-        self._call("on_step_end", trainer)
-
-    def on_epoch_end(self, trainer: Training) -> None:
-        """Call the function."""
-        self._call("on_epoch_end", trainer)
-
-    def on_fit_end(self, trainer: Training) -> None:
-        """Call the function."""
-        self._call("on_fit_end", trainer)
-
-    def _call(self, event: str, trainer: Training) -> None:
-        if (function := self.functions[event]) is not None:
-            function(trainer)
+def _call_with_trainer(function: Function, trainer: Training, *_: int) -> None:
+    function(trainer)
 
 
 def as_callback(given: Any) -> Any:

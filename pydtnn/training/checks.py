@@ -589,20 +589,9 @@ def check_plan(
     ------
     AgreedError
     """
-    _check_ranks(setup, {**plan, **others})
-    for name, value in was.items():
-        if plan[name] != value:
-            raise AgreedError(
-                f"Trainer: {name.replace('_', ' ')} must be {value}, as in the training to "
-                f"continue, got {plan[name]}; continue with the same"
-            )
-
-
-def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
-    """Raise AgreedError if ranks would deadlock or train with different settings."""
     named = setup.model.whole.shapes.items()
     shapes = [(name, shape) for name, shape in named if name.rpartition(".")[2] not in RUNNING]
-    facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
+    facts: dict[str, object] = {name.replace("_", " "): n for name, n in {**plan, **others}.items()}
     facts |= {
         "number of parameters": sum(math.prod(shape) for _, shape in shapes),
         "shapes of parameters": shapes,
@@ -615,6 +604,12 @@ def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
     if setup.exchange.equal:
         facts["learning rate"] = setup.optimizer.lr_now
     require_equal(setup.comm, "Trainer", facts, "give every rank the same")
+    for name, value in was.items():
+        if plan[name] != value:
+            raise AgreedError(
+                f"Trainer: {name.replace('_', ' ')} must be {value}, as in the training to "
+                f"continue, got {plan[name]}; continue with the same"
+            )
 
 
 def check_scale(setup: Setup) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TextIO, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 import numpy as np
 
@@ -53,22 +53,6 @@ def fit_pieces(pieces: Sequence[Piece], width: int) -> str:
             chosen.append(piece)
             left -= len(piece.text) + 2
     return "  ".join(piece.text for piece in pieces if piece in chosen)
-
-
-class Display(Protocol):
-    """Interface of a display."""
-
-    def begin(self, title: str, step: int) -> None:
-        """Start an epoch, of which some steps may be complete."""
-
-    def step(self, title: str, step: int, pieces: Sequence[Piece]) -> None:
-        """Show the progress of an epoch."""
-
-    def line(self, pieces: Sequence[Piece]) -> None:
-        """Write a permanent line."""
-
-    def close(self) -> None:
-        """Restore the terminal."""
 
 
 class Lines:
@@ -190,7 +174,7 @@ class ProgressBar(Callback):
         self.file = file
         self.interval = check_float("ProgressBar", "interval", interval, at_least=0)
         self.style = style
-        self._display: Display | None = None
+        self._display: Bar | Lines | None = None
         self._terminal: TextIO | None = None  # opened by this object
         self._epochs = self._steps = 0
         self._pause = 0.0
@@ -209,7 +193,7 @@ class ProgressBar(Callback):
         if trainer.epoch >= epochs > 0:
             self._display.line([Piece(0, describe_complete(trainer.epoch, epochs))])
 
-    def _choose(self, file: TextIO, steps: int) -> Display:
+    def _choose(self, file: TextIO, steps: int) -> Bar | Lines:
         terminal = None
         if self.style != "plain" and os.environ.get("TERM") != "dumb":
             terminal = terminal_of(file)

@@ -584,12 +584,12 @@ class Monitor:
         for link in strangers:
             if len(strangers) > most or link.since < before:
                 strangers = strangers[1:]
-                self._drop(link)
+                self._drop(link, link.fileno())
 
-    def _drop(self, link: Link) -> None:
-        self._links.pop(link.fileno(), None)
+    def _drop(self, link: Link, number: int) -> None:
+        self._links.pop(number, None)
         with contextlib.suppress(OSError, ValueError):
-            self._poll.unregister(link.fileno())
+            self._poll.unregister(number)
         link.close()
 
     def _read(self, link: Link) -> None:
@@ -601,10 +601,7 @@ class Monitor:
         for message in messages if link.known and not link.closed else ():
             self._hear(link, message)
         if link.closed:
-            self._links.pop(number, None)
-            with contextlib.suppress(OSError, ValueError):
-                self._poll.unregister(number)
-            link.close()
+            self._drop(link, number)
             if link is self._first or link.host in self._other_hosts():
                 self._last.give_up()
             if link is self._first:

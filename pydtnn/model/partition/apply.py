@@ -92,7 +92,8 @@ def partition(
     if cut is None and not input_gradient:
         for node in graph.inputs:
             work.cut_input(node, results)
-    work.number()
+    for index, node in enumerate(work.nodes):
+        node.index = index
     graph.nodes = work.nodes
     return results, cut
 
@@ -293,11 +294,6 @@ class _Pass:
             for reader in node.consumers:
                 reader.inputs = tuple(node if n is removed else n for n in reader.inputs)
             self.nodes.remove(removed)
-
-    def number(self) -> None:
-        """Number the nodes in the order of execution."""
-        for index, node in enumerate(self.nodes):
-            node.index = index
 
     def _make_parts(self, draft: Draft) -> None:
         """Declare the parts of parameters and statistics, and the axes of their sums."""

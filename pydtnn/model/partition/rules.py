@@ -139,20 +139,9 @@ def stripes(draft: Draft, axis: str, dim: int) -> None:
     source = draft.even(dim, axis, into, f"the {what} of the input")
     target = draft.even(dim, axis, rows, f"the {what} of the output")
     dilation = layer.dilation[dim] if isinstance(layer, Conv2d) else 1
-    needed, around = zip(
-        *(
-            window_rows(
-                own,
-                into,
-                layer.kernel[dim],
-                layer.stride[dim],
-                dilation,
-                window.padding[dim][0],
-            )
-            for own in pairwise(target.bounds)
-        ),
-        strict=True,
-    )
+    fixed = into, layer.kernel[dim], layer.stride[dim], dilation, window.padding[dim][0]
+    found = (window_rows(own, *fixed) for own in pairwise(target.bounds))
+    needed, around = zip(*found, strict=True)
     if any(start >= stop for start, stop in needed):
         raise draft.refuse(axis, f"a window lies in the padding, with {into} rows of input")
     options: Any = layer

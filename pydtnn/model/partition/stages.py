@@ -135,11 +135,8 @@ def balanced_boundaries(nodes: Sequence[Node], outputs: Sequence[Node], stages: 
 def work_of(layer: Layer) -> float:
     """Return the time of one sample's forward and backward, in floating-point operations."""
     cost = layer.cost(1)
-    return (
-        cost.flops_forward
-        + cost.flops_backward
-        + MEMORY * (cost.bytes_forward + cost.bytes_backward)
-    )
+    moved = cost.bytes_forward + cost.bytes_backward
+    return cost.flops_forward + cost.flops_backward + MEMORY * moved
 
 
 def message_bytes(nodes: Sequence[Node], outputs: Sequence[Node], start: int) -> int:

@@ -118,10 +118,6 @@ def _is_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _is_optional_names(value: object) -> bool:
-    return value is None or _is_names(value)
-
-
 def _is_plan(value: object) -> bool:
     return _is_object(value, _is_count)
 
@@ -158,7 +154,8 @@ VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
         "metrics": (_is_names, "a list of names"),
         "totals": (_is_sums, "an array of sums"),
         "plan": (_is_plan, "an object with whole numbers"),
-        "frozen": (_is_optional_names, "a list of names"),  # missing before version 0.2
+        # missing before version 0.2
+        "frozen": (lambda value: value is None or _is_names(value), "a list of names"),
     },
 }
 """Required values of the states of some parts, and their types."""

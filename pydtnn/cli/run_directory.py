@@ -199,9 +199,7 @@ class RunFolder(Callback):
         """
         on_rank_0(trainer.comm, self.look)
 
-    def on_interrupt(self, trainer: Training) -> None:
-        """Check the folder. Collective: all ranks call it."""
-        on_rank_0(trainer.comm, self.look)
+    on_interrupt = on_epoch_end
 
     def close(self) -> None:
         """Release the lock of the new folder."""

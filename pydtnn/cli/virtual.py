@@ -153,6 +153,7 @@ def describe_virtual_run(config: TrainConfig) -> Workload:
 def _timing_rows(timing: Timing, platform: Platform) -> list[tuple[str, str]]:
     workload, steps = timing.workload, [1e3 * seconds for seconds in timing.steps]
     executed = "one rank is executed, which stands for all" if timing.alike else "all are executed"
+    efficiency = f"{timing.efficiency:.0%} of the samples/s of as many single ranks"
     return [
         ("ranks", f"{workload.ranks} on {platform.name}; only timed: {executed}"),
         *_notes(platform, workload.ranks),
@@ -160,13 +161,7 @@ def _timing_rows(timing: Timing, platform: Platform) -> list[tuple[str, str]]:
         ("virtual time per step", f"{1e3 * timing.seconds:.4g} ms"),
         ("shortest and longest", f"{min(steps):.4g} ms, {max(steps):.4g} ms of {len(steps)} steps"),
         ("samples/s", f"{workload.batch / timing.seconds:.0f}"),
-        *(
-            []
-            if timing.alone is None
-            else [
-                ("efficiency", f"{timing.efficiency:.0%} of the samples/s of as many single ranks")
-            ]
-        ),
+        *([] if timing.alone is None else [("efficiency", efficiency)]),
     ]
 
 

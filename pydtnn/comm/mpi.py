@@ -282,7 +282,7 @@ class MpiCommunicator(Communicator):
         self._group = _Group(comm, members=self.members)
         # Requests that are not complete, with their arrays, if ranks may fail meanwhile.
         own: set[Request] | None = set() if survives() else None
-        self.pending = own if parent is None else parent.pending
+        self.pending: set[Request] | None = own if parent is None else parent.pending
 
     @property
     def supervision(self) -> Supervision | None:

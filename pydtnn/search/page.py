@@ -124,19 +124,19 @@ def _points(space: Space, trials: Sequence[Any], x: Mapping[int, Any], place: in
         own = [t for t in trials if _state(t) == state and t.number in x]
         own = [t for t in own if _value(space, t, place) is not None]
         if own:
-            found.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": state,
-                    "x": [x[t.number] for t in own],
-                    "y": [_value(space, t, place) for t in own],
-                    "text": [f"trial {t.number}" for t in own],
-                    "marker": {"color": colour, "size": 7},
-                    "hovertemplate": "%{text}: %{x}, %{y:.4g}<extra></extra>",
-                }
-            )
+            values = [_value(space, t, place) for t in own]
+            look, hover = {"color": colour, "size": 7}, "%{text}: %{x}, %{y:.4g}"
+            drawn = _markers(state, [x[t.number] for t in own], values, look, hover)
+            found.append({**drawn, "text": [f"trial {t.number}" for t in own]})
     return found
+
+
+def _markers(
+    name: str, x: Sequence[Any], y: Sequence[Any], look: Mapping[str, Any], hover: str
+) -> dict[str, Any]:
+    """Return a trace of Plotly with a marker at each point."""
+    shown = {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "marker": look}
+    return {**shown, "hovertemplate": f"{hover}<extra></extra>"}
 
 
 def _states(trials: Sequence[Any]) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _options(space: Space, study: Any, trials: Sequence[Any]) -> list[Section]:
     done = [one for one in trials if _value(space, one) is not None]
     name = next(iter(space.objective))
     slices = [_slice(space, one, done, name) for one in space.dimensions]
-    found = [
+    return [
         _importance(space, study),
         Section(
             "parallel",
@@ -192,7 +192,6 @@ def _options(space: Space, study: Any, trials: Sequence[Any]) -> list[Section]:
             absent="no trial has a value",
         ),
     ]
-    return found
 
 
 def _importance(space: Space, study: Any) -> Section:
@@ -330,18 +329,9 @@ def _curves(space: Space, trials: Sequence[Any]) -> Section:
         values = [one.intermediate_values[epoch] for epoch in epochs]
         hover = f"trial {one.number}, epoch %{{x}}: %{{y:.4g}}"
         width = 2.6 if label == "best" else 1.0
-        data.append({**line(label, epochs, values, colour, hover, width=width)})
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": label,
-                "x": epochs[-1:],
-                "y": values[-1:],
-                "marker": {"color": colour, "symbol": "x" if state == "pruned" else "circle"},
-                "hovertemplate": f"{hover}<extra></extra>",
-            }
-        )
+        data.append(line(label, epochs, values, colour, hover, width=width))
+        look = {"color": colour, "symbol": "x" if state == "pruned" else "circle"}
+        data.append(_markers(label, epochs[-1:], values[-1:], look, hover))
     legend = {"best": f"{BEST} line"} if best else {}
     legend |= {state: f"{LOOK[state]} line" for state in _states(with_curve)}
     last = max(max(one.intermediate_values) for one in with_curve)

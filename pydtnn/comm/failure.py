@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
@@ -99,6 +99,7 @@ def _supervise(comm: Communicator, started: Started | None = None) -> Supervisio
     return supervision
 
 
+@dataclass
 class Started:
     """The process of a host, started by its first rank, and the folder of the files.
 
@@ -113,32 +114,27 @@ class Started:
         Its standard input.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        ranks: int,
-        process: int = 0,
-        control: socket.socket | None = None,
-    ) -> None:
-        self.folder, self.ranks = folder, ranks
-        self._process, self._control = process, control
+    folder: str
+    ranks: int
+    process: int = 0
+    control: socket.socket | None = None
 
     def send(self, facts: Facts, links: socket.socket | None) -> None:
         """Send what is known once ranks communicate, and the listener for other hosts."""
         files = [links.fileno()] if links is not None else []
-        with self._control or contextlib.nullcontext(), links or contextlib.nullcontext():
-            if self._control is not None:
+        with self.control or contextlib.nullcontext(), links or contextlib.nullcontext():
+            if self.control is not None:
                 with contextlib.suppress(OSError):  # it has been killed
                     text = json.dumps(asdict(facts)).encode()
-                    socket.send_fds(self._control, [text[:1]], files)
-                    self._control.sendall(text[1:])
+                    socket.send_fds(self.control, [text[:1]], files)
+                    self.control.sendall(text[1:])
 
     def cancel(self) -> None:
         """End the process and remove the files."""
-        if self._process and self._control is not None:
+        if self.process and self.control is not None:
             with contextlib.suppress(OSError):
-                os.kill(self._process, signal.SIGKILL)
-            self._control.close()
+                os.kill(self.process, signal.SIGKILL)
+            self.control.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -436,23 +436,18 @@ def run_threads(
     return results
 
 
+@dataclass(eq=False)
 class _Group:
     """State shared by the communicators of one group."""
 
-    def __init__(
-        self,
-        world: World,
-        hosts: Sequence[Hashable],
-        name: str,
-        members: Sequence[int],
-        lost: int = 0,
-    ) -> None:
-        self.world, self.lost = world, lost
-        self.hosts = hosts
-        self.name, self.members = name, members
-        self.meetings: dict[int, Meeting] = {}
-        self.mailbox = Mailbox()
-        self._next: dict[int, _Group] = {}  # by the number of lost ranks
+    world: World
+    hosts: Sequence[Hashable]
+    name: str
+    members: Sequence[int]
+    lost: int = 0
+    meetings: dict[int, Meeting] = field(default_factory=dict)
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    _next: dict[int, _Group] = field(default_factory=dict)  # by the number of lost ranks
 
     def succeeded(self, hosts: Sequence[Hashable], members: Sequence[int], lost: int) -> _Group:
         """Return the group that takes the place of this one after a failure: one for all ranks."""

@@ -35,8 +35,13 @@ class Activation(Recomputing, Layer):
     new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
 
     def __init_subclass__(cls) -> None:
-        """Set `saves` and `may_overwrite_input` from the array that backward reads."""
+        """Set `saves` and `may_overwrite_input` from the array that backward reads.
+
+        Passes only call the kernel, unless the class has others.
+        """
         super().__init_subclass__()
+        own = vars(cls).keys()
+        cls.only_kernels = vars(cls).get("only_kernels", not own & {"forward", "backward"})
         reads = FUNCTIONS[cls.kernel].reads
         cls.saves = (reads,)
         cls.may_overwrite_input = reads == "output"
@@ -69,14 +74,12 @@ class ReLU(Activation):
     """``max(x, 0)`` (Nair and Hinton 2010)."""
 
     kernel = "relu"
-    only_kernels = True
 
 
 class ReLU6(Activation):
     """``min(max(x, 0), 6)`` (Krizhevsky 2010)."""
 
     kernel = "relu6"
-    only_kernels = True
     operations = (2, 2)
 
 
@@ -90,7 +93,6 @@ class LeakyReLU(Activation):
     """
 
     kernel = "leaky_relu"
-    only_kernels = True
     operations = (2, 2)
 
     def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
@@ -108,7 +110,6 @@ class ELU(Activation):
     """
 
     kernel = "elu"
-    only_kernels = True
     operations = (4, 3)
 
     def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
@@ -120,7 +121,6 @@ class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``."""
 
     kernel = "sigmoid"
-    only_kernels = True
     operations = (4, 3)
 
 
@@ -128,7 +128,6 @@ class Tanh(Activation):
     """Hyperbolic tangent."""
 
     kernel = "tanh"
-    only_kernels = True
     operations = (1, 3)
 
 
@@ -136,7 +135,6 @@ class ArcTan(Activation):
     """Inverse tangent, ``arctan(x)``."""
 
     kernel = "arctan"
-    only_kernels = True
     operations = (1, 3)
 
 
@@ -144,7 +142,6 @@ class Log(Activation):
     """Natural logarithm."""
 
     kernel = "log"
-    only_kernels = True
 
 
 class GELU(Activation):
@@ -162,7 +159,6 @@ class GELU(Activation):
     """
 
     kernel = "gelu"
-    only_kernels = True
     operations = (8, 16)
 
     def __init__(
@@ -179,7 +175,6 @@ class SiLU(Activation):
     """``x sigmoid(x)`` (Elfwing et al. 2018)."""
 
     kernel = "silu"
-    only_kernels = True
     operations = (5, 9)
 
 
@@ -187,7 +182,6 @@ class HardSigmoid(Activation):
     """``min(max(x / 6 + 1 / 2, 0), 1)``, as in PyTorch (Howard et al. 2019)."""
 
     kernel = "hard_sigmoid"
-    only_kernels = True
     operations = (4, 3)
 
 
@@ -195,7 +189,6 @@ class HardSwish(Activation):
     """``x min(max(x / 6 + 1 / 2, 0), 1)`` (Howard et al. 2019)."""
 
     kernel = "hard_swish"
-    only_kernels = True
     operations = (5, 5)
 
 
@@ -203,7 +196,6 @@ class Softplus(Activation):
     """``log(1 + exp(x))`` (Dugas et al. 2001)."""
 
     kernel = "softplus"
-    only_kernels = True
     operations = (4, 4)
 
 

@@ -26,18 +26,23 @@ Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Constant(SuggestsNames):
+class _Rate(SuggestsNames):
+    """Base class of schedules with a highest learning rate."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        check_float(type(self).__name__, "lr (the learning rate)", self.lr, at_least=0)
+
+
+@dataclass(frozen=True)
+class Constant(_Rate):
     """The same learning rate at every step.
 
     Parameters
     ----------
     lr : float
     """
-
-    lr: float
-
-    def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
 
     def __call__(self, step: int) -> float:
         return self.lr
@@ -76,7 +81,7 @@ class WarmUp(SuggestsNames):
 
 
 @dataclass(frozen=True)
-class Step(SuggestsNames):
+class Step(_Rate):
     """A learning rate multiplied by `gamma` at given steps or at a fixed interval.
 
     Parameters
@@ -88,12 +93,11 @@ class Step(SuggestsNames):
     gamma : float
     """
 
-    lr: float
     boundaries: int | Sequence[int]
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
+        super().__post_init__()
         check_float("Step", "gamma", self.gamma, above=0)
         if not isinstance(self.boundaries, Sequence) or isinstance(self.boundaries, str):
             check_int("Step", "boundaries", self.boundaries, at_least=1)
@@ -112,7 +116,7 @@ class Step(SuggestsNames):
 
 
 @dataclass(frozen=True)
-class Polynomial(SuggestsNames):
+class Polynomial(_Rate):
     """Decay as ``(1 - p)^power`` with ``p`` from 0 at step `begin` to 1 at step `steps`.
 
     Parameters
@@ -129,14 +133,13 @@ class Polynomial(SuggestsNames):
         Step at which the decay begins.
     """
 
-    lr: float
     steps: int
     power: float = 1.0
     final: float = 0.0
     begin: int = 0
 
     def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
+        super().__post_init__()
         _check_span(self, self.begin, self.steps)
         check_float("Polynomial", "power", self.power, above=0)
         check_float("Polynomial", "final", self.final, at_least=0)
@@ -147,7 +150,7 @@ class Polynomial(SuggestsNames):
 
 
 @dataclass(frozen=True)
-class Cosine(SuggestsNames):
+class Cosine(_Rate):
     """Cosine decay from step `begin` to step `steps`.
 
     ``lr(t) = final + (lr - final) (1 + cos(pi p)) / 2``, where ``p`` runs from 0 at `begin` to 1 at
@@ -170,13 +173,12 @@ class Cosine(SuggestsNames):
     equation 5 (without restarts).
     """
 
-    lr: float
     steps: int
     final: float = 0.0
     begin: int = 0
 
     def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
+        super().__post_init__()
         _check_span(self, self.begin, self.steps)
         check_float("Cosine", "final", self.final, at_least=0)
 
@@ -185,7 +187,7 @@ class Cosine(SuggestsNames):
 
 
 @dataclass(frozen=True)
-class CosineRestarts(SuggestsNames):
+class CosineRestarts(_Rate):
     """Cosine decay that starts again whenever it is complete (SGDR).
 
     The rate of period i, of length ``steps * factor^i``, is that of `Cosine`: `lr` at its first
@@ -210,14 +212,13 @@ class CosineRestarts(SuggestsNames):
     section 3; as in PyTorch's ``CosineAnnealingWarmRestarts``.
     """
 
-    lr: float
     steps: int
     factor: int = 1
     final: float = 0.0
     begin: int = 0
 
     def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
+        super().__post_init__()
         check_int("CosineRestarts", "steps", self.steps, at_least=1)
         check_int("CosineRestarts", "factor", self.factor, at_least=1)
         check_float("CosineRestarts", "final", self.final, at_least=0)
@@ -233,7 +234,7 @@ class CosineRestarts(SuggestsNames):
 
 
 @dataclass(frozen=True)
-class Triangular(SuggestsNames):
+class Triangular(_Rate):
     """A linear increase from near 0 to `lr`, then a linear decrease to 0.
 
     With the peak at step ``p = round(rise * steps)``: ``lr (t + 1) / (p + 1)`` before it, ``lr
@@ -255,12 +256,11 @@ class Triangular(SuggestsNames):
     of it.
     """
 
-    lr: float
     steps: int
     rise: float = 0.2
 
     def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
+        super().__post_init__()
         check_int("Triangular", "steps", self.steps, at_least=1)
         check_float("Triangular", "rise", self.rise, at_least=0, below=1)
 
@@ -272,7 +272,7 @@ class Triangular(SuggestsNames):
 
 
 @dataclass(frozen=True)
-class OneCycle(SuggestsNames):
+class OneCycle(_Rate):
     """Cosine increase from ``lr / start`` to `lr`, then cosine decrease to ``lr / end``.
 
     The increase ends at step ``rise * steps - 1``, which may be fractional, and the decrease at the
@@ -296,14 +296,13 @@ class OneCycle(SuggestsNames):
     rates", 2018, section 3.
     """
 
-    lr: float
     steps: int
     rise: float = 0.3
     start: float = 25.0
     end: float = 250_000.0
 
     def __post_init__(self) -> None:
-        _check_lr(self, self.lr)
+        super().__post_init__()
         check_int("OneCycle", "steps", self.steps, at_least=1)
         check_float("OneCycle", "rise", self.rise, at_least=0, below=1)
         check_float("OneCycle", "start", self.start, at_least=1)
@@ -314,10 +313,6 @@ class OneCycle(SuggestsNames):
         if step < peak:
             return _between(self.lr / self.start, self.lr, step / peak)
         return _between(self.lr, self.lr / self.end, _progress(step, peak, self.steps - 1))
-
-
-def _check_lr(schedule: object, lr: float) -> None:
-    check_float(type(schedule).__name__, "lr (the learning rate)", lr, at_least=0)
 
 
 def _check_span(schedule: object, begin: int, steps: int) -> None:

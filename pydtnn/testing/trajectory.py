@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -511,6 +511,7 @@ def train_serially(problem: Problem, conditions: Conditions) -> Trajectory:
     return Rank(Serial(), replace(problem, exchange=AllReduce), conditions).run()
 
 
+@dataclass
 class Ranks:
     """The ranks on which a problem is trained.
 
@@ -530,16 +531,12 @@ class Ranks:
         What each thread does.
     """
 
-    def __init__(
-        self,
-        count: int,
-        axes: Mapping[str, int] | None = None,
-        *,
-        comm: Communicator | None = None,
-        timeout: float,
-    ) -> None:
-        self.count, self.axes, self.comm, self.timeout = count, axes, comm, timeout
-        self.logs: list[CallLog] = []
+    count: int
+    axes: Mapping[str, int] | None = None
+    _: KW_ONLY
+    comm: Communicator | None = None
+    timeout: float
+    logs: list[CallLog] = field(default_factory=list)
 
     def train(self, problem: Problem, conditions: Conditions) -> list[Trajectory]:
         """Train, and return the results of all ranks."""

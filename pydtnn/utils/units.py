@@ -107,11 +107,8 @@ def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) 
     ValueError: time: expected a number with a unit (ns, us, ms, s, min, h, d), got 50; write 50 us
     """
     known = UNITS[unit]
-    match = (
-        _QUANTITY.fullmatch(text.strip().replace("\N{MICRO SIGN}", "u"))
-        if isinstance(text, str)
-        else None
-    )
+    plain = text.strip().replace("\N{MICRO SIGN}", "u") if isinstance(text, str) else ""
+    match = _QUANTITY.fullmatch(plain)
     if match is None or match[2] not in known:
         number = _shown(match[1] if match else text if isinstance(text, int | float) else 50)
         lower = {name.lower(): name for name in known}

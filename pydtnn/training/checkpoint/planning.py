@@ -194,17 +194,10 @@ def _create(
             own = _holders(name, given, everywhere)
         chosen[name] = given
         holders |= own
-        arrays[name] = [
-            sorted(
-                {
-                    region.name
-                    for rank in everyone
-                    if given.of_rank[rank] == number
-                    for region, _ in everywhere[rank].get(name, ())
-                }
-            )
-            for number in range(len(given.ranks))
-        ]
+        stored: list[set[str]] = [set() for _ in given.ranks]
+        for number, regions in zip(given.of_rank, everywhere, strict=True):
+            stored[number] |= {region.name for region, _ in regions.get(name, ())}
+        arrays[name] = [sorted(names) for names in stored]
     described = {region.name: Described(region.dtype, region.shape) for region in holders}
     for region in holders:
         if described[region.name] != (region.dtype, region.shape):

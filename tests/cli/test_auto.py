@@ -327,7 +327,11 @@ VALUES: dict[str, Any] = {
 }
 """Another value of each option; of switches the other one."""
 
-NEEDS = {"shards": "--exact", **dict.fromkeys(("compute", "disturb", "timing_only"), "--virtual")}
+NEEDS = {
+    "shards": "--exact",
+    "exif_rotation": "--exif-rotation",
+    **dict.fromkeys(("compute", "disturb", "timing_only"), "--virtual"),
+}
 """Options of others, which the prediction refuses."""
 
 DECLARED = {name for names in NO_EFFECT.values() for name in names}

@@ -7,29 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pydtnn.tracing.analysis import (
-    Blocks,
-    CriticalPaths,
-    Labels,
-    Path,
-    Time,
-    compare,
-    describe_label,
-    efficiency,
-    epoch_times,
-    find_blocks,
-    label,
-    layer_times,
-    machine,
-    operation_times,
-    phase_times,
-    rates,
-    slow_ranks,
-    step_durations,
-    traffic,
-    usage,
-    waits,
-)
+from pydtnn.tracing import analysis
+from pydtnn.tracing.analysis import Blocks, Labels, Path, Time, describe_label
 from pydtnn.tracing.analysis.difference import MIN_STEPS
 from pydtnn.tracing.timeline import Timeline
 from pydtnn.utils.observer import Kind
@@ -54,13 +33,13 @@ def summarize(timeline: Timeline, *, top: int = 12) -> list[str]:
     top : int, default 12
         Rows of each table.
     """
-    blocks, labels = find_blocks(timeline), label(timeline)
+    blocks, labels = analysis.find_blocks(timeline), analysis.label(timeline)
     lines = [*_facts(timeline)]
     parts = [
         _slow(timeline, labels),
-        _times("time per phase", phase_times(timeline), top),
-        _times("time per layer", layer_times(timeline), top),
-        _times("time per operation", operation_times(timeline), top),
+        _times("time per phase", analysis.phase_times(timeline), top),
+        _times("time per layer", analysis.layer_times(timeline), top),
+        _times("time per operation", analysis.operation_times(timeline), top),
         _epochs(timeline, top),
         _usage(timeline, blocks),
         _waits(timeline, blocks, top),
@@ -84,22 +63,22 @@ def describe_changes(before: Timeline, after: Timeline, *, top: int = 25) -> lis
     ValueError
         If one of them has no training step.
     """
-    changes = compare(before, after)
-    first, second = (float(np.median(step_durations(one))) for one in (before, after))
+    changes = analysis.compare(before, after)
+    first, second = (float(np.median(analysis.step_durations(one))) for one in (before, after))
     lines = _wrap(
         f"a step takes {_ms(first)} before ({_count(before)}) and {_ms(second)} after "
         f"({_count(after)}): {second / first - 1:+.1%}"
     )
     heading = ("time per step and rank", "before", "after", "difference", "noise", "")
-    table = [heading]
+    rows = []
     for one in changes[:top]:
         few = one.noise != one.noise
         clear = "" if one.significant or few else "within the noise"
         noise = f"below {MIN_STEPS} steps" if few else _ms(one.noise)
         difference = f"{1e3 * one.difference:+.3f} ms"
         name = describe_label(one.kind, one.name)
-        table.append((name, _ms(one.before), _ms(one.after), difference, noise, clear))
-    return [*lines, "", *_table(table, 1), *_rest(len(changes), top)]
+        rows.append((name, _ms(one.before), _ms(one.after), difference, noise, clear))
+    return [*lines, "", *_first(heading, rows, len(changes), top, left=1)]
 
 
 def _count(timeline: Timeline) -> str:
@@ -129,7 +108,7 @@ def _facts(timeline: Timeline) -> Iterator[str]:
 
 
 def _slow(timeline: Timeline, labels: Labels) -> Iterator[str]:
-    for one in slow_ranks(timeline, labels)[:5]:
+    for one in analysis.slow_ranks(timeline, labels)[:5]:
         yield from _wrap(
             f"rank {one.rank} is slow in {describe_label(one.kind, one.name)}: "
             f"{_ms(one.seconds)} per step, {_ms(one.others)} on the other ranks "
@@ -142,7 +121,7 @@ def _slow(timeline: Timeline, labels: Labels) -> Iterator[str]:
 def _loader(timeline: Timeline, slow: int) -> Iterator[str]:
     """Compare the loader of a rank that waits for its batches with those of the others."""
     medians = [
-        [time.median for time in phase_times(timeline, rank) if time.kind == Kind.LOAD]
+        [time.median for time in analysis.phase_times(timeline, rank) if time.kind == Kind.LOAD]
         for rank in range(timeline.size)
     ]
     if all(medians):
@@ -151,38 +130,33 @@ def _loader(timeline: Timeline, slow: int) -> Iterator[str]:
 
 
 def _times(title: str, times: Sequence[Time], top: int) -> Iterator[str]:
-    if not times:
-        return
     sends = any(time.nbytes for time in times)
     heading = (title, "", "calls", "total", "own", "median", "share", *["sent"] * sends)
-    rows: list[tuple[str, ...]] = [heading]
+    rows = []
     for time in times[:top]:
         row = (time.name, time.kind.name.lower(), f"{time.calls:,}")
         numbers = (f"{time.total:.3f} s", f"{time.own:.3f} s", _ms(time.median))
         sent = [quantity(time.nbytes, 1024, "B")] * sends
         rows.append((*row, *numbers, f"{time.share:.1%}", *sent))
-    yield from _table(rows, 2)
-    yield from _rest(len(times), top)
+    return _first(heading, rows, len(times), top)
 
 
 def _epochs(timeline: Timeline, top: int) -> Iterator[str]:
     """Time of the phases of each epoch; beyond `MAX_RANKS` ranks the extremes only."""
-    times = [time for time in epoch_times(timeline) if time.epoch >= 0]
-    if not times:
-        return
+    times = [time for time in analysis.epoch_times(timeline) if time.epoch >= 0]
     many = timeline.size > MAX_RANKS
-    ranks = ("minimum", "median", "maximum") if many else _names(timeline)
-    rows: list[tuple[str, ...]] = [("epoch", "phase", "calls", *ranks)]
+    names = [f"rank {rank}" for rank in range(timeline.size)]
+    columns = ("minimum", "median", "maximum") if many else names
+    rows = []
     for time in times[: 3 * top]:
         values = np.quantile(time.seconds, (0, 0.5, 1)) if many else time.seconds
         numbers = [f"{value:.3f} s" for value in values]
         rows.append((str(time.epoch), time.name, f"{time.calls:,}", *numbers))
-    yield from _table(rows, 2)
-    yield from _rest(len(times), 3 * top)
+    return _first(("epoch", "phase", "calls", *columns), rows, len(times), 3 * top)
 
 
 def _usage(timeline: Timeline, blocks: Blocks) -> Iterator[str]:
-    found = usage(timeline, blocks)
+    found = analysis.usage(timeline, blocks)
     if not found:
         return
     rows: list[tuple[str, ...]] = [
@@ -203,38 +177,38 @@ def _usage(timeline: Timeline, blocks: Blocks) -> Iterator[str]:
 
 
 def _waits(timeline: Timeline, blocks: Blocks, top: int) -> Iterator[str]:
-    found = waits(timeline, blocks)
-    pairs = [(found[r, q], r, q) for r, q in np.argwhere(found > 0).tolist()]
-    if not pairs:
-        return
-    rows: list[tuple[str, ...]] = [("waiting", "", "total")]
-    for seconds, rank, peer in sorted(pairs, reverse=True)[:top]:
-        rows.append((f"rank {rank}", f"for rank {peer}", f"{seconds:.3f} s"))
-    yield from _table(rows, 2)
-    yield from _rest(len(pairs), top)
+    found = analysis.waits(timeline, blocks)
+    pairs = _largest(found, found)
+    rows = [
+        (f"rank {rank}", f"for rank {peer}", f"{seconds:.3f} s")
+        for seconds, rank, peer in pairs[:top]
+    ]
+    return _first(("waiting", "", "total"), rows, len(pairs), top)
 
 
 def _traffic(timeline: Timeline, top: int) -> Iterator[str]:
-    nbytes, count = traffic(timeline)
-    pairs = [(nbytes[r, q], r, q) for r, q in np.argwhere(count > 0).tolist()]
-    if not pairs:
-        return
-    rows: list[tuple[str, ...]] = [("messages", "", "number", "sent")]
-    for total, rank, peer in sorted(pairs, reverse=True)[:top]:
+    nbytes, count = analysis.traffic(timeline)
+    pairs = _largest(nbytes, count)
+    rows = []
+    for total, rank, peer in pairs[:top]:
         sent = quantity(float(total), 1024, "B")
         rows.append((f"rank {rank}", f"to rank {peer}", f"{count[rank, peer]:,}", sent))
-    yield from _table(rows, 2)
-    yield from _rest(len(pairs), top)
+    return _first(("messages", "", "number", "sent"), rows, len(pairs), top)
+
+
+def _largest(values: np.ndarray, counts: np.ndarray) -> list[tuple[float, int, int]]:
+    """Return value, rank and peer of the pairs of ranks with a count, the largest value first."""
+    pairs = [(values[r, q], r, q) for r, q in np.argwhere(counts > 0).tolist()]
+    return sorted(pairs, reverse=True)
 
 
 def _rates(timeline: Timeline, labels: Labels, top: int) -> Iterator[str]:
-    found = sorted(rates(timeline, labels), key=lambda rate: -rate.seconds)
-    if not found:
-        return
-    limits = machine(timeline)
+    found = sorted(analysis.rates(timeline, labels), key=lambda rate: -rate.seconds)
+    limits = analysis.machine(timeline)
     peaks = ("of peak", "of copy", "limit") if limits else ()
     first, second = [*peaks[:1]], [*peaks[1:]]
-    rows: list[tuple[str, ...]] = [("layer", "", "per step", "GFLOP/s", *first, "GB/s", *second)]
+    heading = ("layer", "", "per step", "GFLOP/s", *first, "GB/s", *second)
+    rows = []
     for rate in found[:top]:
         row = [rate.name, rate.kind.name.lower(), _ms(rate.seconds)]
         row.append(f"{rate.flops_per_second / 1e9:.2f}")
@@ -244,10 +218,9 @@ def _rates(timeline: Timeline, labels: Labels, top: int) -> Iterator[str]:
         if limits:
             row.append(f"{rate.bytes_per_second / limits.bytes_per_second:.0%}")
             row.append(f"{limits.limit(rate) / rate.seconds:.0%}")
-        rows.append(tuple(row))
-    yield from _table(rows, 2)
-    yield from _rest(len(found), top)
-    if limits:
+        rows.append(row)
+    yield from _first(heading, rows, len(found), top)
+    if limits and found:
         if any(rate.flops_per_second > limits.flops_per_second for rate in found[:top]):
             yield "above 100 % of peak: Winograd's algorithm saves operations of the definition"
         yield (
@@ -257,7 +230,7 @@ def _rates(timeline: Timeline, labels: Labels, top: int) -> Iterator[str]:
 
 
 def _efficiency(timeline: Timeline, blocks: Blocks) -> Iterator[str]:
-    found = efficiency(timeline, blocks)
+    found = analysis.efficiency(timeline, blocks)
     if found is None or timeline.size == 1:
         return
     rows = [
@@ -277,7 +250,7 @@ def _paths(timeline: Timeline, blocks: Blocks, top: int) -> Iterator[str]:
     steps = len(timeline.steps)
     if not steps or timeline.size == 1:
         return
-    finder = CriticalPaths(timeline, blocks)
+    finder = analysis.CriticalPaths(timeline, blocks)
     chosen = np.unique(np.linspace(0, steps - 1, min(steps, MAX_PATHS)).astype(int))
     paths = [finder.find(position) for position in chosen.tolist()]
     totals: dict[tuple[int, str], float] = {}
@@ -286,12 +259,11 @@ def _paths(timeline: Timeline, blocks: Blocks, top: int) -> Iterator[str]:
             key = part.rank, describe_label(part.kind, part.name)
             totals[key] = totals.get(key, 0.0) + part.seconds
     whole = sum(path.seconds for path in paths) or 1
-    rows: list[tuple[str, ...]] = [("critical path", "", "per step", "share")]
+    rows = []
     for (rank, what), total in sorted(totals.items(), key=lambda item: -item[1])[:top]:
         row = (what, f"rank {rank}", _ms(total / len(paths)), f"{total / whole:.1%}")
         rows.append(row)
-    yield from _table(rows, 2)
-    yield from _rest(len(totals), top)
+    yield from _first(("critical path", "", "per step", "share"), rows, len(totals), top)
     yield from _late(paths)
 
 
@@ -309,11 +281,12 @@ def _late(paths: Sequence[Path]) -> Iterator[str]:
         )
 
 
-def _names(timeline: Timeline) -> list[str]:
-    return [f"rank {rank}" for rank in range(timeline.size)]
-
-
-def _rest(count: int, top: int) -> Iterator[str]:
+def _first(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], count: int, top: int, left: int = 2
+) -> Iterator[str]:
+    """Yield the lines of a table of the first `top` of `count` rows, if there are any."""
+    if rows:
+        yield from _table([heading, *rows], left)
     if count > top:
         yield f"... and {count - top} more (--top {count})"
 

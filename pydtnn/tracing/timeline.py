@@ -6,43 +6,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
 from pydtnn.tracing.records import RankTrace, read_traces
 from pydtnn.utils.observer import Kind
 
-MESSAGE = np.dtype(
-    [
-        ("group", "i4"),  # position of the group's name in `Timeline.names`
-        ("source", "i4"),
-        ("target", "i4"),
-        ("tag", "i4"),
-        ("nbytes", "i8"),
-        ("epoch", "i4"),
-        ("step", "i4"),
-        ("lane", "u1"),
-        ("start", "i8"),
-        ("stop", "i8"),
-    ]
-)
-"""A message as one of its ranks has recorded it."""
+
+def _dtype_of(row: type) -> np.dtype:
+    """Return the dtype of a `NamedTuple` whose annotations contain the types of the fields."""
+    hints = get_type_hints(row, include_extras=True)
+    return np.dtype([(name, hint.__metadata__[0]) for name, hint in hints.items()])
 
 
 class Message(NamedTuple):
-    """A message with the fields of `MESSAGE`, which are faster to access one by one."""
+    """An element of an array of `MESSAGE`, whose fields are faster to access one by one."""
 
-    group: int
-    source: int
-    target: int
-    tag: int
-    nbytes: int
-    epoch: int
-    step: int
-    lane: int
-    start: int
-    stop: int
+    group: Annotated[int, "i4"]  # position of the group's name in `Timeline.names`
+    source: Annotated[int, "i4"]
+    target: Annotated[int, "i4"]
+    tag: Annotated[int, "i4"]
+    nbytes: Annotated[int, "i8"]
+    epoch: Annotated[int, "i4"]
+    step: Annotated[int, "i4"]
+    lane: Annotated[int, "u1"]
+    start: Annotated[int, "i8"]
+    stop: Annotated[int, "i8"]
+
+
+MESSAGE = _dtype_of(Message)
+"""A message as one of its ranks has recorded it."""
 
 
 @dataclass
@@ -153,46 +147,28 @@ def _without(length: int, positions: np.ndarray) -> np.ndarray:
     return np.delete(np.arange(length), positions)
 
 
-ACTIVITY = np.dtype(
-    [
-        ("rank", "i4"),
-        ("lane", "u1"),  # thread: 0 is the main one
-        ("kind", "u1"),  # `pydtnn.utils.observer.Kind`
-        ("depth", "u2"),  # number of activities of the thread that it is nested in
-        ("name", "i4"),  # position in `Timeline.names`
-        ("epoch", "i4"),
-        ("step", "i4"),
-        ("start", "i8"),  # ns
-        ("stop", "i8"),  # ns
-        ("own", "i8"),  # ns that are not in a nested activity
-        ("parent", "i8"),  # position of the activity that it is nested in; -1 if there is none
-        ("nbytes", "i8"),  # B
-        ("bucket", "i4"),
-        ("group", "i4"),  # position in `names` of the ranks of a call or wait; -1 for none
-        ("memory", "i8"),  # B in use by the backend at the end; -1 if unknown
-    ]
-)
-"""An activity. Times are those of rank 0's clock, counted from the first record."""
-
-
 class Activity(NamedTuple):
-    """An activity with the fields of `ACTIVITY`, which are faster to access one by one."""
+    """An element of an array of `ACTIVITY`, whose fields are faster to access one by one."""
 
-    rank: int
-    lane: int
-    kind: int
-    depth: int
-    name: int
-    epoch: int
-    step: int
-    start: int
-    stop: int
-    own: int
-    parent: int
-    nbytes: int
-    bucket: int
-    group: int
-    memory: int
+    rank: Annotated[int, "i4"]
+    lane: Annotated[int, "u1"]  # thread: 0 is the main one
+    kind: Annotated[int, "u1"]  # `pydtnn.utils.observer.Kind`
+    depth: Annotated[int, "u2"]  # number of activities of the thread that it is nested in
+    name: Annotated[int, "i4"]  # position in `Timeline.names`
+    epoch: Annotated[int, "i4"]
+    step: Annotated[int, "i4"]
+    start: Annotated[int, "i8"]  # ns
+    stop: Annotated[int, "i8"]  # ns
+    own: Annotated[int, "i8"]  # ns that are not in a nested activity
+    parent: Annotated[int, "i8"]  # position of the activity that it is nested in; -1 for none
+    nbytes: Annotated[int, "i8"]  # B
+    bucket: Annotated[int, "i4"]
+    group: Annotated[int, "i4"]  # position in `names` of the ranks of a call or wait; -1 for none
+    memory: Annotated[int, "i8"]  # B in use by the backend at the end; -1 if unknown
+
+
+ACTIVITY = _dtype_of(Activity)
+"""An activity. Times are those of rank 0's clock, counted from the first record."""
 
 
 @dataclass
@@ -268,19 +244,17 @@ class Timeline:
         direction = f" ({Kind(kind).name.lower()})" if kind in (Kind.FORWARD, Kind.BACKWARD) else ""
         return self.names[name] + direction
 
-    def ancestor(self, chosen: np.ndarray, fallback: int = -1) -> np.ndarray:
+    def ancestor(self, chosen: np.ndarray) -> np.ndarray:
         """Return, for each activity, the innermost one that contains it and is chosen.
 
         Parameters
         ----------
         chosen : ndarray of bool, shape ``(activities,)``
-        fallback : int, default -1
-            Result if there is none.
 
         Returns
         -------
         ndarray of int, shape ``(activities,)``
-            A chosen activity is its own result.
+            A chosen activity is its own result; -1 if there is none.
         """
         parents = self.activities["parent"]
         found = np.where(chosen, np.arange(len(parents)), -1)
@@ -288,7 +262,7 @@ class Timeline:
             here = np.flatnonzero((self.activities["depth"] == depth) & (found < 0))
             here = here[parents[here] >= 0]
             found[here] = found[parents[here]]
-        return np.where(found < 0, fallback, found)
+        return found
 
 
 @dataclass

@@ -14,7 +14,6 @@ from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule
 from pydtnn.utils import clock
 from pydtnn.utils.registry import Factory, Registry
-from pydtnn.utils.request import Request
 
 MEASUREMENTS = 7
 """Number of times each candidate is measured; the first is a warm-up that opens connections."""
@@ -88,24 +87,9 @@ class Auto(Scheduled):
     def wrapped(self, group: Communicator) -> Communicator:
         return Auto(group, self.candidates)
 
-    def _allreduce(self, array: np.ndarray, op: str) -> None:
-        name = self._choose("allreduce", array) if op == "sum" else VENDOR
-        self._carry_out("allreduce", name, array, op)
-
-    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        name = self._choose("iallreduce", array) if op == "sum" else VENDOR
-        return self._begin(name, array, op)
-
-    def _begin(self, name: str, array: np.ndarray, op: str = "sum") -> Request:
-        if name == VENDOR:
-            return self.started("iallreduce", self.inner._iallreduce, array, op)
-        return self.start(array, name)
-
-    def _carry_out(self, call: str, name: str, array: np.ndarray, op: str = "sum") -> None:
-        if name == VENDOR and call == "allreduce":
-            self.called("allreduce", self.inner._allreduce, array, op)
-        else:
-            self._begin(name, array, op).wait()
+    def _algorithm_for(self, call: str, array: np.ndarray) -> str | Algorithm | None:
+        name = self._choose(call, array)
+        return None if name == VENDOR else name
 
     def _choose(self, call: str, array: np.ndarray) -> str:
         """Return the name of the fastest algorithm for such an array, measuring it if needed."""
@@ -142,7 +126,12 @@ class Auto(Scheduled):
         array.fill(0)  # as after computing it: in the cache of this core only
         self.inner._barrier()
         start = clock.now()
-        self._carry_out(call, name, array)
+        if name != VENDOR:
+            self.start(array, name).wait()
+        elif call == "allreduce":
+            self.called(call, self.inner._allreduce, array, "sum")
+        else:
+            self.started(call, self.inner._iallreduce, array, "sum").wait()
         return clock.now() - start
 
     def _vendor_sums(self, dtype: np.dtype) -> bool:

@@ -35,8 +35,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.schedules import Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.utils.request import Request
 
 VENDOR = "vendor"
 """Name of the allreduce that the communicator itself provides."""
@@ -149,13 +149,5 @@ class Ruled(Scheduled):
     def wrapped(self, group: Communicator) -> Communicator:
         return by_rule(group)
 
-    def _allreduce(self, array: np.ndarray, op: str) -> None:
-        if _short(array.nbytes, array.dtype):
-            self.called("allreduce", self.inner._allreduce, array, op)
-        else:
-            super()._allreduce(array, op)
-
-    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        if _short(array.nbytes, array.dtype):
-            return self.started("iallreduce", self.inner._iallreduce, array, op)
-        return super()._iallreduce(array, op)
+    def _algorithm_for(self, call: str, array: np.ndarray) -> str | Algorithm | None:
+        return None if _short(array.nbytes, array.dtype) else self.algorithm

@@ -821,13 +821,10 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
         If the argument is not a metric, or a name or option is unknown (the message contains the
         nearest ones).
     """
-    if isinstance(metric, str) and (
-        top := re.fullmatch(r"top_?(\d+)([_-]accuracy)?", metric.lower())
-    ):
+    name = metric.lower() if isinstance(metric, str) else ""
+    if top := re.fullmatch(r"top_?(\d+)([_-]accuracy)?", name):
         return TopKAccuracy(int(top[1]))
-    if isinstance(metric, str) and (
-        part := re.fullmatch(r"(macro|micro|weighted|per_label)_(\w+)", metric.lower())
-    ):
+    if part := re.fullmatch(r"(macro|micro|weighted|per_label)_(\w+)", name):
         average = "none" if part[1] == "per_label" else part[1]
         return METRIC.find(part[2]).make({"average": average} | options)
     found = METRIC.find(metric).make(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 
 from pydtnn.callbacks.monitor import Monitor
@@ -46,7 +47,30 @@ class BestWeights(Monitor):
                 write_if_possible(trainer.comm, write_weights, state, self.path)
 
 
-class EarlyStopping(Monitor):
+class _Stopping(Monitor):
+    """Stop training when a condition on the monitored value is reached."""
+
+    reads_gradients = False
+
+    @abstractmethod
+    def is_reached(self) -> bool:
+        """Return whether training is to end."""
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Stop immediately if a resumed run was already complete."""
+        super().on_fit_start(trainer, epochs, steps)
+        self._stop_in_time(trainer)
+
+    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
+        """Stop when the condition is reached."""
+        self._stop_in_time(trainer)
+
+    def _stop_in_time(self, trainer: Training) -> None:
+        if self.is_reached():
+            trainer.stop = True
+
+
+class EarlyStopping(_Stopping):
     """Stop training when a value has not improved for some epochs.
 
     Parameters
@@ -67,8 +91,6 @@ class EarlyStopping(Monitor):
     Prechelt, "Early Stopping - But When?", 1998, criterion UP with strips of one epoch.
     """
 
-    reads_gradients = False
-
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -81,21 +103,12 @@ class EarlyStopping(Monitor):
         super().__init__(monitor, mode, min_delta, restore_best)
         self.patience = check_int("EarlyStopping", "patience", patience, at_least=1)
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Stop immediately if a resumed run was already complete."""
-        super().on_fit_start(trainer, epochs, steps)
-        self._stop_in_time(trainer)
-
-    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
-        """Stop after `patience` epochs without improvement."""
-        self._stop_in_time(trainer)
-
-    def _stop_in_time(self, trainer: Training) -> None:
-        if self.waited >= self.patience:
-            trainer.stop = True
+    def is_reached(self) -> bool:
+        """Return whether `patience` epochs were without improvement."""
+        return self.waited >= self.patience
 
 
-class StopAtMetric(Monitor):
+class StopAtMetric(_Stopping):
     """Stop training when a value reaches a target.
 
     Parameters
@@ -108,23 +121,12 @@ class StopAtMetric(Monitor):
         Whether smaller or larger is better; by default that of the metric.
     """
 
-    reads_gradients = False
-
     def __init__(self, monitor: str, value: float, mode: str | None = None) -> None:
         super().__init__(monitor, mode)
         self.value = check_float("StopAtMetric", "value", value)
 
-    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Stop immediately if a resumed run was already complete."""
-        super().on_fit_start(trainer, epochs, steps)
-        self._stop_in_time(trainer)
-
-    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
-        """Stop when the value is reached."""
-        self._stop_in_time(trainer)
-
-    def _stop_in_time(self, trainer: Training) -> None:
+    def is_reached(self) -> bool:
+        """Return whether the best value is at the target or beyond it."""
         if self.best is None:
-            return
-        if self.best >= self.value if self.mode == "max" else self.best <= self.value:
-            trainer.stop = True
+            return False
+        return self.best >= self.value if self.mode == "max" else self.best <= self.value

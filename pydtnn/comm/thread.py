@@ -215,7 +215,7 @@ class World:
             self._expected -= 1
             self._remaining.discard(rank)
             if error is not None and not isinstance(error, Ended):
-                self._fail(_named(rank, error))
+                self._fail(name_rank(rank, error))
             self._find_deadlock()
 
     def lose(self, rank: int) -> None:
@@ -322,7 +322,7 @@ class World:
         self._fail(RuntimeError(f"all ranks that still run wait for each other: {what}"))
 
 
-def _named(rank: int, error: BaseException) -> BaseException:
+def name_rank(rank: int, error: BaseException) -> BaseException:
     """Prefix an error with its rank; unchanged if it concerns all ranks or more than this run."""
     if isinstance(error, AgreedError) or not isinstance(error, Exception):
         return error

@@ -223,15 +223,8 @@ class AdamW(Adam):
         clip_norm: float | None = None,
         groups: Options | None = None,
     ) -> None:
-        super().__init__(
-            lr,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            groups=groups,
-        )
+        betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(lr, **betas, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
 
 
 class Nadam(Adam):
@@ -272,15 +265,8 @@ class Nadam(Adam):
         clip_norm: float | None = None,
         groups: Options | None = None,
     ) -> None:
-        super().__init__(
-            lr,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            groups=groups,
-        )
+        betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(lr, **betas, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.momentum_decay = self.number("momentum_decay", momentum_decay, at_least=0)
         self._product = (0, 1.0)
 

@@ -113,15 +113,8 @@ class LAMB(Adam):
         clip_norm: float | None = None,
         groups: Options | None = None,
     ) -> None:
-        super().__init__(
-            lr,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            groups=groups,
-        )
+        betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(lr, **betas, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.always_adapt = check_bool(type(self).__name__, "always_adapt", always_adapt)
 
     def update(

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydtnn.report.runs import Run
 from pydtnn.report.scaling import mean_step
-from pydtnn.report.section import (
-    Section,
-    Source,
-    Table,
-    section,
-)
+from pydtnn.report.section import Section, Source, Table, section
+
+
+def _numbers(
+    entry: Any, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, float] | None:
+    """Return the numbers of an entry of run.json, if they are valid."""
+    try:
+        values = {name: float(entry[name]) for name in names}
+        values |= {name: float(entry.get(name, 0.0)) for name in optional}
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    valid = all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0
+    return values if valid else None
 
 
 def _prediction(run: Run) -> dict[str, float] | None:
     """Return the prediction in run.json, if it is valid and the steps were measured."""
-    try:
-        entry = run.about["predicted"]
-        values = {name: float(entry[name]) for name in PARTS}
-        values |= {name: float(entry.get(name, 0.0)) for name in ("low", "high")}
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return None
-    valid = all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0
-    return values if valid and run.ranks else None
+    values = _numbers(run.about.get("predicted"), PARTS, ("low", "high"))
+    return values if run.ranks else None
 
 
 def _why_unpredicted(runs: Sequence[Run]) -> str:
@@ -41,12 +44,8 @@ TIMES = ("seconds", "low", "high", "compute", "communication", "data", "first")
 
 def _measured(run: Run) -> dict[str, float]:
     """Return the times of a step in run.json; those of a run that was stopped are means."""
-    try:
-        values = {name: float(run.about["measured"][name]) for name in TIMES}
-        if all(0 <= value < math.inf for value in values.values()) and values["seconds"] > 0:
-            return values
-    except (LookupError, TypeError, ValueError, OverflowError):
-        pass
+    if values := _numbers(run.about.get("measured"), TIMES):
+        return values
     mean = mean_step(run)
     return mean | {"seconds": sum(mean.values())}
 

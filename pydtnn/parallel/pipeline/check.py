@@ -160,11 +160,7 @@ def most_in_flight(actions: Sequence[Action]) -> float:
 
     Of v stages, each counts 1 / v: the result is in values of all layers of the rank.
     """
-    now = most = 0
-    for action in actions:
-        now += (action.kind == "forward") - (action.kind in LAST)
-        most = max(most, now)
-    return most / (len({action.stage for action in actions}) or 1)
+    return _most_between(actions, ("forward",), LAST)
 
 
 def most_halved(actions: Sequence[Action]) -> float:
@@ -172,9 +168,14 @@ def most_halved(actions: Sequence[Action]) -> float:
 
     Counted as by `most_in_flight`; 0 without halves.
     """
+    return _most_between(actions, HALVES[:1], HALVES[1:])
+
+
+def _most_between(actions: Sequence[Action], begin: Sequence[str], end: Sequence[str]) -> float:
+    """Return the most micro-batches between actions of some kinds and of others."""
     now = most = 0
     for action in actions:
-        now += (action.kind == "backward_inputs") - (action.kind == "backward_parameters")
+        now += (action.kind in begin) - (action.kind in end)
         most = max(most, now)
     return most / (len({action.stage for action in actions}) or 1)
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from pydtnn.comm.schedules.flows import Flows
 from pydtnn.comm.schedules.network import Network, Pair
-from pydtnn.comm.thread import Ended
+from pydtnn.comm.thread import Ended, name_rank
 from pydtnn.perfmodel.engine.cores import Cores, SharedCores
-from pydtnn.utils.errors import AgreedError, RankError, describe
+from pydtnn.utils.errors import describe
 
 FREE_TESTS = 64
 """Tests at the same time of a rank after which they are taken to be a loop that waits."""
@@ -252,7 +252,7 @@ class Engine:
             self._running -= 1
             self._ended += 1
             if error is not None and not isinstance(error, Ended):
-                self.fail(_named(rank, error))
+                self.fail(name_rank(rank, error))
             self._advance()
 
     def end(self, error: BaseException) -> None:
@@ -306,10 +306,8 @@ class Engine:
         """Set the time of a completion, and wake its rank if it waits for it."""
         what.at = at
         one = self._ranks[what.owner]
-        if what.waits:
+        if what.waits or one.pausing:
             what.waits = False
-            self._wake(one, at)
-        elif one.pausing:
             self._wake(one, at)
         else:
             one.note(at)
@@ -411,12 +409,3 @@ class Engine:
         )
         text = f"all ranks that still run wait for each other at virtual time {self.now:.6g} s: "
         self.fail(RuntimeError(text + waiting))
-
-
-def _named(rank: int, error: BaseException) -> BaseException:
-    """Prefix an error with its rank; unchanged if it concerns all ranks or more than this run."""
-    if isinstance(error, AgreedError) or not isinstance(error, Exception):
-        return error
-    named = RankError(rank, describe(error))
-    named.__cause__ = error
-    return named

@@ -232,9 +232,19 @@ class _ClassLoss(Loss):
 class _DenseLoss(Loss):
     """A loss of predictions and targets of equal shape; classes ``(N,)`` become one-hot rows."""
 
+    kernel: ClassVar[str]
+    """Name of the loss among the kernels of a backend."""
+
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets cannot be converted to the shape of the predictions."""
         check_dense(type(self).__name__, shape, target)
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        loss = getattr(backend.loss, self.kernel)
+        value: Number = loss(y, dense(backend.xp, y, target), scale, out=out)
+        return value
 
 
 class CategoricalCrossEntropy(_ClassLoss):
@@ -381,7 +391,7 @@ class BinaryCrossEntropy(_DenseLoss):
     for several, as one-hot rows.
     """
 
-    metrics, task = ("binary_accuracy",), "labels"
+    metrics, task, kernel = ("binary_accuracy",), "labels", "binary_cross_entropy"
     threshold = 0.0
     overwrites = True
 
@@ -400,12 +410,6 @@ class BinaryCrossEntropy(_DenseLoss):
                 "use (y + 1) / 2 for targets of -1 and 1"
             )
 
-    def compute(
-        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
-    ) -> Number:
-        target = dense(backend.xp, y, target)
-        return backend.loss.binary_cross_entropy(y, target, scale, out=out)
-
 
 class MeanSquaredError(_DenseLoss):
     """Squared error, mean over a sample's outputs: ``L = sum_n mean_j (y - t)^2``.
@@ -413,13 +417,8 @@ class MeanSquaredError(_DenseLoss):
     Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
-    metrics, task = ("regression_mae",), "numbers"
+    metrics, task, kernel = ("regression_mae",), "numbers", "squared_error"
     overwrites = True
-
-    def compute(
-        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
-    ) -> Number:
-        return backend.loss.squared_error(y, dense(backend.xp, y, target), scale, out=out)
 
 
 class MeanAbsoluteError(_DenseLoss):
@@ -428,13 +427,8 @@ class MeanAbsoluteError(_DenseLoss):
     The gradient at 0 is 0. Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
-    metrics, task = ("regression_mse",), "numbers"
+    metrics, task, kernel = ("regression_mse",), "numbers", "absolute_error"
     overwrites = True
-
-    def compute(
-        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
-    ) -> Number:
-        return backend.loss.absolute_error(y, dense(backend.xp, y, target), scale, out=out)
 
 
 class Hinge(_ClassLoss):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pydtnn.utils.names import unknown
@@ -62,18 +63,18 @@ def read_rate(entry: str) -> tuple[KernelClass, str]:
             f"{entry!r}; correct it"
         )
     name, size, direction = found.groups()
-    check("rates: unknown", "class", name, WITH_RATES)
-    check("rates: unknown", "direction", direction, DIRECTIONS)
+    check("rates", "class", name, WITH_RATES)
+    check("rates", "direction", direction, DIRECTIONS)
     return KernelClass(name, int(size)), direction
 
 
-def check(who: str, kind: str, name: str, known: tuple[str, ...]) -> None:
+def check(who: str, kind: str, name: str, known: Collection[str]) -> None:
     """Raise ValueError if a name is not known."""
     if name not in known:
-        raise ValueError(unknown(kind, name, known).replace("unknown", who, 1))
+        raise ValueError(f"{who}: {unknown(kind, name, known)}")
 
 
 def check_bandwidth(entry: str) -> None:
     """Raise ValueError if there is no such bandwidth."""
     known = [f"{name}, {direction}" for name in WITH_BANDWIDTHS for direction in DIRECTIONS]
-    check("bandwidths: unknown", "class", entry, (*known, UPDATE))
+    check("bandwidths", "class", entry, (*known, UPDATE))

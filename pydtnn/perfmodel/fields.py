@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydtnn.perfmodel.entries import check
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.names import unknown
@@ -124,8 +125,7 @@ def one_of(kinds: Mapping[str, type]) -> Any:
                 "write one"
             )
         [(name, content)] = value.items()
-        if name not in kinds:
-            raise ValueError(f"{who}: {key}: {unknown('entry', name, kinds)}")
+        check(f"{who}: {key}", "entry", name, kinds)
         return read(kinds[name], content, who, _join(key, name))
 
     def form(value: Any) -> dict[str, Any]:

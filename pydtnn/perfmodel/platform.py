@@ -90,7 +90,7 @@ class Compute:
     def __post_init__(self) -> None:
         """Check the names of peaks, rates and bandwidths."""
         for name in self.peak:
-            check("peak: unknown", "dtype", name, DTYPES)
+            check("peak", "dtype", name, DTYPES)
         for name in self.rates:
             read_rate(name)
         for name in self.bandwidths:

@@ -30,6 +30,7 @@ from pydtnn.perfmodel.prediction import LayerTime, StepTime
 STEP = Label("phase", "step", 0)
 
 
+@dataclass(eq=False)
 class Tables:
     """Costs of the segments of an outline's passes, by numbers of samples.
 
@@ -37,33 +38,27 @@ class Tables:
     ----------
     outline : Outline
     costs : ComputeCosts
-    known : dict, optional
+    known : dict
         What `of` has computed, by number of samples; outlines with the same segments share it.
     """
 
-    def __init__(
-        self,
-        outline: Outline,
-        costs: ComputeCosts,
-        known: dict[int, dict[int, float]] | None = None,
-    ) -> None:
-        self.outline = outline
-        self._costs = costs
-        self._known = {} if known is None else known
+    outline: Outline
+    costs: ComputeCosts
+    known: dict[int, dict[int, float]]
 
     def of(self, samples: int) -> Mapping[int, float]:
         """Return the seconds of each segment, by the identity of its event."""
-        if samples not in self._known:
-            self._known[samples] = {
-                id(event): self._costs.seconds(event.label, event.layer, samples)
+        if samples not in self.known:
+            self.known[samples] = {
+                id(event): self.costs.seconds(event.label, event.layer, samples)
                 for event in (*self.outline.forward, *self.outline.backward)
                 if isinstance(event, Compute)
             }
-        return self._known[samples]
+        return self.known[samples]
 
     def step(self, samples: int) -> float:
         """Return the time of Python outside of layers, in s."""
-        return self._costs.seconds(STEP, None, samples)
+        return self.costs.seconds(STEP, None, samples)
 
 
 class _Clock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -82,7 +82,7 @@ def draw_figures(sections: Sequence[Section], folder: str | Path, format: str) -
         If a file cannot be written.
     """
     paths: list[Path] = []
-    for section, figure in _shown(sections):
+    for section, figure in ((own, figure) for own in sections for figure in own.figures):
         name = _slug(f"{section.name} {figure.title.partition(',')[0]}")
         path = Path(folder) / f"{name}.{format}"
         while path in paths:
@@ -91,10 +91,6 @@ def draw_figures(sections: Sequence[Section], folder: str | Path, format: str) -
         save_figure("report: --figures", path, draw, STYLE, dpi=PNG_DPI)
         paths.append(path)
     return paths
-
-
-def _shown(sections: Sequence[Section]) -> Iterator[tuple[Section, Figure]]:
-    return ((section, figure) for section in sections for figure in section.figures)
 
 
 def _slug(text: str) -> str:

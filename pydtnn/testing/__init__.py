@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.base import Layer, Shape
@@ -81,18 +82,11 @@ def check_layer(
     >>> check_layer(Conv2d(4, 3, stride=2, padding="same"), (5, 6, 2))
     """
     backend = create_backend(backend) if isinstance(backend, str) else backend
+    make = partial(Case, layer, input_shapes, backend=backend, batch=batch, positive=positive)
     for training in (True, False):
         dead: set[str] | None = None
         for number in range(SEEDS):
-            case = Case(
-                layer,
-                input_shapes,
-                backend=backend,
-                batch=batch,
-                positive=positive,
-                seed=seed + number,
-                training=training,
-            )
+            case = make(seed=seed + number, training=training)
             for check in CHECKS if number == 0 else (values.check_gradients,):
                 check(case)
             dead = case.dead if dead is None else dead & case.dead

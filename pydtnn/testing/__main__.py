@@ -20,7 +20,7 @@ from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
 from pydtnn.testing.plan import PlanReport
 from pydtnn.testing.scheme import SchemeReport
-from pydtnn.utils.command import Parser, printing
+from pydtnn.utils.command import Parser, add_value, printing
 from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.imports import import_object
 from pydtnn.utils.units import parse_shape
@@ -149,17 +149,10 @@ def create_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="whether results may depend on the order in which messages arrive",
     )
-    parser.add_argument(
-        "--plan",
-        metavar="NAME_OR_FILE",
-        help="check a network, which a function returns, under a plan: a strategy or a YAML file",
-    )
-    parser.add_argument(
-        "--mesh",
-        action="append",
-        metavar="AXIS=N,...",
-        help="ranks along each axis, data=2,filter=2; may be given several times",
-    )
+    text = "check a network, which a function returns, under a plan: a strategy or a YAML file"
+    add_value(parser, "--plan", "NAME_OR_FILE", text)
+    text = "ranks along each axis, data=2,filter=2; may be given several times"
+    add_value(parser, "--mesh", "AXIS=N,...", text, action="append")
     parser.add_argument(
         "--training",
         action="store_true",

@@ -200,7 +200,8 @@ def check_new_gradient(case: Case) -> None:
     """Check `new_gradient`, and `views` of the gradient."""
     layer, dy = case.layer, case.dy.copy()
     y, saved = layer.forward(*case.xs, context=case.context(len(dy)))
-    given = [*case.xs, y, dy, *_arrays(saved), *_parameters(case)]
+    stored = (array for p in layer.parameters for array in (p.master, p.grad))
+    given = [*case.xs, y, dy, *_arrays(saved), *stored]
     result: Any = layer.backward(dy, saved)
     dxs = result if isinstance(result, tuple) else (result,)
     for i, dx in enumerate(dxs):
@@ -241,11 +242,6 @@ def _is_view(case: Case, a: Array, b: Array) -> bool:
 
 def _shares(case: Case, a: Array, b: Array) -> bool:
     return type(a) is type(b) and bool(case.backend.xp.shares_memory(a, b))
-
-
-def _parameters(case: Case) -> Iterator[Array]:
-    for p in case.layer.parameters:
-        yield from (p.master, p.grad)
 
 
 def _owner(array: Array) -> Array:

@@ -166,20 +166,20 @@ def check_empty_batch(case: Case) -> None:
 
 def check_float32(case: Case) -> None:
     """Check that a float32 model computes in float32 and agrees within its precision."""
-    single = _alike(case, "float32")
-    xs, dy = tuple(x.astype("float32") for x in case.xs), case.dy.astype("float32")
-    _check_types(case, single, xs, dy)
-    want = case.run(tuple(x.astype("float64") for x in xs), dy.astype("float64"))
-    case.compare(case.run(xs, dy, single), want, "in float32", SINGLE)
+    _check_narrow(case, "float32", SINGLE)
 
 
 def check_16_bits(case: Case) -> None:
     """Check that a bfloat16 model agrees within its precision."""
-    half = _alike(case, "bfloat16")
-    xs, dy = tuple(x.astype(half.dtype) for x in case.xs), case.dy.astype(half.dtype)
-    _check_types(case, half, xs, dy)
+    _check_narrow(case, "bfloat16", HALF)
+
+
+def _check_narrow(case: Case, dtype: str, tolerance: float) -> None:
+    model = _alike(case, dtype)
+    xs, dy = tuple(x.astype(model.dtype) for x in case.xs), case.dy.astype(model.dtype)
+    _check_types(case, model, xs, dy)
     want = case.run(tuple(x.astype("float64") for x in xs), dy.astype("float64"))
-    case.compare(case.run(xs, dy, half), want, "in bfloat16", HALF)
+    case.compare(case.run(xs, dy, model), want, f"in {dtype}", tolerance)
 
 
 def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> None:

@@ -204,7 +204,7 @@ def find_parting(flights: Sequence[Flight]) -> Parting:
     found = stopped or others or [flight for flight in waiting if flight.place != usual] or waiting
     if missing:
         operation = next((flight.waits for flight in waiting), "")
-        text = f"{_names(missing)}: no record, as {_their(missing)} host was lost"
+        text = f"{_names(missing)}: no record, as {'their' if missing[1:] else 'its'} host was lost"
         return Parting(tuple(missing), operation, f"{text}; others: {operation or 'not waiting'}")
     alike: defaultdict[str, list[int]] = defaultdict(list)
     for flight in found:
@@ -317,7 +317,3 @@ def _names(ranks: Sequence[int]) -> str:
 
 def _have(ranks: Sequence[int]) -> str:
     return "have" if len(ranks) > 1 else "has"
-
-
-def _their(ranks: Sequence[int]) -> str:
-    return "their" if len(ranks) > 1 else "its"

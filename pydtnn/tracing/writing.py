@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pydtnn.comm import Communicator, Request, agree
+from pydtnn.comm import Communicator, agree
 from pydtnn.comm.schedules.auto import RULE
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import VENDOR, Ruled
@@ -108,19 +108,14 @@ def _answer(comm: Communicator) -> Reading:
     ping, pong = np.zeros(1, "i8"), np.zeros(1, "i8")
     for number in range(CLOCK_ROUND_TRIPS):
         arrival = comm.irecv(ping, 0, CLOCK_TAG)
-        if number == 0:
-            _wait_patiently(arrival)
+        while number == 0 and not arrival.test():
+            time.sleep(CLOCK_PAUSE_S)
         arrival.wait()
         pong[0] = clock.now_ns()
         comm.send(pong, 0, CLOCK_TAG)
     result = np.zeros(3, "i8")
     comm.recv(result, 0, CLOCK_TAG)
     return Reading(*map(int, result))
-
-
-def _wait_patiently(request: Request) -> None:
-    while not request.test():
-        time.sleep(CLOCK_PAUSE_S)
 
 
 def describe_clock(start: Reading, stop: Reading | None) -> dict[str, float]:

@@ -8,13 +8,12 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.perfmodel.calibration.calibrate import calibrate, describe
 from pydtnn.perfmodel.platform import Platform, platform_names
-from pydtnn.utils.command import printing
+from pydtnn.utils.command import Parser, printing
 from pydtnn.utils.errors import EXPLAINED, AgreedError, requested_traceback
 from pydtnn.utils.errors import describe as describe_error
 
@@ -59,10 +58,10 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
             options = create_parser().parse_args(arguments)
         if not options.list and options.output.suffix not in (".yaml", ".yml"):
             raise ValueError(
-                f"{WHO}: --output must be a file named *.yaml, got {options.output}; rename it"
+                f"--output must be a file named *.yaml, got {options.output}; rename it"
             )
     except ValueError as problem:
-        error = problem
+        error = ValueError(f"{WHO}: {problem}")
     agree(comm, error)
     if options.list:
         if comm.rank == 0:
@@ -100,16 +99,9 @@ def listing() -> str:
     return "\n".join(f"{name:{width}}  {Platform.comment(name)}" for name in names)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{WHO}: {message}; see {self.prog} --help")
-
-
 def create_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m pydtnn.calibrate",
         description=DESCRIPTION,
         epilog=EPILOG,

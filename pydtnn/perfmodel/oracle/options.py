@@ -11,6 +11,7 @@ from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.parallel.mesh import parse_axes
 from pydtnn.parallel.pipeline.schedules import find
 from pydtnn.perfmodel.compute import AnalyticCosts
+from pydtnn.perfmodel.entries import check
 from pydtnn.perfmodel.oracle.ranking import KINDS, Oracle, Variants, strategies
 from pydtnn.perfmodel.oracle.table import find_limits, title
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
@@ -19,7 +20,6 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import SCHEDULES
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.command import HelpFormatter, Parser, add_value
-from pydtnn.utils.names import unknown
 from pydtnn.utils.units import parse_shape
 
 EXAMPLES = """examples:
@@ -216,6 +216,5 @@ def axes_of(text: str) -> dict[str, int]:
     """
     axes = parse_axes("--explain", text)
     for name in axes:
-        if name not in KINDS:
-            raise ValueError(f"--explain: {unknown('axis', name, KINDS)}")
+        check("--explain", "axis", name, KINDS)
     return {"data": 1, **axes}

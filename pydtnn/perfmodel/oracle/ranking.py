@@ -9,10 +9,10 @@ from math import ceil, log, prod
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.perfmodel.entries import check
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import SHARDED, Workload
-from pydtnn.utils.names import unknown
 from pydtnn.utils.units import memory
 
 AXES = ("spatial", "filter", "channel", "tensor", "context", "expert", PIPELINE)
@@ -100,8 +100,7 @@ def strategies(
     ['data 4', 'data 2 x filter 2', 'filter 4']
     """
     for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(f"oracle: {unknown('strategy', kind, KINDS)}")
+        check("oracle", "strategy", kind, KINDS)
     variants = variants or Variants()
     if ranks == 1:
         yield from variants.of(replace(work, axes={}))

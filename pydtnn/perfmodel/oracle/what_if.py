@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from pydtnn.perfmodel.entries import check
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, first_of_kinds
 from pydtnn.perfmodel.platform import Link, Platform, RankClass
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
-from pydtnn.utils.names import unknown
 from pydtnn.utils.units import format_quantity
 
 SWEEPS = {
@@ -89,8 +89,7 @@ def sweep(
     ValueError
         If the axis is unknown.
     """
-    if axis not in SWEEPS:
-        raise ValueError(f"--sweep: {unknown('axis', axis, SWEEPS)}")
+    check("--sweep", "axis", axis, SWEEPS)
     if axis == "ranks":
         return _over_ranks(projector, strategies, ranks)
     chosen = strategies(max(ranks))

@@ -11,9 +11,9 @@ import numpy as np
 
 from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels.reference.random import bits, stream
+from pydtnn.perfmodel.entries import check
 from pydtnn.perfmodel.fields import index, load, parts, positive, quantity, read, text
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.utils.names import unknown
 
 Draw = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
 """Returns factors of mean 1 from two arrays of numbers in (0, 1] and a spread."""
@@ -128,10 +128,7 @@ class Disturbances:
         path = Path(path)
         found = replace(read(cls, load("disturbances", path), path.name), source=path.name)
         for one in found.jitter:
-            if one.distribution not in DISTRIBUTIONS:
-                raise ValueError(
-                    f"{found.source}: {unknown('distribution', one.distribution, DISTRIBUTIONS)}"
-                )
+            check(found.source, "distribution", one.distribution, DISTRIBUTIONS)
         intervals: list[Straggler | SlowLink] = [*found.stragglers, *found.slow_links]
         for interval in intervals:
             if interval.end <= interval.begin:

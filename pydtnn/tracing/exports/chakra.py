@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -78,21 +79,21 @@ def to_nodes(timeline: Timeline) -> tuple[list[list[Node]], dict[str, list[int]]
     return _matched(ranks), {numbers[name]: own for name, own in parts.items()}
 
 
+@dataclass
 class _Rank:
     """The nodes of a rank."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        rank: int,
-        step: int,
-        groups: Mapping[str, list[int]],
-        numbers: Mapping[str, str],
-    ) -> None:
-        self.timeline, self.rank, self.groups, self.numbers = timeline, rank, groups, numbers
-        steps = timeline.steps
-        self.start, self.stop = int(steps.start[step, rank]), int(steps.stop[step, rank])
-        self.origin = int(steps.start[step].min())
+    timeline: Timeline
+    rank: int
+    step: int
+    groups: Mapping[str, list[int]]
+    numbers: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        steps = self.timeline.steps
+        starts, stops = steps.start[self.step], steps.stop[self.step]
+        self.start, self.stop = int(starts[self.rank]), int(stops[self.rank])
+        self.origin = int(starts.min())
         self.computed = 0  # ns, so that rounded durations add up
         self.nodes: list[Node] = []
         self.last = 0  # the last computation

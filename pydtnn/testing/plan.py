@@ -432,16 +432,21 @@ def check_plan(
     True
     """
     check_float("check_plan", "tolerance", tolerance, above=0)
-    problem = _problem(
+    problem = Problem(
         _factory(net),
         input_shape,
+        ArrayDataset(np.zeros((1, 1)), np.zeros((1, 1))),  # replaced below
         check_int("check_plan", "batch", batch, at_least=1),
-        check_int("check_plan", "seed", seed, at_least=0),
+        STEPS,
+        partial(SGD, LR, momentum=MOMENTUM),
         plan=plan,
         pipeline_schedule=pipeline_schedule,
         backend=backend,
+        seed=check_int("check_plan", "seed", seed, at_least=0),
         prepare=prepare,
     )
+    losses = tuple(LinearLoss() for _ in problem.model(None, Conditions()).output_shapes)
+    problem = replace(problem, data=_dataset(problem, STEPS * batch), loss=losses)
 
     @cache
     def serial(batch: int, conditions: Conditions) -> Trajectory:
@@ -466,20 +471,6 @@ def check_plan(
     parameters = problem.model(None, Conditions()).parameters.values()
     name = plan if isinstance(plan, str) else "plan"
     return PlanReport(name, sum(p.size for p in parameters), batch, tuple(rows))
-
-
-def _problem(
-    net: Callable[[], Net],
-    input_shape: Shape | Sequence[Shape],
-    batch: int,
-    seed: int,
-    **options: Any,
-) -> Problem:
-    nothing = ArrayDataset(np.zeros((1, 1)), np.zeros((1, 1)))
-    rule = partial(SGD, LR, momentum=MOMENTUM)
-    problem = Problem(net, input_shape, nothing, batch, STEPS, rule, seed=seed, **options)
-    losses = [LinearLoss() for _ in problem.model(None, Conditions()).output_shapes]
-    return replace(problem, data=_dataset(problem, STEPS * batch), loss=tuple(losses))
 
 
 def _dataset(problem: Problem, samples: int) -> ArrayDataset:

@@ -160,22 +160,18 @@ def _check_step(where: str, step: Step, others: set[int]) -> None:
             f"{where} must have one of the other {len(others)} ranks of the group as its peer, "
             f"got {step.peer}."
         )
+    has = f"{where} has a step with rank {step.peer}"
     if step.op not in ("sum", "copy"):
-        raise ScheduleError(
-            f"{where} has a step with rank {step.peer}: op must be 'sum' or 'copy', got "
-            f"{step.op!r}."
-        )
+        raise ScheduleError(f"{has}: op must be 'sum' or 'copy', got {step.op!r}.")
     parts = [part for part in (step.send, step.receive) if part is not None]
     if not parts:
-        raise ScheduleError(
-            f"{where} has a step with rank {step.peer} that neither sends nor receives; remove it."
-        )
+        raise ScheduleError(f"{has} that neither sends nor receives; remove it.")
     for part in parts:
         exact = all(isinstance(end, int | Fraction) for end in part)
         if not exact or not ALL.start <= part.start < part.stop <= ALL.stop:
             raise ScheduleError(
-                f"{where} has a step with rank {step.peer}: a part must be a non-empty interval of "
-                f"[0, 1) with exact fractions, got {show(part)}."
+                f"{has}: a part must be a non-empty interval of [0, 1) with exact fractions, got "
+                f"{show(part)}."
             )
 
 

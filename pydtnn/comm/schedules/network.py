@@ -345,13 +345,16 @@ class Network:
         if probe.emulated():
             for (host, _), (_, bandwidth) in between.items():
                 cards[host] = max(cards[host], bandwidth)
-        routes = {pair: Route(*found, ()) for pair, found in between.items()}
+        routes = {
+            (here, there): Route(*found, (_card(here)[0], _card(there)[1]))
+            for (here, there), found in between.items()
+        }
         links = {link: rate for host, rate in cards.items() for link in _card(host)}
         routes |= {
             pair: Route(*found, (_memory(pair[0]),)) for pair, found in probe.inside().items()
         }
         links |= {_memory(host): rate for host, rate in probe.memories().items()}
-        return cls(comm.hosts, _with_cards(routes), links, probe.add())
+        return cls(comm.hosts, routes, links, probe.add())
 
 
 class Topology(Protocol):
@@ -446,11 +449,3 @@ def _card(host: Hashable) -> tuple[str, str]:
 
 def _memory(host: Hashable) -> str:
     return f"inside {host}"
-
-
-def _with_cards(routes: Mapping[Pair, Route]) -> dict[Pair, Route]:
-    """Add the cards of both hosts to the links of every route between two hosts."""
-    return {
-        (g, h): route if g == h else route._replace(links=(_card(g)[0], _card(h)[1]))
-        for (g, h), route in routes.items()
-    }

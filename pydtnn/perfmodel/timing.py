@@ -15,15 +15,7 @@ from dataclasses import dataclass
 from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.analytic import accesses
 from pydtnn.perfmodel.messages import MessageCosts
-from pydtnn.perfmodel.outline import (
-    BucketOutline,
-    Compute,
-    Event,
-    Outline,
-    Ready,
-    Start,
-    Wait,
-)
+from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Ready, Start, Wait
 from pydtnn.perfmodel.overlap import Channel, Operation
 from pydtnn.perfmodel.prediction import LayerTime, StepTime
 

@@ -8,14 +8,7 @@ from itertools import cycle
 from typing import Any
 
 from pydtnn.report.runs import Run
-from pydtnn.report.section import (
-    COLOURS,
-    Figure,
-    Section,
-    Table,
-    line,
-    stacked_bars,
-)
+from pydtnn.report.section import COLOURS, Figure, Section, Table, line, stacked_bars
 from pydtnn.report.steps import activities, mean_of
 
 STEP = ("compute", "communication", "data")

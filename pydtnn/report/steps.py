@@ -16,13 +16,7 @@ from pydtnn.report.section import (
     stacked_bars,
 )
 from pydtnn.report.timeline import group_of
-from pydtnn.tracing.analysis import (
-    CriticalPaths,
-    describe_label,
-    efficiency,
-    slow_ranks,
-    usage,
-)
+from pydtnn.tracing.analysis import CriticalPaths, describe_label, efficiency, slow_ranks, usage
 from pydtnn.tracing.analysis.blocks import COMMUNICATION
 from pydtnn.utils.observer import Kind
 

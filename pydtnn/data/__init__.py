@@ -15,82 +15,47 @@ from pydtnn.data import augment
 from pydtnn.utils.names import module_getattr
 
 if TYPE_CHECKING:
-    from pydtnn.data.array import ArrayDataset
-    from pydtnn.data.augment import (
-        AUGMENTATIONS,
-        Augmentation,
-        AutoAugment,
-        ColorJitter,
-        Cutout,
-        HorizontalFlip,
-        PixelAugmentation,
-        RandAugment,
-        RandomCrop,
-        RandomErasing,
-        RandomResizedCrop,
-        create_augmentations,
-    )
-    from pydtnn.data.batch import Batch
-    from pydtnn.data.cifar import load_cifar10, load_cifar100
-    from pydtnn.data.dataset import Dataset, Subset, split_validation
-    from pydtnn.data.digits import load_digits
-    from pydtnn.data.download import data_folder
-    from pydtnn.data.folder import load_folder
-    from pydtnn.data.loader import Loader
-    from pydtnn.data.mixing import CutMix, Mixing, Mixup
-    from pydtnn.data.mnist import load_mnist
-    from pydtnn.data.named import DATASETS, load_dataset
-    from pydtnn.data.packing import pack_shards, verify_shards
-    from pydtnn.data.prepare import Prepare
-    from pydtnn.data.shards import load_shards
-    from pydtnn.data.synthetic import Synthetic, load_synthetic
-    from pydtnn.data.text import TokenDataset, load_text
-    from pydtnn.data.tokenizer import Tokenizer, train_tokenizer
-    from pydtnn.data.weighted import WeightedDataset, balanced_weights
-
-__all__ = [
-    "AUGMENTATIONS",
-    "DATASETS",
-    "ArrayDataset",
-    "Augmentation",
-    "AutoAugment",
-    "Batch",
-    "ColorJitter",
-    "CutMix",
-    "Cutout",
-    "Dataset",
-    "HorizontalFlip",
-    "Loader",
-    "Mixing",
-    "Mixup",
-    "PixelAugmentation",
-    "Prepare",
-    "RandAugment",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomResizedCrop",
-    "Subset",
-    "Synthetic",
-    "TokenDataset",
-    "Tokenizer",
-    "WeightedDataset",
-    "balanced_weights",
-    "create_augmentations",
-    "data_folder",
-    "load_cifar10",
-    "load_cifar100",
-    "load_dataset",
-    "load_digits",
-    "load_folder",
-    "load_mnist",
-    "load_shards",
-    "load_synthetic",
-    "load_text",
-    "pack_shards",
-    "split_validation",
-    "train_tokenizer",
-    "verify_shards",
-]
+    from pydtnn.data.array import ArrayDataset as ArrayDataset
+    from pydtnn.data.augment import AUGMENTATIONS as AUGMENTATIONS
+    from pydtnn.data.augment import Augmentation as Augmentation
+    from pydtnn.data.augment import AutoAugment as AutoAugment
+    from pydtnn.data.augment import ColorJitter as ColorJitter
+    from pydtnn.data.augment import Cutout as Cutout
+    from pydtnn.data.augment import HorizontalFlip as HorizontalFlip
+    from pydtnn.data.augment import PixelAugmentation as PixelAugmentation
+    from pydtnn.data.augment import RandAugment as RandAugment
+    from pydtnn.data.augment import RandomCrop as RandomCrop
+    from pydtnn.data.augment import RandomErasing as RandomErasing
+    from pydtnn.data.augment import RandomResizedCrop as RandomResizedCrop
+    from pydtnn.data.augment import create_augmentations as create_augmentations
+    from pydtnn.data.batch import Batch as Batch
+    from pydtnn.data.cifar import load_cifar10 as load_cifar10
+    from pydtnn.data.cifar import load_cifar100 as load_cifar100
+    from pydtnn.data.dataset import Dataset as Dataset
+    from pydtnn.data.dataset import Subset as Subset
+    from pydtnn.data.dataset import split_validation as split_validation
+    from pydtnn.data.digits import load_digits as load_digits
+    from pydtnn.data.download import data_folder as data_folder
+    from pydtnn.data.folder import load_folder as load_folder
+    from pydtnn.data.loader import Loader as Loader
+    from pydtnn.data.mixing import CutMix as CutMix
+    from pydtnn.data.mixing import Mixing as Mixing
+    from pydtnn.data.mixing import Mixup as Mixup
+    from pydtnn.data.mnist import load_mnist as load_mnist
+    from pydtnn.data.named import DATASETS as DATASETS
+    from pydtnn.data.named import load_dataset as load_dataset
+    from pydtnn.data.packing import pack_shards as pack_shards
+    from pydtnn.data.packing import verify_shards as verify_shards
+    from pydtnn.data.prepare import Prepare as Prepare
+    from pydtnn.data.shards import load_shards as load_shards
+    from pydtnn.data.synthetic import Synthetic as Synthetic
+    from pydtnn.data.synthetic import load_synthetic as load_synthetic
+    from pydtnn.data.text import TokenDataset as TokenDataset
+    from pydtnn.data.text import load_text as load_text
+    from pydtnn.data.tokenizer import Tokenizer as Tokenizer
+    from pydtnn.data.tokenizer import train_tokenizer as train_tokenizer
+    from pydtnn.data.weighted import WeightedDataset as WeightedDataset
+    from pydtnn.data.weighted import balanced_weights as balanced_weights
 
 _HOMES = {
     "ArrayDataset": "pydtnn.data.array",
@@ -114,6 +79,8 @@ _HOMES = {
     **dict.fromkeys(("WeightedDataset", "balanced_weights"), "pydtnn.data.weighted"),
 }
 """Module of each name."""
+
+__all__ = sorted({*_HOMES} - {"AUGMENTATION", "WORDS_PER_SAMPLE"})
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = module_getattr(__name__, _HOMES)

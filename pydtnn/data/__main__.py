@@ -11,7 +11,7 @@ from pydtnn.data.folder import OPTION, check_images
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
 from pydtnn.data.text import TEST_SHARE, read_text
 from pydtnn.data.tokenizer import train_tokenizer
-from pydtnn.utils.command import Parser, run_subcommand
+from pydtnn.utils.command import Parser, run_subcommand, subcommands
 from pydtnn.utils.machine import default_threads
 from pydtnn.utils.units import parse_size
 
@@ -31,13 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def create_parser() -> Parser:
     """Return the parser of the command line."""
-    parser = Parser(
-        "python -m pydtnn.data",
-        description="Check and pack images, verify shards, and train a tokenizer.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser, commands = subcommands(
+        "pydtnn.data", "Check and pack images, verify shards, and train a tokenizer.", EXAMPLES
     )
-    commands = parser.add_subparsers(metavar="{check,pack,verify,tokenizer}", required=True)
 
     command = commands.add_parser("check", help="decode all images of a folder, name bad files")
     command.set_defaults(command=_check)

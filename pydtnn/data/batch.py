@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,6 @@ from pydtnn.data.prepare import Prepare
 
 if TYPE_CHECKING:
     from pydtnn.kernels.backend import Backend
-
-
-from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -34,12 +32,13 @@ def parts(value: Any) -> tuple[Any, ...]:
 def each(call: Callable[..., Any], first: Any, *others: Any) -> Any:
     """Call a function with an object, or with each of several; return one result, or a tuple.
 
-    >>> each(abs, -1), each(abs, (-1, -2))
-    (1, (1, 2))
+    Others are sequences, which have an object for each of the first ones.
+
+    >>> each(abs, -1), each(abs, (-1, -2)), each(pow, 2, [3])
+    (1, (1, 2), 8)
     """
-    if not isinstance(first, tuple):
-        return call(first, *others)
-    return tuple(call(*values) for values in zip(first, *others, strict=True))
+    made = tuple(call(*values) for values in zip(parts(first), *others, strict=True))
+    return made if isinstance(first, tuple) else made[0]
 
 
 def each_names(call: Callable[[tuple[str, ...]], Any], class_names: Any) -> Any:

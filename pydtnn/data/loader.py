@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
+from operator import itemgetter
 from types import TracebackType
 from typing import Any
 
@@ -335,23 +336,16 @@ class Loader(SuggestsNames):
         y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, wanted)
         if any(self._moved):
-            fill = self.dataset.ignore_index or 0
-            moved = [
-                self.prepare.move(part, words, fill) if mask else part
-                for part, mask in zip(parts(y), self._moved, strict=True)
-            ]
-            y = tuple(moved) if isinstance(y, tuple) else moved[0]
+            move = partial(self.prepare.move, words=words, fill=self.dataset.ignore_index or 0)
+            y = each(lambda part, mask: move(part) if mask else part, y, self._moved)
         if self._raw and x.dtype == np.uint8:
             x = np.ascontiguousarray(x)
             return Batch(x, y, samples, step, len(chosen), shards, words, self.prepare)
-        if isinstance(x, tuple):
-            x = each(lambda part, prepare: prepare.on_host(part, words), x, self._prepares)
-        else:
-            x = self.prepare.on_host(x, words)
+        x = each(lambda part, prepare: prepare.on_host(part, words), x, self._prepares)
         if self.mix:
             x, y = self._mix(x, y, epoch, samples)
         if any(self.cuts):
-            x = each(_cut, x, tuple(self.cuts) if isinstance(x, tuple) else self.cuts[0])
+            x = each(lambda part, cut: part if cut is None else part[:, *cut].copy(), x, self.cuts)
         return Batch(x, y, samples, step, len(chosen), shards)
 
     def _divide(self, n: int) -> tuple[slice, tuple[Shard, ...]]:
@@ -421,7 +415,7 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
     """Read samples and check the results of a custom data set."""
     if not len(samples) and dataset.examined is None:  # not every custom data set supports this
         x, y = read_samples(dataset, np.zeros(1, np.int64))
-        return each(_none, x), each(_none, y)
+        return each(itemgetter(slice(0)), x), each(itemgetter(slice(0)), y)
     result = dataset.read(samples)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
@@ -479,14 +473,6 @@ def _of_data(data: Dataset) -> tuple[str, str, str]:
     kinds = [f"{a.dtype} {a.shape}" for arrays in read[0] for a in arrays]
     first, second = (checksum([a for arrays in both for a in arrays]) for both in read)
     return f"{len(data)}: {', '.join(kinds)}", first, second
-
-
-def _cut(x: Array, cut: tuple[slice, ...] | None) -> Array:
-    return x if cut is None else x[:, *cut].copy()
-
-
-def _none(part: Array) -> Array:
-    return part[:0]
 
 
 def _targets(dataset: Dataset, y: Any) -> Any:

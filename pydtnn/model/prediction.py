@@ -138,16 +138,15 @@ class Predictor(ABC):
             )
         outputs = self.predict(x, **options)
         tasks = tasks or ("",) * len(parts(outputs))
-        task = tasks if isinstance(outputs, tuple) else tasks[0]
         if not labels:
-            return each(_most_likely, outputs, task)
+            return each(_most_likely, outputs, tasks)
         names = self.inputs.class_names if self.inputs is not None else None
         if names is None:
             raise ValueError(
                 "Model.predict_classes: the names of the classes are not known; train on a data "
                 "set with class_names, or omit labels=True"
             )
-        return each(_named, outputs, names, task)
+        return each(_named, outputs, names if isinstance(outputs, tuple) else [names], tasks)
 
     def _compare_ranks(self, inputs: tuple[Any, ...]) -> None:
         """Raise AgreedError if ranks that have parts of the network have other samples."""

@@ -56,19 +56,9 @@ ARRAYS = {
 }
 """Arrays of the layers that are read, in the order in which Keras 3 stores them."""
 
-CLASSES = {
-    "conv1d": "Conv1D",
-    "conv2d": "Conv2D",
-    "conv2d_transpose": "Conv2DTranspose",
-    "conv3d": "Conv3D",
-    "depthwise_conv2d": "DepthwiseConv2D",
-    "dense": "Dense",
-    "embedding": "Embedding",
-    "batch_normalization": "BatchNormalization",
-    "layer_normalization": "LayerNormalization",
-    "group_normalization": "GroupNormalization",
-}
-"""Classes of layers by the names of their groups in ``.weights.h5``, before a number."""
+CLASSES = {re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind).lower(): kind for kind in ARRAYS}
+"""Classes of layers by the names of their groups in ``.weights.h5``, before a number, such as
+"depthwise_conv2d"."""
 
 MAX_DEPTH = 32
 """Of networks in networks."""

@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from pydtnn.data.unpickle import DAMAGED, Lenient, Refused, Skipped, one_line, run_pickle
 from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
-from pydtnn.saving.weights import SHORT
+from pydtnn.saving.weights import SHORT, TYPES
 from pydtnn.utils.errors import printable
 
 MAX_AXES = 64
@@ -38,23 +37,8 @@ MAGIC = 0x1950A86A20F9469CFC6C
 """First object of a file of PyTorch before version 1.6."""
 
 UNTYPED = np.dtype("V1")
-DTYPES = {
-    "bool": np.dtype("bool"),
-    "uint8": np.dtype("uint8"),
-    "int8": np.dtype("int8"),
-    "int16": np.dtype("int16"),
-    "int32": np.dtype("int32"),
-    "int64": np.dtype("int64"),
-    "float16": np.dtype("float16"),
-    "float32": np.dtype("float32"),
-    "float64": np.dtype("float64"),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "complex64": np.dtype("complex64"),
-    "complex128": np.dtype("complex128"),
-}
-"""Types of elements by PyTorch's names."""
+DTYPES = {dtype.name: dtype for dtype in (*TYPES.values(), np.dtype("complex128"))}
+"""Types of elements by PyTorch's names, which are those of NumPy."""
 
 STORAGES = {
     "BoolStorage": "bool",

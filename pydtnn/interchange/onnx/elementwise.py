@@ -24,14 +24,26 @@ def _function(
     saturates: bool = False,
 ) -> Read:
     """Return a function for an operator that may be a part of an activation."""
+    return lambda at: _computed(at, compute, at.lazy(), layer=layer, saturates=saturates)
 
-    def read(at: Reading) -> Value:
-        if layer is not None and not _in_activation(at):
-            return at.layer(layer(), at.value())
-        last = _last(at, layer)
-        return extended(at.net, (at.lazy(),), compute, last, at.node.name, saturates=saturates)
 
-    return read
+def _computed(
+    at: Reading,
+    compute: Callable[..., Array],
+    *values: Value,
+    layer: Callable[[], Layer] | None = None,
+    saturates: bool = False,
+) -> Value:
+    """Return a function of the elements of an array: a layer, or a part of an activation."""
+    if layer is not None and not _in_activation(at):
+        return at.layer(layer(), solid(at.net, *values))
+
+    def last(*sources: Source) -> Source:
+        if layer is None:
+            raise at.fail("expected a part of an activation that pydtnn has, got another function")
+        return at.applied(layer(), *sources)
+
+    return extended(at.net, values, compute, last, at.node.name, saturates=saturates)
 
 
 def _in_activation(at: Reading) -> bool:
@@ -44,15 +56,6 @@ def _in_activation(at: Reading) -> bool:
         and not any(isinstance(at.values.get(name), np.ndarray) for name in reader.inputs)
         for reader in at.graph.readers.get(at.node.outputs[0], ())
     )
-
-
-def _last(at: Reading, layer: Callable[[], Layer] | None) -> Callable[..., Source]:
-    def last(*sources: Source) -> Source:
-        if layer is None:
-            raise at.fail("expected a part of an activation that pydtnn has, got another function")
-        return at.applied(layer(), *sources)
-
-    return last
 
 
 def _clip(at: Reading) -> Value:
@@ -75,16 +78,7 @@ def _clipped(at: Reading, x: Value, low: float | None, high: float | None) -> Va
             raise at.fail(f"bounds must be 0 and 6, or 0 alone, got {low} and {high}")
         return layers.ReLU() if high is None else layers.ReLU6()
 
-    if not _in_activation(at):
-        return at.layer(layer(), solid(at.net, x))
-    return extended(
-        at.net,
-        (x,),
-        lambda v: np.minimum(np.maximum(v, bounds[0]), bounds[1]),
-        _last(at, layer),
-        at.node.name,
-        saturates=True,
-    )
+    return _computed(at, lambda v: np.clip(v, *bounds), x, layer=layer, saturates=True)
 
 
 def _scalar(at: Reading, array: Array) -> float:
@@ -106,8 +100,7 @@ def _extreme(at: Reading) -> Value:
 
 def _power(at: Reading) -> Value:
     exponent = _scalar(at, at.required(1))
-    last = _last(at, None)
-    return extended(at.net, (at.lazy(),), lambda v: v**exponent, last, at.node.name)
+    return _computed(at, lambda v: v**exponent, at.lazy())
 
 
 def _arithmetic(at: Reading) -> Value:
@@ -176,7 +169,7 @@ def _of_two(at: Reading, a: Value, b: Value) -> Value:
             if operator == "Div":
                 raise at.fail("expected a constant divisor, got a computed one")
             if operator == "Sub":
-                y = Source(at.net.add(f"{at.node.name}.minus", layers.Rescale(-1.0), y.node))
+                y = _negative(at, y)
             return at.applied(layers.Multiply() if operator == "Mul" else layers.Add(), x, y)
 
         return extended(at.net, (a, b), compute, last, at.node.name)
@@ -186,11 +179,12 @@ def _of_two(at: Reading, a: Value, b: Value) -> Value:
     if operator == "Mul":
         return _product(at, a, b)
     if operator == "Sub":
-        b = replace(
-            b,
-            source=Source(at.net.add(f"{at.node.name}.minus", layers.Rescale(-1.0), b.source.node)),
-        )
+        b = replace(b, source=_negative(at, b.source))
     return _total(at, a, b)
+
+
+def _negative(at: Reading, source: Source) -> Source:
+    return Source(at.net.add(f"{at.node.name}.minus", layers.Rescale(-1.0), source.node))
 
 
 def _total(at: Reading, *values: Value) -> Value:
@@ -252,8 +246,7 @@ def with_constant(at: Reading, x: Value, constant: Array, operator: str) -> Valu
     view = at.net.plain(x)
     terms = np.broadcast_to(constant, (1, *view.shape[1:])).reshape(-1, view.shape[-1])
     node = at.net.reshape(view.source.node, terms.shape, view.name)
-    made = at.net.add(at.node.name, layers.PositionalEmbedding(), node, arrays={"w": terms})
-    return replace(view, source=Source(made), name=at.node.name)
+    return at.along(layers.PositionalEmbedding(), view, node, view.atoms, w=terms)
 
 
 def _scaled(at: Reading, source: Source, factors: Array, terms: Array | None) -> Source:
@@ -293,21 +286,15 @@ def _hard_sigmoid(at: Reading) -> Value:
             raise at.fail(f"alpha and beta must be 1/6 and 1/2, got {alpha} and {beta}")
         return layers.HardSigmoid()
 
-    if not _in_activation(at):
-        return at.layer(layer(), at.value())
-    return extended(
-        at.net,
-        (at.lazy(),),
-        lambda v: np.clip(alpha * v + beta, 0, 1),
-        _last(at, layer),
-        at.node.name,
-        saturates=True,
-    )
+    def compute(v: Array) -> Array:
+        return np.clip(alpha * v + beta, 0, 1)
+
+    return _computed(at, compute, at.lazy(), layer=layer, saturates=True)
 
 
 def _greater(at: Reading) -> Value:
     number = _scalar(at, at.required(1))
-    return extended(at.net, (at.lazy(),), lambda v: v > number, _last(at, None), at.node.name)
+    return _computed(at, lambda v: v > number, at.lazy())
 
 
 def _where(at: Reading) -> Value:
@@ -315,7 +302,7 @@ def _where(at: Reading) -> Value:
     values = tuple(at.lazy(place) for place in range(3))
     if len({(v.source, v.axes, v.atoms) for v in values}) > 1:
         raise at.fail("expected a part of an activation, got values of several arrays")
-    return extended(at.net, values, np.where, _last(at, None), at.node.name)
+    return _computed(at, np.where, *values)
 
 
 def _sigmoid(v: Array) -> Array:

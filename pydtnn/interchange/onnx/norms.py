@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from pydtnn import layers
 from pydtnn.interchange.onnx.reading import Read, Reading, ordered, resolved
-from pydtnn.interchange.onnx.views import Source, Value, size_of
+from pydtnn.interchange.onnx.views import Atoms, Value, size_of
+from pydtnn.layers.node import Node
 
 Array = np.ndarray
 
@@ -20,18 +20,24 @@ def _batch_norm(at: Reading) -> Value:
         raise at.fail("expected a network for inference, got training mode; export it again")
     if at.get("spatial", 1) != 1:
         raise at.fail("spatial must be 1, got 0")
-    x = at.value()
-    x.check_samples()
-    channels = x.axes[x.sample_axis(1)]
-    node, atoms, order = at.net.last(x, channels)
+    x, channels, node, atoms, order = _channels(at)
     names = ("gamma", "beta", "running_mean", "running_variance")
     arrays = {name: at.required(place) for place, name in enumerate(names, start=1)}
-    _check_vectors(at, size_of(channels), *arrays.values())
+    _check_vectors(at, channels, *arrays.values())
     momentum = round(1 - at.get("momentum", 0.9), 7)
     layer = layers.BatchNorm(epsilon=at.get("epsilon", 1e-5), momentum=momentum or 0.1)
     arrays = {name: ordered(array, order) for name, array in arrays.items()}
-    made = at.net.add(at.node.name, layer, node, arrays=arrays)
-    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+    return at.along(layer, x, node, atoms, **arrays)
+
+
+def _channels(
+    at: Reading, *, any_order: bool = True
+) -> tuple[Value, int, Node, Atoms, Array | None]:
+    """Return the input, its channels, and the array whose last axis they are: `Wiring.last`."""
+    x = at.value()
+    x.check_samples()
+    channels = x.axes[x.sample_axis(1)]
+    return x, size_of(channels), *at.net.last(x, channels, any_order=any_order)
 
 
 def _check_vectors(at: Reading, size: int, *arrays: Array) -> None:
@@ -63,21 +69,16 @@ def _layer_norm(at: Reading) -> Value:
         except ValueError as error:
             raise at.fail(f"the scale must have the shape {wanted}, got {array.shape}") from error
     layer = layers.LayerNorm(axes=count, epsilon=at.get("epsilon", 1e-5))
-    made = at.net.add(at.node.name, layer, node, arrays={"gamma": full[0], "beta": full[1]})
-    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+    return at.along(layer, x, node, atoms, gamma=full[0], beta=full[1])
 
 
 def _instance_norm(at: Reading) -> Value:
     """Read a group norm of groups of one channel."""
-    x, gamma, beta = at.value(), at.required(1), at.required(2)
-    x.check_samples()
-    channels = x.axes[x.sample_axis(1)]
-    _check_vectors(at, size_of(channels), gamma, beta)
-    node, atoms, order = at.net.last(x, channels)
-    arrays = {"gamma": ordered(gamma, order), "beta": ordered(beta, order)}
-    layer = layers.GroupNorm(size_of(channels), epsilon=at.get("epsilon", 1e-5))
-    made = at.net.add(at.node.name, layer, node, arrays=arrays)
-    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+    x, channels, node, atoms, order = _channels(at)
+    gamma, beta = at.required(1), at.required(2)
+    _check_vectors(at, channels, gamma, beta)
+    layer = layers.GroupNorm(channels, epsilon=at.get("epsilon", 1e-5))
+    return at.along(layer, x, node, atoms, gamma=ordered(gamma, order), beta=ordered(beta, order))
 
 
 def _of_reshaped_groups(
@@ -101,19 +102,15 @@ def _of_reshaped_groups(
 
 
 def _group_norm(at: Reading) -> Value:
-    x, groups = at.value(), at.get("num_groups", 1)
-    x.check_samples()
-    channels = x.axes[x.sample_axis(1)]
-    node, atoms, _ = at.net.last(x, channels, any_order=False)
-    gamma, beta = at.required(1), at.required(2)
+    x, channels, node, atoms, _ = _channels(at, any_order=False)
+    groups, gamma, beta = at.get("num_groups", 1), at.required(1), at.required(2)
     if at.inputs[3:]:
         groups, gamma, beta = _of_reshaped_groups(at, x, gamma, beta)
-    elif at.graph.opset < 21 and groups and size_of(channels) % groups == 0:
+    elif at.graph.opset < 21 and groups and channels % groups == 0:
         _check_vectors(at, groups, gamma, beta)
-        gamma, beta = (np.repeat(array, size_of(channels) // groups) for array in (gamma, beta))
+        gamma, beta = (np.repeat(array, channels // groups) for array in (gamma, beta))
     layer = layers.GroupNorm(groups, epsilon=at.get("epsilon", 1e-5))
-    made = at.net.add(at.node.name, layer, node, arrays={"gamma": gamma, "beta": beta})
-    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+    return at.along(layer, x, node, atoms, gamma=gamma, beta=beta)
 
 
 def _local_response(at: Reading) -> Value:
@@ -138,8 +135,7 @@ def _softmax(at: Reading) -> Value:
     if not x.axes[axis]:
         raise at.fail(f"the axis must have a size above 1, got {axis} of {x.given}")
     layer = layers.Softmax() if at.node.operator == "Softmax" else layers.LogSoftmax()
-    made = at.net.add(at.node.name, layer, node)
-    return replace(x, source=Source(made), atoms=atoms, name=at.node.name)
+    return at.along(layer, x, node, atoms)
 
 
 NORMS: Mapping[str, Read] = {

@@ -60,6 +60,10 @@ class Draft:
         self.constants.append(self.numpy.from_array(array.astype(dtype, order="C"), name))
         return name
 
+    def named(self, layer: str, values: Mapping[str, Any]) -> list[str]:
+        """Add arrays of a layer by their names in it; return their names."""
+        return [self.constant(f"{layer}.{name}", value) for name, value in values.items()]
+
     def node(
         self,
         operator: str,
@@ -278,10 +282,9 @@ def _filters(operator: str, *attributes: str) -> Write:
 
     def write(draft: Draft, at: Place) -> None:
         layer, (image,) = at.layer, at.shapes
-        constants = [draft.constant(f"{at.name}.{k}", array) for k, array in at.arrays.items()]
         draft.node(
             operator,
-            [*at.inputs, *constants],
+            [*at.inputs, *draft.named(at.name, at.arrays)],
             at.output,
             name=at.name,
             dilations=layer.dilation,
@@ -322,8 +325,7 @@ def _linear(draft: Draft, at: Place) -> None:
     if len(at.shapes[0]) > 1:
         _with_last(draft, at, positions)
         return
-    constants = [draft.constant(f"{at.name}.{k}", array) for k, array in at.arrays.items()]
-    draft.node("Gemm", [*at.inputs, *constants], at.name, transB=1)
+    draft.node("Gemm", [*at.inputs, *draft.named(at.name, at.arrays)], at.name, transB=1)
 
 
 def _with_last(draft: Draft, at: Place, write: Write) -> None:
@@ -332,10 +334,7 @@ def _with_last(draft: Draft, at: Place, write: Write) -> None:
     if rank < 3:
         write(draft, at)
         return
-    perm = [0, *range(2, rank + 1), 1]
-    x = draft.node("Transpose", at.inputs, f"{at.name}.last", perm=perm)
-    write(draft, replace(at, inputs=[x], output=f"{at.name}.made"))
-    draft.node("Transpose", [f"{at.name}.made"], at.name, name=f"{at.name}.back", perm=_back(rank))
+    _turned(draft, at, write, "last", [0, *range(2, rank + 1), 1])
 
 
 def _back(rank: int) -> list[int]:
@@ -348,9 +347,15 @@ def _with_second(draft: Draft, at: Place, write: Write) -> None:
     if len(at.shape) != 2:
         write(draft, at)
         return
-    x = draft.node("Transpose", at.inputs, f"{at.name}.second", perm=[0, 2, 1])
-    write(draft, replace(at, inputs=[x], output=f"{at.name}.made", shape=at.shape[::-1]))
-    draft.node("Transpose", [f"{at.name}.made"], at.name, name=f"{at.name}.back", perm=[0, 2, 1])
+    _turned(draft, replace(at, shape=at.shape[::-1]), write, "second", [0, 2, 1])
+
+
+def _turned(draft: Draft, at: Place, write: Write, what: str, perm: list[int]) -> None:
+    """Write a layer between a transposition and its inverse."""
+    x = draft.node("Transpose", at.inputs, f"{at.name}.{what}", perm=perm)
+    write(draft, replace(at, inputs=[x], output=f"{at.name}.made"))
+    back = np.argsort(perm).tolist()
+    draft.node("Transpose", [f"{at.name}.made"], at.name, name=f"{at.name}.back", perm=back)
 
 
 def _batch_norm(draft: Draft, at: Place) -> None:
@@ -395,19 +400,17 @@ def _group_norm(draft: Draft, at: Place) -> None:
     channels, *size = channels_first(at.shape) if len(at.shape) != 2 else at.shape
     groups = draft.constant(f"{name}.groups", [0, layer.groups, -1])
     rows = draft.node("Reshape", [*at.inputs, groups], f"{name}.rows")
-    plain = [
-        draft.constant(f"{name}.{what}", np.full(layer.groups, value))
-        for what, value in (("ones", 1.0), ("zeros", 0.0))
-    ]
+    numbers = {"ones": np.ones(layer.groups), "zeros": np.zeros(layer.groups)}
+    plain = draft.named(name, numbers)
     normed = draft.node(
         "InstanceNormalization", [rows, *plain], f"{name}.normed", epsilon=layer.epsilon
     )
     back = draft.constant(f"{name}.shape", [0, channels, *size])
     image = draft.node("Reshape", [normed, back], f"{name}.image")
-    weight, bias = [
-        draft.constant(f"{name}.{k}", at.arrays[k].reshape(channels, *(1 for _ in size)))
-        for k in ("weight", "bias")
-    ]
+    wide = (channels, *(1 for _ in size))
+    weight, bias = (
+        draft.constant(f"{name}.{k}", at.arrays[k].reshape(wide)) for k in ("weight", "bias")
+    )
     scaled = draft.node("Mul", [image, weight], f"{name}.scaled")
     draft.node("Add", [scaled, bias], at.output, name=name)
 
@@ -433,11 +436,7 @@ def _rescale(draft: Draft, at: Place) -> None:
 
 
 def _relu6(draft: Draft, at: Place) -> None:
-    bounds = [draft.constant(f"{at.name}.{name}", value) for name, value in _BOUNDS.items()]
-    draft.node("Clip", [*at.inputs, *bounds], at.name)
-
-
-_BOUNDS = {"min": 0.0, "max": 6.0}
+    draft.node("Clip", [*at.inputs, *draft.named(at.name, {"min": 0.0, "max": 6.0})], at.name)
 
 
 def _silu(draft: Draft, at: Place) -> None:
@@ -452,10 +451,7 @@ def _hard_sigmoid(draft: Draft, at: Place) -> None:
 def _cubic(draft: Draft, at: Place) -> str:
     """Write ``x + 0.044715 x^3``."""
     (x,), name = at.inputs, at.name
-    three, cubic = (
-        draft.constant(f"{name}.{key}", value)
-        for key, value in {"three": 3.0, "cubic": 0.044715}.items()
-    )
+    three, cubic = draft.named(name, {"three": 3.0, "cubic": 0.044715})
     cube = draft.node("Pow", [x, three], f"{name}.cube")
     term = draft.node("Mul", [cube, cubic], f"{name}.term")
     return draft.node("Add", [x, term], f"{name}.sum")
@@ -466,7 +462,7 @@ def _gelu(draft: Draft, at: Place) -> None:
     (x,), name = at.inputs, at.name
     exact = at.layer.approximate == "none"
     numbers = {"scale": sqrt(1 / 2 if exact else 2 / pi), "one": 1.0, "half": 0.5}
-    scale, one, half = [draft.constant(f"{name}.{key}", value) for key, value in numbers.items()]
+    scale, one, half = draft.named(name, numbers)
     scaled = draft.node("Mul", [x if exact else _cubic(draft, at), scale], f"{name}.scaled")
     odd = draft.node("Erf" if exact else "Tanh", [scaled], f"{name}.odd")
     factor = draft.node("Add", [odd, one], f"{name}.factor")
@@ -593,8 +589,7 @@ def _slice(draft: Draft, at: Place) -> None:
     starts, ends, steps = zip(*cuts, strict=True)
     axes = [_axis(axis, source) for axis in range(len(cuts))]
     columns = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
-    constants = [draft.constant(f"{at.name}.{key}", column) for key, column in columns.items()]
-    draft.node("Slice", [*at.inputs, *constants], at.name)
+    draft.node("Slice", [*at.inputs, *draft.named(at.name, columns)], at.name)
 
 
 WRITERS: Mapping[type[Layer], Write] = {

@@ -19,7 +19,7 @@ from pydtnn.interchange.onnx.functions import solid
 from pydtnn.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, axes_of, slices_of
 from pydtnn.interchange.onnx.norms import NORMS
 from pydtnn.interchange.onnx.reading import Read, Reading, Repeated, resolved
-from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
+from pydtnn.interchange.onnx.views import Atom, Value, size_of
 from pydtnn.interchange.onnx.windows import WINDOWS
 
 Array = np.ndarray
@@ -219,9 +219,7 @@ def _concat(at: Reading) -> Value:
         return at.net.image(made, first.batch, at.node.name)
     plain = [at.net.plain(x) for x in values]
     made = at.net.add(at.node.name, layers.Concat(axis - 1), *(x.source.node for x in plain))
-    axes = tuple((Atom(n),) if n > 1 else () for n in made.shape)
-    atoms = tuple(atom for pair in axes for atom in pair)
-    return Value(Source(made), atoms, (first.batch_axis, *axes), first.batch, at.node.name)
+    return replace(at.net.in_order(made, plain[0]), name=at.node.name)
 
 
 def _class_token(at: Reading) -> Value:
@@ -275,9 +273,7 @@ def _pad(at: Reading) -> Value:
         return at.image(layers.Pad((*sample[1:], sample[0])), x)
     plain = at.net.plain(x)
     made = at.net.add(at.node.name, layers.Pad(tuple(sample)), plain.source.node)
-    axes_made = tuple((Atom(n),) if n > 1 else () for n in made.shape)
-    atoms = tuple(atom for pair in axes_made for atom in pair)
-    return Value(Source(made), atoms, (x.axes[0], *axes_made), x.batch, at.node.name)
+    return replace(at.net.in_order(made, plain), name=at.node.name)
 
 
 def expand(at: Reading) -> Value | Repeated:

@@ -11,8 +11,9 @@ import numpy as np
 
 from pydtnn.interchange.onnx.functions import solid
 from pydtnn.interchange.onnx.graph import Node, NodeGraph
-from pydtnn.interchange.onnx.views import Source, Value, Wiring
+from pydtnn.interchange.onnx.views import Atoms, Source, Value, Wiring
 from pydtnn.layers import Layer
+from pydtnn.layers.node import Node as GraphNode
 
 Array = np.ndarray
 
@@ -112,6 +113,25 @@ class Reading:
         """Return the output of a layer without parameters."""
         nodes = [source.node for source in sources]
         return Source(self.net.add(self.node.name, layer, *nodes))
+
+    def along(
+        self, layer: Layer, x: Value, node: GraphNode, atoms: Atoms, **arrays: Array
+    ) -> Value:
+        """Return the value of a layer of an array, whose result has the same axes.
+
+        Parameters
+        ----------
+        layer : Layer
+        x : Value
+        node : GraphNode
+            The array.
+        atoms : tuple of Atom
+            Of the array, if they are not in the order of `x`.
+        **arrays : ndarray
+            Parameters and statistics of the layer.
+        """
+        made = self.net.add(self.node.name, layer, node, arrays=arrays)
+        return replace(x, source=Source(made), atoms=atoms, name=self.node.name)
 
     def image(self, layer: Layer, x: Value, **arrays: Array) -> Value:
         """Return the value of a layer of an image or volume."""

@@ -14,7 +14,7 @@ from pydtnn.interchange.onnx.functions import decimal, factor_of
 from pydtnn.interchange.onnx.operators import ROWS, means_of_bins
 from pydtnn.interchange.onnx.readers import OPERATORS, linear
 from pydtnn.interchange.onnx.reading import Read, Reading, Repeated
-from pydtnn.interchange.onnx.views import Atom, Source, Value, size_of
+from pydtnn.interchange.onnx.views import Atom, Source, Value, atoms_of, size_of
 
 MIN_FACTOR = 0.01
 """Of scores that a mask has hidden, so that they stay so."""
@@ -86,15 +86,13 @@ def _embedding(at: Reading, matrix: np.ndarray, tokens: Any, axis: int) -> Value
     if not tokens.integer:
         raise at.fail("tokens must be integers of an input, got numbers of floating point")
     tokens = at.net.plain(tokens)
-    name, shared = at.node.inputs[0], len(at.graph.readers[at.node.inputs[0]]) > 1
-    layer = at.net.tied.get(name)
-    if layer is None:
-        layer = layers.Embedding(*matrix.shape, tied=shared)
-        if shared:
-            at.net.tied[name] = layer
-        node = at.net.add(at.node.name, layer, tokens.source.node, arrays={"w": matrix})
-    else:
+    name = at.node.inputs[0]
+    if name in at.net.tied:
         raise at.fail("a matrix must have one use as that of tokens")
+    layer = layers.Embedding(*matrix.shape, tied=len(at.graph.readers[name]) > 1)
+    if layer.tied:
+        at.net.tied[name] = layer
+    node = at.net.add(at.node.name, layer, tokens.source.node, arrays={"w": matrix})
     vectors = replace(tokens, integer=False, name=at.node.name)
     return at.net.features(node, vectors, tokens.atoms, tokens.axes)
 
@@ -350,9 +348,7 @@ def _recurrent(at: Reading) -> list[Value]:
     made = states[0]
     if len(states) > 1:
         made = at.net.add(f"{at.node.name}.directions", layers.Concat(), *states)
-    steps, both, units = (
-        (Atom(size),) if size > 1 else () for size in (length, len(states), features)
-    )
+    steps, both, units = map(atoms_of, (length, len(states), features))
     axes: tuple[tuple[Atom, ...], ...] = (steps, both, x.batch_axis, units)
     atoms = (*steps, *both, *units)
     if at.get("layout", 0):
@@ -371,7 +367,7 @@ def _recurrent(at: Reading) -> list[Value]:
             joined = at.net.add(f"{at.node.name}.lasts", layers.Concat(), *parts)
         return at.net.reshape(joined, (len(parts) * features,), f"{at.node.name}.state")
 
-    two, wide = ((Atom(size),) if size > 1 else () for size in (len(states), features))
+    two, wide = map(atoms_of, (len(states), features))
     axes = (x.batch_axis, two, wide) if at.get("layout", 0) else (two, x.batch_axis, wide)
     return [every, Value(Source(last), (*two, *wide), axes, x.batch, at.node.name)]
 

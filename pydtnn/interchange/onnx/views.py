@@ -47,6 +47,11 @@ def size_of(atoms: Iterable[Atom]) -> int:
     return prod(atom.size for atom in atoms)
 
 
+def atoms_of(size: int) -> Atoms:
+    """Return the atom of an axis; none for a size of 1."""
+    return (Atom(size),) if size > 1 else ()
+
+
 def axis_of_batch(batch: Atom) -> Atoms:
     """Return the axis of a batch, see `Value.batch_axis`."""
     return (batch,) if batch.size > 1 else ()
@@ -260,7 +265,7 @@ class Wiring:
 
     def image(self, node: Node, batch: Atom, name: str) -> Value:
         """Return the value (N, C, ...) of an array whose last axis are the channels."""
-        *size, channels = map(_atoms, node.shape)
+        *size, channels = map(atoms_of, node.shape)
         atoms = tuple(atom for axis in (*size, channels) for atom in axis)
         axes = (axis_of_batch(batch), channels, *size)
         return Value(Source(node), atoms, axes, batch, name)
@@ -278,8 +283,23 @@ class Wiring:
         axes : tuple of tuple of Atom
             Of ONNX, without the last one.
         """
-        last = _atoms(node.shape[-1])
+        last = atoms_of(node.shape[-1])
         return Value(Source(node), (*before, *last), (*axes, last), x.batch, x.name)
+
+    def in_order(self, node: Node, x: Value, shape: Shape | None = None) -> Value:
+        """Return the value of an array in the order of ONNX, with an atom for each axis.
+
+        Parameters
+        ----------
+        node : Node
+        x : Value
+            The input, whose first axis is that of the batch.
+        shape : tuple of int, optional
+            Of a sample in ONNX; by default that of the node.
+        """
+        axes = tuple(map(atoms_of, node.shape if shape is None else shape))
+        atoms = tuple(atom for axis in axes for atom in axis)
+        return replace(x, source=Source(node), atoms=atoms, axes=(x.axes[0], *axes))
 
     # -- arrays in memory
 
@@ -319,9 +339,7 @@ class Wiring:
         sample = x.axes[1:]
         shape = tuple(map(size_of, sample))
         node = self.arrange(x, [atom for axis in sample for atom in axis], shape or (1,))
-        made = tuple(map(_atoms, shape))
-        atoms = tuple(atom for axis in made for atom in axis)
-        return replace(x, source=Source(node), atoms=atoms, axes=(x.axes[0], *made))
+        return self.in_order(node, x, shape)
 
     def channels_last(self, x: Value, *, any_order: bool = False) -> tuple[Node, np.ndarray | None]:
         """Return an image or volume (N, C, ...) in an array (N, ..., C).
@@ -484,10 +502,6 @@ class Wiring:
         order = [pairs[atom] for atom in x.atoms]
         node = x.source.node
         return x, node, self.arrange(y, order, node.shape)
-
-
-def _atoms(size: int) -> Atoms:
-    return (Atom(size),) if size > 1 else ()
 
 
 def _order(wanted: Sequence[Atom], tail: Sequence[Atom]) -> np.ndarray | None:

@@ -35,13 +35,8 @@ class Activation(Recomputing, Layer):
     new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
 
     def __init_subclass__(cls) -> None:
-        """Set `saves` and `may_overwrite_input` from the array that backward reads.
-
-        Passes only call the kernel, unless the class has others.
-        """
+        """Set `saves` and `may_overwrite_input` from the array that backward reads."""
         super().__init_subclass__()
-        own = vars(cls).keys()
-        cls.only_kernels = vars(cls).get("only_kernels", not own & {"forward", "backward"})
         reads = FUNCTIONS[cls.kernel].reads
         cls.saves = (reads,)
         cls.may_overwrite_input = reads == "output"
@@ -74,12 +69,14 @@ class ReLU(Activation):
     """``max(x, 0)`` (Nair and Hinton 2010)."""
 
     kernel = "relu"
+    only_kernels = True
 
 
 class ReLU6(Activation):
     """``min(max(x, 0), 6)`` (Krizhevsky 2010)."""
 
     kernel = "relu6"
+    only_kernels = True
     operations = (2, 2)
 
 
@@ -93,6 +90,7 @@ class LeakyReLU(Activation):
     """
 
     kernel = "leaky_relu"
+    only_kernels = True
     operations = (2, 2)
 
     def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
@@ -110,6 +108,7 @@ class ELU(Activation):
     """
 
     kernel = "elu"
+    only_kernels = True
     operations = (4, 3)
 
     def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
@@ -121,6 +120,7 @@ class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``."""
 
     kernel = "sigmoid"
+    only_kernels = True
     operations = (4, 3)
 
 
@@ -128,6 +128,7 @@ class Tanh(Activation):
     """Hyperbolic tangent."""
 
     kernel = "tanh"
+    only_kernels = True
     operations = (1, 3)
 
 
@@ -135,6 +136,7 @@ class ArcTan(Activation):
     """Inverse tangent, ``arctan(x)``."""
 
     kernel = "arctan"
+    only_kernels = True
     operations = (1, 3)
 
 
@@ -142,6 +144,7 @@ class Log(Activation):
     """Natural logarithm."""
 
     kernel = "log"
+    only_kernels = True
 
 
 class GELU(Activation):
@@ -159,6 +162,7 @@ class GELU(Activation):
     """
 
     kernel = "gelu"
+    only_kernels = True
     operations = (8, 16)
 
     def __init__(
@@ -175,6 +179,7 @@ class SiLU(Activation):
     """``x sigmoid(x)`` (Elfwing et al. 2018)."""
 
     kernel = "silu"
+    only_kernels = True
     operations = (5, 9)
 
 
@@ -182,6 +187,7 @@ class HardSigmoid(Activation):
     """``min(max(x / 6 + 1 / 2, 0), 1)``, as in PyTorch (Howard et al. 2019)."""
 
     kernel = "hard_sigmoid"
+    only_kernels = True
     operations = (4, 3)
 
 
@@ -189,6 +195,7 @@ class HardSwish(Activation):
     """``x min(max(x / 6 + 1 / 2, 0), 1)`` (Howard et al. 2019)."""
 
     kernel = "hard_swish"
+    only_kernels = True
     operations = (5, 5)
 
 
@@ -196,6 +203,7 @@ class Softplus(Activation):
     """``log(1 + exp(x))`` (Dugas et al. 2001)."""
 
     kernel = "softplus"
+    only_kernels = True
     operations = (4, 4)
 
 

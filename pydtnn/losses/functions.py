@@ -217,7 +217,7 @@ class _ClassLoss(Loss):
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
         rows, target, positions = rows_of(y, target)
-        if positions == 1:
+        if positions == 1 or self.ignore_index is not None:  # a mean over the targets that count
             return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape))
         scale = scale / positions
         return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape)) / positions
@@ -312,14 +312,6 @@ class CategoricalCrossEntropy(_ClassLoss):
         if tuple(target.shape) == tuple(shape):
             return prod(shape[:-1])
         return (target != self.ignore_index).sum()
-
-    def compute(
-        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
-    ) -> Number:
-        if self.ignore_index is None:
-            return super().compute(backend, y, target, scale, out)
-        rows, target, _ = rows_of(y, target)
-        return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape))
 
     def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array

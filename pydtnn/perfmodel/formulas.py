@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, isqrt
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -50,14 +51,9 @@ class Terms(NamedTuple):
     added: float = 0.0
     messages: float = 0.0
 
-    def plus(self, other: Terms, share: float = 1.0) -> Terms:
-        """Return the terms of this operation and then another one on a share of the array."""
-        return Terms(
-            self.rounds + other.rounds,
-            self.sent + share * other.sent,
-            self.added + share * other.added,
-            self.messages + other.messages,
-        )
+    def plus(self, other: Terms) -> Terms:
+        """Return the terms of this operation and then another one."""
+        return Terms(*map(add, self, other))
 
 
 NONE = Terms()

@@ -212,18 +212,16 @@ class Timeline:
         """The training steps that all ranks have recorded."""
         return _find_steps(self)
 
-    def select(self, *, rank: int | None = None, main: bool = False, **fields: int) -> np.ndarray:
+    def select(self, *, main: bool = False, **fields: int) -> np.ndarray:
         """Return the positions of activities.
 
         Parameters
         ----------
-        rank : int, optional
         main : bool, default False
             Only those of the main thread.
         **fields : int
-            Values of other fields, such as ``kind=Kind.PHASE``.
+            Values of fields, such as ``rank=0`` and ``kind=Kind.PHASE``.
         """
-        fields |= {} if rank is None else {"rank": rank}
         fields |= {"lane": 0} if main else {}
         chosen = np.ones(len(self.activities), bool)
         for field, value in fields.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ from typing import Any
 from pydtnn.comm.agree import on_rank_0
 from pydtnn.training.callback import Callback, Training, write_if_possible
 from pydtnn.utils.files import write_file
+from pydtnn.utils.tables import csv_of
 
 Logs = dict[str, float]
 
@@ -53,12 +52,7 @@ def to_csv(history: Sequence[Logs]) -> str:
     >>> to_csv([{"loss": 0.5}, {"loss": 0.25, "accuracy": 1.0}]).splitlines()
     ['epoch,loss,accuracy', '1,0.5,', '2,0.25,1.0']
     """
-    names = dict.fromkeys(name for logs in history for name in logs)  # a set in order of appearance
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["epoch", *names], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({"epoch": i, **logs} for i, logs in enumerate(history, 1))
-    return text.getvalue()
+    return csv_of([{"epoch": i, **logs} for i, logs in enumerate(history, 1)], ["epoch"])
 
 
 def to_json(history: Sequence[Logs]) -> str:

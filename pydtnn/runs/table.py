@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import operator
@@ -15,6 +13,7 @@ from typing import Any
 
 from pydtnn.runs.run import Run, differences
 from pydtnn.utils.names import unknown
+from pydtnn.utils.tables import csv_of
 from pydtnn.utils.units import align, duration
 
 NONE = "\N{EN DASH}"
@@ -211,11 +210,7 @@ def to_json(
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each row, after one with the names of the columns."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*COLUMNS], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_of(rows, COLUMNS)
 
 
 def show_differences(runs: Sequence[Run], width: int | None) -> list[str]:

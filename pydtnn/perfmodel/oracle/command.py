@@ -22,6 +22,7 @@ from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
+from pydtnn.utils.tables import csv_of
 from pydtnn.utils.units import align
 
 WIDTH = 160
@@ -163,4 +164,4 @@ def _write(
         text = json.dumps({**head, "predictions": rows}, indent=1)
         write_file("oracle", options.json, text.encode() + b"\n")
     if options.csv:
-        write_file("oracle", options.csv, table.csv_of(rows).encode())
+        write_file("oracle", options.csv, csv_of(rows).encode())

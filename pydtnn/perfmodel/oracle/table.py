@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -193,16 +191,6 @@ def of_limits(limits: Iterable[Limit]) -> list[str]:
     """Return the limits, one line each."""
     rows = [[limit.kind, f"{limit.ranks} ranks", limit.reason] for limit in limits]
     return ["  " + line for line in align(rows, 3)]
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV; a column that a row lacks is empty."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 # -- the terms of one prediction ------------------------------------------------------------------

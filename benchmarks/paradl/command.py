@@ -14,10 +14,10 @@ from benchmarks.paradl.corrected import CORRECTIONS
 from benchmarks.paradl.projection import FORMULAS, project, sweep
 from benchmarks.paradl.text import read_network, read_platform, read_split
 from pydtnn.perfmodel.oracle.options import parse_ranks
-from pydtnn.perfmodel.oracle.table import csv_of
 from pydtnn.utils.command import Parser, add_value, run_command
 from pydtnn.utils.files import write_file
 from pydtnn.utils.names import unknown
+from pydtnn.utils.tables import csv_of
 from pydtnn.utils.units import align
 
 EXAMPLES = """examples:

@@ -79,7 +79,8 @@ def _in_parts(who: str, path: Path, skipped: list[str]) -> dict[str, Stored]:
         files = {*parts.values()}
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{who}: {path}: expected JSON with a weight_map of names") from error
-    read = {name: _in_file(who, path_inside(who, path.parent, name), skipped) for name in files}
+    places = {name: path_inside(who, path.parent, name, beside=path) for name in files}
+    read = {name: _in_file(who, place, skipped) for name, place in places.items()}
     missing = [name for name, file in parts.items() if name not in read[file]]
     if missing:
         raise ValueError(f"{who}: {path}: files do not contain {some(missing, 4)}; download again")

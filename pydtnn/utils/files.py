@@ -225,8 +225,19 @@ def read_file(
             raise _unreadable(who, path, error) from error
 
 
-def path_inside(who: str, folder: Path, name: object) -> Path:
+def path_inside(who: str, folder: Path, name: object, *, beside: Path | None = None) -> Path:
     """Return the path of a file that another file names, if it is in the folder itself.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    folder : Path
+    name : object
+        Of the file, as it was read.
+    beside : Path, optional
+        A file in the folder. If it is a link, the file may be a link into the same other folder:
+        caches of downloads consist of such links.
 
     Raises
     ------
@@ -242,9 +253,10 @@ def path_inside(who: str, folder: Path, name: object) -> Path:
     path = folder / str(name)
     try:
         resolved, root = path.resolve(), folder.resolve()
+        linked = root if beside is None else beside.resolve().parent
     except (OSError, RuntimeError) as error:  # a loop of links; RuntimeError before Python 3.13
         raise ValueError(f"{who}: {path} is a link without a target; remove it") from error
-    if resolved.parent != root:
+    if resolved.parent not in (root, linked):
         raise ValueError(
             f"{who}: expected files in {folder}, got {path}, a link to {resolved}; replace it by a "
             "copy of the file"

@@ -187,11 +187,10 @@ class Loader(SuggestsNames):
                 "fewer ranks or more shards"
             )
         self.cuts = cuts
-        own_threads = lanes if prefetch else ""
         if comm is not None:
             with collective(comm, "Loader"):
                 check_data(comm, "Loader", [("data set", dataset)])
-        self._lanes = None if observer is None else Lanes(observer, own_threads)
+        self._lanes = None if observer is None else Lanes(observer, lanes if prefetch else "")
         raw = raw and not any(cuts)
         whole_steps, rest = divmod(len(dataset), global_batch_size)
         steps = whole_steps + (rest > 0 and not drop_last)

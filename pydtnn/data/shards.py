@@ -306,8 +306,7 @@ class ShardedImages(EncodedImages):
         *,
         window: int,
         check: bool,
-        like: EncodedImages | None,
-        statistics: Any,
+        **options: Any,
     ) -> None:
         self.paths = [folder / shard.name for shard in index.shards]
         self.window, self.verified = window, not check
@@ -322,9 +321,7 @@ class ShardedImages(EncodedImages):
         self._place = by_number  # of each sample, counted over all shards
         self._open = lru_cache(MAX_OPEN_FILES)(lambda shard: OpenFile(self.name, self.paths[shard]))
         labels = _joined(shard.labels for shard in index.shards)[by_number]
-        super().__init__(
-            decode, labels, index.class_names, like=like, statistics=statistics, check=False
-        )
+        super().__init__(decode, labels, index.class_names, check=False, **options)
 
     def encoded(self, index: int) -> bytes:
         shard, size = int(self.shard[index]), int(self.nbytes[index])

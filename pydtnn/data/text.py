@@ -156,8 +156,7 @@ def load_text(
             f"text: expected at least {2 * (length + 1)} {unit}, for a sample to train with and "
             f"one to test with, got {len(tokens)} in {root}"
         )
-    known: dict[str, Any] = {"classes": classes, "encoding": encoding, "name": "text"}
-    train = TokenDataset(tokens[:-test], length, **known)
+    train = TokenDataset(tokens[:-test], length, classes=classes, encoding=encoding, name="text")
     return train, TokenDataset(tokens[-test:], length, name="text", like=train)
 
 

@@ -64,11 +64,13 @@ def read_state_dict(
     """
     skipped = [] if skipped is None else skipped
     if isinstance(source, Mapping):
-        return _without_prefix(_arrays(who, source))
-    path = Path(source)
-    if path.name.endswith(INDEX):
-        return _without_prefix(_in_parts(who, path, skipped))
-    return _without_prefix(_in_file(who, path, skipped))
+        arrays = _arrays(who, source)
+    else:
+        path = Path(source)
+        read = _in_parts if path.name.endswith(INDEX) else _in_file
+        arrays = read(who, path, skipped)
+    prefix = PARALLEL if all(name.startswith(PARALLEL) for name in arrays) else ""
+    return {name.removeprefix(prefix): array for name, array in arrays.items()}
 
 
 def _in_parts(who: str, path: Path, skipped: list[str]) -> dict[str, Stored]:
@@ -215,12 +217,6 @@ def _values(where: str, value: Any) -> np.ndarray:
         return np.asarray(value.numpy())
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{where}: its values cannot be read ({error})") from error
-
-
-def _without_prefix(arrays: dict[str, Stored]) -> dict[str, Stored]:
-    if not all(name.startswith(PARALLEL) for name in arrays):
-        return arrays
-    return {name.removeprefix(PARALLEL): array for name, array in arrays.items()}
 
 
 def _numbered(name: str) -> list[tuple[int, str]]:

@@ -141,8 +141,6 @@ def _value(run: Run, row: Mapping[str, Any], name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -156,7 +154,7 @@ def show(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     names = [*cells[0]]
     text = {"run", "model", "data"}
     while True:
-        table = [[title for title in names], *([row[name] for name in names] for row in cells)]
+        table = [[*names], *([row[name] for name in names] for row in cells)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         excess = sum(widths) + 2 * (len(widths) - 1) - (width or math.inf)
         for position in sorted(range(len(names)), key=lambda i: -widths[i]):
@@ -216,14 +214,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def show_differences(runs: Sequence[Run], width: int | None) -> list[str]:
     """Return the lines of a table of what differs between runs, a column for each run."""
     values = differences(runs)
-    for name in FACTS:
-        facts = [run.about.get(name) for run in runs]
-        if len({str(fact) for fact in facts}) > 1:
-            values.setdefault(name, facts)
+    facts = {name: [run.about.get(name) for run in runs] for name in FACTS}
     for name in ("pydtnn", "commit"):
-        facts = [run.entry("environment").get(name) for run in runs]
-        if len({str(fact) for fact in facts}) > 1:
-            values[name] = facts
+        facts[name] = [run.entry("environment").get(name) for run in runs]
+    for name, each in facts.items():
+        if len({*map(str, each)}) > 1:
+            values.setdefault(name, each)
     labels = [Path(run.folder).name for run in runs]
     if len({*labels}) < len(labels):
         labels = [str(run.folder) for run in runs]

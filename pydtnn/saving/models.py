@@ -45,25 +45,24 @@ RAW = ("uint8", "float16", "float32", "float64")
 
 def inputs_to_json(inputs: Sequence[tuple[str, Shape]], known: Inputs | None) -> dict[str, Any]:
     """Convert names and shapes of the inputs of a model, and what is known of their samples."""
-    samples: list[dict[str, Any] | None] = [None] * len(inputs)
-    if known is not None:
-        samples = [
-            {
-                "dtype": part.dtype if part.dtype in RAW else "float64",
-                "mean": None if part.statistics is None else part.statistics.mean.tolist(),
-                "std": None if part.statistics is None else part.statistics.std.tolist(),
-                "range": None if part.range is None else list(part.range),
-            }
-            for part in known.parts
-        ]
+    known = Inputs(()) if known is None else known
+    samples = [
+        {
+            "dtype": part.dtype if part.dtype in RAW else "float64",
+            "mean": None if part.statistics is None else part.statistics.mean.tolist(),
+            "std": None if part.statistics is None else part.statistics.std.tolist(),
+            "range": None if part.range is None else list(part.range),
+        }
+        for part in known.parts
+    ]
     return {
         "inputs": [
             {"name": name, "shape": list(shape), "samples": own}
-            for (name, shape), own in zip(inputs, samples, strict=True)
+            for (name, shape), own in zip(inputs, samples or [None] * len(inputs), strict=True)
         ],
-        "class_names": None if known is None else _lists(known.class_names),
-        "encoding": None if known is None else known.encoding,
-        "tasks": [] if known is None else list(known.tasks),
+        "class_names": _lists(known.class_names),
+        "encoding": known.encoding,
+        "tasks": list(known.tasks),
     }
 
 

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from operator import itemgetter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -379,12 +378,7 @@ class Loader(SuggestsNames):
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -23,6 +23,11 @@ class Statistics:
     mean: Array
     std: Array
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Statistics):
+            return NotImplemented
+        return np.array_equal([self.mean, self.std], [other.mean, other.std])
+
 
 @dataclass(frozen=True)
 class PixelSums:

@@ -12,6 +12,7 @@ The HDF Group, "HDF5 File Format Specification Version 3.0", sections II to IV.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from math import prod
 from typing import NoReturn
@@ -250,9 +251,7 @@ class Node:
         if varying:
             limit = len(self.file.data)
             for i, text in enumerate(texts):
-                length, place, index = (
-                    int.from_bytes(text[a:b], "little") for a, b in ((0, 4), (4, 12), (12, 16))
-                )
+                length, place, index = struct.unpack("<IQI", text)
                 limit -= length
                 if limit < 0:
                     _fail(f"{what} is longer than the file")

@@ -301,15 +301,11 @@ def _add(arrays: dict[str, Stored], layer: str, what: str, array: Node) -> None:
         shape: Shape = (channels * multiplier, 1, kh, kw)
         axes: tuple[int, ...] = (2, 3, 0, 1)  # (kh, kw, C, M) -> (C, M, kh, kw)
     else:
-        axes = _axes(what, len(given))
+        axes = tuple(range(len(given)))
+        if what == "kernel" and len(axes) > 1:  # (..., inputs, outputs) -> (outputs, inputs, ...)
+            axes = (axes[-1], axes[-2], *axes[:-2])
         shape = tuple(given[axis] for axis in axes)
     arrays[name] = Stored(shape, lambda: read().transpose(axes).reshape(shape))
-
-
-def _axes(what: str, count: int) -> tuple[int, ...]:
-    if what == "kernel" and count > 1:  # (..., inputs, outputs) -> (outputs, inputs, ...)
-        return (count - 1, count - 2, *range(count - 2))
-    return tuple(range(count))
 
 
 def _class(name: str) -> str:

@@ -91,14 +91,8 @@ RESNET = {
 }
 
 ALEXNET = {
-    "conv1.": "features.0.",
-    "conv2.": "features.3.",
-    "conv3.": "features.6.",
-    "conv4.": "features.8.",
-    "conv5.": "features.10.",
-    "fc1.": "classifier.1.",
-    "fc2.": "classifier.4.",
-    "fc3.": "classifier.6.",
+    **{f"conv{i}.": f"features.{place}." for i, place in enumerate((0, 3, 6, 8, 10), start=1)},
+    **{f"fc{i}.": f"classifier.{place}." for i, place in enumerate((1, 4, 6), start=1)},
 }
 
 DENSENET = {
@@ -139,10 +133,9 @@ SQUARE = {
 }
 
 ROW = {
-    "sequential0.": "branch1x1.",
+    **SQUARE,
     "sequential1.sequential#.": "branch7x7_#+1.",
     "sequential2.sequential#.": "branch7x7dbl_#+1.",
-    "sequential3.sequential1.": "branch_pool.",
 }
 
 REDUCE_SQUARE = {

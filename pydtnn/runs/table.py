@@ -217,9 +217,9 @@ def show_differences(runs: Sequence[Run], width: int | None) -> list[str]:
     facts = {name: [run.about.get(name) for run in runs] for name in FACTS}
     for name in ("pydtnn", "commit"):
         facts[name] = [run.entry("environment").get(name) for run in runs]
-    for name, each in facts.items():
-        if len({*map(str, each)}) > 1:
-            values.setdefault(name, each)
+    for name, given in facts.items():
+        if len({*map(str, given)}) > 1:
+            values.setdefault(name, given)
     labels = [Path(run.folder).name for run in runs]
     if len({*labels}) < len(labels):
         labels = [str(run.folder) for run in runs]

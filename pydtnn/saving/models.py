@@ -46,7 +46,7 @@ RAW = ("uint8", "float16", "float32", "float64")
 def inputs_to_json(inputs: Sequence[tuple[str, Shape]], known: Inputs | None) -> dict[str, Any]:
     """Convert names and shapes of the inputs of a model, and what is known of their samples."""
     known = Inputs(()) if known is None else known
-    samples = [
+    samples: list[Any] = [
         {
             "dtype": part.dtype if part.dtype in RAW else "float64",
             "mean": None if part.statistics is None else part.statistics.mean.tolist(),

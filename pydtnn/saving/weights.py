@@ -216,8 +216,21 @@ def check_numbers(arrays: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
     ValueError
         If they contain values other than finite floating-point numbers in the range of the dtype.
     """
+    dtype = arithmetic(dtype)
     for name, array in arrays.items():
-        _check_numbers(name, array, arithmetic(dtype))
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+            raise ValueError(
+                f"{name} must contain floating-point numbers, such as float32, got {array.dtype}; "
+                "convert it"
+            )
+        with np.errstate(over="ignore"):
+            bad = array[~np.isfinite(array.astype(dtype, copy=False))]
+        if len(bad) and np.isfinite(bad[0]):
+            raise ValueError(f"{name} must be in the range of {dtype}, got {bad[0]}; use float64")
+        if len(bad):
+            raise ValueError(f"{name} must be finite, got {bad[0]}; load another file")
+        if name.endswith(".running_variance") and (array < 0).any():
+            raise ValueError(f"{name} must be at least 0, got {array.min()}; load another file")
 
 
 def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:
@@ -421,20 +434,3 @@ def _check_sum(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
                 "the weights do not match the checksum; the file is damaged: download it again or "
                 "load another one"
             )
-
-
-def _check_numbers(name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    """Raise ValueError if elements are not valid weights of this type."""
-    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-        raise ValueError(
-            f"{name} must contain floating-point numbers, such as float32, got {array.dtype}; "
-            "convert it"
-        )
-    with np.errstate(over="ignore"):
-        bad = array[~np.isfinite(array.astype(dtype, copy=False))]
-    if len(bad) and np.isfinite(bad[0]):
-        raise ValueError(f"{name} must be in the range of {dtype}, got {bad[0]}; use float64")
-    if len(bad):
-        raise ValueError(f"{name} must be finite, got {bad[0]}; load another file")
-    if name.endswith(".running_variance") and (array < 0).any():
-        raise ValueError(f"{name} must be at least 0, got {array.min()}; load another file")

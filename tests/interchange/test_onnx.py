@@ -168,6 +168,7 @@ def test_the_file_tells_opset_and_layout(tmp_path: Path) -> None:
     assert {entry.key: entry.value for entry in message.metadata_props} == {
         "opset": "17",
         "layout": "NCHW",
+        "trained_as": "float32",
     }
     (value,) = message.graph.input
     sizes = [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]

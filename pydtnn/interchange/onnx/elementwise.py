@@ -211,13 +211,10 @@ def _product(at: Reading, a: Value, b: Value) -> Value:
     if prod(b.shape) > prod(a.shape):
         a, b = b, a
     if len(a.axes) > 3:
-        made = at.net.add(
-            at.node.name, layers.Multiply(), *(at.net.channels_last(x)[0] for x in (a, b))
-        )
-        return at.net.image(made, a.batch, at.node.name)
+        return at.image(layers.Multiply(), a, b)
     x, y = at.net.plain(a), at.net.plain(b)
-    made = at.net.add(at.node.name, layers.Multiply(), x.source.node, y.source.node)
-    return replace(x, source=Source(made), name=at.node.name)
+    source = at.applied(layers.Multiply(), x.source, y.source)
+    return replace(x, source=source, name=at.node.name)
 
 
 def with_constant(at: Reading, x: Value, constant: Array, operator: str) -> Value:

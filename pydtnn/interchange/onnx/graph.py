@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -203,7 +202,7 @@ def parse(who: str, message: Any) -> NodeGraph:
         for tensor in graph.initializer:
             constants[tensor.name] = numpy.to_array(tensor)
         nodes: list[Node] = []
-        names, taken = Counter[str](), {proto.name for proto in graph.node}
+        names = Names(proto.name for proto in graph.node)
         for proto in graph.node:
             attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
             if proto.op_type == "Constant" and proto.domain in DOMAINS:
@@ -212,9 +211,8 @@ def parse(who: str, message: Any) -> NodeGraph:
             known = proto.domain in DOMAINS
             operator = proto.op_type if known else f"{proto.domain}.{proto.op_type}"
             wanted = proto.name.replace("/", ".").strip(".") or operator.lower()
-            name = _free(wanted, names, taken)
             values = tuple(proto.input), tuple(proto.output)
-            nodes.append(Node(name, operator, *values, attributes))
+            nodes.append(Node(names.free(wanted), operator, *values, attributes))
     except Exception as error:  # of any type: the content is that of a file
         raise _damaged(error) from error
     opset = max((o.version for o in message.opset_import if o.domain in DOMAINS), default=0)
@@ -270,15 +268,28 @@ def needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
     return needed[::-1]
 
 
-def _free(name: str, names: Counter[str], taken: set[str]) -> str:
-    """Return a name, with a number if it exists."""
-    names[name] += 1
-    free = name if names[name] == 1 else f"{name}_{names[name] - 1}"
-    while free != name and (free in taken or names[free]):
-        names[name] += 1
-        free = f"{name}_{names[name] - 1}"
-    names[free] += free != name
-    return free
+class Names:
+    """Names that are given once.
+
+    Parameters
+    ----------
+    reserved : iterable of str
+        Names that others do not get with a number.
+    used : iterable of str
+        Names that have been given.
+    """
+
+    def __init__(self, reserved: Iterable[str], used: Iterable[str] = ()) -> None:
+        self._reserved, self._used = {*reserved}, dict.fromkeys(used, 0)
+
+    def free(self, name: str) -> str:
+        """Return a name, with a number if it has been given."""
+        free = name
+        while free in self._used or (free != name and free in self._reserved):
+            self._used[name] += 1
+            free = f"{name}_{self._used[name]}"
+        self._used[free] = 0
+        return free
 
 
 def _input(helper: Any, value: Any) -> Input:

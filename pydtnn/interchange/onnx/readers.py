@@ -213,10 +213,8 @@ def _concat(at: Reading) -> Value:
         )
     axis = first.sample_axis(at.get("axis", 1))
     if len(first.axes) > 3:
-        nodes = [at.net.channels_last(x)[0] for x in values]
-        ours = len(nodes[0].shape) - 1 if axis == 1 else axis - 2
-        made = at.net.add(at.node.name, layers.Concat(ours), *nodes)
-        return at.net.image(made, first.batch, at.node.name)
+        ours = len(first.axes) - 2 if axis == 1 else axis - 2
+        return at.image(layers.Concat(ours), *values)
     plain = [at.net.plain(x) for x in values]
     made = at.net.add(at.node.name, layers.Concat(axis - 1), *(x.source.node for x in plain))
     return replace(at.net.in_order(made, plain[0]), name=at.node.name)

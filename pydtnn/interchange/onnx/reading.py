@@ -133,11 +133,11 @@ class Reading:
         made = self.net.add(self.node.name, layer, node, arrays=arrays)
         return replace(x, source=Source(made), atoms=atoms, name=self.node.name)
 
-    def image(self, layer: Layer, x: Value, **arrays: Array) -> Value:
-        """Return the value of a layer of an image or volume."""
-        node, _ = self.net.channels_last(x)
-        made = self.net.add(self.node.name, layer, node, arrays=arrays)
-        return self.net.image(made, x.batch, self.node.name)
+    def image(self, layer: Layer, *values: Value, **arrays: Array) -> Value:
+        """Return the value of a layer of images or volumes."""
+        nodes = [self.net.channels_last(x)[0] for x in values]
+        made = self.net.add(self.node.name, layer, *nodes, arrays=arrays)
+        return self.net.image(made, values[0].batch, self.node.name)
 
 
 Read = Callable[[Reading], Any]

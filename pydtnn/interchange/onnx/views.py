@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS
+from pydtnn.interchange.onnx.graph import ANY_BATCH, MAX_ELEMENTS, Names
 from pydtnn.layers import Embedding, Flatten, Layer, Reshape, Slice, Transpose
 from pydtnn.layers.base import Shape
 from pydtnn.layers.blocks import Graph
@@ -211,11 +211,11 @@ class Wiring:
     """
 
     def __init__(self, graph: Graph, inputs: Sequence[Node], reserved: Iterable[str]) -> None:
-        self.graph, self._reserved = graph, {*reserved}
+        self.graph = graph
         self.arrays: dict[str, np.ndarray] = {}
         self.tied: dict[str, Embedding] = {}
         self.transposed: dict[str, str] = {}
-        self._names = dict.fromkeys((part.name for part in inputs), 0)
+        self._names = Names(reserved, (part.name for part in inputs))
         self._arranged: dict[Any, Node] = {}
 
     def add(
@@ -229,7 +229,7 @@ class Wiring:
             If the layer does not fit its inputs, or the arrays do not fit the layer.
         """
         if not layer.bound:
-            layer.name = self._free(name)
+            layer.name = self._names.free(name)
         node = self.graph.add(layer, *nodes)
         if prod(node.shape) > MAX_ELEMENTS:
             raise ValueError(
@@ -252,14 +252,6 @@ class Wiring:
                     raise ValueError(f"{full} must have shape {expected}, got {array.shape}")
                 self.arrays[full] = array
         return node
-
-    def _free(self, name: str) -> str:
-        free = name
-        while free in self._names or (free != name and free in self._reserved):
-            self._names[name] += 1
-            free = f"{name}_{self._names[name]}"
-        self._names[free] = 0
-        return free
 
     # -- views of outputs
 

@@ -164,21 +164,19 @@ MEANS: dict[int, Any] = {
 """Means of all positions, by the axes of a sample."""
 
 
-def _global_average(at: Reading) -> Value:
+def _reduced(at: Reading, x: Value) -> list[int]:
+    """Return the axes that a reduction or a global pooling reduces."""
+    pool = at.node.operator.startswith("Global")
+    axes: Sequence[int] | None = range(2, len(x.axes)) if pool else axes_of(at.node, at.inputs)
+    if not axes and not pool and not at.get("noop_with_empty_axes", 0):
+        axes = range(len(x.axes))
+    return sorted({x.sample_axis(axis) for axis in axes or ()})
+
+
+def _means(at: Reading) -> Value:
+    """Read means over positions of an image, or of a sequence."""
     x = at.value()
-    return _means(at, x, range(2, len(x.axes)), keep=True)
-
-
-def _reduce_mean(at: Reading) -> Value:
-    x, axes = at.value(), axes_of(at.node, at.inputs)
-    if not axes and at.get("noop_with_empty_axes", 0):
-        return x
-    return _means(at, x, axes or range(len(x.axes)), keep=bool(at.get("keepdims", 1)))
-
-
-def _means(at: Reading, x: Value, axes: Sequence[int], *, keep: bool) -> Value:
-    """Return means over positions of an image, or of a sequence."""
-    reduced = {x.sample_axis(axis) for axis in axes}
+    reduced = _reduced(at, x)
     gone = [atom in {a for axis in reduced for a in x.axes[axis]} for atom in x.atoms]
     others = tuple(atom for atom, out in zip(x.atoms, gone, strict=True) if not out)
     source = x.source
@@ -201,6 +199,7 @@ def _means(at: Reading, x: Value, axes: Sequence[int], *, keep: bool) -> Value:
             whole = MEANS[len(node.shape)]
             layer = whole() if before == 1 else layers.AdaptiveAvgPool2d((before, 1))
         source = Source(at.net.add(at.node.name, layer, node))
+    keep = at.get("keepdims", 1)
     kept = [(i, axis) for i, axis in enumerate(x.axes) if keep or i not in reduced]
     made = tuple(() if i in reduced else axis for i, axis in kept)
     return replace(x, source=source, atoms=others, axes=made, name=at.node.name)
@@ -220,11 +219,10 @@ def _pooled_axis(
 
 def _maxima(at: Reading) -> Value:
     """Read the largest elements along axes: a pooling of all of them."""
-    x, pool = at.value(), at.node.operator == "GlobalMaxPool"
-    axes = range(2, len(x.axes)) if pool else axes_of(at.node, at.inputs)
-    if not axes and at.get("noop_with_empty_axes", 0):
+    x = at.value()
+    reduced = _reduced(at, x)
+    if not reduced:
         return x
-    reduced = sorted({x.sample_axis(axis) for axis in axes or range(len(x.axes))})
     others = [i for i in range(1, len(x.axes)) if i not in reduced]
     size, rest = (prod(x.shape[i] for i in group) for group in (reduced, others))
     view = at.net.reshaped(x.transposed([0, *others, *reduced]), [x.shape[0], rest, size])
@@ -289,11 +287,11 @@ WINDOWS: Mapping[str, Read] = {
     "AveragePool": _pool,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "GlobalAveragePool": _global_average,
+    "GlobalAveragePool": _means,
     "GlobalMaxPool": _maxima,
     "MaxPool": _pool,
     "ReduceMax": _maxima,
-    "ReduceMean": _reduce_mean,
+    "ReduceMean": _means,
     "Resize": _resize,
 }
 """Convolutions, pools and changes of the size of images."""

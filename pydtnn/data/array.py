@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pydtnn.data.batch import each, each_names, parts
+from pydtnn.data.batch import each, each_names, parts, plain_parts
 from pydtnn.data.dataset import Dataset
-from pydtnn.utils.validate import check_int, plain_array
+from pydtnn.utils.validate import check_int
 
 Array = NDArray[Any]
 
@@ -196,9 +196,6 @@ def _class_names(name: str, class_names: Any, several: bool) -> Any:
 
 
 def _arrays(who: str, name: str, value: Any) -> Any:
-    """Return a tuple of arrays unchanged, anything else as one array."""
-    several = isinstance(value, tuple) and value and all(np.ndim(part) > 0 for part in value)
-    if not several:
-        return plain_array(who, name, value)
-    arrays = tuple(plain_array(who, name, part) for part in value)
-    return arrays if len(arrays) > 1 else arrays[0]
+    """Return several arrays as a tuple, anything else as one array."""
+    arrays = plain_parts(who, name, value)
+    return arrays[0] if isinstance(arrays, tuple) and len(arrays) == 1 else arrays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.order import Shard
 from pydtnn.data.prepare import Prepare
+from pydtnn.utils.validate import plain_array
 
 if TYPE_CHECKING:
     from pydtnn.kernels.backend import Backend
@@ -39,6 +41,13 @@ def each(call: Callable[..., Any], first: Any, *others: Any) -> Any:
     """
     made = tuple(call(*values) for values in zip(parts(first), *others, strict=True))
     return made if isinstance(first, tuple) else made[0]
+
+
+def plain_parts(who: str, name: str, value: Any) -> Any:
+    """Return one array, or a tuple of arrays if that is what is given; see `plain_array`."""
+    plain = partial(plain_array, who, name)
+    several = isinstance(value, tuple) and value and all(np.ndim(part) > 0 for part in value)
+    return each(plain, value) if several else plain(value)
 
 
 def each_names(call: Callable[[tuple[str, ...]], Any], class_names: Any) -> Any:

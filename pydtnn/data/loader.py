@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation
-from pydtnn.data.batch import Batch, each, is_several, parts, shapes_of
+from pydtnn.data.batch import Batch, each, is_several, parts, plain_parts, shapes_of
 from pydtnn.data.comparison import ADVICE, checksum, evenly_spaced
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.mixing import (
@@ -417,7 +417,7 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
     several = is_several(dataset.input_shape)
     plain = partial(plain_array, dataset.name, "x")
     x = tuple(map(plain, result[0])) if several else plain(result[0])
-    y = _targets(dataset, result[1])
+    y = plain_parts(dataset.name, "y", result[1])
     expected = [(len(samples), *shape) for shape in shapes_of(dataset.input_shape)]
     given = [part.shape for part in parts(x)]
     if given != expected or any(part.shape[:1] != expected[0][:1] for part in parts(y)):
@@ -468,14 +468,6 @@ def _of_data(data: Dataset) -> tuple[str, str, str]:
     return f"{len(data)}: {', '.join(kinds)}", first, second
 
 
-def _targets(dataset: Dataset, y: Any) -> Any:
-    """Return an array of targets, or a tuple with one array per output."""
-    plain = partial(plain_array, dataset.name, "y")
-    if isinstance(y, tuple) and y and all(np.ndim(part) > 0 for part in y):
-        return tuple(map(plain, y))
-    return plain(y)
-
-
 def _and(shapes: Iterable[tuple[int, ...]]) -> str:
     return " and ".join(map(str, shapes))
 
@@ -509,7 +501,8 @@ def _find_masks(
     moving = [change for change in augment if change.moves]
     if not moving or targets == UNCHANGED:
         return ()
-    found = parts(_targets(dataset, dataset.read_targets(evenly_spaced(len(dataset)))))
+    some = dataset.read_targets(evenly_spaced(len(dataset)))
+    found = parts(plain_parts(dataset.name, "y", some))
     masks = tuple(part.shape[1:3] == dataset.input_shape[:2] for part in found)
     for part, mask in zip(found, masks, strict=True):
         refused = [c for c in moving if not mask or type(c).on_masks is Augmentation.on_masks]

@@ -139,13 +139,7 @@ def load_mnist(
                 f"mnist: labels in {labels_path} must be in 0..9, got {labels.max()}; download the "
                 "file again"
             )
-        parts.append(
-            ArrayDataset(
-                images[..., None],
-                labels,
-                class_names=NAMES,
-                name="mnist",
-                like=parts[0] if parts else None,
-            )
-        )
+        like = parts[0] if parts else None
+        x = images[..., None]
+        parts.append(ArrayDataset(x, labels, class_names=NAMES, name="mnist", like=like))
     return parts[0], parts[1]

@@ -180,17 +180,13 @@ def read_text(
         If there is no such file, or none in the folder.
     """
     if data_dir is None:
-        root, names = Path(sysconfig.get_path("stdlib")), pattern or LIBRARY
-        skipped = SKIPPED
+        root, names, skipped = Path(sysconfig.get_path("stdlib")), pattern or LIBRARY, SKIPPED
     else:
         root, names, skipped = Path(data_dir).expanduser(), pattern or FOLDER, set()
     files = [root] if root.is_file() else sorted(_files(root, names, skipped))
     if not files:
-        raise FileNotFoundError(
-            f"text: found no file in {root}; name a text file, or a folder with some"
-            if root.is_dir()
-            else f"text: {root} does not exist; name a text file, or a folder with some"
-        )
+        problem = f"found no file in {root}" if root.is_dir() else f"{root} does not exist"
+        raise FileNotFoundError(f"text: {problem}; name a text file, or a folder with some")
     return b"\n".join(read_file("text", path) for path in files), root
 
 

@@ -21,11 +21,8 @@ import numpy as np
 from pydtnn.data.unpickle import DAMAGED, Lenient, Refused, Skipped, one_line, run_pickle
 from pydtnn.interchange.archives import BEGIN, Archive, Buffer
 from pydtnn.layers.base import Shape
-from pydtnn.saving.weights import SHORT, TYPES
+from pydtnn.saving.weights import MAX_AXES, SHORT, TYPES
 from pydtnn.utils.errors import printable
-
-MAX_AXES = 64
-"""Of a tensor: PyTorch has no more."""
 
 MAX_GROWTH = 4
 """How many times larger than its tensor a compressed storage may be; PyTorch compresses none."""

@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydtnn.runs.run import Run, find_runs, is_run, read_run
-from pydtnn.runs.table import (
-    COLUMNS,
-    select_rows,
-    show,
-    show_differences,
-    to_csv,
-    to_json,
-)
+from pydtnn.runs.table import COLUMNS, select_rows, show, show_differences, to_csv, to_json
 from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.errors import printable
 

@@ -152,10 +152,10 @@ def _match(
         y = f.compute(inner)
         if y is None:
             continue
-        if not last and _equal(y, TEST_VALUES):
+        if not last and _equals(y, TEST_VALUES):
             return inner, None
         factor = float(y[-1] / TEST_VALUES[-1])
-        if not last and 0 < abs(factor) < np.inf and _equal(y, factor * TEST_VALUES):
+        if not last and 0 < abs(factor) < np.inf and _equals(y, factor * TEST_VALUES):
             return inner, partial(layers.Rescale, decimal(factor))
         names = COMPOSITE if last else (*LAYERS,)
         for i in np.flatnonzero(_equals(y, _activations(names)))[:1]:
@@ -169,12 +169,7 @@ def factor_of(f: Function | None) -> float | None:
     if y is None:
         return None
     factor = float(y[-1] / TEST_VALUES[-1])
-    return factor if _equal(y, factor * TEST_VALUES) else None
-
-
-def _equal(a: Array | None, b: Array) -> bool:
-    assert a is not None
-    return bool(_equals(a, b))
+    return factor if _equals(y, factor * TEST_VALUES) else None
 
 
 def _equals(a: Array, b: Array) -> Array:

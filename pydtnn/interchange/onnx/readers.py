@@ -90,20 +90,16 @@ def _flatten(at: Reading, x: Value) -> Value:
     axis = at.get("axis", 1)
     if axis != len(x.axes):
         axis = x.axis(axis)
-    return at.net.reshaped(_solid_if_needed(at, x), [prod(x.shape[:axis]), prod(x.shape[axis:])])
-
-
-def _solid_if_needed(at: Reading, x: Value) -> Value:
-    return solid(at.net, x) if x.function is not None else x
+    return at.net.reshaped(solid(at.net, x), [prod(x.shape[:axis]), prod(x.shape[axis:])])
 
 
 def _reshape(at: Reading, x: Value) -> Value:
-    return at.net.reshaped(_solid_if_needed(at, x), resolved(at, x, at.numbers(1)))
+    return at.net.reshaped(solid(at.net, x), resolved(at, x, at.numbers(1)))
 
 
 def _depth_to_space(at: Reading, x: Value) -> Value:
     """Read a block of pixels of each group of channels, or the inverse."""
-    b, x = at.get("blocksize", 1), _solid_if_needed(at, x)
+    b, x = at.get("blocksize", 1), solid(at.net, x)
     n, c, h, w = x.shape
     wide, perm, made = [n, b, b, c // b**2, h, w], [0, 3, 4, 1, 5, 2], [n, c // b**2, h * b, w * b]
     if at.node.operator == "SpaceToDepth":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from operator import itemgetter
 from typing import Any
 
@@ -293,33 +293,11 @@ class Loader(SuggestsNames):
             )
         n = len(self.dataset)
         order = self.dataset.shuffled(self.seed, epoch) if self.shuffle else np.arange(n)
-        steps = iter(range(start, len(self)))
-        if self._pool is None:
-            return (self._load(order, epoch, step) for step in steps)
-        waiting: deque[Future[Batch]] = deque()
-        for _, step in zip(range(self.prefetch), steps, strict=False):
-            waiting.append(self._pool.submit(self._load, order, epoch, step))
-        return self._drain(self._pool, waiting, order, epoch, steps)
-
-    def _drain(
-        self,
-        pool: ThreadPoolExecutor,
-        waiting: deque[Future[Batch]],
-        order: NDArray[np.int64],
-        epoch: int,
-        steps: Iterator[int],
-    ) -> Iterator[Batch]:
-        """Yield batches in the order of their steps for any number of threads."""
-        try:
-            while waiting:
-                batch = waiting.popleft().result()
-                for step in steps:
-                    waiting.append(pool.submit(self._load, order, epoch, step))
-                    break
-                yield batch
-        finally:
-            for future in waiting:
-                future.cancel()
+        load, steps, pool = partial(self._load, order, epoch), range(start, len(self)), self._pool
+        if pool is None:
+            return (load(step) for step in steps)
+        tasks = (pool.submit(load, step) for step in steps)  # begun when they are taken
+        return _drain(deque(islice(tasks, self.prefetch)), tasks)
 
     def _load(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
         with NO_ACTIVITY if self._lanes is None else self._lanes.loading():
@@ -380,6 +358,18 @@ class Loader(SuggestsNames):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _drain(waiting: deque[Future[Batch]], tasks: Iterator[Future[Batch]]) -> Iterator[Batch]:
+    """Yield batches in the order of their steps for any number of threads."""
+    try:
+        while waiting:
+            batch = waiting.popleft().result()
+            waiting.extend(islice(tasks, 1))
+            yield batch
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def samples_of_step(

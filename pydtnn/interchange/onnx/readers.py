@@ -196,8 +196,7 @@ def _split(at: Reading) -> list[Value]:
 
 
 def _concat(at: Reading) -> Value:
-    constants = [x for x in at.inputs if not isinstance(x, Value)]
-    if constants:
+    if not all(isinstance(x, Value) for x in at.inputs):
         return _class_token(at)
     values = [at.value(place) for place in range(len(at.inputs))]
     first = values[0]

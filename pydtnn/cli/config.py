@@ -605,10 +605,7 @@ class TrainConfig:
         metavar="PATH",
     )
     load: str | None = option(
-        OUTPUT,
-        str,
-        "start from the weights in this file, also a state dict of PyTorch (.pth, .safetensors)",
-        metavar="FILE",
+        OUTPUT, str, "start from a file of weights, or a state dict", metavar="FILE"
     )
     load_options: dict[str, Any] = option(
         OUTPUT,

@@ -82,13 +82,8 @@ class Predictor(ABC):
             If it does not contain numbers.
         """
         check_int(WHO, "batch_size", batch_size, at_least=1)
-        kinds = np.ndarray, self.backend.xp.ndarray
-        inputs = tuple(
-            part
-            if isinstance(part, kinds) and not np.ma.isMA(part)
-            else plain_array(WHO, "x", part)
-            for part in parts(x)
-        )
+        device = () if self.backend.xp is np else self.backend.xp.ndarray
+        inputs = tuple(p if isinstance(p, device) else plain_array(WHO, "x", p) for p in parts(x))
         check_inputs(WHO, inputs, self.input_shapes)
         for number, part in enumerate(inputs):
             self._check_values(number, part, check_range)

@@ -26,10 +26,10 @@ def test_a_stop_exists(name: str, file: str) -> None:
         place = defined(place)[part]
 
 
-def test_twelve_files_have_at_most_2660_lines() -> None:
+def test_twelve_files_have_at_most_2670_lines() -> None:
     files = re.findall(r"^\d+\. `([^`]+)`", FILES, re.M)
     assert len(files) == 12
-    assert sum(len((ROOT / "pydtnn" / f).read_text().splitlines()) for f in files) <= 2660
+    assert sum(len((ROOT / "pydtnn" / f).read_text().splitlines()) for f in files) <= 2670
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.split("\n")[0])

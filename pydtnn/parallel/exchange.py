@@ -237,6 +237,10 @@ class GradientExchange(StoresArguments):
         self._pending.wait()
         self._requests.clear()
 
+    def forget(self) -> None:
+        """Forget the pending messages, which this rank waits for in another way or not at all."""
+        self._pending = Queue()
+
     def progress(self) -> None:
         """Called between two layers of backward: MPI makes progress only while it is called.
 
@@ -394,7 +398,7 @@ class AllReduce(GradientExchange):
 
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket when its sum is complete."""
-        self._pending = Queue()  # the update waits for its requests
+        self.forget()  # the update waits for its requests
         optimizer.step(self.wait)
 
     def wait(self, bucket: Bucket) -> None:

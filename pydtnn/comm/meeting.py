@@ -88,7 +88,8 @@ class MeetingCommunicator(Communicator):
         return Call(kind, f"{text or kind}{self.traffic.within}", nbytes)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        call = self._call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
+        # Without the method: a message that follows another one starts when that is complete.
+        call = Call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
         meeting = self._join(call, array, lambda arrays: reduce_in_order(arrays, op))
         return _Reduction(self, call, meeting, array)
 

@@ -246,13 +246,14 @@ class Checked(Wrapper):
         return checked
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        pending = self._compare(what, lambda: None, args)
+        pending = self._compare(what, lambda: None, args, self.traffic.within)
         pending.start_in_turn()
         return call(*args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
         if what in ("send", "recv"):
             return Driving(call(*args), self.drive, self.start_ready)
+        # Without the method: a call that follows another one starts when that is complete.
         return self._compare(what, lambda: call(*args), args)
 
     def start_ready(self) -> None:
@@ -280,9 +281,9 @@ class Checked(Wrapper):
         return not self._busy or [*self._busy] == [self]
 
     def _compare(
-        self, what: str, start: Callable[[], Request | None], args: tuple[Any, ...]
+        self, what: str, start: Callable[[], Request | None], args: tuple[Any, ...], place: str = ""
     ) -> _Pending:
-        pending = _Pending(self, f"{_sentence(what, args)}{self.traffic.within}", start)
+        pending = _Pending(self, f"{_sentence(what, args)}{place}", start)
         self._pending.append(pending)
         self._busy[self] = None
         self.start_ready()

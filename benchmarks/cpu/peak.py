@@ -36,7 +36,7 @@ class Peak:
 
     def __init__(self, isa: str, dtype: str = "float32") -> None:
         self.real = {"float32": ctypes.c_float, "float64": ctypes.c_double}[dtype]
-        isa = isa.removesuffix("_bf16")  # the same in float32 and float64
+        isa = "avx512" if isa == "amx" else isa.removesuffix("_bf16")  # the same in these types
         self.lanes = WIDTH[isa] // ctypes.sizeof(self.real)
         sources = Path(__file__).parents[2] / "pydtnn/kernels/cpu/src"
         with tempfile.TemporaryDirectory() as folder:

@@ -73,10 +73,16 @@ def test_the_answer_put_in_gives_the_time_that_was_asked_for(
         return
     platform = oracle.projector.platform
     value = parse_quantity("answer", answer.value.partition(" (")[0], UNITS[axis])
-    changed, _ = change(axis, value / change(axis, 1.0, platform)[1].value, platform)
-    projector = oracle.projector.on(changed)
-    put_in = Questions(Oracle(projector), candidates, measure)
-    assert fastest(put_in) == pytest.approx(target, rel=0.01)
+    factor = value / change(axis, 1.0, platform)[1].value
+
+    def time(factor: float) -> float:
+        changed, _ = change(axis, factor, platform)
+        return fastest(Questions(Oracle(oracle.projector.on(changed)), candidates, measure))
+
+    # The answer has four digits. Times jump where messages change their order.
+    worse = 1.01 if axis == "latency" else 0.99
+    assert time(factor) <= 1.001 * target
+    assert time(factor) == pytest.approx(target, rel=0.01) or time(worse * factor) > target
 
 
 def test_each_property_can_be_the_answer(oracle: Oracle) -> None:

@@ -58,7 +58,9 @@ class Drawn:
         self.options: dict[str, Any] = {}
         if "pipeline" in self.axes:
             self.options["micro_batches"] = int(rng.integers(2, 5))
-            self.options["pipeline_schedule"] = str(rng.choice([*PIPELINE_SCHEDULES]))
+            halves = {"chimera", "dualpipe"} if self.axes["pipeline"] % 2 else set()
+            schedules = [name for name in PIPELINE_SCHEDULES if name not in halves]
+            self.options["pipeline_schedule"] = str(rng.choice(schedules))
         else:
             self.options["accumulation"] = int(rng.integers(1, 4))
 

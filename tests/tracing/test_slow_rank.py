@@ -55,7 +55,7 @@ class Late(Callback):
     """A callback that takes a fixed time after each step on the slow rank."""
 
     def on_step_end(self, trainer: Any) -> None:
-        time.sleep(0.5 * STEP * (trainer.comm.rank == SLOW))
+        time.sleep(2 * STEP * (trainer.comm.rank == SLOW))
 
 
 class SlowData(ArrayDataset):
@@ -70,7 +70,7 @@ class SlowData(ArrayDataset):
 
 def train(comm: Communicator, folder: Path, where: str, allreduce: str) -> None:
     late = comm.rank == SLOW
-    extra = 0.3 * STEP * (late and where == "layer")
+    extra = 2 * STEP * (late and where == "layer")
     net = Sequential(Flatten(), Linear(4), Sleep(STEP + extra, name="act"), Linear(3))
     rng = np.random.default_rng(0)
     data = SlowData(rng.normal(size=(64, 5, 5, 1)), rng.integers(0, 3, 64))

@@ -169,7 +169,7 @@ def _initialise() -> Any:
 
 
 def _check_host(library: str, ranks: int) -> None:
-    """Raise ValueError where MPICH would end the process with a page of text, or wait without end."""
+    """Raise ValueError where MPICH would end the process with a page of text, or never return."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         raise ValueError(
             f"mpi: {library} requires a folder {SHARED_MEMORY} that can be written, for messages; "

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from numbers import Integral
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from pydtnn.data.batch import each, is_several, shapes_of
+from pydtnn.data.batch import each, is_several, parts, plain_parts, shapes_of
 from pydtnn.data.order import as_indices, permutation, split
 from pydtnn.data.statistics import Normalize, pixel_statistics
 from pydtnn.utils.names import SuggestsNames
+from pydtnn.utils.validate import plain_array
 
 Array = NDArray[Any]
 
@@ -264,3 +266,31 @@ def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Su
         )
     rest, held = split(len(train), fraction, seed)
     return train.subset(rest), train.subset(held)
+
+
+def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Read samples and check the results of a custom data set."""
+    if not len(samples) and dataset.examined is None:  # not every custom data set supports this
+        x, y = read_samples(dataset, np.zeros(1, np.int64))
+        return each(itemgetter(slice(0)), x), each(itemgetter(slice(0)), y)
+    result = dataset.read(samples)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{dataset.name}: read must return a pair of arrays (x, y), got {type(result).__name__}"
+        )
+    several = is_several(dataset.input_shape)
+    plain = partial(plain_array, dataset.name, "x")
+    x = tuple(map(plain, result[0])) if several else plain(result[0])
+    y = plain_parts(dataset.name, "y", result[1])
+    expected = [(len(samples), *shape) for shape in shapes_of(dataset.input_shape)]
+    given = [part.shape for part in parts(x)]
+    if given != expected or any(part.shape[:1] != expected[0][:1] for part in parts(y)):
+        raise ValueError(
+            f"{dataset.name}: read must return x of shape {_and(expected)} and as many targets for "
+            f"{len(samples)} indices, got {_and(given)} and {_and(p.shape for p in parts(y))}"
+        )
+    return x, y
+
+
+def _and(shapes: Iterable[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))

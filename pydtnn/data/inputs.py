@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.batch import parts, shapes_of
-from pydtnn.data.dataset import Dataset
-from pydtnn.data.loader import read_samples
+from pydtnn.data.dataset import Dataset, read_samples
 from pydtnn.data.statistics import Normalize, Statistics
 from pydtnn.utils.names import some
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count, islice
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.batch import Batch, each, is_several, parts, plain_parts, shapes_of
-from pydtnn.data.comparison import ADVICE, checksum, evenly_spaced
-from pydtnn.data.dataset import Dataset
+from pydtnn.data.comparison import check_data, evenly_spaced
+from pydtnn.data.dataset import Dataset, read_samples
 from pydtnn.data.mixing import (
     Mixing,
     check_labels,
@@ -29,10 +28,10 @@ from pydtnn.data.mixing import (
 )
 from pydtnn.data.order import Shard, most_shards, own_part, own_shards
 from pydtnn.data.prepare import Prepare
-from pydtnn.utils.collective import Ranks, collective, raise_if_different
+from pydtnn.utils.collective import Ranks, collective
 from pydtnn.utils.names import SuggestsNames
 from pydtnn.utils.observer import NO_ACTIVITY, Activity, Kind, Observer
-from pydtnn.utils.validate import check_int, plain_array
+from pydtnn.utils.validate import check_int
 
 Array = NDArray[Any]
 
@@ -392,74 +391,6 @@ def samples_of_step(
         return batch_size * ranks
     check_dataset("Trainer", dataset)
     return max(min(DEFAULT_BATCH * ranks, len(dataset)), 1)
-
-
-def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
-    """Read samples and check the results of a custom data set."""
-    if not len(samples) and dataset.examined is None:  # not every custom data set supports this
-        x, y = read_samples(dataset, np.zeros(1, np.int64))
-        return each(itemgetter(slice(0)), x), each(itemgetter(slice(0)), y)
-    result = dataset.read(samples)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(
-            f"{dataset.name}: read must return a pair of arrays (x, y), got {type(result).__name__}"
-        )
-    several = is_several(dataset.input_shape)
-    plain = partial(plain_array, dataset.name, "x")
-    x = tuple(map(plain, result[0])) if several else plain(result[0])
-    y = plain_parts(dataset.name, "y", result[1])
-    expected = [(len(samples), *shape) for shape in shapes_of(dataset.input_shape)]
-    given = [part.shape for part in parts(x)]
-    if given != expected or any(part.shape[:1] != expected[0][:1] for part in parts(y)):
-        raise ValueError(
-            f"{dataset.name}: read must return x of shape {_and(expected)} and as many targets for "
-            f"{len(samples)} indices, got {_and(given)} and {_and(p.shape for p in parts(y))}"
-        )
-    return x, y
-
-
-def check_data(ranks: Ranks, who: str, datasets: Sequence[tuple[str, Dataset | None]]) -> None:
-    """Raise AgreedError if data sets differ between ranks. Collective: all ranks call it.
-
-    A few evenly spaced samples are read, and their checksums, types and shapes are compared, with
-    the number of all. If a data set returns different values when read twice, because it applies
-    augmentation, only number, types and shapes are compared.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    who : str
-        First word of the error.
-    datasets : sequence of (str, Dataset or None)
-        Description, such as "training set", and data set.
-
-    Raises
-    ------
-    AgreedError
-        On all ranks, naming those that differ from rank 0.
-    """
-    if ranks.size == 1:
-        return
-    present = [(what, data) for what, data in datasets if data is not None]
-    everywhere = ranks.gather_object([_of_data(data) for _, data in present])
-    for number, (what, data) in enumerate(present):
-        prints = [own[number] for own in everywhere]
-        same = all(first == second for _, first, second in prints)  # each rank read twice
-        own = [(kind, first if same else None) for kind, first, _ in prints]
-        raise_if_different(ranks, who, f"the samples of the {what} {data.name}", own, ADVICE)
-
-
-def _of_data(data: Dataset) -> tuple[str, str, str]:
-    """Return number, types and shapes of samples, and the checksums of reading some twice."""
-    rows = evenly_spaced(len(data))
-    read = [[*map(parts, read_samples(data, rows))] for _ in range(2)]
-    kinds = [f"{a.dtype} {a.shape}" for arrays in read[0] for a in arrays]
-    first, second = (checksum([a for arrays in both for a in arrays]) for both in read)
-    return f"{len(data)}: {', '.join(kinds)}", first, second
-
-
-def _and(shapes: Iterable[tuple[int, ...]]) -> str:
-    return " and ".join(map(str, shapes))
 
 
 def _given(dataset: Any) -> str:

@@ -45,15 +45,6 @@ def check_loaded(comm: Communicator, loaded: str | None, *, before_broadcast: bo
     raise_if_different(comm, "Trainer", what, own, "load the same file on every rank")
 
 
-# Common choice of algorithms by all ranks, before the first step.
-#
-# One rank of each kind of machine (CPU, build, instruction set, threads), or one group of ranks
-# that have the network together, runs a step on generated data, in which its backend measures every
-# key that is not in its cache file. The table is then sent to all ranks of that kind, and nothing
-# is measured afterwards: all ranks use the same algorithms, also for the last smaller batch and
-# evaluations, and checkpoints contain the choices.
-
-
 T = TypeVar("T")
 
 

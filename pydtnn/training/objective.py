@@ -10,8 +10,8 @@ import numpy as np
 
 from pydtnn.data import Dataset
 from pydtnn.data.batch import parts
+from pydtnn.data.dataset import read_samples
 from pydtnn.data.inputs import Inputs, inputs_of
-from pydtnn.data.loader import read_samples
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer

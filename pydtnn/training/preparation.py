@@ -13,7 +13,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.data import Dataset, Loader
-from pydtnn.data.loader import check_data
+from pydtnn.data.comparison import check_data
 from pydtnn.kernels.autotuner import Table
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
@@ -204,6 +204,15 @@ def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, His
 
 
 _log = logging.getLogger("pydtnn.training")
+
+
+# Common choice of algorithms by all ranks, before the first step.
+#
+# One rank of each kind of machine (CPU, build, instruction set, threads), or one group of ranks
+# that have the network together, runs a step on generated data, in which its backend measures every
+# key that is not in its cache file. The table is then sent to all ranks of that kind, and nothing
+# is measured afterwards: all ranks use the same algorithms, also for the last smaller batch and
+# evaluations, and checkpoints contain the choices.
 
 
 def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from pydtnn.comm.agree import on_rank_0, require_equal
 from pydtnn.data import Augmentation, Batch, Dataset, Loader, Mixing
-from pydtnn.data.loader import check_data, samples_of_step
+from pydtnn.data.comparison import check_data
+from pydtnn.data.loader import samples_of_step
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer

@@ -8,7 +8,7 @@ import pytest
 
 from pydtnn import SGD, Linear, Model, Trainer
 from pydtnn.data import ArrayDataset, Dataset, TokenDataset, WeightedDataset
-from pydtnn.data.loader import read_samples
+from pydtnn.data.dataset import read_samples
 
 
 def test_samples_and_labels_come_back_by_index(rng: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -177,7 +177,7 @@ def take_over(trainer: Training) -> None:
             continue
         if "_trainers" not in own:
             own["_trainers"], own["_initial"] = WeakKeyDictionary(), None
-            with suppress(Exception):  # a state that exists only in training
+            with contextlib.suppress(Exception):  # a state that exists only in training
                 own["_initial"] = copy.deepcopy(callback.state())
         elif (last := own["_last"]()) is not trainer and not trainer.recovered:
             state = own["_trainers"].get(trainer, own["_initial"])

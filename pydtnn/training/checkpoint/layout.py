@@ -20,13 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn import __version__
-from pydtnn.saving.weights import (
-    CODES,
-    MAX_HEADER_B,
-    encode_header,
-    entry_of,
-    read_entries,
-)
+from pydtnn.saving.weights import CODES, MAX_HEADER_B, encode_header, entry_of, read_entries
 from pydtnn.utils.files import open_file
 
 ARRAYS = "arrays.safetensors"

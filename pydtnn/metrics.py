@@ -828,9 +828,8 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
         average = "none" if part[1] == "per_label" else part[1]
         return METRIC.find(part[2]).make({"average": average} | options)
     found = METRIC.find(metric).make(options)
-    given = metric.lower() if isinstance(metric, str) else ""
-    if given in ALIASES and isinstance(getattr(type(found), "name", None), str):
-        found.name = given
+    if name in ALIASES and isinstance(getattr(type(found), "name", None), str):
+        found.name = name
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.data.folder import image_files
-from pydtnn.data.images import KINDS, MODES, Decoder
+from pydtnn.data.images import KINDS, MODES, STORED, Decoder
 from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load
@@ -119,7 +119,8 @@ def read_image(path: str, model: Model) -> np.ndarray:
             f"inputs of shape {given}; use pydtnn.load from Python"
         )
     height, width, channels = shape
-    decode = Decoder("predict", (height, width), channels)
+    turned = model.inputs is None or model.inputs.encoding != STORED  # as in training
+    decode = Decoder("predict", (height, width), channels, turned)
     return decode(read_file("predict", path), path)[None]
 
 

@@ -206,7 +206,7 @@ def first_line(config: TrainConfig, ranks: int) -> str:
     )
 
 
-class _Printable(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """A format of lines that may quote files."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -233,7 +233,7 @@ def show_logs(rank: int, *, verbose: bool = False, quiet: bool = False) -> Itera
     if verbose and rank == 0:
         level, text = logging.DEBUG, "%(name)s: %(message)s"
     handler.setLevel(level)
-    handler.setFormatter(_Printable(text))
+    handler.setFormatter(_LineFormatter(text))
     logger.addHandler(handler)
     logger.setLevel(level)
     try:

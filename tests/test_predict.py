@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.data import load_dataset
+from pydtnn.data import load_dataset, load_folder
 from pydtnn.data.images import Decoder
 from pydtnn.data.inputs import Input, Inputs, inputs_of
 from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
@@ -20,6 +20,7 @@ from pydtnn.predict import main, read_image
 from pydtnn.runs import load_run
 from pydtnn.saving import load, save_model
 from pydtnn.train import main as train
+from tests.data.image_files import write_images
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 
@@ -62,6 +63,20 @@ def test_names_of_classes_of_a_stranger_are_printed_in_one_line_without_control_
     assert out.rstrip("\n").isprintable()
     assert r"\x1b[2J" in out
     assert r"\nother.png: dog\u202e" in out
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+def test_photographs_are_turned_as_in_training(rotation: bool, tmp_path: Path) -> None:
+    root, metadata = write_images(tmp_path / "data"), Image.Exif()
+    metadata[0x0112] = 3
+    train, _ = load_folder(data_dir=root, image_size=6, exif_rotation=rotation)
+    model = Model(Sequential(Flatten(), Linear(3)), (6, 6, 3), backend="numpy")
+    model.inputs = inputs_of(train)
+    save_model(model, tmp_path / "m.pydtnn")
+    pixels = np.arange(108, dtype=np.uint8).reshape(6, 6, 3)
+    Image.fromarray(pixels).save(tmp_path / "x.png", exif=metadata)
+    shown = read_image(str(tmp_path / "x.png"), load(tmp_path / "m.pydtnn", backend="numpy"))
+    np.testing.assert_array_equal(shown[0], pixels[::-1, ::-1] if rotation else pixels)
 
 
 @pytest.mark.parametrize(("task", "outputs"), [("numbers", 2), ("labels", 2), ("labels", 1)])

@@ -178,7 +178,7 @@ class TrainConfig:
         at_least=1,
     )
     skip_bad: bool = option(
-        MODEL, False, "omit files of a folder that are no images or damaged, instead of an error"
+        MODEL, False, "omit files of a folder that are not images, instead of an error"
     )
     exif_rotation: bool = option(
         MODEL, True, "turn photographs to the orientation in their metadata"

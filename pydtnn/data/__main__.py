@@ -51,7 +51,7 @@ def create_parser() -> Parser:
     command.add_argument(
         "--test-fraction", type=float, metavar="X", help="test set of a folder without train"
     )
-    command.add_argument("--skip-bad", action="store_true", help="omit files that are no images")
+    command.add_argument("--skip-bad", action="store_true", help="omit files that are not images")
     command.add_argument("--threads", type=int, metavar="N", help="default: the cores")
 
     command = commands.add_parser("verify", help="compare all shards with their checksums")

@@ -36,8 +36,8 @@ class Dataset(SuggestsNames, ABC):
     class_names : tuple of str or None, default None
         Name of each class. A tuple of such tuples if a sample has several targets.
     encoding : str or None, default None
-        Identifies what numbers without names mean, such as a tokenizer or the scale of targets:
-        training is continued with the same one.
+        Identifies what numbers mean, such as a tokenizer, the scale of targets or the orientation
+        of photographs: training is continued with the same one.
     ignore_index : int or None
         A label without a class, which parts of masks have that augmentation moves in from outside.
     pixels : bool, default True

@@ -157,7 +157,7 @@ def find_images(
     test_fraction, seed
         See `load_folder`.
     skip : Decoder, optional
-        Files that it cannot decode are omitted, as all that are no images.
+        Files that it cannot decode are omitted, as all that are not images.
 
     Returns
     -------
@@ -293,7 +293,7 @@ def _examine(who: str, folder: Path, decode: Decoder | None, problems: list[str]
 def _problem(who: str, decode: Decoder | None, path: str) -> str:
     """Return what is wrong with a file; empty if it is an image."""
     if not path.lower().endswith(SUFFIXES):
-        return f"{path} is no {KINDS} image by its name; convert it, or move it to another place"
+        return f"{path} is not named as a {KINDS} image; convert it, or move it to another place"
     try:
         if decode is not None:
             decode(read_file(who, path), path)

@@ -47,6 +47,9 @@ DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 MAX_NAMED = 50
 """Bad files that a message names."""
 
+TURNED, STORED = "photographs upright", "photographs as stored"
+"""Encodings of a data set with and without `Decoder.exif_rotation`."""
+
 ORIENTATION, UPRIGHT = 0x0112, 1
 TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """The entry of EXIF metadata with the orientation of a photograph, and which `Transpose` of Pillow
@@ -270,6 +273,7 @@ class EncodedImages(Dataset):
         check: bool,
     ) -> None:
         self.name, self.decode, self.like = decode.who, decode, like
+        self.encoding = TURNED if decode.exif_rotation else STORED
         self.labels = np.asarray(labels, np.int64)
         self.class_names, self.classes = tuple(class_names), len(class_names)
         if like is not None:

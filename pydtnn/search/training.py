@@ -173,11 +173,11 @@ class TrainingObjective:
     def _check_parts(self, configs: Sequence[TrainConfig]) -> None:
         """Create what the options name, of trials with other data sets only the data set's name."""
         for values, config in zip(self.space.checks(), configs, strict=True):
-            told = ", ".join(f"{name} {value}" for name, value in values.items())
+            trial = ", ".join(f"{name} {value}" for name, value in values.items())
             try:
                 self._check_one(config)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"{WHO}: a trial with {told} is not possible: {error}") from error
+                raise type(error)(f"{WHO}: a trial with {trial} is impossible: {error}") from error
 
     def _check_one(self, config: TrainConfig) -> None:
         if self._data is None or self._key(config) != self._data[0]:

@@ -470,7 +470,7 @@ class Trainer(SuggestsNames):
         AgreedError
             On all ranks, if they differ.
         """
-        with collective(self.comm, "Trainer.compare_ranks", within=True):
+        with collective(self.comm, "Trainer.compare_ranks", nested=True):
             compare_ranks(self, self._all_callbacks())
 
     def state(self) -> dict[str, Any]:
@@ -711,7 +711,7 @@ class Trainer(SuggestsNames):
         Collective: all ranks call it. If ranks train with different parameters, each restores its
         own afterwards.
         """
-        with collective(self.comm, "Trainer.averaged", within=True):
+        with collective(self.comm, "Trainer.averaged", nested=True):
             self.synchronise()
             with self.exchange.averaged():
                 yield
@@ -722,7 +722,7 @@ class Trainer(SuggestsNames):
         Collective: all ranks call it. They are averaged, weighted by the samples each rank has
         seen.
         """
-        with collective(self.comm, "Trainer.synchronise", within=True):
+        with collective(self.comm, "Trainer.synchronise", nested=True):
             self.setup.synchronise()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from pydtnn.utils.errors import AgreedError
 
 Ranks = Any
-"""A communicator, of which this module imports nothing."""
+"""A `pydtnn.comm.Communicator`: this module is below that package in the order of imports."""
 
 
 @contextmanager
-def collective(ranks: Ranks, name: str, *, within: bool = False) -> Iterator[None]:
+def collective(ranks: Ranks, name: str, *, nested: bool = False) -> Iterator[None]:
     """Context of a method that all ranks call; errors of calls that differ contain its name.
 
     Collective: all ranks call it. It begins with one small message, so that ranks that are in
@@ -24,12 +24,12 @@ def collective(ranks: Ranks, name: str, *, within: bool = False) -> Iterator[Non
     ranks : Communicator
     name : str
         Such as "Trainer.evaluate".
-    within : bool
-        Whether it is only a part of another such method that calls it, and sends no message then.
+    nested : bool
+        Whether it sends no message, and keeps the name of the method that calls it, if any.
     """
     traffic = ranks.traffic
     before = traffic.caller
-    traffic.caller = name = (within and before) or name
+    traffic.caller = name = (nested and before) or name
     try:
         if ranks.size > 1 and name != before:
             ranks.gather_object(None)

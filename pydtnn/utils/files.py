@@ -133,8 +133,7 @@ def open_file(
     """Open a regular file for reading, without blocking.
 
     All files that other people may have written are opened by this function: a named pipe would
-    block until it is written to, a device may never end, and a file without blocks on the disk, of
-    any length, costs whom it comes from nothing.
+    block until it is written to, a device may never end, and a sparse file may have any length.
 
     Parameters
     ----------

@@ -157,7 +157,9 @@ def test_a_run_of_an_earlier_version_continues_without_turning_photographs(
     monkeypatch.chdir(tmp_path)
     root = write_images(tmp_path / "images")
     options = ["--dataset=folder", f"--data-dir={root}", "--model=mlp", "--output-dir=runs/a"]
-    assert main([*options, "--epochs=1"]) == 0
+    with monkeypatch.context() as earlier:
+        earlier.setattr("pydtnn.data.images.TURNED", None)  # it was not stored
+        assert main([*options, "--epochs=1"]) == 0
     path = tmp_path / "runs/a/run.json"
     about = json.loads(path.read_text())
     assert about["configuration"].pop("exif_rotation") is True
@@ -168,6 +170,8 @@ def test_a_run_of_an_earlier_version_continues_without_turning_photographs(
     assert json.loads(path.read_text())["configuration"]["exif_rotation"] is False
     assert main(["--resume", "runs/a", "--epochs=3"]) == 0
     assert "--exif-rotation" not in capsys.readouterr().out
+    assert main(["--resume", "runs/a", "--epochs=4", "--exif-rotation"]) == 1
+    assert "encoding photographs upright instead of" in capsys.readouterr().err
 
 
 def test_bad_files_are_omitted_by_an_option(
@@ -178,9 +182,9 @@ def test_bad_files_are_omitted_by_an_option(
     (root / "train/bee/Thumbs.db").write_bytes(b"text")
     options = ["--dataset=folder", f"--data-dir={root}", "--model=mlp", "--epochs=1"]
     assert main(options) == 1
-    assert "Thumbs.db is no PNG" in capsys.readouterr().err
+    assert "Thumbs.db is not named as a PNG" in capsys.readouterr().err
     assert main([*options, "--skip-bad"]) == 0
     printed = capsys.readouterr()
-    assert "Thumbs.db is no PNG" in printed.out + printed.err
+    assert "Thumbs.db is not named as a PNG" in printed.out + printed.err
     assert main(["--dataset=synthetic", "--skip-bad"]) == 1
     assert "--skip-bad: synthetic has no parameter `skip_bad`" in capsys.readouterr().err

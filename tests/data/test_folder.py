@@ -166,10 +166,10 @@ def nothing(root: Path) -> None:
         (
             write("train/bee/notes.txt"),
             {},
-            ".*bee/notes.txt is no PNG, JPEG or WebP image by its name; convert it, or move",
+            ".*bee/notes.txt is not named as a PNG, JPEG or WebP image; convert it, or move",
         ),
         (write("train/notes.txt"), {}, "train/notes.txt is beside the folders of classes; move"),
-        (write("val/cat/a.gif"), {}, "val/cat/a.gif is no PNG"),
+        (write("val/cat/a.gif"), {}, "val/cat/a.gif is not named as a PNG"),
         (
             remove("train/ant", "train/bee"),
             {},
@@ -227,8 +227,12 @@ def messy(tmp_path: Path) -> Path:
 
 
 LISTED = (
-    *("train/Thumbs.db is beside the folders", "train/ant/a.bmp is no PNG", "train/dog has no PNG"),
-    "val/bee/a.gif is no PNG",
+    *(
+        "train/Thumbs.db is beside the folders",
+        "train/ant/a.bmp is not named as a PNG",
+        "train/dog has no PNG",
+    ),
+    "val/bee/a.gif is not named as a PNG",
 )
 DAMAGED = (
     "the image {}/train/cat/cut.png is damaged",

@@ -103,7 +103,7 @@ def test_the_same_command_continues_with_more_trials(written: Path, capsys: Capt
         ({"space": {"batch_size": [8, 0]}}, "train: --batch-size must be at least 1, got 0"),
         (
             {"space": {"optimizer": ["sgd", "adammw"]}},
-            "optimizer adammw is not possible: train: unkn",
+            "optimizer adammw is impossible: train: unkn",
         ),
         (
             {"space": {"schedule": ["constant", "cosin"]}},
@@ -113,7 +113,7 @@ def test_the_same_command_continues_with_more_trials(written: Path, capsys: Capt
         ({"space": {"allreduce": ["rule", "rong"]}}, "unknown allreduce 'rong'"),
         (
             {"space": {"loss": ["cross_entropy", "mse"]}},
-            "loss mse is not possible: unknown objective",
+            "loss mse is impossible: unknown objective",
         ),
         (
             {"space": {"model_options": [{"hiden": 3}]}},
@@ -126,7 +126,7 @@ def test_the_same_command_continues_with_more_trials(written: Path, capsys: Capt
         ),
         (
             {"space": {"optimizer": ["sgd", "adamw"], "momentum": [0.5]}},
-            "optimizer adamw, momentum 0.5 is not possible: train: --momentum: adamw has no param",
+            "optimizer adamw, momentum 0.5 is impossible: train: --momentum: adamw has no param",
         ),
         ({"objective": {"maximize": "val_acuracy"}}, "unknown objective 'val_acuracy'; did you"),
         ({"space": {"output_dir": ["a"]}}, "trials cannot have the option output_dir"),

@@ -43,13 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 names, scores = scores_of(model, read_image(path, model))
                 line = f"{path}: {describe_classes(names, scores, options.top)}"
                 print(line.replace("\n", "\\n"))
-                head = ["class", *names] if names else range(len(scores))
                 best = [names[int(np.argmax(scores))]] if names else []
-                rows += [] if rows else [["image", *head]]
                 rows.append([path, *best, *(f"{score:.6g}" for score in scores)])
             if options.csv:
-                text = io.StringIO()
-                csv.writer(text, lineterminator="\n").writerows(rows)
+                head, text = ["class", *names] if names else range(len(scores)), io.StringIO()
+                csv.writer(text, lineterminator="\n").writerows([["image", *head], *rows])
                 data = text.getvalue().encode(errors="surrogateescape")
                 write_file("predict: --csv", options.csv, data)
     except EXPLAINED as error:

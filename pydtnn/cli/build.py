@@ -354,9 +354,8 @@ def load_initial_weights(config: TrainConfig, model: Model, train: Dataset) -> A
     for name in config.load_options:
         if name not in LOAD_OPTIONS:
             raise ValueError(f"train: {unknown('option of --load', name, LOAD_OPTIONS)}")
-    known = None
-    if config.load_options.get("strict", True):  # otherwise layers may be for other classes
-        known = find_inputs(Path(config.load))
+    strict = config.load_options.get("strict", True)  # otherwise layers may be for other classes
+    known = find_inputs(Path(config.load)) if strict else None
     if known is not None:
         advice = (
             "use the same classes in the same order, the same size and tokenizer, or train others "

@@ -39,14 +39,8 @@ OWN = ("output_dir", "resume", "evaluate_only", "progress", "verbose", "quiet", 
 """Options that a search sets itself, or that trials cannot have."""
 
 OF_DATA = (
-    "dataset",
-    "dataset_options",
-    "data_dir",
-    "image_size",
-    "skip_bad",
-    "exif_rotation",
-    "validation_split",
-    "stage",
+    *("dataset", "dataset_options", "data_dir", "image_size", "skip_bad", "exif_rotation"),
+    *("validation_split", "stage"),
 )
 """Options with which the data sets of trials are equal."""
 

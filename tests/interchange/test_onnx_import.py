@@ -393,17 +393,19 @@ def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> No
         assert_close(compute(back, x), model.predict(x))
 
 
-def test_output_padding_below_the_dilation_keeps_rows_that_padding_cuts_off(
-    tmp_path: Path,
+@pytest.mark.parametrize("padding", [(2, 1), (0, 0), (1, 0)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+def test_output_padding_below_the_dilation_adds_rows_and_columns(
+    padding: tuple[int, int], stride: tuple[int, int], tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch", reason="onnxruntime refuses this, PyTorch does not")
-    options = {"dilations": [3, 3], "pads": [2, 1, 2, 1], "output_padding": [2, 1]}
-    nodes = chain(("ConvTranspose", ["w", "bias"], options))
+    options = {"dilations": [3, 3], "strides": stride, "output_padding": [2, 1]}
+    nodes = chain(("ConvTranspose", ["w", "bias"], options | {"pads": [*padding, *padding]}))
     model = import_onnx(write(tmp_path / "net.onnx", nodes, IMAGE, used(nodes)))
     (x,) = samples(model)
     given = [torch.from_numpy(a) for a in (np.moveaxis(x, -1, 1), NUMBERS["w"], NUMBERS["bias"])]
     expected = torch.nn.functional.conv_transpose2d(
-        *given, padding=(2, 1), output_padding=(2, 1), dilation=3
+        *given, stride=stride, padding=padding, output_padding=(2, 1), dilation=3
     )
     assert_close(model.predict(x), np.moveaxis(expected.numpy(), 1, -1))
 

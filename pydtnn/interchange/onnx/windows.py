@@ -103,10 +103,15 @@ def _conv_transpose(at: Reading) -> Value:
     more, pads = at.get("output_padding", (0, 0)), options["padding"]
     kept = [min(n, after) for n, (_, after) in zip(more, pads, strict=True)]  # not cut off instead
     options["padding"] = tuple((pad[0], pad[1] - n) for pad, n in zip(pads, kept, strict=True))
+    rows, left = np.divmod(np.subtract(more, kept), options["stride"])  # of zeros behind the input
+    if rows.any():
+        node, _ = at.net.channels_last(x)
+        pad = layers.Pad(((0, int(rows[0])), (0, int(rows[1])), (0, 0)))
+        x = at.net.image(at.net.add(f"{at.node.name}.pad", pad, node), x.batch, at.node.name)
     layer = layers.ConvTranspose2d(
         weight.shape[1] * groups,
         weight.shape[2:],
-        output_padding=tuple(np.subtract(more, kept).tolist()),
+        output_padding=tuple(left.tolist()),
         groups=groups,
         bias="b" in arrays,
         **options,

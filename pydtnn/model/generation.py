@@ -22,7 +22,7 @@ from pydtnn.layers.norm import LayerNorm, RMSNorm
 from pydtnn.layers.rotary import Rotary
 from pydtnn.layers.sequence import PositionalEmbedding
 from pydtnn.model.model import Model
-from pydtnn.utils.validate import check_float, check_int
+from pydtnn.utils.validate import check_float, check_int, plain_array
 
 WHO = "generate"
 
@@ -242,7 +242,7 @@ def _sizes(model: Model) -> tuple[int, int]:
 
 def _beginning(tokens: Any, classes: int) -> np.ndarray:
     """Return the beginnings (N, n) of texts as int64."""
-    text = np.atleast_2d(np.asarray(tokens))
+    text = np.atleast_2d(plain_array(WHO, "tokens", tokens))
     whole = text.dtype.kind in "iu"
     if text.ndim != 2 or not text.shape[1] or not whole or text.min() < 0 or text.max() >= classes:
         given = f"{text.dtype} of shape {np.shape(tokens)}"

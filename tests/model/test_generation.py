@@ -135,6 +135,11 @@ def test_invalid_arguments_are_refused(
         generate(made("gpt_nano"), tokens, 1, **options)
 
 
+def test_a_masked_array_of_tokens_is_refused() -> None:
+    with pytest.raises(TypeError, match="tokens must be an array without a mask"):
+        generate(made("gpt_nano"), np.ma.array([1, 2], mask=[0, 1]), 1)
+
+
 def test_networks_that_do_not_predict_the_next_token_are_refused() -> None:
     both = Sequential(Embedding(5, 4), MultiHeadAttention(2, name="a"), Linear(5))
     with pytest.raises(ValueError, match=r"a\.attention is not causal; use causal=True"):

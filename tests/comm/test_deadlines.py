@@ -72,7 +72,7 @@ ASKED = """
 comm.barrier()
 if comm.rank == 3:
     os.kill(os.getpid(), signal.SIGUSR1)
-time.sleep(1)
+time.sleep(5)
 comm.barrier()
 """
 

@@ -93,16 +93,16 @@ TIMEOUT_STATUS = 75
 LOST_STATUS = 75
 """Exit status of a run that has lost a rank, which may be started again, too."""
 
-STACKS_TIMEOUT_S = 1.0
-"""Seconds to wait for the Python stacks of the ranks of a host."""
+STACKS_TIMEOUT_S = 5.0
+"""Seconds to wait for the Python stacks of the ranks of a host: several where cores are few."""
 
-ROWS_TIMEOUT_S = 3.0
+ROWS_TIMEOUT_S = 8.0
 """Seconds to wait for the rows of other hosts."""
 
 FINISH_TIMEOUT_S = 30.0
 """Seconds to wait for what ranks write before they are ended, such as traces."""
 
-SAME_REQUEST_S = 1.0
+SAME_REQUEST_S = 4.0
 """Seconds in which requests for the table are the same one, sent to every process of the job."""
 
 MAX_UNKNOWN_CONNECTIONS = 16

@@ -198,6 +198,9 @@ def test_quotients_of_several_labels_are_those_of_scikit_learn(kind, average):
         expected = score(target, y > threshold, average=None if average == "none" else average)
         given = in_parts(kind(average, threshold=threshold), y, target)
         np.testing.assert_allclose(given, expected, rtol=1e-12)
+    nothing, options = np.zeros_like(target), {"average": None if average == "none" else average}
+    expected = score(nothing, y > 0, **options, zero_division=0)  # no sample has a label
+    np.testing.assert_array_equal(in_parts(kind(average, threshold=0.0), y, nothing), expected)
     one = in_parts(kind(average), y[:, :1], target[:, 0])
     np.testing.assert_allclose(one, score(target[:, 0], y[:, 0] > 0), rtol=1e-12)
     third = in_parts(kind(label=2, threshold=0.0), y, target)

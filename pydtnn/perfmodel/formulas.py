@@ -379,7 +379,8 @@ def phases(
     stretch : Stretch, optional
     """
     local, between = placed.local, placed.between
-    flows = group.together * group.per_host  # in a round, ranks that send
+    # in a round, ranks that send inside their host: of a ring, one sends to the next host
+    flows = group.together * (group.per_host - bool(placed.beside))
     at_once = local.messages / local.rounds if local.messages else 1.0  # messages of each of them
     inside = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
     outside = max(1 / (placed.flows * links.bandwidth), group.sharing / links.card)

@@ -5,6 +5,7 @@ import pytest
 
 from pydtnn.data.order import (
     below,
+    own_part,
     own_shards,
     permutation,
     rank_slice,
@@ -61,6 +62,9 @@ def test_shards_without_rows_cost_nothing() -> None:
     rows, own = own_shards(5, 10**15, 0, 2)
     assert (rows, [shard.number for shard in own]) == (slice(0, 5), [0, 1, 2, 3, 4])
     assert own_shards(5, 10**15, 1, 2) == (slice(5, 5), ())
+    rows, own = own_part(5, 4, 1, [3, 2])
+    assert (rows, own) == (slice(3, 5), ((4, slice(0, 1)), (5, slice(1, 2))))
+    assert own_part(5, 4, 1, [5, 0]) == (slice(5, 5), ())
 
 
 @pytest.mark.parametrize(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])

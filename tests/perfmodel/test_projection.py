@@ -65,6 +65,18 @@ def test_a_sharded_optimizer_stores_its_part_only(projector: Projector) -> None:
     assert sharded.step.update == plain.step.update / 4
 
 
+def test_memory_beside_the_optimizer_depends_on_the_longest_bucket(projector: Projector) -> None:
+    """A reduce-scatter takes two arrays and its result, an average one in which it is computed."""
+    sharded = replace(projector.work, axes={"data": 4}, scheme="sharded")
+    alone, four = (
+        max(bucket.nbytes for bucket in projector.tables(work).outline.buckets)
+        for work in (projector.work, sharded)
+    )
+    plain, averaged = (project(projector, ema=decay).memory for decay in (None, 0.9))
+    assert averaged.messages - plain.messages == plain.slots + alone
+    assert projector.project(sharded).memory.messages == 2.25 * four
+
+
 def test_compression_sends_less(projector: Projector) -> None:
     plain, half = (project(projector, {"data": 4}, compress=c) for c in (None, "float16"))
     assert half.step.busy == pytest.approx(plain.step.busy / 2, rel=0.1)

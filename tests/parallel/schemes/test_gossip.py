@@ -10,7 +10,7 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.parallel.schemes import Gossip
+from pydtnn.parallel.schemes import Gossip, GradientPush
 from pydtnn.parallel.schemes.gossip import GRAPHS
 from pydtnn.training.trainer import Trainer
 from tests.parallel.schemes.course import (
@@ -157,6 +157,18 @@ def test_distances_stay_small_while_training() -> None:
 
     coarse, fine = (run_threads(5, rank, lr)[0] for lr in (0.2, 0.02))
     assert 0 < fine < 0.2 * coarse
+
+
+@pytest.mark.threads(3)
+def test_pushed_parameters_are_averaged_by_their_weights(comm: Communicator) -> None:
+    exchange = GradientPush(comm)
+    trainer = trainer_of(exchange, SGD(0.0))
+    exchange.start(trainer.model.buckets)
+    exchange.weight = comm.rank + 0.5
+    trainer.model.buffers[0].values[:] += comm.rank
+    expected = np.average(all_values(comm, trainer), axis=0, weights=[0.5, 1.5, 2.5])
+    with exchange.averaged():
+        np.testing.assert_allclose(trainer.model.buffers[0].values, expected, rtol=1e-12)
 
 
 def test_alone_a_rank_does_plain_sgd() -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from pydtnn.comm.schedules import rounds
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.formulas import Placement, allreduce_terms, phases
@@ -59,8 +60,24 @@ def test_doubling_between_hosts_shares_the_card(name: str, per_host: int, hosts:
     assert compare(name, 1 << 20, per_host, hosts) == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
+def test_a_rank_sends_and_adds_what_it_does_in_the_schedule(per_host: int, hosts: int) -> None:
+    places = [rank // per_host for rank in range(per_host * hosts)]
+    for name in ("hierarchical", *FLAT[:-1]):
+        local, between, *_ = allreduce_terms(name, Placement(len(places), per_host))
+        steps = [[s for r in rounds(name, rank, places) for s in r] for rank in range(len(places))]
+        received = [[s.receive for s in own if s.receive and s.op == "sum"] for own in steps]
+        added = max(float(sum(part.stop - part.start for part in own)) for own in received)
+        assert local.added + between.added == pytest.approx(added), name
+        messages = max(sum(s.send is not None for s in own) for own in steps)
+        if name != "binomial_tree":  # whose are those that follow one another, up and down
+            assert local.messages + between.messages == messages, name
+
+
 def test_messages_of_a_host_share_its_memory() -> None:
     assert compare("ring", 1 << 20, 4, 1, memory=6e9) == pytest.approx(1, abs=0.02)
+    # slower than the card, of which three of four ranks do not send: each round ends with them
+    assert compare("ring", 100_000, 4, 2, memory=2e8) == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize(("latency", "tolerance"), [(50e-6, 0.03), (50e-3, 0.05)])

@@ -22,6 +22,7 @@ from pydtnn.tracing.analysis import (
     usage,
     waits,
 )
+from pydtnn.tracing.analysis.efficiency import replay
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.utils.observer import Kind
 from tests.tracing.synthetic import LAYERS, MS, nothing, write_run
@@ -139,6 +140,15 @@ def test_efficiencies_of_a_run_with_a_slow_rank(run, messages):
     product = found.load_balance * found.serialisation * found.transfer
     assert found.parallel == pytest.approx(product)
     assert found.communication == pytest.approx(found.serialisation * found.transfer)
+
+
+def test_of_a_call_that_began_before_the_part_the_rest_takes_no_time(run):
+    timeline = run(ranks=1)
+    blocks = find_blocks(timeline)
+    start, stop = (blocks.start[:1] + blocks.stop[:1]) // 2, timeline.steps.stop[-1]
+    inside = np.clip(blocks.stop, start, stop) - np.clip(blocks.start, start, stop)
+    assert inside[0] == 5_000
+    assert replay(timeline, blocks, start, stop) == stop - inside.sum()
 
 
 @pytest.mark.parametrize("messages", [True, False])

@@ -108,9 +108,14 @@ def test_files_have_equal_lengths_of_which_there_are_not_too_many(
 ) -> None:
     monkeypatch.setattr(module, "FILE_BYTES", 8)
     monkeypatch.setattr(module, "MAX_FILES", 4)
-    files = arrange({"x": Described("float32", (50,)), "y": Described("float32", (3,))}).files
+    layout = arrange({"x": Described("float32", (50,)), "y": Described("float32", (3,))})
+    files = layout.files
     assert [file.size - len(file.header) for file in files] == [64, 64, 64, 20]
     assert all(len(file.header) % 8 == 0 for file in files)
+    pieces = whole_piece("x", np.zeros(50, "float32")), whole_piece("y", np.zeros(3, "float32"))
+    holders = {piece.region: [0, 1, 2] for piece in pieces}
+    assert create_plan(layout, holders, [0, 1, 2], 3).writers == (0, 1, 2, 0)
+    assert create_plan(layout, holders, [2, 1], 3).writers == (1, 2, 1, 2)
 
 
 def test_wider_elements_come_first_so_that_all_are_aligned() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.callbacks import EMA, Checkpointer
+from pydtnn.callbacks import EMA, Callback, Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import AdamW
 from pydtnn.parallel.compression import power_sgd, top_k
@@ -251,6 +251,36 @@ def test_factors_of_parts_are_resumed_on_the_same_mesh_only(tmp_path: Path) -> N
     expected = train(axes, tmp_path / "expected", 2, sums=power_sgd(rank=1))
     for run in runs:
         assert_same(run, expected[0])
+
+
+class Partial(Callback):
+    """Has some of the elements of a whole array, if any."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        return self.kept
+
+    def load(self, state: Any) -> None:
+        self.kept = {**state}
+
+
+def test_an_array_of_which_some_elements_are_missing_is_kept_for_each_rank(tmp_path: Path) -> None:
+    axes = {"filter": 2}
+
+    def rank(comm: Communicator) -> None:
+        saved, loaded = Partial(), Partial()
+        trainer = mesh_trainer(comm, axes, saved)
+        own = trainer.model.parameters["head.w"].master.copy()
+        saved.kept = {"head.w": own} if comm.rank == 0 else {}
+        save_checkpoint(tmp_path, trainer)
+        load_checkpoint(tmp_path, mesh_trainer(comm, axes, loaded))
+        assert_equal_states([loaded.kept], saved.kept)
+
+    on_ranks(axes, rank)
+    with pytest.raises(AgreedError, match="per rank of the mesh data=1, filter=2, got no mesh"):
+        load_checkpoint(tmp_path, mesh_trainer(Serial(), None, Partial()))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,13 @@ def _arguments(
 
 
 @pytest.fixture
-def ahead(request: pytest.FixtureRequest, _started: dict[str, Future[Any]]) -> Any:
-    """What the function of the marker `ahead` has returned."""
+def ahead(
+    request: pytest.FixtureRequest,
+    _started: dict[str, Future[Any]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    """What the function of the marker `ahead` has returned; it is called again for a repetition."""
+    if getattr(request.node, "execution_count", 1) > 1:  # of pytest-rerunfailures
+        marker = request.node.get_closest_marker("ahead")
+        return marker.kwargs["call"](**_arguments(request.node, marker, tmp_path_factory))
     return _started[request.node.nodeid].result()

@@ -19,7 +19,7 @@ import pytest
 from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
 from pydtnn.utils.machine import limit_blas_threads
-from tests import gpu, launch, simulated
+from tests import gpu, launch, measure, simulated
 from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
 from tests.groups import Groups
 from tests.mpi_harness import Harness
@@ -77,6 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
     config.pluginmanager.register(Fuzz(), "fuzz")
     config.addinivalue_line("markers", "long: is run by `make test-all`; see LONG.")
+    config.addinivalue_line("markers", "measure: is run by `make measure`; see tests/measure.py.")
+    if config.getoption("markexpr") == "measure":
+        config.pluginmanager.register(measure.Budgets(), "budgets")
     config.addinivalue_line("markers", "few(n): `make test` runs n of its cases; others are long.")
     config.addinivalue_line("markers", "emulated: runs with emulated instructions, too.")
     config.addinivalue_line("markers", "matrix: is run with --matrix only.")
@@ -89,6 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(LONG):
             item.add_marker("long")
+    measure.mark(items)
     if not config.getoption("--matrix") and REPORTS not in os.environ:
         left_out = {item for item in items if item.get_closest_marker("matrix")}
         left_out.update(repeating(item for item in items if item not in left_out))

@@ -7,6 +7,8 @@ shown while it runs, that of the others at the end. Paths cannot be selected.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,9 @@ BYTECODE = Path(__file__).resolve().parents[1] / "build" / "bytecode"
 that each of them imports takes a second."""
 
 AT_ONCE = 5
+
+MAX_REPORTED = 7
+"""Failed tests whose commands are the last lines that are printed."""
 
 NO_TESTS = 5
 """Exit status of pytest that has collected no tests."""
@@ -49,21 +54,36 @@ def main(arguments: Sequence[str]) -> int:
     environment = {"PYTHONPYCACHEPREFIX": str(BYTECODE), **os.environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     rest = [f"--ignore={path}" for paths in OTHERS for path in paths]
+    processes: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
-        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in OTHERS]
-        processes = [subprocess.Popen([*pytest, *rest], env=environment)]
-        for paths, output in zip(OTHERS, outputs, strict=True):
+        outputs = [stack.enter_context(tempfile.NamedTemporaryFile("w")) for _ in (rest, *OTHERS)]
+        shown = stack.enter_context(open(outputs[0].name))
+        for paths, output in zip((rest, *OTHERS), outputs, strict=True):
             while sum(process.poll() is None for process in processes) >= AT_ONCE:
                 time.sleep(0.1)
+                print(shown.read(), end="", flush=True)
             command = [*pytest, *paths]
             processes.append(
                 subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             )
+        while any(process.poll() is None for process in processes):
+            time.sleep(0.1)
+            print(shown.read(), end="", flush=True)
         codes = [process.wait() for process in processes]
-        for output in outputs:
-            output.seek(0)
-            print(output.read(), end="")
+        texts = [Path(output.name).read_text() for output in outputs]
+        print(shown.read(), *texts[1:], sep="", end="")
+    report("".join(texts))
     return next((code for code in codes if code not in (0, NO_TESTS)), min(codes))
+
+
+def report(text: str) -> None:
+    """Print the commands that repeat the tests that failed."""
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", text, re.MULTILINE)
+    python = os.path.relpath(sys.executable)
+    for test in failed[:MAX_REPORTED]:
+        print(f"failed: {python} -m pytest {shlex.quote(test)}")
+    if len(failed) > MAX_REPORTED:
+        print(f"failed: {len(failed) - MAX_REPORTED} other tests")
 
 
 if __name__ == "__main__":

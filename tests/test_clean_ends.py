@@ -60,8 +60,8 @@ def interrupted(
             chosen = {"ranks": [*ranks.values()], "job": processes}
             for process in chosen.get(str(to)) or [ranks[int(to)]]:
                 os.kill(process, number)
-        assert program.wait(30)
-        wait_for(lambda: not processes_in(folder), 5)
+        assert program.wait(90)
+        wait_for(lambda: not processes_in(folder))
         return program.finished()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests import gpu
 from tests.ahead import mpiexec
 from tests.bad_data import DATA
 from tests.launch import Finished, Program, why_not
+from tests.ranks import wait_for
 from tests.small_run import TINY, TRAIN, only_line, processes_in
 
 OWN = Path(__file__).with_name("failing.py")
@@ -497,7 +497,7 @@ def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Fi
     arguments = [*TRAIN, *TINY, *model, *filter(None, [option])]
     done = mpiexec(ranks, arguments, timeout=60, directory=folder)
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: not processes_in(folder), 5)
+        wait_for(lambda: not processes_in(folder))
     return done, processes_in(folder)
 
 
@@ -520,14 +520,14 @@ def test_a_signal_to_mpiexec_ends_all_ranks(number: int, tmp_path: Path) -> None
         pytest.skip(why_not())
     long = ["--epochs=100000", "--checkpoint-epochs=0", "--output-dir=run"]
     with Program(2, [*TRAIN, *TINY, *long], directory=tmp_path) as program:
-        wait_for(lambda: (tmp_path / "run" / "best.safetensors").exists(), 30)
+        wait_for(lambda: (tmp_path / "run" / "best.safetensors").exists())
         assert len(processes_in(tmp_path)) >= 3  # the launcher, two ranks and who watches them
         program.signal(number)
-        assert program.wait(10)
+        assert program.wait(60)
         done = program.finished()
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    wait_for(lambda: not processes_in(tmp_path), 10)
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.long
@@ -550,10 +550,3 @@ def test_a_disk_that_is_full_keeps_the_checkpoint_before(tmp_path: Path) -> None
     assert list((tmp_path / "run").glob("*checkpoint*")) == [checkpoint]
     assert main(run) == 0
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds
-        time.sleep(0.05)

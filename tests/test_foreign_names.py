@@ -609,6 +609,7 @@ def test_another_mixin_receives_the_arguments() -> None:
         Both(1, c=3)  # type: ignore[call-arg]
 
 
+@pytest.mark.measure
 def test_attributes_that_exist_cost_nothing_more() -> None:
     for kind in (Model, Trainer, Layer, Dataset, Optimizer):
         assert "__getattribute__" not in vars(kind)

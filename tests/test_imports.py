@@ -438,6 +438,7 @@ def python(
     return done.stdout
 
 
+@pytest.mark.measure
 def test_import_pydtnn_takes_less_than_a_third_of_a_second():
     code = "import time; t = time.perf_counter(); import pydtnn; print(time.perf_counter() - t)"
     assert min(float(python(code)) for _ in range(3)) < 0.3  # s; the promise of the README

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import product
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests import measure
 from tests.conftest import repeating
-from tests.side_by_side import NO_TESTS
+from tests.side_by_side import MAX_REPORTED, NO_TESTS, report
 
 ROOT = Path(__file__).parent.parent
 RUN = f"""
@@ -48,6 +50,36 @@ def test_every_test_runs_once_and_a_failure_in_any_process_counts(
     assert done.returncode == (failing is not None), done.stdout + done.stderr
     assert all((tmp_path / Path(path).stem).exists() for path in FILES)
     assert done.stdout.count("1 deselected") == 4
+    last = done.stdout.splitlines()[-1]
+    command = f"failed: {os.path.relpath(sys.executable, tmp_path)} -m pytest {failing}"
+    assert last.startswith(command) if failing else not last.startswith("failed")
+
+
+def test_the_commands_of_few_failed_tests_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [f"FAILED tests/test_a.py::test_it[{i} b-{{c}}] - assert 0 - 1" for i in range(20)]
+    report("\n".join(["tests/test_a.py F", *failed, "ERROR tests/test_b.py", "20 failed"]))
+    *commands, rest = capsys.readouterr().out.splitlines()
+    assert len(commands) == MAX_REPORTED
+    assert commands[1].endswith(" -m pytest 'tests/test_a.py::test_it[1 b-{c}]'")
+    assert rest == f"failed: {21 - MAX_REPORTED} other tests"
+
+
+SLOW_FILE = """
+import time, pytest
+@pytest.mark.measure
+def test_slow(): time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(("budget", "status"), [(100, 0), (0.001, 1)])
+def test_a_file_far_over_its_budget_fails(
+    budget: float, status: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "DEFAULT_BUDGET_S", budget)
+    pytester.makeini("[pytest]\nmarkers = measure: is slow")
+    pytester.makepyfile(test_slow=SLOW_FILE)
+    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[measure.Budgets()])
+    assert done.ret == status
 
 
 def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed() -> None:

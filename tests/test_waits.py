@@ -80,7 +80,7 @@ def late(
     begin = time.monotonic()
     finished = mpiexec(ranks, arguments, environment=environment, directory=folder, timeout=90)
     seconds = time.monotonic() - begin
-    wait_for(lambda: not processes_in(folder), 5)
+    wait_for(lambda: not processes_in(folder))
     return finished, seconds
 
 
@@ -183,7 +183,7 @@ def lose_the_monitor(act: int, rank: int, folder: Path) -> None:
     """Check that the loss is reported once, and that a rank that is stopped then is named."""
     with training(folder, "--timeout=6") as program:
         os.kill(monitor_process(program), act)
-        wait_for(lambda: "warning: the monitor process of " in program.finished().stderr, 20)
+        wait_for(lambda: "warning: the monitor process of " in program.finished().stderr)
         why = "has ended" if act == signal.SIGKILL else "is stopped by a signal (SIGSTOP)"
         assert f" {why}: from now on each rank" in program.finished().stderr
         epochs = program.finished().stdout.count("\nepoch ")
@@ -194,7 +194,7 @@ def lose_the_monitor(act: int, rank: int, folder: Path) -> None:
         finished = program.finished()
     assert finished.returncode == TIMEOUT_STATUS, finished
     assert re.search(rf"\nno progress for 6 s .*: rank {rank}: stopped by ", finished.stderr)
-    wait_for(lambda: not processes_in(folder), 5)
+    wait_for(lambda: not processes_in(folder))
 
 
 @pytest.mark.long
@@ -204,7 +204,7 @@ def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path: Path) -> N
         os.kill(rank_processes(program)[2], signal.SIGHUP)  # ends the run at once
         assert program.wait(30)
         assert program.finished().returncode == 129
-        wait_for(lambda: not processes_in(tmp_path), 5)
+        wait_for(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.long

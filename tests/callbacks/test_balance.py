@@ -123,6 +123,7 @@ def delayed(comm: Communicator, epochs: int, factor: float) -> list[Any]:
     return found
 
 
+@pytest.mark.measure
 def test_a_rank_of_half_the_speed_gets_about_half_the_samples(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

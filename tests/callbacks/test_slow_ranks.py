@@ -65,6 +65,7 @@ def train(comm: Communicator, where: str) -> None:
     trainer.fit(data, epochs=2, batch_size=2, loader_threads=0)
 
 
+@pytest.mark.measure
 @pytest.mark.parametrize("where", ["data", "forward", "callback Late"])
 def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(
     where: str, caplog: pytest.LogCaptureFixture
@@ -96,6 +97,7 @@ def test_the_phase_is_the_one_with_the_largest_difference() -> None:
     assert told.startswith("rank 1 is busy 1.8 times as long as the others, mostly in forward")
 
 
+@pytest.mark.measure
 def test_time_in_calls_and_in_inner_phases_does_not_count() -> None:
     times = PhaseTimes()
     times.begin(Kind.PHASE, "step")

@@ -413,7 +413,7 @@ def test_a_signal_ends_a_run_in_one_line(number: int, line: str, tmp_path: Path)
         assert process.stdout is not None
         assert skip_header(process.stdout).startswith("epoch 1/100000  loss ")
         process.send_signal(number)
-        told = process.communicate(timeout=20)[1]
+        told = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number
     assert only_line(told).startswith(line)
 
@@ -459,7 +459,7 @@ def test_a_signal_ends_a_run_whose_code_does_not_end(number: int, tmp_path: Path
         process.send_signal(number)
         time.sleep(0.8)
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert process.returncode == 128 + number
 
 
@@ -470,7 +470,7 @@ def test_a_reader_that_leaves_ends_the_run_in_silence(tmp_path: Path) -> None:
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        process.wait(20)
+        process.wait(60)
     assert process.returncode == 128 + signal.SIGPIPE
 
 

@@ -69,7 +69,7 @@ def check_deadline(rank: Rank) -> None:
     assert rank.ends == []
     rank.supervision.activity.call("allreduce", "all", 1, -1)
     rank.supervision.limit(0.05)
-    wait_for(lambda: rank.ends, 10)
+    wait_for(lambda: rank.ends)
     ((code, reason),) = rank.ends
     assert code == TIMEOUT_STATUS
     assert reason.startswith(
@@ -96,7 +96,7 @@ def test_a_rank_that_waits_for_a_disk_tells_it(
     condition = Condition("waits for a disk or a file system")
     monkeypatch.setattr(rank.supervision._watched, "_condition", lambda pid: condition)
     rank.monitor.close()
-    wait_for(lambda: "warning: " in capfd.readouterr().err, 10)
+    wait_for(lambda: "warning: " in capfd.readouterr().err)
 
 
 def test_a_monitor_that_is_stopped_is_told_once(
@@ -136,5 +136,5 @@ def test_where_there_is_no_monitor_deadlines_are_kept(capfd: pytest.CaptureFixtu
 )
 def test_what_is_no_message_is_ignored(rank: Rank, line: bytes) -> None:
     rank.monitor.sendall(line + b"\nend 7\n")
-    wait_for(lambda: rank.ends, 10)
+    wait_for(lambda: rank.ends)
     assert rank.ends == [(7, "")]

@@ -36,6 +36,7 @@ def test_a_test_that_is_true_is_called_once():
     assert len(calls) == 1
 
 
+@pytest.mark.measure
 def test_waiting_takes_little_of_the_processor_and_ends_soon_after():
     end = time.perf_counter() + 0.05
     before = time.thread_time()

@@ -201,7 +201,7 @@ def test_a_loader_reads_only_its_rank_s_samples_and_no_more_than_it_may_prefetch
         batches = loader.epoch(0)
         next(batches)
         # One batch taken and three ahead; the wait gives a loader that reads on the time to do so.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(data.reads) < 8 and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.02)

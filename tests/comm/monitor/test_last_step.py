@@ -77,7 +77,7 @@ def test_ranks_of_any_speed_end_after_the_same_step(seed: int) -> None:
     time.sleep(0.05)
     assert ranks[2].request(15)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert steps == [steps[0]] * 4
     assert all(one.reached for one in ranks)
 

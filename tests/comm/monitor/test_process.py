@@ -121,7 +121,7 @@ def test_no_rank_is_named_if_all_leave_in_order(
     for rank in range(12):
         with connect(rank) as connection:
             connection.sendall(LEAVING)
-    watcher.join(10)
+    watcher.join(60)
     assert found == [[]]
 
 
@@ -388,7 +388,7 @@ def test_the_end_of_the_launcher_is_told(number: int, tmp_path: Path) -> None:
     with Program(3, ["-c", START + ready + WAIT], directory=tmp_path) as program:
         wait_for(lambda: program.finished().stdout.count("ready") == 3)
         program.signal(number)
-        wait_for(lambda: not processes_in(tmp_path), 20)
+        wait_for(lambda: not processes_in(tmp_path))
         line = only_line(program.finished().stderr)
     assert line.startswith("mpirun: process ")
     assert line.endswith(

@@ -60,6 +60,7 @@ def test_groups_cannot_be_created_by_a_detached_rank():
     run_threads(2, rank)
 
 
+@pytest.mark.measure
 def test_a_detached_rank_sleeps_where_it_waits_if_it_shares_its_core():
     def rank(inner):
         comm, array = Detachable(inner), np.zeros(4)

@@ -122,6 +122,7 @@ def test_a_broken_platform_is_one_sentence(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.measure
 @pytest.mark.long
 def test_all_strategies_up_to_1024_ranks_take_seconds_of_one_core(
     capsys: pytest.CaptureFixture[str],

@@ -10,6 +10,7 @@ KIND ?= all
 BENCH_FLAGS ?=
 GPU_FLAGS ?=
 WHEEL_FLAGS ?=
+MUTANT_FLAGS ?=
 
 export CC  # the compiler that is looked for below is the one that builds
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -98,9 +99,9 @@ sanitize: $(READY)
 	  $(PYTEST_FLAGS)
 	@! grep -h -A 40 -E 'ERROR: AddressSanitizer|runtime error' $(SANITIZE)/report.* 2>/dev/null
 
-# Errors planted into the library that tests must find.
+# Errors drawn at random over the whole library, which tests must find.
 mutants: $(READY)
-	$(RUN) -m tests.mutants
+	$(RUN) -m tests.mutants $(MUTANT_FLAGS)
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

@@ -1,45 +1,160 @@
-"""The planted errors of `tests.mutants` fit the library, and the runner tells which are found."""
+"""Mutants are drawn from syntax trees by a seed, and the runner tells which of them are found."""
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tests import mutants
-from tests.mutants import MUTANTS, ROOT, Mutant, main
+from tests.mutants import EQUIVALENT, ROOT, draw, main, stages
+
+ERRORS = {
+    "x = a + b * c": {"a - b * c": "arithmetic", "b / c": "arithmetic"},
+    "x = 'é', a < b is c": {"a <= b is c": "comparison", "a < b is not c": "comparison"},
+    "x = a and b": {"a or b": "boolean"},
+    "x = -a, ~b, not c": {"x = (a), ~b": "unary", "(b), not": "unary", "~b, (c)": "unary"},
+    "x = f(1), True": {"f(2)": "constant", "False": "constant"},
+    "x = f((a), (b), c)": {"f((b), (a), c)": "arguments"},
+    "if a: pass": {"if (not (a)): pass": "condition"},
+    "x = [a for a in b if c]": {"if (not (c))]": "condition"},
+    "f()": {"pass": "statement"},
+    "a += b": {"pass": "statement", "a -= b": "arithmetic"},
+    "a[i] = b": {"pass": "statement"},
+    "for a in b: continue": {"for a in b: pass": "statement"},
+}
+
+UNCHANGED = """
+'''Text.'''
+from a import b
+a: Literal[1] = "x" + b
+@cached(size=1)
+def f(a: 1 | 2) -> -3:
+    '''Text.'''
+    assert a < 0
+    if a is None or isinstance(a, b): raise ValueError(f"{a + 1}", 2)
+    _log.warning("%d", a + 1)
+    return zip(a, strict=True), max(a, b), f"{a - b}"
+def __repr__(): return a + b
+if TYPE_CHECKING: f(1, 2)
+if sys.platform == "linux": f(1, 2)
+"""
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_replaces_one_place_and_names_a_test(name: str) -> None:
-    mutant = MUTANTS[name]
-    assert (ROOT / mutant.file).read_text().count(mutant.before) == 1
-    assert mutant.after != mutant.before
-    file, name, *_ = mutant.test.split("::")
-    assert re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE)
+def library(folder: Path, source: str, test: str = "") -> Path:
+    """Write a checkout of a library of one module and its test."""
+    files = {"pydtnn/a.py": source, "tests/test_a.py": test, "pyproject.toml": "[tool.pytest]"}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return folder
 
 
-@pytest.mark.long  # runs of pytest
-def test_the_runner_tells_killed_mutants_from_survivors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    units, test, kilo = "pydtnn/utils/units.py", "tests/utils/test_units.py", '"k": 1,'
-    made = {
-        "wrong": Mutant(units, kilo, '"k": 2,', test),
-        "broken": Mutant(units, kilo, '"k" 1,', test),
-        "harmless": Mutant(units, kilo, '"k": 1 + 0,', test),
-        "no text": Mutant(units, '"k": 7,', '"k": 2,', test),
-        "no test": Mutant(units, kilo, '"k": 2,', "tests/nothing.py"),
+@pytest.mark.parametrize("source", ERRORS)
+def test_each_kind_of_mutant_is_another_program(tmp_path: Path, source: str) -> None:
+    found = mutants.mutants(library(tmp_path, source))
+    kinds = [name.split("::")[2] for name in found]
+    assert kinds == [*ERRORS[source].values()]
+    for part, mutant in zip(ERRORS[source], found.values(), strict=True):
+        _, after = mutant.apply(tmp_path)
+        assert part in after
+        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(source))
+
+
+def test_texts_types_and_checks_of_invariants_stay_as_they_are(tmp_path: Path) -> None:
+    found = mutants.mutants(library(tmp_path, UNCHANGED))
+    assert {*found} == {"pydtnn/a.py::f::boolean::1", "pydtnn/a.py::f::comparison::1"} | {
+        "pydtnn/a.py::f::condition::1"
     }
-    monkeypatch.setattr(mutants, "MUTANTS", made)
-    assert main(["wrong"]) == 0
-    assert main(["harmless", "wrong", "--jobs", "1"]) == 1
+
+
+def test_names_of_mutants_stay_when_other_code_changes(tmp_path: Path) -> None:
+    source = "class A:\n    def f(self):\n        return self.a + 1\n"
+    found = mutants.mutants(library(tmp_path, source))
+    assert [*found] == ["pydtnn/a.py::A.f::arithmetic::1", "pydtnn/a.py::A.f::constant::1"]
+    moved = "x = 2 + y\n\n\ndef f(a):\n    return a + 1\n\n\n" + source.replace(".a", ".other")
+    later = mutants.mutants(library(tmp_path, moved))
+    for name in found:
+        after = later[name].apply(tmp_path)[1]
+        assert after.startswith(moved[: moved.index("class")])
+        assert after != moved
+
+
+def test_draws_are_those_of_their_seed_and_most_stay_when_mutants_are_added() -> None:
+    names = [f"mutant {i}" for i in range(1000)]
+    drawn = draw(names, 1, 20)
+    assert drawn == draw(names[::-1], 1, 20)
+    assert len({*drawn, *draw(names, 2, 20)}) > 30
+    assert len({*drawn} & {*draw([*names, "new"], 1, 20)}) >= 19
+
+
+def test_mutants_of_the_library_compile_and_equivalent_ones_exist() -> None:
+    names = tomllib.loads(EQUIVALENT.read_text())
+    for file in {"pydtnn/layers/conv.py", *(name.split("::")[0] for name in names)}:
+        found = mutants.mutants(ROOT, file)
+        assert found.keys() >= {name for name in names if name.startswith(file)}
+        for name in draw([*found], 1, 20):
+            before, after = found[name].apply(ROOT)
+            compile(after, name, "exec")
+            assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+
+
+def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path: Path) -> None:
+    files = {
+        "pydtnn/layers/linear.py": "class Linear: ...",
+        "tests/layers/test_linear.py": "",
+        "tests/layers/test_conv.py": "from pydtnn.layers import Conv2d",
+        "tests/model/test_graph.py": "from pydtnn.layers import Linear",
+        "tests/model/test_fusion.py": "from pydtnn.layers import Linear\nmodel = Linear()",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = stages(tmp_path, "pydtnn/layers/linear.py::Linear.forward::arithmetic::1")
+    own, importing = ["tests/layers/test_linear.py"], [*files][4:2:-1]
+    ignored = [f"--ignore={path}" for path in (*own, *importing)]
+    assert found == {
+        "own tests": own,
+        "importing": importing,
+        "package": ["tests/layers", *ignored],
+        "rest": ["tests", *ignored, "--ignore=tests/layers"],
+    }
+
+
+SOURCE = "def f(a):\n    if a < 3:\n        return a + 0\n    return 3\n"
+TEST = """
+import sys
+sys.path.insert(0, ".")
+from pydtnn.a import f
+def test_a_small_value():
+    assert f(2) == 2
+def test_a_large_value():
+    assert f(4) == 3
+def test_what_always_fails():
+    assert not f
+"""
+
+
+def test_the_runner_tells_killed_mutants_from_survivors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take half of the time
+    monkeypatch.setattr(mutants, "ROOT", library(tmp_path, SOURCE, TEST))
+    alive, dead = "pydtnn/a.py::f::comparison::1", "pydtnn/a.py::f::constant::3"
+    assert main([alive, dead, "--jobs", "1", "--at-least", "50"]) == 0
     printed = capsys.readouterr().out
-    assert "SURVIVED" in printed
-    assert "1 of 2 killed" in printed
-    with pytest.raises(ValueError, match="expected a text that occurs once, got 0 of"):
-        main(["no text"])
-    with pytest.raises(ValueError, match=r"tests that pass without mutants, got(.|\n)*nothing\.py"):
-        main(["no test"])
-    with pytest.raises(ValueError, match=r"runs with the mutant, got(.|\n)*SyntaxError"):
-        main(["broken"])
+    assert re.search(rf"own tests +\d+ s  {dead} tests/test_a.py::test_a_large_value\n", printed)
+    assert re.search(rf"SURVIVED +\d+ s  {alive}\n", printed)
+    assert "\n-    if a < 3:\n+    if (a <= 3):\n" in printed
+    assert re.search(r"all +2 +50% +1 +0 +0 +0\n", printed)
+    assert (tmp_path / "pydtnn/a.py").read_text() == SOURCE
+    # Later runs read the results of the first one.
+    assert main([alive, dead, "--jobs", "1"]) == 1
+    assert " s  " not in capsys.readouterr().out
+    (tmp_path / "tests/test_a.py").write_text(f"{TEST}    assert f(3) is 3\n")
+    assert main([alive, "--again", "--jobs", "1", "--budget", "0"]) == 1
+    assert "UNDECIDED" in capsys.readouterr().out

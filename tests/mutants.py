@@ -5,7 +5,7 @@ a statement is missing, or two arguments have changed places. Its name consists 
 function and kind, and a number among those of its kind in the function, so that it stays when other
 code changes. Those that no test can find are listed with the reason in `EQUIVALENT`.
 
-Tests run in a copy of the checkout (hard links), in the order of `stages`, until one fails that
+Tests run in a copy of the checkout, in the order of `stages`, until one fails that
 passes without the mutant. Results are appended to a file: a run that was interrupted continues, and
 the circle "all" continues with what "fast" has left.
 """
@@ -288,14 +288,13 @@ class Runner:
     """
 
     def __init__(self, root: Path, folder: Path, jobs: int, budget: float) -> None:
-        self.root, self.budget = root, budget
-        self.clean = folder / "clean"
+        self.clean, self.budget = folder / "clean", budget
         self.copies: SimpleQueue[Path] = SimpleQueue()
         self.passing: set[str] = set()
         self.failing: list[str] = []
         for name in ("clean", *map(str, range(jobs))):
             ignored = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "build", "__pycache__")
-            shutil.copytree(root, folder / name, ignore=ignored, copy_function=os.link)
+            shutil.copytree(root, folder / name, ignore=ignored, copy_function=_copy)
             if name != "clean":
                 self.copies.put(folder / name)
 
@@ -305,8 +304,8 @@ class Runner:
         begin, file = time.perf_counter(), copy / mutant.file
         result, failed, end = "SURVIVED", None, None
         try:
-            self._replace(file, lambda: file.write_text(mutant.apply(self.root)[1]))
-            for stage, paths in stages(self.root, name).items():
+            self._replace(file, lambda: file.write_text(mutant.apply(self.clean)[1]))
+            for stage, paths in stages(self.clean, name).items():
                 if stage != "own tests" and end is None:
                     end = time.monotonic() + self.budget
                 failed = self._failed(copy, CIRCLES[circle], paths, end) if paths else []
@@ -314,7 +313,7 @@ class Runner:
                     result = "UNDECIDED" if failed is None else stage
                     break
         finally:
-            self._replace(file, lambda: os.link(self.root / mutant.file, file))
+            self._replace(file, lambda: _copy(self.clean / mutant.file, file))
             self.copies.put(copy)
         seconds = round(time.perf_counter() - begin)
         return dict(mutant=name, circle=circle, result=result, failed=failed, seconds=seconds)
@@ -346,6 +345,11 @@ class Runner:
                 self.failing += failed
             else:
                 raise RuntimeError(f"expected tests that run without mutants, got\n{output}")
+
+
+def _copy(file: str | Path, to: str | Path) -> None:
+    """Copy a file, which may be edited while mutants run, or link an extension."""
+    (os.link if Path(file).suffix == ".so" else shutil.copy2)(file, to)
 
 
 def run_tests(
@@ -443,12 +447,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner = Runner(ROOT, Path(folder), options.jobs, options.budget)
         with ThreadPoolExecutor(options.jobs) as pool:
             results = [*pool.map(run, chosen)]
-    for result in results:
-        if result["result"] in ALIVE:
-            name = result["mutant"]
-            before, after = (text.splitlines() for text in found[name].apply(ROOT))
-            diff = difflib.unified_diff(before, after, name, n=2, lineterm="")
-            print("", *diff, sep="\n")
+        for result in results:
+            if result["result"] in ALIVE:
+                name = result["mutant"]
+                before, after = (text.splitlines() for text in found[name].apply(runner.clean))
+                diff = difflib.unified_diff(before, after, name, n=2, lineterm="")
+                print("", *diff, sep="\n")
     print("", *table(results), sep="\n")
     killed = 100 * sum(result["result"] not in ALIVE for result in results) / len(results)
     return int(killed < options.at_least)

@@ -44,7 +44,7 @@ from pydtnn.utils.machine import cores_here
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_suffix(".toml")
 
-CIRCLES = {"fast": "not long", "all": "long"}
+CIRCLES = {"fast": "not long and not measure", "all": "long and not measure"}
 """Marks of the tests that each circle adds to those before it."""
 
 ALIVE = ("SURVIVED", "UNDECIDED")

@@ -88,6 +88,16 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no files of long tests where none of them is run, unless paths are given."""
+    wanted = config.option.markexpr.split(" and ")
+    if "not long" not in wanted or config.args != config.getini("testpaths"):
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return f"{path}/".startswith(LONG) or path.startswith(LONG) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # what is left out need not be sorted by its fixtures
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(LONG):

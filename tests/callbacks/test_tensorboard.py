@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import STEPS, small_fit, small_trainer
 
-pytest.importorskip("tensorboardX", reason="the extra tensorboard is not installed")
+pytestmark = pytest.mark.skipif(  # its import imports PyTorch
+    find_spec("tensorboardX") is None, reason="the extra tensorboard is not installed"
+)
 
 
 def records(path: Path) -> Iterator[bytes]:

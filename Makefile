@@ -62,12 +62,18 @@ test: $(TESTED)
 	$(TESTS) -m "not long and not measure" $(PYTEST_FLAGS)
 
 # All that is deterministic: those of `make test` first.
-test-all: $(READY) $(if $(PYTEST_FLAGS),,test)
+test-all: $(READY) $(VENV)/emulated $(if $(PYTEST_FLAGS),,test)
 	$(TESTS) -m "$(if $(PYTEST_FLAGS),,long and )not measure" $(PYTEST_FLAGS)
 
 # All that depends on how fast the machine is, alone: what fails is repeated up to twice.
 measure: $(TESTED)
 	$(RUN) -m pytest -m measure --reruns 2 $(PYTEST_FLAGS)
+
+# Where the CPU has AVX512_BF16 and no AMX, the kernels of amx are tested with its instructions emulated.
+$(VENV)/emulated: $(READY)
+	@if [ "$$($(RUN) -c 'from pydtnn.kernels.cpu import available; print(available()[-1])')" = avx512_bf16 ]; \
+	  then PYDTNN_BUILD="all amx_emulated" $(RUN) setup.py --quiet build_ext --inplace; fi
+	@touch $@
 
 torch: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
@@ -181,5 +187,5 @@ $(QUICK): $(INSTALLED)-quick setup.py $(KERNELS)
 	$(if $(wildcard $(TESTED)),@$(MAKE) --no-print-directory $(TESTED),$(call BUILD,native float32))
 
 clean:
-	rm -rf build dist *.egg-info .venv*/ready .venv*/tested .venv*/quick .venv*/installed*
+	rm -rf build dist *.egg-info .venv*/ready .venv*/tested .venv*/quick .venv*/emulated .venv*/installed*
 	find pydtnn -name '*.so' -delete

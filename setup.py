@@ -2,15 +2,16 @@
 
 Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/utils`` becomes
 one extension module. Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED``
-adds, are templates: each is compiled once per instruction set and real type, and all its objects
-are linked into the extensions that use it. So one package carries every variant, and the choice is
-made at run time. The environment variable ``PYDTNN_BUILD`` selects some of them, or all; pip, which
-installs for this machine, compiles those of this CPU.
+adds, are templates: each is compiled once per instruction set and real type whose code differs,
+and all its objects are linked into the extensions that use it. So one package carries every
+variant, and the choice is made at run time. The environment variable ``PYDTNN_BUILD`` selects some
+of them, or all; pip, which installs for this machine, compiles those of this CPU.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,10 @@ FRONT_END = bool({"_PYPROJECT_HOOKS_BUILD_BACKEND", "PEP517_BUILD_BACKEND"} & {*
 """Whether pip or another front end runs this, which keeps what is printed to itself."""
 SELECTED = os.environ.get("PYDTNN_BUILD", "native" if FRONT_END else "all").split()
 """Which instruction sets and which of `TYPES` are built, by default all; ``native`` is the widest
-instruction set of this CPU, with those that it has for bfloat16."""
+instruction set of this CPU, with those that it has for bfloat16. Where ``all`` stands alone, only
+the generic set and the native one have float64, and the others use the widest of these that they
+contain. `EMULATED` must be named."""
+EMULATED = "amx_emulated"
 TERMINAL = "/dev/tty"
 PREFIX = '#include "scratch.h"\n#include "simd.h"\n'
 """What every template starts with, compiled once for each variant: its intrinsics take 0.5 s."""
@@ -95,19 +99,29 @@ int main(void) {
 PAIRS = {"avx512_bf16": STORED, "amx": MULTIPLYING, "amx_emulated": MULTIPLYING}
 """Instruction sets with kernels of bfloat16 only, and the families that have some."""
 WITHOUT_STORED = {
-    "conv_depthwise_backward": ["depthwise_backward"],
-    "conv_depthwise_gather": ["depthwise_gather"],
-    "conv_slide": ["slide_gather"],
-    "conv_winograd_filters": ["winograd_filters", "winograd_filter_sum"],
-    "conv_winograd_multiply": ["winograd_multiply", "winograd_outer"],
-    "conv_winograd_transform": ["winograd_input", "winograd_gradient", "winograd_output"],
-    "gemm": ["gemm_rows", "gemm_outer"],
-    "linear_few": ["few_forward", "few_backward_data", "few_backward_filter"],
+    *("conv_depth", "conv_depthwise_backward", "conv_depthwise_gather", "conv_slide", "conv_views"),
+    *("conv_walk", "conv_winograd_filters", "conv_winograd_multiply", "conv_winograd_transform"),
+    *("gemm", "gemm_pack", "linear_few", "norm_response"),
 }
-"""Templates that have no stored elements, and their functions: variants of bfloat16 call those of
-float32, which would be the same code."""
+"""Templates without stored elements: variants of bfloat16 call their functions of float32."""
+WITHOUT_ROUNDING = {"gemm_turned", "linear_bias", "linear_rows"}
+"""Those that only load stored elements: variants of `PAIRS` call those of avx512."""
 OF_PAIRS = {"conv_winograd_filters", "conv_winograd_transform"}
-"""Those of them that are others for instruction sets with products of pairs."""
+"""Those of `WITHOUT_STORED` that are others for instruction sets with products of pairs."""
+WITHOUT_PRODUCTS = {
+    *("conv_block", "conv_depthwise", "conv_slide_pairs", "conv_winograd_tiles", *OF_PAIRS),
+    *("fused", "fused_sink", "fused_source"),
+}
+"""Those from which no function with tiles is called: variants of amx call those of avx512_bf16."""
+ONLY = {
+    "conv_winograd_amx": {"amx", EMULATED},
+    "elementwise_round": {"f32"},
+    "gemm_amx": {"amx", EMULATED},
+    "gemm_amx_emulated": {EMULATED},
+    "linear_pairs": {*PAIRS},
+    "linear_stored": {"bf16"},
+}
+"""Templates that are empty for other instruction sets or types than these."""
 FRAME = 20 * 1024  # bytes of stack that a function may take: threads may have 64 KiB in all
 STABLE_ABI = "cp311" if os.environ.get("PYDTNN_STABLE_ABI") else ""
 """The first Python whose stable ABI the extensions use, so that one wheel serves all later ones;
@@ -125,23 +139,31 @@ def templates(family: str) -> list[str]:
     )
 
 
-def twin(source: str, isa: str, real: str) -> str:
-    """The instruction set whose variant for float32 is that of this variant, or ``""``."""
+def lender(source: str, isa: str, real: str) -> tuple[str, str]:
+    """Instruction set and type of the variant that has the code of this one, mostly itself."""
     name = Path(source).stem
-    if real != "bf16" or name not in WITHOUT_STORED:
-        return ""
-    if isa in PAIRS:
-        return "" if name in OF_PAIRS else "avx512"
-    return isa
+    if real != "bf16":
+        return isa, real
+    shared = name in WITHOUT_STORED and not (isa in PAIRS and name in OF_PAIRS)
+    if isa in PAIRS and (shared or name in WITHOUT_ROUNDING):
+        isa = "avx512"
+    elif isa in ("amx", EMULATED) and name in WITHOUT_PRODUCTS:
+        isa = "avx512_bf16"
+    return isa, "f32" if shared else real
+
+
+def functions(source: str) -> list[str]:
+    """Names of the functions and tables that a template defines for others, without suffix."""
+    return re.findall(r"^\w[\w *]*\b(?:NAME|PRODUCTS)\((\w+)\)", Path(source).read_text(), re.M)
 
 
 def borrowed(isa: str, real: str) -> list[str]:
-    """Options that give the functions that another variant has its names."""
+    """Options that give functions the names that they have in the variants that lend them."""
     return [
-        f"-D{function}_{isa}_{real}={function}_{other}_f32"
-        for template, functions in WITHOUT_STORED.items()
-        if (other := twin(template, isa, real))
-        for function in functions
+        f"-D{function}_{isa}_{real}={function}_{'_'.join(variant)}"
+        for source in sorted(map(str, SRC.glob("*.c")))
+        if (variant := lender(source, isa, real)) != (isa, real)
+        for function in functions(source)
     ]
 
 
@@ -218,8 +240,9 @@ class BuildKernels(build_ext):
             sources = templates(family)
             built = list(self._variants(family))
             # an instruction set without kernels of a family has those of the one before
-            reals = {real for *_, real in built} or {real for _, real in self.variants}
-            names = {isa for isa, _ in self.variants} | reals
+            kinds = {variant[1:] for variant in built} or self.variants
+            names = {isa for isa, _ in self.variants} | {real for _, real in kinds}
+            names |= {f"{isa}_{real}" for isa, real in kinds if real == "f64"}
             # what wraps templates only passes pointers: optimizing it would take most of its time
             optimized = ["-O1"] if family not in INLINED and not SANITIZED else []
             extension.extra_compile_args = [*COMMON, *self.openmp, *optimized]
@@ -258,17 +281,20 @@ class BuildKernels(build_ext):
                 f"PYDTNN_BUILD selects all, native, {', '.join([*INSTRUCTION_SETS, *TYPES])}, "
                 f"got {', '.join(sorted(unknown))}"
             )
-        wanted = [word for word in SELECTED if word not in ("all", "native")]
-        stored = not {*TYPES} & {*wanted} or "bfloat16" in wanted
-        if "native" in SELECTED:
-            wanted += self._widest(known)[: None if stored else 1]
-        if {*PAIRS} & {*wanted}:
-            wanted.append("avx512")  # whose kernels of the other types these CPUs use
-        sets = [name for name in known if name in wanted and "all" not in SELECTED] or known
-        reals = {"f32", *(TYPES[name] for name in TYPES if name in wanted)}
-        if not {*TYPES} & {*wanted}:
-            reals = {*REALS}
-        return {*product(sets, reals)}
+        named = {*INSTRUCTION_SETS} & {*SELECTED}
+        types = {TYPES[word] for word in SELECTED if word in TYPES}
+        is_all = "all" in SELECTED or not {*INSTRUCTION_SETS, "native"} & {*SELECTED}
+        few = is_all and not types  # sets have float64
+        native = self._widest(known) if few or "native" in SELECTED else []
+        sets = named | {*native[: 1 if types and "bf16" not in types else None]}
+        if is_all:
+            sets |= {*INSTRUCTION_SETS} - {EMULATED}
+        if {*PAIRS} & sets:
+            sets |= {"avx512", "avx512_bf16"}  # whose kernels of the other types these CPUs use
+        sets &= {*known}
+        doubles = sets & {"generic", *native[:1], *named} if few else sets
+        kinds = {*product(sets, {"f32", *(types or REALS)})}
+        return {(isa, real) for isa, real in kinds if real != "f64" or isa in doubles}
 
     def _widest(self, known: list[str]) -> list[str]:
         """The widest instruction set with kernels of all types that this CPU runs; then `PAIRS`."""
@@ -312,13 +338,15 @@ class BuildKernels(build_ext):
     def _variants(self, family: str) -> Iterator[tuple[str, str, str]]:
         """Every (source, instruction set, real type) of a family.
 
-        Where an instruction set has no variant, that of the one before is used.
+        Where an instruction set has no variant, that of the one before is used, or its `lender`'s.
         """
         for variant in product(templates(family), INSTRUCTION_SETS, REALS):
-            _, isa, real = variant
+            source, isa, real = variant
+            if not {isa, real} & ONLY.get(Path(source).stem, {isa}):
+                continue
             exists = family in PAIRS.get(isa, STORED) if real == "bf16" else isa not in PAIRS
             wanted = "f32" if family in ALL_TYPES else real
-            if exists and (isa, wanted) in self.variants and not twin(*variant):
+            if exists and (isa, wanted) in self.variants and lender(*variant) == (isa, real):
                 yield variant
 
     def _folder(self, isa: str, real: str) -> str:

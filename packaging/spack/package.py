@@ -45,4 +45,4 @@ class PyPydtnn(PythonPackage):
     import_modules = ["pydtnn", "pydtnn.models"]
 
     def setup_build_environment(self, env):
-        env.set("PYDTNN_BUILD", "all")  # for all nodes of a cluster
+        env.set("PYDTNN_BUILD", "all float64 bfloat16")  # for all nodes of a cluster

@@ -8,16 +8,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cpu import COMPILED, _isa
+from pydtnn.kernels.cpu._linear import LinearKernels
 from pydtnn.kernels.cpu.isa import (
     EMULATED,
     INSTRUCTION_SETS,
     ISA_VARIABLE,
     available,
     number,
+    of_float64,
     runs,
     select_isa,
 )
@@ -79,14 +82,31 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_variant_that_was_not_built_is_refused() -> None:
-    from pydtnn.kernels.cpu._linear import LinearKernels
-
     for name in INSTRUCTION_SETS:
+        if name == EMULATED:
+            continue  # only some builds have it
         if platform.machine() == "x86_64" or name == "generic":
             LinearKernels(number(name))
         else:
             with pytest.raises(ValueError, match="not built"):
                 LinearKernels(number(name))
+
+
+def test_float64_has_the_kernels_of_the_widest_set_that_was_built_with_them() -> None:
+    assert of_float64("generic") == "generic"
+    sets = [name for name in available() if name in ("generic", "avx2", "avx512")]
+    assert of_float64(sets[-1]) == sets[-1] == of_float64(available()[-1])  # the native one
+    for name in sets:
+        found = of_float64(name)
+        assert found in sets
+        assert number(found) <= number(name)
+        x = np.random.default_rng(1).standard_normal((7, 65))
+        w = np.random.default_rng(2).standard_normal((33, 65))
+        y, expected = np.empty((7, 33)), np.empty((7, 33))
+        LinearKernels(number(name)).forward(x, w, None, y, 1)
+        LinearKernels(number(found)).forward(x, w, None, expected, 1)
+        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_allclose(y, x @ w.T, rtol=1e-12, atol=1e-12)  # another order of sums
 
 
 def test_openmp_is_known() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
+import importlib.util
 import os
 import re
 import shutil
@@ -56,18 +56,91 @@ def test_a_source_includes_the_header_that_defines_what_it_tests(name: str) -> N
             assert header in included(SOURCES[name]), f"{name} tests {macro} without {header}"
 
 
-def setting(name: str) -> Any:
-    """The value of a literal that setup.py assigns to a name."""
-    for node in ast.parse((ROOT / "setup.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return ast.literal_eval(node.value)
-    raise KeyError(name)
+@pytest.fixture(scope="module")
+def setup_file() -> Any:
+    """The module setup.py, which builds nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("setuptools.setup", lambda **options: None)
+        patch.chdir(ROOT)
+        spec = importlib.util.spec_from_file_location("setup_file", ROOT / "setup.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
 
 
-@pytest.mark.parametrize("name", setting("WITHOUT_STORED"))
-def test_variants_of_bfloat16_share_only_code_without_stored_elements(name: str) -> None:
+def code_of(name: str) -> str:
+    """A template without comments and names of files."""
     text = SOURCES[f"{name}.c"].read_text()
-    code = re.sub(r"/\*.*?\*/|#include[^\n]*", "", text, flags=re.DOTALL)
-    assert {*setting("WITHOUT_STORED")[name]} <= {*re.findall(r"\w+", code)}
-    assert not re.search(r"\b(stored|STORED_BF16|[a-z]+_stored|sload|sstore)", code)
-    assert ("HAS_DOTS" in code) == (name in setting("OF_PAIRS"))
+    return re.sub(r"/\*.*?\*/|#include[^\n]*", "", text, flags=re.DOTALL)
+
+
+def test_variants_of_bfloat16_share_only_code_without_stored_elements(setup_file: Any) -> None:
+    for name in setup_file.WITHOUT_STORED:
+        code = code_of(name)
+        assert not re.search(r"\b(stored|STORED_BF16|[a-z]+_stored|sload|sstore)", code), name
+        assert ("HAS_DOTS" in code) == (name in setup_file.OF_PAIRS), name
+
+
+def test_variants_with_products_of_pairs_share_only_code_that_rounds_nothing(
+    setup_file: Any,
+) -> None:
+    for name in setup_file.WITHOUT_ROUNDING:
+        assert not re.search(r"\b(HAS_DOTS|sround|sstore\w*|vput|vpair)\b", code_of(name)), name
+
+
+def test_variants_of_amx_share_only_code_that_calls_nothing_of_their_own(setup_file: Any) -> None:
+    own = {
+        function
+        for path in SOURCES.values()
+        if path.suffix == ".c" and setup_file.lender(str(path), "amx", "bf16")[0] == "amx"
+        for function in setup_file.functions(str(path))
+    }
+    own |= {f"{function}_pairs" for function in own}  # templates that linear_pairs.c includes
+    assert {"gemm_rows_pairs", "winograd_outer_pairs", "linear_forward_pairs"} <= own
+    for name in setup_file.WITHOUT_PRODUCTS:
+        assert not {"HAS_AMX", *own} & {*re.findall(r"\w+", code_of(name))}, name
+
+
+def test_a_template_that_only_some_variants_have_is_empty_for_the_others(setup_file: Any) -> None:
+    for name in setup_file.ONLY:
+        begun, _, ended = code_of(name).strip().partition("\n")
+        assert re.match(r"#if |#define PAIRS", begun), name
+        assert ended.endswith("#endif"), name
+
+
+def test_functions_of_a_template_are_those_that_its_header_declares(setup_file: Any) -> None:
+    names = setup_file.functions(str(SOURCES["gemm.c"]))
+    assert names == ["gemm_rows", "gemm_outer"]
+    assert setup_file.borrowed("avx2", "f64") == []
+    assert "-Dgemm_rows_amx_bf16=gemm_rows_avx512_f32" in setup_file.borrowed("amx", "bf16")
+
+
+def test_what_a_selection_builds(setup_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a CPU with AVX512_BF16: which instruction sets have float64, and which there are."""
+    build = setup_file.BuildKernels.__new__(setup_file.BuildKernels)
+    build.plat_name = "linux-x86_64"
+    monkeypatch.setattr(build, "_accepts", lambda flags: True)
+    monkeypatch.setattr(build, "_widest", lambda known: ["avx512", "avx512_bf16"])
+
+    def selected(words: str, real: str) -> set[str]:
+        monkeypatch.setattr(setup_file, "SELECTED", words.split())
+        return {isa for isa, one in build._selected() if one == real}
+
+    every = {"generic", "avx2", "avx512", "avx512_bf16", "amx"}
+    here = {"avx512", "avx512_bf16"}
+    assert selected("all", "f32") == selected("all", "bf16") == every
+    assert selected("all", "f64") == {"generic", "avx512"}
+    assert selected("all amx_emulated", "bf16") == {*every, "amx_emulated"}
+    assert selected("all avx2", "f64") == {"generic", "avx2", "avx512"}
+    assert selected("all float64 bfloat16", "f64") == every
+    assert selected("native", "f64") == selected("native", "bf16") == here
+    assert selected("native float32", "f32") == {"avx512"}
+    assert selected("native float32", "f64") == set()
+    assert selected("avx2", "f64") == {"avx2"}
+    assert selected("amx", "f32") == {*here, "amx"}
+    assert selected("float32", "f32") == every
+    build.plat_name = "linux-aarch64"
+    monkeypatch.setattr(build, "_widest", lambda known: ["generic"])
+    assert selected("all", "f64") == selected("native", "bf16") == {"generic"}

@@ -2,6 +2,7 @@
 
 cdef extern from "available.h":
     int isa_available(int isa) nogil
+    int isa_of_doubles(int isa) nogil
 
 cdef extern from *:
     """
@@ -17,6 +18,11 @@ cdef extern from *:
 def available(int isa) -> bool:
     """Return whether instruction set number ``isa`` was built and runs on this CPU."""
     return isa_available(isa) != 0
+
+
+def of_doubles(int isa) -> int:
+    """Return the number of the instruction set that float64 has with set ``isa``; -1 for none."""
+    return isa_of_doubles(isa)
 
 
 def has_openmp() -> bool:

@@ -67,3 +67,12 @@ def select_isa(name: str | None = None) -> str:
 def number(name: str) -> int:
     """Return the number of instruction set `name` in the compiled kernels."""
     return INSTRUCTION_SETS.index(name)
+
+
+def of_float64(name: str) -> str | None:
+    """Return whose kernels float64 has with instruction set `name`: not all have their own.
+
+    None if kernels of float64 were not built.
+    """
+    found = _isa.of_doubles(number(name))
+    return INSTRUCTION_SETS[found] if found >= 0 else None

@@ -133,6 +133,7 @@ WORKS: dict[str, tuple[Any, ...]] = {
     "mean of rows": (chain(("ReduceMean", ["axis1"], {"keepdims": 0})), SEQUENCE),
     "mean of columns": (chain(("ReduceMean", [], {"axes": [2]})), IMAGE, 13),
     "global average and flatten": (chain("GlobalAveragePool", "Flatten"), IMAGE),
+    "axes of one element": (chain("GlobalAveragePool", "Squeeze"), IMAGE),
     "maximum of an image": (chain("GlobalMaxPool"), IMAGE),
     "silu": (gate("Sigmoid"), IMAGE),
     "gelu": (chain("Gelu"), IMAGE, 20),

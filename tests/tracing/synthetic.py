@@ -133,7 +133,7 @@ def write_run(
             for rank in all_ranks:
                 rank.end()
         for rank in all_ranks:
-            rank.end()
+            rank.end(memory=0)
     folder.mkdir(parents=True, exist_ok=True)
     for rank in all_ranks:
         _write(folder, rank, ranks, skew)
@@ -163,7 +163,7 @@ def _ring(ranks: list[Rank], latency: int, bucket: int) -> None:
 
 def _write(folder: Path, rank: Rank, size: int, skew: bool) -> None:
     records = np.array(rank.records, RECORD)
-    clock = {"offset": 0, "drift": 0.0, "origin": 1000 * MS, "error": 0}
+    clock = {"offset": 0, "drift": 0.0, "origin": 1000 * MS, "error": 500}
     if skew and rank.rank:
         clock |= {"offset": 12_345_678 * rank.rank, "drift": 1e-5 * rank.rank}
         stops = _skewed(records["start"] + records["duration"], clock)

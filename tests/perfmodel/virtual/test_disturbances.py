@@ -59,7 +59,7 @@ def test_a_file_is_read(tmp_path):
         ("stragglers: [{rank: 1}]", "expected an entry 'stragglers\\[0\\].factor', got none"),
         ("stragglers: [{rank: -1, factor: 2}]", "rank must be at least 0, got -1"),
         ("stragglers: [{rank: 1, factor: 0}]", "factor must be above 0, got 0"),
-        ("stragglers: [{rank: 1, factor: 2, begin: 3 s, end: 2 s}]", "expected an end after the"),
+        ("stragglers: [{rank: 1, factor: 2, begin: 2 s, end: 2 s}]", "expected an end after the"),
         ("jitter: [{spread: 0.1, distribution: gamma}]", "'gamma'"),
         ("failures: [{rank: 1, at: 3}]", "at"),
         ("delays: []", "'delays'"),

@@ -16,7 +16,12 @@ from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
 from pydtnn.kernels.reference.hash import hash64
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import (
+    find_checkpoints,
+    load_checkpoint,
+    read_weights,
+    save_checkpoint,
+)
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
@@ -31,6 +36,10 @@ def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path, other) == tmp_path / "checkpoint-00000008"
     assert fingerprint(other) == fingerprint(trainer)
     assert (other.epoch, other.step, other.optimizer.iterations) == (2, 0, 8)
+    arrays = read_weights(tmp_path / "checkpoint-00000008")
+    for name, array in trainer.model.state().items():
+        np.testing.assert_array_equal(arrays.pop(name), array)
+    assert not arrays
 
 
 def test_a_checkpoint_names_arrays_for_people_and_keeps_numbers_in_json(tmp_path: Path) -> None:

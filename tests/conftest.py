@@ -21,6 +21,7 @@ from pydtnn.kernels import BACKENDS, Backend, create_backend
 from pydtnn.utils.machine import limit_blas_threads
 from tests import gpu, launch, measure, simulated
 from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
+from tests.each import FEW_SIMULATED
 from tests.groups import Groups
 from tests.mpi_harness import Harness
 from tests.mpi_world import REPORTS, join_world
@@ -55,10 +56,6 @@ GPU = (
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
 )
 """Tests of GPU code: where a GPU is simulated, cases with each value are enough of a product."""
-
-FEW_SIMULATED = 4
-"""Of so many cases that all backends have, one is run on a simulated GPU: its kernels have others,
-in tests/kernels/cuda."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,6 +29,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
     "relu": (ReLU, lambda x: max(x, 0.0)),
@@ -52,21 +53,21 @@ FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("shape", [(7,), (3, 3, 2)])
+@each("name", FORMULAS)
+@each("shape", [(7,), (3, 3, 2)])
 def test_activations_keep_the_contract(name: str, shape: tuple[int, ...], backend: Backend) -> None:
     check_layer(FORMULAS[name][0](), shape, backend=backend)
 
 
-@pytest.mark.parametrize("layer", [Softmax, LogSoftmax])
-@pytest.mark.parametrize("shape", [(7,), (2, 3)])
+@each("layer", [Softmax, LogSoftmax])
+@each("shape", [(7,), (2, 3)])
 def test_softmax_keeps_the_contract(
     layer: type[Softmax], shape: tuple[int, ...], backend: Backend
 ) -> None:
     check_layer(layer(), shape, backend=backend)
 
 
-@pytest.mark.parametrize("layer", [Softmax, LogSoftmax])
+@each("layer", [Softmax, LogSoftmax])
 def test_softmax_of_one_class_has_no_gradient(layer: type[Softmax], backend: Backend) -> None:
     with pytest.warns(UserWarning, match="Softmax in .*: the gradient of input 0 is 0 for 3 seeds"):
         check_layer(layer(), (1,), backend=backend)
@@ -76,7 +77,7 @@ def test_log_keeps_the_contract(backend: Backend) -> None:
     check_layer(Log(), (5, 2), backend=backend, positive=True)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@each("name", FORMULAS)
 def test_activations_compute_their_formula(name: str, backend: Backend) -> None:
     make, formula = FORMULAS[name]
     x = np.array([[-30.0, -3.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 5.5, 6.5, 30.0]])
@@ -84,7 +85,7 @@ def test_activations_compute_their_formula(name: str, backend: Backend) -> None:
     np.testing.assert_allclose(y[0], [formula(v) for v in x[0]], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "silu", "elu", "tanh", "gelu"])
+@each("name", ["sigmoid", "silu", "elu", "tanh", "gelu"])
 def test_very_large_inputs_give_finite_outputs(name: str, backend: Backend) -> None:
     x = np.array([[-1e4, -800.0, 800.0, 1e4]])
     y = Model(FORMULAS[name][0](), (4,), backend=backend, dtype="float64").predict(x)
@@ -103,13 +104,13 @@ def test_log_softmax_is_finite_where_probabilities_vanish(backend: Backend) -> N
     np.testing.assert_allclose(y, [[-math.log(2), -math.log(2), -2000 - math.log(2)]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [LeakyReLU, ELU])
+@each("layer", [LeakyReLU, ELU])
 def test_alpha_must_be_positive(layer: Callable) -> None:
     with pytest.raises(ValueError, match=r"(LeakyReLU|ELU): alpha must be above 0, got 0"):
         layer(0)
 
 
-@pytest.mark.parametrize("layer", [ReLU, ReLU6])
+@each("layer", [ReLU, ReLU6])
 def test_what_a_relu_was_given_as_nan_does_not_stop_the_gradient(
     layer: type[ReLU | ReLU6], backend: Backend
 ) -> None:

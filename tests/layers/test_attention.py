@@ -20,12 +20,11 @@ from pydtnn.layers.blocks import Graph
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 
-@pytest.mark.parametrize(
-    ("heads", "shape"), [(1, (1, 3)), (1, (5, 9)), (2, (7, 6)), (3, (4, 18)), (2, (60, 30))]
-)
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"dropout": 0.3}], ids=str)
+@each(("heads", "shape"), [(1, (1, 3)), (1, (5, 9)), (2, (7, 6)), (3, (4, 18)), (2, (60, 30))])
+@each("options", [{}, {"causal": True}, {"dropout": 0.3}])
 def test_attention_keeps_the_contract(
     heads: int, shape: tuple[int, int], options: dict[str, Any], backend: Backend
 ) -> None:
@@ -86,7 +85,7 @@ def test_dropout_without_samples_says_what_is_missing() -> None:
         model.forward(np.ones((2, 2, 3), "float32"), StepContext(training=True))
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "shape", "sentence"),
     [
         (lambda: MultiHeadAttention(4), (5, 6), r"heads must divide the 6 features of .*\(5, 6\)"),
@@ -133,7 +132,7 @@ def of_lengths(backend: Backend | str = "cpu", dtype: str = "float64", **options
 LENGTHS = np.array([[3.0], [5.0], [0.0], [1.0]])
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@each("causal", [False, True])
 def test_samples_with_lengths_are_computed_as_shorter_ones(causal: bool, backend: Backend) -> None:
     model = of_lengths(backend, causal=causal)
     rng = np.random.default_rng(0)
@@ -161,7 +160,7 @@ def test_samples_with_lengths_are_computed_as_shorter_ones(causal: bool, backend
         )
 
 
-@pytest.mark.parametrize("wrong", [6, -1, 2.5, np.nan])
+@each("wrong", [6, -1, 2.5, np.nan])
 def test_numbers_that_are_no_lengths_are_named_with_the_sample(wrong: float) -> None:
     lengths = LENGTHS.copy()
     lengths[2] = wrong

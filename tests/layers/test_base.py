@@ -9,6 +9,7 @@ import pytest
 
 from pydtnn.layers import Conv2d, Layer, Linear, Sequential, StepContext
 from pydtnn.model import Model
+from tests.each import each
 
 
 class Minimal(Layer):
@@ -63,9 +64,7 @@ def test_too_few_axes_are_told() -> None:
         Model(Linear(3), (), backend="numpy")
 
 
-@pytest.mark.parametrize(
-    ("shape", "fan_in", "fan_out"), [((6,), 1, 1), ((3, 5), 5, 3), ((8, 3, 2, 4), 24, 48)]
-)
+@each(("shape", "fan_in", "fan_out"), [((6,), 1, 1), ((3, 5), 5, 3), ((8, 3, 2, 4), 24, 48)])
 def test_the_fans_of_a_parameter_are_by_default_those_of_a_matrix_or_of_filters(
     shape: tuple[int, ...], fan_in: int, fan_out: int
 ) -> None:

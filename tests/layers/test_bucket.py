@@ -10,6 +10,7 @@ import pytest
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.testing import check_scheme
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of
 
 
@@ -42,7 +43,7 @@ def test_another_array_is_copied_into_the_flat_array() -> None:
     np.testing.assert_array_equal(one.buffer.grads, np.ones(16))
 
 
-@pytest.mark.parametrize("value", [0, np.zeros(3), np.zeros((2, 8)), [0.0] * 16, None])
+@each("value", [0, np.zeros(3), np.zeros((2, 8)), [0.0] * 16, None])
 def test_what_is_no_array_of_the_bucket_s_length_is_refused(value: object) -> None:
     one = bucket()
     message = r"Bucket: grads must have shape \(16,\), got .*; fill it with"
@@ -50,7 +51,7 @@ def test_what_is_no_array_of_the_bucket_s_length_is_refused(value: object) -> No
         one.grads = value  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("name", ["index", "buffer", "grad"])
+@each("name", ["index", "buffer", "grad"])
 def test_nothing_else_can_be_assigned(name: str) -> None:
     message = f"Bucket: {name} cannot be assigned; change the elements of values and grads"
     with pytest.raises(AttributeError, match=re.escape(message)):

@@ -11,6 +11,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import Conv2d, ConvTranspose2d, Sequential
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 AWKWARD: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "1x1": ({"filters": 3, "kernel_size": 1}, (4, 3, 2)),
@@ -38,14 +39,14 @@ AWKWARD: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@each("case", AWKWARD)
 def test_conv_keeps_the_contract(case: str, backend: Backend) -> None:
     options, shape = AWKWARD[case]
     check_layer(Conv2d(**options), shape, backend=backend, batch=2)
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3, 4])
-@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@each("stride", [1, 2, 3, 4])
+@each("kernel", [1, 2, 3, 5])
 def test_same_padding_gives_one_output_for_every_stride_pixels(stride: int, kernel: int) -> None:
     for size in range(1, 9):
         layer = Conv2d(1, kernel, stride=stride, padding="same")
@@ -74,7 +75,7 @@ def test_conv_is_a_sum_over_the_taps_of_its_filters(backend: Backend) -> None:
     np.testing.assert_allclose(model.predict(x)[0, ..., 1], sums, rtol=1e-13)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sentence"),
     [
         (
@@ -100,7 +101,7 @@ def test_options_that_do_not_fit_the_input_are_told(options: dict[str, Any], sen
         Model(layer, (8, 8, 3), backend="numpy")
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sentence"),
     [
         ({"filters": 0}, "Conv2d: filters must be at least 1, got 0"),
@@ -116,7 +117,7 @@ def test_options_that_never_fit_are_told_at_once(options: dict[str, Any], senten
         Conv2d(**{"filters": 4, "kernel_size": 3, **options})
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "fan_in", "fan_out"),
     [
         (Conv2d(6, (3, 5)), 15 * 4, 15 * 6),

@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn import layers
 from pydtnn.comm import Communicator, run_threads
@@ -44,6 +43,7 @@ from pydtnn.layers.striped_conv import ExtendedConv2d, StripedConv2d
 from pydtnn.model import Model
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.utils.observer import Kind, Observer
+from tests.each import each
 
 BATCH = 8
 SMALL = 200
@@ -167,8 +167,8 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("name", NETS)
+@each("fuse", [True, False])
+@each("name", NETS)
 def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(
     name: str, fuse: bool
 ) -> None:
@@ -200,7 +200,7 @@ def taps(size: int, kernel: int, stride: int, pad: int, dilation: int = 1) -> li
     return [[start + dilation * tap for tap in range(kernel)] for start in first]
 
 
-@pytest.mark.parametrize(
+@each(
     ("stride", "dilation", "groups", "filters"),
     [(1, 1, 1, 5), (2, 1, 1, 5), (1, 2, 1, 3), (2, 1, 2, 4), (1, 1, 4, 8)],
 )
@@ -225,7 +225,7 @@ def test_the_operations_of_a_convolution_are_those_of_its_loops(
     assert layer.cost(6) == (*(6 * n for n in cost[:2]), *layer.cost(6)[2:])
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@each("bias", [False, True])
 def test_the_operations_of_a_linear_layer_are_those_of_its_products(bias: bool) -> None:
     inputs, outputs, batch = 5, 3, 7
     net = Sequential(Linear(inputs, name="first"), Linear(outputs, bias=bias, name="last"))
@@ -288,8 +288,8 @@ def test_layers_that_rearrange_values_only_move_bytes() -> None:
     assert built(Dropout(0), (5, 5, 4)).cost(2)[:3] == (0, 0, 0)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@each("causal", [False, True])
+@each("dropout", [0.0, 0.2])
 def test_the_operations_of_attention_are_those_of_its_loops(causal: bool, dropout: float) -> None:
     length, heads, width = 7, 3, 2
     net = layers.DotProductAttention(heads, causal=causal, dropout=dropout)
@@ -325,9 +325,7 @@ def test_merges_count_every_input() -> None:
     assert joined == (0, 0, 2 * 24 * 4, 2 * 24 * 4)
 
 
-@pytest.mark.parametrize(
-    ("height", "kind"), [(480, StripedConv2d), (24, ExtendedConv2d)], ids=["striped", "extended"]
-)
+@each(("height", "kind"), [(480, StripedConv2d), (24, ExtendedConv2d)])
 def test_convolutions_of_stripes_count_rows_that_are_computed_twice(
     height: int, kind: type
 ) -> None:

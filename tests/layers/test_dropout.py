@@ -9,9 +9,10 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import Dropout, Sequential, StepContext
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+@each("rate", [0.0, 0.3, 0.9])
 def test_dropout_keeps_the_contract(rate: float, backend: Backend) -> None:
     check_layer(Dropout(rate), (3, 5), backend=backend)
 
@@ -33,7 +34,7 @@ def test_the_mask_of_a_sample_depends_neither_on_its_place_nor_on_the_others(
     np.testing.assert_array_equal(drop(backend, samples=order), together[order])
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}, {"samples": np.arange(6) + 2**40}])
+@each("change", [{"seed": 1}, {"epoch": 1}, {"samples": np.arange(6) + 2**40}])
 def test_masks_differ_between_seeds_epochs_and_samples(
     change: dict[str, object], backend: Backend
 ) -> None:
@@ -48,7 +49,7 @@ def test_masks_differ_between_samples_and_between_layers(backend: Backend) -> No
     assert (backend.to_numpy(both) == 0).sum() > (y == 0).sum()
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
+@each("rate", [0.1, 0.5, 0.8])
 def test_elements_are_dropped_at_the_rate_and_the_others_scaled(
     rate: float, backend: Backend
 ) -> None:
@@ -76,7 +77,7 @@ def test_dropout_without_samples_says_what_is_missing() -> None:
         model.forward(np.ones((2, 5), "float32"), StepContext(training=True))
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+@each("rate", [-0.1, 1.0, float("nan")])
 def test_the_rate_must_be_below_one(rate: float) -> None:
     with pytest.raises(ValueError, match="Dropout: rate must be at least 0 and below 1"):
         Dropout(rate)

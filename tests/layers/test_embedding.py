@@ -8,6 +8,7 @@ from pydtnn.layers import Embedding, Linear, Sequential
 from pydtnn.layers.base import StepContext
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
+from tests.each import each
 
 TOKENS = np.array([[3, 0, 3], [1, 3, 6]], "float64")
 
@@ -23,7 +24,7 @@ def gradients(model, x, dy):
     return y, {name: p.grad.copy() for name, p in model.parameters.items()}
 
 
-@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+@each("backend", ["cpu", "numpy"])
 def test_vectors_are_rows_and_their_gradients_sums_over_occurrences(backend, rng):
     model = Model(Embedding(7, 4), (3,), backend=backend, dtype="float64")
     w, dy = model.state()["embedding.w"], rng.normal(size=(2, 3, 4))
@@ -62,7 +63,7 @@ def test_a_saved_model_is_tied_again(tmp_path):
     assert sorted(again.parameters) == sorted(model.parameters)
 
 
-@pytest.mark.parametrize("wrong", [7, -1, 0.5, np.nan])
+@each("wrong", [7, -1, 0.5, np.nan])
 def test_numbers_that_are_no_tokens_are_named_with_sample_and_position(wrong):
     model = Model(Embedding(7, 4), (3,), backend="cpu", dtype="float64")
     x = TOKENS.copy()
@@ -79,12 +80,10 @@ def test_a_tied_layer_needs_vectors_of_its_own_length():
         Model(Sequential(embedding, Linear(5), embedding), (3,), backend="cpu")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(
-    ("rows", "count", "columns"), [(0, 3, 5), (1, 1, 1), (37, 5, 61), (300, 7, 130)]
-)
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
+@each("dtype", ["float32", "float64"])
+@each(("rows", "count", "columns"), [(0, 3, 5), (1, 1, 1), (37, 5, 61), (300, 7, 130)])
+@each("accumulate", [False, True])
+@each("threads", [1, 3])
 def test_rows_are_added(rows, count, columns, dtype, accumulate, threads, rng):
     dy = rng.normal(size=(rows, columns)).astype(dtype)
     chosen = rng.integers(0, count, rows)

@@ -18,6 +18,7 @@ from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model, generate
 from pydtnn.models import create_net
 from pydtnn.testing import check_layer
+from tests.each import each
 
 KINDS: dict[str, dict[str, Any]] = {
     "switch": {"choices": 1, "capacity": 1.0},
@@ -27,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "length", "features", "experts"),
     [("gshard", 1, 1, 3), ("switch", 5, 4, 3), ("mixtral", 3, 2, 2)],
 )
@@ -101,7 +102,7 @@ def context(scale: float = 1.0) -> StepContext:
     return StepContext(training=True, samples=np.arange(3), penalties=Penalties(scale))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_outputs_and_losses_are_those_of_a_loop_over_tokens(kind: str) -> None:
     model, xs = made(kind, [(7, 4), (7, 5)])
     step = context()
@@ -118,7 +119,7 @@ def test_outputs_and_losses_are_those_of_a_loop_over_tokens(kind: str) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_gradients_of_outputs_and_losses_are_differences(kind: str) -> None:
     model, xs = made(kind, [(5, 2), (5, 4)])
     dy, scale, step = np.random.default_rng(1).normal(size=(3, 5, 2)), 0.7, 1e-6
@@ -184,7 +185,7 @@ def test_the_loss_of_training_contains_those_of_routers() -> None:
         assert added == pytest.approx(sum(step.penalties.values) / 8, abs=1e-12)
 
 
-@pytest.mark.parametrize("recompute", [2, ["block0"]])
+@each("recompute", [2, ["block0"]])
 def test_losses_of_recomputed_layers_count_once(recompute: Any) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(5, size=(2, 24, 6))
@@ -200,7 +201,7 @@ def test_losses_of_recomputed_layers_count_once(recompute: Any) -> None:
         np.testing.assert_array_equal(found[1][1][name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["gpt_nano", "llama_nano"])
+@each("name", ["gpt_nano", "llama_nano"])
 def test_a_text_is_continued_with_kept_keys_as_without(name: str) -> None:
     model = Model(create_net(name, 11, (12,), experts=3, capacity=0.5), (12,), seed=3)
     text = generate(model, [1, 2, 3], 8, temperature=0)
@@ -213,7 +214,7 @@ def test_a_text_is_continued_with_kept_keys_as_without(name: str) -> None:
 # -- bad input
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "shapes", "message"),
     [
         (partial(Experts, 3), [(4, 2)], r"Experts: expected tokens \(T, D\) .*, got \(4, 2\)"),
@@ -231,7 +232,7 @@ def test_inputs_that_do_not_fit_are_refused(layer: Any, shapes: list[Shape], mes
         Model(layer(), shapes, backend="numpy")
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"hidden": 0}, "Experts: hidden must be at least 1, got 0"),

@@ -17,14 +17,13 @@ from pydtnn.layers.initializers import (
     generator,
     get_initializer,
 )
+from tests.each import each
 
 SHAPE, FAN_IN, FAN_OUT = (200, 100), 100, 200
 
 
-@pytest.mark.parametrize("distribution", ["uniform", "normal"])
-@pytest.mark.parametrize(
-    ("family", "variance"), [(Glorot, 2 / 300), (He, 2 / 100), (LeCun, 1 / 100)]
-)
+@each("distribution", ["uniform", "normal"])
+@each(("family", "variance"), [(Glorot, 2 / 300), (He, 2 / 100), (LeCun, 1 / 100)])
 def test_random_values_have_mean_zero_and_the_papers_variance(family, variance, distribution):
     w = family(distribution)(SHAPE, FAN_IN, FAN_OUT, generator(0, "w"))
     assert w.shape == SHAPE
@@ -42,7 +41,7 @@ def test_uniform_values_stay_below_the_limit_and_normal_ones_are_not_truncated()
     assert abs(normal).max() > 3 * (2 / 100) ** 0.5
 
 
-@pytest.mark.parametrize("name", INITIALIZERS)
+@each("name", INITIALIZERS)
 def test_every_name_gives_float64_of_the_shape(name):
     options = {"value": 0.5} if name == "constant" else {}
     w = get_initializer(name, **options)((3, 2), 2, 3, generator(0, "w"))
@@ -50,7 +49,7 @@ def test_every_name_gives_float64_of_the_shape(name):
     assert w.dtype == np.float64
 
 
-@pytest.mark.parametrize(("name", "value"), [("zeros", 0), ("ones", 1)])
+@each(("name", "value"), [("zeros", 0), ("ones", 1)])
 def test_constants_are_the_same_everywhere(name, value):
     assert (get_initializer(name)((4,), 0, 0, generator(0, "b")) == value).all()
     assert (Constant(0.25)((4,), 0, 0, generator(0, "b")) == 0.25).all()
@@ -86,7 +85,7 @@ def test_a_function_of_ones_own_is_an_initializer():
     assert get_initializer(mine) is mine
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "sentence"),
     [
         (

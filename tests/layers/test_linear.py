@@ -9,10 +9,11 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import Linear
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 
-@pytest.mark.parametrize("shape", [(1,), (5,), (2, 3), (2, 1, 3)])
-@pytest.mark.parametrize("bias", [True, False])
+@each("shape", [(1,), (5,), (2, 3), (2, 1, 3)])
+@each("bias", [True, False])
 def test_linear_keeps_the_contract(shape: tuple[int, ...], bias: bool, backend: Backend) -> None:
     check_layer(Linear(4, bias=bias), shape, backend=backend)
 

@@ -9,19 +9,20 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import Add, Concat, Linear, Multiply, Sequential
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 
-@pytest.mark.parametrize("inputs", [2, 3, 4])
+@each("inputs", [2, 3, 4])
 def test_add_keeps_the_contract(inputs: int, backend: Backend) -> None:
     check_layer(Add(), *[(3, 2)] * inputs, backend=backend)
 
 
-@pytest.mark.parametrize("second", [(3, 2, 4), (1, 1, 4), (3, 1, 1)])
+@each("second", [(3, 2, 4), (1, 1, 4), (3, 1, 1)])
 def test_multiply_keeps_the_contract(second: tuple[int, ...], backend: Backend) -> None:
     check_layer(Multiply(), (3, 2, 4), second, backend=backend)
 
 
-@pytest.mark.parametrize(
+@each(
     ("axis", "shapes"),
     [
         (-1, [(2, 3, 1), (2, 3, 4)]),

@@ -21,6 +21,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 TRAINING = StepContext(training=True)
 
@@ -43,7 +44,7 @@ AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@each("case", AWKWARD)
 def test_norms_keep_the_contract(case: str, backend: Backend) -> None:
     make, shape = AWKWARD[case]
     check_layer(make(), shape, backend=backend, batch=4)
@@ -125,8 +126,8 @@ def test_rms_norm_keeps_the_mean_and_scales_to_a_mean_square_of_1(backend: Backe
     np.testing.assert_allclose(y / x, (y / x)[..., :1] * np.ones(6), rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("rows", "channels"), [(1, 1), (3, 7), (0, 5), (700, 17), (5, 1030)])
+@each("dtype", ["float32", "float64"])
+@each(("rows", "channels"), [(1, 1), (3, 7), (0, 5), (700, 17), (5, 1030)])
 def test_a_compiled_rms_norm_equals_the_reference(rows: int, channels: int, dtype: str) -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(2, 3, size=(2, rows, channels)).astype(dtype)
@@ -170,8 +171,8 @@ def test_options_that_do_not_fit_are_told() -> None:
         GroupNorm(0)
 
 
-@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "plain"])
-@pytest.mark.parametrize("name", ["cpu", "numpy"])
+@each("fuse", [True, False])
+@each("name", ["cpu", "numpy"])
 def test_batch_norm_of_doubles_survives_a_mean_of_a_million_deviations(
     name: str, fuse: bool
 ) -> None:
@@ -197,7 +198,7 @@ def test_batch_norm_of_doubles_survives_a_mean_of_a_million_deviations(
         np.testing.assert_allclose(actual, exact, rtol=0, atol=5e-9)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sentence"),
     [
         ({"size": 0}, "LocalResponseNorm: size must be at least 1, got 0"),

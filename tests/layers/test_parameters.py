@@ -9,6 +9,7 @@ from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential, StepContext
 from pydtnn.layers.parameters import ALIGNMENT, Parameter, ParameterBuffer
 from pydtnn.model import Model
+from tests.each import each
 
 
 def zeros(shape: tuple[int, ...], *_: object) -> np.ndarray:
@@ -32,7 +33,7 @@ def offset(buffer: ParameterBuffer, p: Parameter) -> int:
     return int(p.value.ctypes.data - buffer.values.ctypes.data)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("dtype", ["float32", "float64"])
 def test_every_parameter_starts_on_a_cache_line(dtype: str) -> None:
     parameters, buffer = make([1, 16, 17, 3, 100], 1 << 20, dtype)
     assert [offset(buffer, p) % ALIGNMENT for p in parameters] == [0] * 5

@@ -18,6 +18,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "max": (lambda: MaxPool2d(2), (4, 6, 3)),
@@ -40,7 +41,7 @@ AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@each("case", AWKWARD)
 def test_pooling_keeps_the_contract(case: str, backend: Backend) -> None:
     make, shape = AWKWARD[case]
     check_layer(make(), shape, backend=backend, batch=2)

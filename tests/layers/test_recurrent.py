@@ -29,6 +29,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.testing import check_layer, check_plan
 from pydtnn.training import Trainer
+from tests.each import each
 
 KINDS = [LSTMLayer, GRULayer]
 STACKS = [LSTM, GRU]
@@ -40,8 +41,8 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@each("options", OPTIONS)
+@each("kind", KINDS)
 def test_a_direction_keeps_the_contract(
     kind: Any, options: dict[str, Any], backend: Backend
 ) -> None:
@@ -67,8 +68,8 @@ def passes(model: Model, *xs: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[
     return y, dx[0] if len(xs) > 1 else dx, grads
 
 
-@pytest.mark.parametrize("return_sequences", [True, False])
-@pytest.mark.parametrize("kind", STACKS)
+@each("return_sequences", [True, False])
+@each("kind", STACKS)
 def test_a_sample_with_a_length_has_the_outputs_and_gradients_of_its_part_alone(
     kind: Any, return_sequences: bool
 ) -> None:
@@ -96,7 +97,7 @@ def test_a_sample_with_a_length_has_the_outputs_and_gradients_of_its_part_alone(
         np.testing.assert_allclose(grad, sums[name], atol=1e-13)
 
 
-@pytest.mark.parametrize("kind", STACKS)
+@each("kind", STACKS)
 def test_layers_and_directions_are_those_that_their_layers_compute(kind: Any) -> None:
     net = kind(4, layers=2, bidirectional=True, return_sequences=False, dropout=0.5, name="a")
     model = Model(Sequential(net), (5, 3), dtype="float64")
@@ -141,7 +142,7 @@ def small() -> list[Net]:
     return [LSTM(5, bidirectional=True), GRU(4, return_sequences=False), Linear(3)]
 
 
-@pytest.mark.parametrize("plan", [None, "filter"])
+@each("plan", [None, "filter"])
 def test_ranks_train_as_one_does(plan: str | None) -> None:
     meshes = [{"data": 3}] if plan is None else [{"filter": 2}]
     check_plan(small, (4, 3), plan=plan, meshes=meshes)
@@ -168,7 +169,7 @@ def test_exact_training_has_the_same_bytes_for_any_number_of_ranks() -> None:
         assert {*run_threads(size, train)} == {alone}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_the_operations_are_those_of_its_loops(kind: Any) -> None:
     gates = {LSTMLayer: 4, GRULayer: 3}[kind]
     model = Model(Sequential(Linear(6), kind(5)), (7, 6), backend="numpy")
@@ -180,7 +181,7 @@ def test_the_operations_are_those_of_its_loops(kind: Any) -> None:
     assert cost.flops_backward > 2 * steps * products
 
 
-@pytest.mark.parametrize("kind", STACKS)
+@each("kind", STACKS)
 def test_recomputation_changes_no_byte(kind: Any) -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(3, 6, 4)).astype("f"), rng.normal(size=(3, 6, 10)).astype("f")

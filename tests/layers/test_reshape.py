@@ -12,6 +12,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import Flatten, Identity, Layer, Pad, Rescale, Reshape, Slice, Transpose
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 CASES: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "identity": (lambda: Identity(), (3, 2)),
@@ -29,7 +30,7 @@ CASES: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_layers_that_move_values_keep_the_contract(case: str, backend: Backend) -> None:
     make, shape = CASES[case]
     check_layer(make(), shape, backend=backend)
@@ -51,7 +52,7 @@ def test_they_compute_what_numpy_does() -> None:
     np.testing.assert_array_equal(predict(Pad(padding), x), np.pad(x, ((0, 0), *padding)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "sentence"),
     [
         (lambda: Reshape((5, -1)), r"shape must have as many elements as \(3, 4\), got \(5, -1\)"),

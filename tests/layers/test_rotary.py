@@ -10,9 +10,10 @@ from pydtnn.layers import Rotary, StepContext
 from pydtnn.layers.base import Shape
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("heads", "shapes"),
     [
         (1, [(1, 2), (1, 2), (1, 2)]),
@@ -68,7 +69,7 @@ def test_consecutive_heads_share_keys_and_values() -> None:
     assert (keys[..., 0, :] != keys[..., 3, :]).all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("heads", "shapes", "message"),
     [
         (2, [(3, 4)], r"Rotary: expected queries \(T, H E\), keys .*, got \(3, 4\)"),

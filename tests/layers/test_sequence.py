@@ -21,10 +21,11 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
+from tests.each import each
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 3), (4, 33)])
-@pytest.mark.parametrize("kind", [ClassToken, PositionalEmbedding])
+@each("shape", [(1, 1), (1, 5), (7, 3), (4, 33)])
+@each("kind", [ClassToken, PositionalEmbedding])
 def test_layers_of_sequences_keep_the_contract(
     kind: Any, shape: tuple[int, int], backend: Backend
 ) -> None:
@@ -52,7 +53,7 @@ def test_weight_decay_leaves_out_tokens_and_embeddings() -> None:
     assert not any(p.decay for p in model.parameters.values())
 
 
-@pytest.mark.parametrize("kind", [ClassToken, PositionalEmbedding])
+@each("kind", [ClassToken, PositionalEmbedding])
 def test_frozen_vectors_have_no_gradients(kind: Any, backend: Backend) -> None:
     net = Sequential(Linear(4), kind(name="frozen"), Linear(2))
     model = Model(net, (3, 5), backend=backend)
@@ -65,7 +66,7 @@ def test_frozen_vectors_have_no_gradients(kind: Any, backend: Backend) -> None:
     assert (backend.to_numpy(model.parameters["linear0.w"].grad) != 0).any()
 
 
-@pytest.mark.parametrize("kind", [ClassToken, PositionalEmbedding])
+@each("kind", [ClassToken, PositionalEmbedding])
 def test_an_input_that_is_no_sequence_is_told(kind: Any) -> None:
     with pytest.raises(
         ValueError, match=rf"{kind.__name__}: expected an input of shape \(T, D\), got \(5,\)"

@@ -24,6 +24,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer, check_plan
+from tests.each import each
 
 AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "one tap": (lambda: Conv1d(3, 1), (5, 2)),
@@ -44,13 +45,13 @@ AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@each("case", AWKWARD)
 def test_layers_of_signals_keep_the_contract(case: str, backend: Backend) -> None:
     make, shape = AWKWARD[case]
     check_layer(make(), shape, backend=backend, batch=2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each("dtype", ["float32", "bfloat16"])
 def test_a_signal_is_convolved_and_pooled_like_a_row_of_an_image(
     dtype: str, backend: Backend
 ) -> None:
@@ -94,7 +95,7 @@ def small() -> list[Layer]:
     return [*body, ReLU(), AvgPool1d(2, 1, padding=1), Flatten(), Linear(3)]
 
 
-@pytest.mark.parametrize("plan", [None, "filter", "channel"])
+@each("plan", [None, "filter", "channel"])
 def test_ranks_train_on_signals_as_one_does(plan: str | None) -> None:
     if plan is None:
         check_plan(small, (13, 2), meshes=[{"data": 3}])

@@ -23,6 +23,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer, check_plan
+from tests.each import each
 
 CASES: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "1x1": (lambda: ConvTranspose2d(3, 1), (3, 2, 2)),
@@ -69,7 +70,7 @@ def loops(x: np.ndarray, w: np.ndarray, layer: Any) -> np.ndarray:
     return whole[:, top : rows - bottom, left : columns - right]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[0] not in "nb"])
+@each("case", [case for case in CASES if case[0] not in "nb"])
 def test_a_transposed_convolution_is_a_sum_of_its_filters(case: str, backend: Backend) -> None:
     make, shape = CASES[case]
     layer: Any = make()
@@ -100,7 +101,7 @@ def test_nearest_repeats_pixels_exactly(backend: Backend) -> None:
     np.testing.assert_array_equal(y, x.repeat(3, axis=1).repeat(2, axis=2))
 
 
-@pytest.mark.parametrize("factor", [1, 2, 3, 4, 7])
+@each("factor", [1, 2, 3, 4, 7])
 def test_bilinear_interpolates_between_the_centres_of_pixels(factor: int, backend: Backend) -> None:
     x = np.random.default_rng(0).normal(size=(2, 4, 5, 3))
     y = Model(Upsample(factor, "bilinear"), x.shape[1:], backend=backend, dtype="float64").predict(
@@ -121,7 +122,7 @@ def test_a_constant_image_stays_constant(backend: Backend) -> None:
         np.testing.assert_allclose(y, 0.7, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "sentence"),
     [
         (
@@ -151,10 +152,9 @@ def decoder() -> list[Layer]:
     return [*parts, Upsample(2, "bilinear"), Conv2d(2, 3), Flatten(), Linear(3)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("plan", "meshes"),
     [(None, [{"data": 2}]), ("alternate", [{"model": 2}]), ("spatial", [{"spatial": 2}])],
-    ids=str,
 )
 def test_ranks_train_a_decoder_as_one_does(plan: Any, meshes: list[dict[str, int]]) -> None:
     check_plan(decoder, (6, 8, 2), plan, meshes=meshes)

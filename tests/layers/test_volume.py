@@ -22,6 +22,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.testing import check_layer, check_plan
+from tests.each import each
 
 AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "1x1x1": (lambda: Conv3d(3, 1), (2, 3, 2, 2)),
@@ -44,7 +45,7 @@ AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@each("case", AWKWARD)
 def test_layers_of_volumes_keep_the_contract(case: str, backend: Backend) -> None:
     make, shape = AWKWARD[case]
     check_layer(make(), shape, backend=backend, batch=2)
@@ -96,7 +97,7 @@ def small() -> list[Layer]:
     return [*body, AvgPool3d(2, 1, padding=1), Flatten(), Linear(3)]
 
 
-@pytest.mark.parametrize("meshes", [[{"data": 2}], [{"data": 3}]], ids=str)
+@each("meshes", [[{"data": 2}], [{"data": 3}]])
 def test_ranks_train_on_volumes_as_one_does(meshes: list[dict[str, int]]) -> None:
     check_plan(small, (5, 6, 5, 2), meshes=meshes)
 

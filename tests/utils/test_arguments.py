@@ -32,6 +32,7 @@ from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.schedules import Constant
 from pydtnn.utils.arguments import construction_of
+from tests.each import each
 
 
 class Given(Layer):
@@ -87,7 +88,7 @@ SHOWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("made", "shown"), SHOWN, ids=[shown[:30] for _, shown in SHOWN])
+@each(("made", "shown"), SHOWN)
 def test_an_object_shows_the_arguments_that_differ_from_the_defaults(
     made: object, shown: str
 ) -> None:
@@ -153,7 +154,7 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("kind", PUBLIC)
+@each("kind", PUBLIC)
 def test_what_a_layer_shows_makes_an_equal_one(kind: type) -> None:
     args, options = OPTIONS.get(kind.__name__, ((), {}))
     shown = repr(kind(*args, **options))

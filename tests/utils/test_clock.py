@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import pydtnn
 from pydtnn.utils import clock
+from tests.each import each
 
 ROOT = Path(pydtnn.__file__).parent
 
@@ -42,7 +41,7 @@ def readings(source: Path) -> Iterator[str]:
             yield from (f"{source}:{node.lineno}" for name in node.names if name.name in TIMES)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@each("room", ROOMS)
 def test_only_what_concerns_the_machine_reads_its_time(room: str) -> None:
     found = []
     for source in sorted((ROOT / room).rglob("*.py")):
@@ -52,7 +51,7 @@ def test_only_what_concerns_the_machine_reads_its_time(room: str) -> None:
     assert not found, f"{', '.join(found)}: read pydtnn.utils.clock instead"
 
 
-@pytest.mark.parametrize("module", REAL)
+@each("module", REAL)
 def test_the_exceptions_do_read_it(module: str) -> None:
     path = ROOT / module
     sources = sorted(path.rglob("*.py")) if path.is_dir() else [path]

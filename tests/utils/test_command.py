@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.utils.command import printing
+from tests.each import each
 
 COMMANDS = {
     "info": ["pydtnn.info"],
@@ -55,7 +56,7 @@ def test_a_command_ends_in_silence_where_its_reader_has_gone(command: list[str])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("name", ["info", "schedules", "a schedule"])
+@each("name", ["info", "schedules", "a schedule"])
 def test_output_that_cannot_be_written_is_one_sentence(name: str) -> None:
     with open("/dev/full", "w") as full, start(COMMANDS[name], full.fileno()) as process:
         told = process.stderr.read()

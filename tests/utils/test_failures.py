@@ -7,6 +7,7 @@ from math import ceil, exp
 import pytest
 
 from pydtnn.utils.failures import NoHostError, continued, optimal_interval, restarted
+from tests.each import each
 
 
 def one_run(
@@ -29,7 +30,7 @@ def one_run(
         seconds, hosts, failures = seconds + until, hosts - 1, failures + 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("work", "hosts", "mtbf", "lost", "speed"),
     [
         (1e4, 10, 1e6, 10.0, lambda n: n / 10),
@@ -55,7 +56,7 @@ def test_without_failures_nothing_is_lost() -> None:
     assert restarted(100.0, interval, 1.0, 60.0, 1e9).seconds == pytest.approx(100, rel=1e-4)
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 3])
+@each("hosts", [1, 2, 3])
 def test_a_run_whose_hosts_all_fail_has_no_end(hosts: int) -> None:
     with pytest.raises(NoHostError, match=f"fewer than two of {hosts} hosts"):
         continued(1e9, hosts, 100.0, 1.0, lambda n: n / hosts)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
-
 from pydtnn.utils.names import unknown
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "sentence"),
     [
         ("cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
@@ -18,7 +17,7 @@ def test_an_unknown_name_is_told_with_the_nearest_ones_or_all(name: str, sentenc
     assert unknown("schedule", name, ["cosine", "step", "Warmup"]) == sentence
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "name", "choices", "rest"),
     [
         ("value of --device", "gpu", ["cpu", "cuda", "numpy"], "; use 'cuda'"),

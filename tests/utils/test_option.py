@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass
 import pytest
 
 from pydtnn.utils.option import option, set_options, signature_of
+from tests.each import each
 
 
 class Tea:
@@ -37,7 +38,7 @@ def test_options_have_defaults_until_they_are_set() -> None:
     assert (Tea("soft").cups, Tea("soft").sugar) == (2, None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "sentence"),
     [
         ("cups", 0, "MilkTea: cups must be at least 1, got 0"),

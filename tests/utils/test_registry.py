@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pydtnn.utils.registry import Registry
+from tests.each import each
 
 
 class Shape:
@@ -32,13 +33,13 @@ def shapes(base: Any = Shape, **registry: Callable[..., Any]) -> Registry[Any]:
     return Registry("shape", {"big_box": Box} | registry, base, "a Shape or a factory", aliases)
 
 
-@pytest.mark.parametrize("name", ["big_box", "Big-Box", " big box ", "carton", Box])
+@each("name", ["big_box", "Big-Box", " big box ", "carton", Box])
 def test_capitals_hyphens_and_spaces_do_not_matter_and_there_are_aliases(name: Any) -> None:
     assert shapes().find(name).make({"size": 2}).given == (2, "red")
     assert shapes().find(name).make({"colour": "blue"}, 3).given == (3, "blue")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "leading", "sentence"),
     [
         ("big_bux", {}, (), "unknown shape 'big_bux'; did you mean 'big_box'?"),
@@ -64,7 +65,7 @@ def test_unknown_names_and_options_are_refused(
         shapes().find(name).make(options, *leading)
 
 
-@pytest.mark.parametrize("given", [3, None, int, Shape])
+@each("given", [3, None, int, Shape])
 def test_what_is_none_and_makes_none_is_refused(given: Any) -> None:
     expected = re.escape(f"shape: expected a name, a Shape or a factory, got {given!r}")
     with pytest.raises(TypeError, match=f"^{expected}$"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
-
 from pydtnn.utils.request import Chain, Queue, Request
+from tests.each import each
 
 
 class Step(Request):
@@ -72,7 +71,7 @@ def test_a_chain_that_only_waiting_advances_is_not_complete_before() -> None:
     assert chain.test()
 
 
-@pytest.mark.parametrize("by_test", [True, False])
+@each("by_test", [True, False])
 def test_second_steps_start_in_the_order_of_the_chains(by_test: bool) -> None:
     queue, log = Queue(), list[str]()
     a, b = [Step(), Step()], [Step(done=True), Step(done=True)]

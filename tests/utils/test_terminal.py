@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.utils.terminal import Lasting, encodable, terminal_of, width_of
+from tests.each import each
 from tests.launch import MPICH, OPENMPI, ROOT, is_openmpi, mpiexec, why_not
 
 SHOW = (
@@ -48,7 +49,7 @@ def on_terminal(command: str) -> str:
 PYTHON = f'{sys.executable} -c "{SHOW}"'
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "found"),
     [
         (PYTHON, "terminal True own True width 70"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pydtnn.utils.units import format_quantity, parse_quantity, parse_size
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "unit", "value"),
     [
         ("50 us", "s", 50e-6),
@@ -30,7 +31,7 @@ def test_a_number_with_a_unit_is_converted_to_si(text: str, unit: str, value: fl
     assert parse_quantity("x", text, unit) == value
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     ["50", 50, 1.5, "us", "", None, True, [1], "5 Gb/s", "5 GB", "1 2 us", "nan us", "0x5 us"],
 )
@@ -39,7 +40,7 @@ def test_anything_but_a_number_with_a_known_unit_is_refused(value: object) -> No
         parse_quantity("link", value, "s")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "advice"),
     [
         (100, "write 100 GB/s or 100 Gbit/s"),
@@ -53,7 +54,7 @@ def test_advice_keeps_bits_apart_from_bytes(text: object, advice: str) -> None:
         parse_quantity("link", text, "B/s")
 
 
-@pytest.mark.parametrize("text", ["-1 us", "0 us", "1e999 s"])
+@each("text", ["-1 us", "0 us", "1e999 s"])
 def test_negative_zero_and_infinite_quantities_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="x: expected a finite quantity above 0, got"):
         parse_quantity("x", text, "s")
@@ -63,7 +64,7 @@ def test_zero_is_accepted_where_it_is_allowed() -> None:
     assert parse_quantity("x", "0 us", "s", positive=False) == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "unit", "text"),
     [
         (5e-5, "s", "50 us"),
@@ -81,7 +82,7 @@ def test_quantities_are_written_with_the_largest_unit_in_which_they_are_at_least
     assert parse_quantity("x", text, unit, positive=False) == pytest.approx(value, rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "size"),
     [("1", 1), ("7B", 7), ("2GiB", 2 << 30), ("2 gb", 2 * 10**9), ("0.5k", 512), (" 3T ", 3 << 40)],
 )
@@ -89,7 +90,7 @@ def test_units_are_powers_of_1000_or_1024(text: str, size: int) -> None:
     assert parse_size("limit", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "2XB", "0", "0.0001", "3iB", "1 2"])
+@each("text", ["", "GiB", "-1", "1e3", "2XB", "0", "0.0001", "3iB", "1 2"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="limit: expected a size such as 500MiB or 2GiB, got"):
         parse_size("limit", text)

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from pydtnn.utils.validate import check_bool, check_float, check_int
+from tests.each import each
 
 
-@pytest.mark.parametrize("value", [0, 0.5, np.float32(0.5), np.int64(0)])
+@each("value", [0, 0.5, np.float32(0.5), np.int64(0)])
 def test_numbers_of_any_kind_within_the_limits_become_floats(value):
     checked = check_float("SGD", "momentum", value, at_least=0, below=1)
     assert type(checked) is float
     assert checked == value
 
 
-@pytest.mark.parametrize("value", [-0.1, 1, float("nan"), float("inf")])
+@each("value", [-0.1, 1, float("nan"), float("inf")])
 def test_numbers_out_of_the_limits_are_refused(value):
     with pytest.raises(
         ValueError, match=f"SGD: momentum must be at least 0 and below 1, got {value}"
@@ -23,15 +24,13 @@ def test_numbers_out_of_the_limits_are_refused(value):
         check_float("SGD", "momentum", value, at_least=0, below=1)
 
 
-@pytest.mark.parametrize(
-    ("limits", "value"), [({"above": 0}, 0), ({"at_most": 1}, 1.5), ({"below": 1}, 1)]
-)
+@each(("limits", "value"), [({"above": 0}, 0), ({"at_most": 1}, 1.5), ({"below": 1}, 1)])
 def test_every_kind_of_limit_holds(limits, value):
     with pytest.raises(ValueError, match="who: what must be"):
         check_float("who", "what", value, **limits)
 
 
-@pytest.mark.parametrize("value", ["0.1", None, True, [0.1]])
+@each("value", ["0.1", None, True, [0.1]])
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(TypeError, match="SGD: momentum must be a number"):
         check_float("SGD", "momentum", value)
@@ -55,12 +54,12 @@ def test_numbers_that_no_float_holds_are_out_of_the_limits():
         check_int("train", "--epochs", 2**64, at_least=1)
 
 
-@pytest.mark.parametrize("value", [True, False, np.True_])
+@each("value", [True, False, np.True_])
 def test_true_and_false_are_true_and_false(value):
     assert check_bool("SGD", "nesterov", value) is bool(value)
 
 
-@pytest.mark.parametrize("value", [1, 0, "false", None, []])
+@each("value", [1, 0, "false", None, []])
 def test_what_only_counts_as_true_or_false_is_refused(value):
     with pytest.raises(TypeError, match="SGD: nesterov must be true or false, got"):
         check_bool("SGD", "nesterov", value)

@@ -1,0 +1,71 @@
+"""`each`: as `pytest.mark.parametrize`, but all values in one test, for cases of milliseconds.
+
+    @each("dtype", ["float32", "float64"])
+    @each("size, parts", [(7, 1), (7, 3), (1013, 4)])
+    def test_parts_add_up_to_the_whole(size, parts, dtype): ...
+
+Fixtures are made once for all cases. The first case that fails ends the test, and its values stand
+below the error; cases that skip themselves are left out. With the fixture `backend` a simulated
+GPU runs one of `FEW_SIMULATED` cases, drawn by the name of the test.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import gpu
+
+FEW_SIMULATED = 4
+"""Of so many cases that all backends have, one is run on a simulated GPU: its kernels have others,
+in tests/kernels/cuda."""
+
+
+def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any]:
+    """Call a test with each of the values, or rows of values, of its parameters `names`."""
+    listed = re.findall(r"\w+", names) if isinstance(names, str) else [*names]
+    rows = [dict(zip(listed, [row] if len(listed) == 1 else row, strict=True)) for row in values]
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        inner, rows_inside = getattr(test, "cases", (test, [{}]))
+        cases = [outside | inside for outside in rows for inside in rows_inside]
+
+        @functools.wraps(inner)
+        def run(*args: Any, **fixtures: Any) -> None:
+            skipped: list[BaseException] = []
+            chosen = cases
+            if getattr(fixtures.get("backend"), "name", "") == "cuda" and gpu.why_not():
+                order = np.random.default_rng(zlib.crc32(inner.__qualname__.encode()))
+                few = -(-len(cases) // FEW_SIMULATED)
+                chosen = [cases[i] for i in order.permutation(len(cases))[:few]]
+            for case in chosen:
+                try:
+                    inner(*args, **fixtures, **case)
+                except pytest.skip.Exception as skip:
+                    skipped.append(skip)
+                except BaseException as error:
+                    error.add_note(", ".join(f"{name} = {case[name]!r}" for name in case))
+                    raise
+            if len(skipped) == len(chosen):
+                raise skipped[0]
+
+        signature = inspect.signature(test)
+        if not cases or {*listed} - {*signature.parameters}:
+            raise pytest.UsageError(f"{test.__qualname__}: no parameters or no values of {names}.")
+        left = [one for name, one in signature.parameters.items() if name not in listed]
+        marks = getattr(test, "pytestmark", [])
+        run.__dict__.update(
+            pytestmark=marks,
+            cases=(inner, cases),
+            __signature__=signature.replace(parameters=left),
+        )
+        return run
+
+    return decorate

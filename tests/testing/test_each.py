@@ -1,0 +1,64 @@
+"""Cases in one test: all are run, the one that fails is named, a simulated GPU runs a few."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests import gpu
+from tests.each import each
+
+
+def test_all_rows_of_all_parameters_are_run_and_the_one_that_fails_is_named() -> None:
+    seen = []
+
+    @each("a", "xy")
+    @each("b, c", [(1, 2), (3, 4)])
+    def test(fixture: str, a: str, b: int, c: int) -> None:
+        seen.append((fixture, a, b, c))
+        assert (a, b) != ("y", 3)
+
+    with pytest.raises(AssertionError) as caught:
+        test(fixture="f")
+    assert caught.value.__notes__ == ["a = 'y', b = 3, c = 4"]
+    assert seen == [("f", "x", 1, 2), ("f", "x", 3, 4), ("f", "y", 1, 2), ("f", "y", 3, 4)]
+
+
+def test_it_is_skipped_where_every_case_is() -> None:
+    def test(case: int) -> None:
+        if case:
+            pytest.skip(f"case {case}")
+
+    each("case", [1, 0])(test)()
+    with pytest.raises(pytest.skip.Exception, match="case 1"):
+        each("case", [1, 2])(test)()
+
+
+def test_mistakes_are_refused() -> None:
+    for names, values in (("b", [1]), ("a", [])):
+        with pytest.raises(pytest.UsageError, match="no parameters or no values of"):
+            each(names, values)(lambda a: None)
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        each("a, b", [(1, 2, 3)])
+
+
+def test_a_simulated_gpu_runs_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[int]] = {"cpu": [], "cuda": []}
+
+    @each("case", range(10))
+    def test(backend: SimpleNamespace, case: int) -> None:
+        seen[backend.name].append(case)
+
+    monkeypatch.setattr(gpu, "why_not", lambda: "there is none")
+    for name in seen:
+        test(backend=SimpleNamespace(name=name))
+    assert seen["cpu"] == [*range(10)]
+    assert len({*seen["cuda"]}) == 3
+
+
+@each("case", range(10))
+@each("letter", "ab")
+@pytest.mark.threads(2)
+def test_marks_and_fixtures_work_as_with_any_test(comm, case: int, letter: str) -> None:
+    assert comm.gather_object((case, letter)) == [(case, letter)] * 2

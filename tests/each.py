@@ -4,9 +4,11 @@
     @each("size, parts", [(7, 1), (7, 3), (1013, 4)])
     def test_parts_add_up_to_the_whole(size, parts, dtype): ...
 
-Fixtures are made once for all cases. The first case that fails ends the test, and its values stand
-below the error; cases that skip themselves are left out. With the fixture `backend` a simulated
-GPU runs one of `FEW_SIMULATED` cases, drawn by the name of the test.
+Fixtures are made once for all cases, except that each case has a folder `tmp_path` of its own,
+empty `capsys` and `caplog`, and that what it changes by `monkeypatch` is undone. The first case
+that fails ends the test, and its values stand below the error; cases that skip themselves are left
+out. With the fixture `backend` a simulated GPU runs one of `FEW_SIMULATED` cases, drawn by the name
+of the test.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import functools
 import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,9 @@ in tests/kernels/cuda."""
 def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any]:
     """Call a test with each of the values, or rows of values, of its parameters `names`."""
     listed = re.findall(r"\w+", names) if isinstance(names, str) else [*names]
+    values = [*values]
+    if any(isinstance(value, type(pytest.param())) for value in values):
+        raise pytest.UsageError("each: a case cannot have marks: use pytest.mark.parametrize.")
     rows = [dict(zip(listed, [row] if len(listed) == 1 else row, strict=True)) for row in values]
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,9 +51,10 @@ def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any
                 order = np.random.default_rng(zlib.crc32(inner.__qualname__.encode()))
                 few = -(-len(cases) // FEW_SIMULATED)
                 chosen = [cases[i] for i in order.permutation(len(cases))[:few]]
-            for case in chosen:
+            for number, case in enumerate(chosen):
                 try:
-                    inner(*args, **fixtures, **case)
+                    with _afresh(fixtures, number) as own:
+                        inner(*args, **own, **case)
                 except pytest.skip.Exception as skip:
                     skipped.append(skip)
                 except BaseException as error:
@@ -69,3 +76,20 @@ def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any
         return run
 
     return decorate
+
+
+@contextmanager
+def _afresh(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Give the fixtures of a case, without what earlier ones have left in them."""
+    own = dict(fixtures)
+    if "tmp_path" in own:
+        own["tmp_path"] = own["tmp_path"] / f"case{number}"
+        own["tmp_path"].mkdir()
+    if "capsys" in own:
+        own["capsys"].readouterr()
+    if "caplog" in own:
+        own["caplog"].clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if "monkeypatch" in own:
+            own["monkeypatch"] = patch
+        yield own

@@ -25,6 +25,7 @@ from pydtnn.saving import models
 from pydtnn.tracing import records
 from pydtnn.training.checkpoint import content
 from pydtnn.utils.names import foreign_names
+from tests.each import each
 from tests.test_imports import ROOT
 
 PAGES = [
@@ -77,7 +78,7 @@ def exists(name: str, page: Path) -> bool:
     return any((folder / name).exists() for folder in (ROOT, ROOT / "pydtnn", page.parent))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     text = re.sub(
         r"https?://\S+|\d[\d.]* [GM]?\w+/s|[GM](B|bit|flop)/s", "", "\n".join(code_of(page))
@@ -104,7 +105,7 @@ def known_options() -> set[str]:
     return found | {f"--no-{name[2:]}" for name in found}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
@@ -144,7 +145,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [textwrap.dedent(text) for _, language, text in found if language in languages]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page: Path) -> None:
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
@@ -154,7 +155,7 @@ def test_every_python_block_of_a_page_is_python_and_imports_what_exists(page: Pa
                     assert alias.name == "*" or hasattr(module, alias.name), ast.unparse(node)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_shell_block_of_a_page_has_the_syntax_of_a_shell(page: Path) -> None:
     text = "\n".join(blocks(page, "bash", "sh"))
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
@@ -183,7 +184,7 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_command_of_a_shell_block_is_accepted_by_its_parser(page: Path) -> None:
     for command, *arguments in commands(page):
         assert command in COMMANDS, command
@@ -206,7 +207,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+@each("page", [*PAGES, ROOT / "CHANGELOG.md"])
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
@@ -238,6 +239,16 @@ def test_formats_of_files_in_the_page_about_versions_are_those_of_the_code() -> 
         "trace of a rank": str(records.VERSION),
         "profile of compute times": str(profile.FORMAT),
     }
+
+
+def test_every_stop_of_the_tour_is_defined_in_its_file() -> None:
+    text = (ROOT / "docs/tour.md").read_text()
+    for name, file in re.findall(r"(?:`([\w.]+)`\s+in\s+)?`([a-z0-9_/]+\.py)`", text):
+        place: ast.AST = ast.parse((ROOT / "pydtnn" / file).read_text())
+        for part in filter(None, name.split(".")):
+            inside = {node.name: node for node in place.body if hasattr(node, "name")}
+            assert part in inside, f"{file} has no {name}"
+            place = inside[part]
 
 
 def test_every_folder_of_the_repository_is_part_of_the_source_distribution() -> None:

@@ -40,6 +40,7 @@ from pydtnn.parallel.schemes import (
 )
 from pydtnn.testing import check_layer, check_loss, check_plan, check_scheme
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
@@ -94,12 +95,12 @@ def losses(optimizer: Optimizer, exchange: GradientExchange, epochs: int = 4) ->
     return [logs["loss"] for logs in trainer.fit(problem(), epochs=epochs, global_batch_size=16)]
 
 
-@pytest.mark.parametrize(("block", "limit"), LIMITS.items())
+@each(("block", "limit"), LIMITS.items())
 def test_an_extension_is_as_short_as_promised(block: str, limit: int) -> None:
     assert lines_of_code(BLOCKS[block]) <= limit
 
 
-@pytest.mark.parametrize("block", ["layer", "parameters"])
+@each("block", ["layer", "parameters"])
 def test_the_layers_have_right_gradients(block: str) -> None:
     check_layer(run(block)(), (4, 4, 3))
 
@@ -117,7 +118,7 @@ def test_the_schedule_sets_the_learning_rate() -> None:
     assert optimizer.lr_now == schedule(11)
 
 
-@pytest.mark.parametrize("block", LIBRARY)
+@each("block", LIBRARY)
 def test_the_schemes_learn_and_end_with_equal_parameters(block: str) -> None:
     scheme = run(block)
 
@@ -163,7 +164,7 @@ def code(source: str) -> str:
     return ast.unparse(Plain().visit(ast.parse(source)))
 
 
-@pytest.mark.parametrize("block", LIBRARY)
+@each("block", LIBRARY)
 def test_the_library_has_what_the_block_shows(block: str) -> None:
     source = inspect.getsource(LIBRARY[block])
     assert code(source) == code(BLOCKS[block])

@@ -12,12 +12,13 @@ from pydtnn.model import Model
 from pydtnn.models import create_net, gpt
 from pydtnn.optimizers import AdamW
 from pydtnn.parallel.schemes import create_scheme
+from tests.each import each
 
 PATTERN = np.tile([0, 3, 1, 1, 4, 2, 3, 0, 2], 60)
 """The token after 0, 1 or 3 depends on the tokens before it."""
 
 
-@pytest.mark.parametrize("name", ["gpt_nano", "llama_nano"])
+@each("name", ["gpt_nano", "llama_nano"])
 def test_logits_depend_on_no_later_token(name, rng):
     model = Model(create_net(name, 11, (9,)), (9,), backend="cpu", dtype="float64")
     x = rng.integers(11, size=(2, 9)).astype("float64")

@@ -26,6 +26,7 @@ from pydtnn.launch import UNEXPECTED, Launch, failed, find_options, main, reason
 from pydtnn.runs.run import load_run
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils.errors import MoreRanksError
+from tests.each import each
 from tests.launch import MPICH, is_openmpi, mpiexec, why_not
 from tests.ranks import VARIABLES, wait_for
 from tests.small_run import TINY, only_line, processes_in
@@ -79,7 +80,7 @@ def test_the_options_of_train_are_found_in_a_command() -> None:
         find_options(["ls", "-l"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "began", "expected"),
     [
         (0, True, False),

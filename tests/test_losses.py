@@ -19,6 +19,7 @@ from pydtnn.losses import (
     get_loss,
 )
 from pydtnn.testing import check_loss
+from tests.each import each
 from tests.gpu import to_host
 
 CLASSES = np.array([2, 0, 3, 1, 2])
@@ -59,7 +60,7 @@ def run(loss, backend, y, target, scale=1.0):
     return float(value), to_host(dy)
 
 
-@pytest.mark.parametrize("case", cases())
+@each("case", cases())
 def test_a_gradient_is_the_slope_of_its_loss_times_the_scale(backend, case):
     loss, shape, target = cases()[case]
     rng = np.random.default_rng(1)
@@ -72,7 +73,7 @@ def test_a_gradient_is_the_slope_of_its_loss_times_the_scale(backend, case):
     assert (dy * direction).sum() == pytest.approx(0.25 * (ahead - behind) / (2 * h), rel=1e-7)
 
 
-@pytest.mark.parametrize("case", cases())
+@each("case", cases())
 def test_shards_of_any_size_add_up(backend, case):
     loss, shape, target = cases()[case]
     y = np.random.default_rng(2).normal(size=shape)
@@ -112,8 +113,8 @@ def test_label_smoothing_mixes_the_classes_with_a_uniform_distribution(backend):
     assert smoothed == pytest.approx(0.8 * each[1] + 0.2 * np.mean(each), rel=1e-12)
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@each("weights", [None, WEIGHTS])
+@each("smoothing", [0.0, 0.1])
 def test_one_hot_probabilities_are_classes(backend, smoothing, weights):
     y, loss = (
         np.random.default_rng(8).normal(size=(5, 4)),
@@ -154,7 +155,7 @@ def test_a_class_weight_multiplies_the_losses_and_gradients_of_its_samples(backe
     np.testing.assert_allclose(dy, np.concatenate(scaled), rtol=1e-12, atol=1e-16)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@each("smoothing", [0.0, 0.1])
 def test_equal_weights_change_nothing_and_all_forms_of_weights_agree(backend, smoothing):
     y = np.random.default_rng(6).normal(size=(5, 4))
     plain, dy = run(CategoricalCrossEntropy(smoothing), backend, y, CLASSES)
@@ -177,7 +178,7 @@ def test_weights_of_one_loss_serve_models_of_several_types(backend):
     assert values[0] == pytest.approx(values[1], rel=1e-6)  # float32
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "error", "words"),
     [
         ([1, -1], ValueError, "class_weights of class 1 must be at least 0, got -1"),
@@ -196,7 +197,7 @@ def test_class_weights_that_are_none_are_refused(weights, error, words):
         CategoricalCrossEntropy(class_weights=weights)
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "words"),
     [
         ([1, 2, 3], "class_weights must be 4 numbers, one for each output of the model, got 3"),
@@ -218,7 +219,7 @@ def test_large_logits_do_not_overflow(backend):
     assert np.isfinite(dy).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("dtype", ["float32", "float64"])
 def test_the_gradient_has_the_dtype_of_the_predictions_and_goes_where_it_is_told(backend, dtype):
     y = np.random.default_rng(4).normal(size=(5, 4)).astype(dtype)
     y, classes = backend.asarray(y), backend.asarray(CLASSES.astype("int32"))
@@ -249,7 +250,7 @@ def test_losses_have_short_and_long_names():
     assert set(ALIASES.values()) <= set(LOSSES)
 
 
-@pytest.mark.parametrize(
+@each(
     ("loss", "shape", "target", "sentence"),
     [
         (
@@ -349,8 +350,8 @@ def test_labels_that_start_at_1_are_told_so(backend):
         get_loss("cross_entropy").check((3, 3), np.array([0, 2, 3]))
 
 
-@pytest.mark.parametrize("shape", [(6,), (6, 4), (6, 2, 3)])
-@pytest.mark.parametrize("dtype", [bool, "int64", "uint8", "float32", "float64"])
+@each("shape", [(6,), (6, 4), (6, 2, 3)])
+@each("dtype", [bool, "int64", "uint8", "float32", "float64"])
 def test_one_hot_rows_of_any_type_and_masks_are_classes(backend, shape, dtype):
     rng = np.random.default_rng(1)
     y, target = rng.normal(size=(*shape, 3)), rng.integers(0, 3, shape)
@@ -371,8 +372,8 @@ def test_one_hot_rows_of_any_type_and_masks_are_classes(backend, shape, dtype):
         np.testing.assert_array_equal(dy, expected)
 
 
-@pytest.mark.parametrize("weights", [None, [1.0, 0.5, 2.0]])
-@pytest.mark.parametrize("ignored", [-100, 255, 1])
+@each("weights", [None, [1.0, 0.5, 2.0]])
+@each("ignored", [-100, 255, 1])
 def test_an_ignored_class_has_neither_loss_nor_gradient(backend, ignored, weights):
     """The loss is the sum over all other positions, whose number is counted."""
     rng = np.random.default_rng(2)
@@ -401,7 +402,7 @@ def test_an_ignored_class_is_an_integer():
         CategoricalCrossEntropy(ignore_index=1.5)
 
 
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+@each("smoothing", [-0.1, 1.0])
 def test_label_smoothing_out_of_range_is_refused(smoothing):
     with pytest.raises(ValueError, match="label_smoothing must be at least 0 and below 1"):
         CategoricalCrossEntropy(smoothing)

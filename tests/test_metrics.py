@@ -31,6 +31,7 @@ from pydtnn.metrics import (
 )
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import metrics_of
+from tests.each import each
 
 NUMBERS = {name for name in METRICS if name != "confusion_matrix"}
 SCORES = np.array([[3.0, 1.0, 2.0], [0.0, 2.0, 1.0], [1.0, 5.0, 4.0], [2.0, 1.0, 0.0]])
@@ -47,7 +48,7 @@ def test_accuracy_of_one_output_is_the_sign_of_the_logit():
     assert Accuracy()(np, y, np.array([[1.0], [0.0], [1.0], [0.0]])) == 4
 
 
-@pytest.mark.parametrize(("k", "right"), [(1, 2), (2, 3), (3, 4)])
+@each(("k", "right"), [(1, 2), (2, 3), (3, 4)])
 def test_top_k_accuracy_counts_classes_among_the_k_largest(k, right):
     assert TopKAccuracy(k)(np, SCORES, TARGET) == right
 
@@ -111,9 +112,9 @@ def area(metric, *parts):
     return totals.means()["auc"]
 
 
-@pytest.mark.parametrize("thresholds", [2, 10, 200])
-@pytest.mark.parametrize("kind", ["binary", "labels", "classes"])
-@pytest.mark.parametrize("labels", [None, 4])
+@each("thresholds", [2, 10, 200])
+@each("kind", ["binary", "labels", "classes"])
+@each("labels", [None, 4])
 def test_the_area_is_that_of_scikit_learn_for_scores_in_intervals(thresholds, kind, labels):
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(3)
@@ -164,8 +165,8 @@ QUOTIENTS = {
 }
 
 
-@pytest.mark.parametrize("kind", QUOTIENTS)
-@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "none"])
+@each("kind", QUOTIENTS)
+@each("average", ["macro", "micro", "weighted", "none"])
 def test_quotients_of_classes_are_those_of_scikit_learn(kind, average):
     """Class 3 is never predicted, and class 4 neither predicted nor a target: it is left out."""
     metrics = pytest.importorskip("sklearn.metrics")
@@ -187,8 +188,8 @@ def test_quotients_of_classes_are_those_of_scikit_learn(kind, average):
     np.testing.assert_allclose(given, np.r_[expected, missing].squeeze(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", QUOTIENTS)
-@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "none"])
+@each("kind", QUOTIENTS)
+@each("average", ["macro", "micro", "weighted", "none"])
 def test_quotients_of_several_labels_are_those_of_scikit_learn(kind, average):
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(6)
@@ -223,7 +224,7 @@ def test_the_confusion_matrix_is_that_of_scikit_learn():
     np.testing.assert_array_equal(given, metrics.confusion_matrix(target, y.argmax(axis=1)))
 
 
-@pytest.mark.parametrize("mean", [0.0, 1e7])
+@each("mean", [0.0, 1e7])
 def test_the_coefficient_of_determination_is_that_of_scikit_learn(mean):
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(8)
@@ -251,7 +252,7 @@ def test_averages_are_named():
     assert metric.threshold == 0.0
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "perplexity", TopKAccuracy(2)])
+@each("metric", ["accuracy", "perplexity", TopKAccuracy(2)])
 def test_a_metric_without_an_ignored_class_is_the_mean_over_all_other_positions(metric):
     rng = np.random.default_rng(4)
     y, target = rng.normal(size=(4, 5, 3)), rng.integers(0, 3, (4, 5))
@@ -274,7 +275,7 @@ def test_accuracy_of_one_output_has_an_ignored_class_too():
     assert Accuracy(ignore_index=-1).finish(np.array([0.25, 0.5])) == 0.5
 
 
-@pytest.mark.parametrize("name", [*METRICS, "top2_accuracy"])
+@each("name", [*METRICS, "top2_accuracy"])
 def test_sums_over_shards_add_up_and_an_empty_one_adds_nothing(name):
     metric = get_metric(name, **({"k": 2} if name == "top_k_accuracy" else {}))
     rng = np.random.default_rng(0)
@@ -287,7 +288,7 @@ def test_sums_over_shards_add_up_and_an_empty_one_adds_nothing(name):
     assert y.dtype == np.float32
 
 
-@pytest.mark.parametrize("name", METRICS)
+@each("name", METRICS)
 def test_every_metric_says_its_name_and_which_way_is_better(name):
     metric = get_metric(name)
     assert metric.name == name.replace("_k_", "5_")
@@ -321,7 +322,7 @@ def test_a_metric_of_ones_own_is_one_method():
     assert get_metric(Largest())(np, SCORES, TARGET) == 3 + 2 + 5 + 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "sentence"),
     [
         (

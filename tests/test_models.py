@@ -29,6 +29,7 @@ from pydtnn.models import (
 from pydtnn.models.auxiliary import Heads
 from pydtnn.optimizers import Adam
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 CIFAR = (32, 32, 3)
 IMAGENET = (224, 224, 3)
@@ -131,7 +132,7 @@ def test_every_model_has_its_number_here() -> None:
     assert {name for name, _, _ in PARAMETERS} == set(MODELS)
 
 
-@pytest.mark.parametrize("key", PARAMETERS, ids=lambda key: f"{key[0]}-{key[1][0]}")
+@each("key", PARAMETERS)
 def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], int]) -> None:
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
@@ -142,7 +143,7 @@ def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], in
     assert [node.shape for node in graph.outputs] == [(*positions, classes)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "options", "count"),
     [
         # torchvision's resnext101_32x8d, resnext101_64x4d and wide_resnet50_2
@@ -163,7 +164,7 @@ def test_options_change_the_number_of_parameters_as_published(
     assert parameters(wire(create_net(name, classes, shape, **options), shape)) == count
 
 
-@pytest.mark.parametrize(
+@each(
     ("classes", "options", "count"),
     [  # Llama 3.2 1B, Llama 2 7B and Mixtral 8x7B, as published
         (
@@ -204,7 +205,7 @@ def test_a_llama_has_as_many_parameters_as_published(
     assert parameters(wire(create_net("llama", classes, (8,), **options), (8,))) == count
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "given"),
     [({"heads": 5}, "5 heads"), ({"heads": 6, "groups": 4}, "6 heads, .* and 4 groups")],
 )
@@ -215,7 +216,7 @@ def test_heads_and_groups_of_a_llama_that_do_not_divide_are_refused(
         create_net("llama", 10, (8,), **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "width", "millions"),
     [
         # table 6 of Howard et al. 2017
@@ -239,7 +240,7 @@ def image_sizes(graph: Graph) -> list[int]:
     return list(dict.fromkeys(node.shape[0] for node in graph.nodes if len(node.shape) == 3))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "sizes"),
     [
         ("densenet100", CIFAR, [32, 16, 8]),
@@ -281,13 +282,13 @@ def test_a_head_of_no_part_is_told() -> None:
         Heads(part, heads={"there": create_net("mlp", 3, (4,))})
 
 
-@pytest.mark.parametrize("depth", OPTION_A)
+@each("depth", OPTION_A)
 def test_option_a_has_no_parameters_in_its_shortcuts(depth: int) -> None:
     graph = wire(cifar_resnet(depth, 10, CIFAR, shortcut="A"), CIFAR)
     assert parameters(graph) == OPTION_A[depth]
 
 
-@pytest.mark.parametrize("depth", [20, 44, 56])
+@each("depth", [20, 44, 56])
 def test_a_resnet_has_as_many_layers_with_weights_as_its_name_says(depth: int) -> None:
     graph = wire(cifar_resnet(depth, 10, CIFAR, shortcut="A"), CIFAR)
     weights = [p for node in graph.nodes for p in node.layer.parameters if p.name.endswith(".w")]
@@ -359,11 +360,11 @@ def test_small_inputs_go_forward_and_backward(
     assert (first.grad != 0).any(), f"nothing arrived at {first.name}"
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     ["alexnet", "vgg11_bn", "resnet18", "densenet121", "googlenet", "mobilenet_v1", "mobilenet_v2"],
 )
-@pytest.mark.parametrize("size", [64, 65, 96, 160, 224, 256])
+@each("size", [64, 65, 96, 160, 224, 256])
 def test_every_size_from_64_on_fits_the_large_form(name: str, size: int) -> None:
     assert wire(create_net(name, 5, (size, size, 3)), (size, size, 3)).outputs[0].shape == (5,)
 
@@ -374,7 +375,7 @@ def test_images_larger_than_224_need_no_more_parameters() -> None:
         assert parameters(large) == PARAMETERS[name, IMAGENET, 1000]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "least"),
     [
         ("cnn", 6),
@@ -412,7 +413,7 @@ def test_a_vector_in_the_place_of_an_image_is_told() -> None:
         create_net("vgg16", 3, (784,))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "sentence"),
     [
         ("resnet45", {}, "unknown model 'resnet45'; did you mean .*'resnet44'"),
@@ -467,7 +468,7 @@ def test_depths_that_do_not_exist_are_told() -> None:
         imagenet_densenet(100, 10, CIFAR)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "sentence"),
     [
         ("resnet34", {"groups": 32}, "groups and group_width must be 1 and 64 for depth 34, .* 32"),
@@ -508,7 +509,7 @@ def test_cosmoflow_learns_the_mean_and_deviation_of_volumes() -> None:
     assert abs(trainer.model.predict(x)).max() < 1.2
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "options", "sentence"),
     [
         (
@@ -569,7 +570,7 @@ def test_the_documented_networks_of_sequences_are_built() -> None:
     assert names["model"].predict(x[..., :12]).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["char_lstm", "char_gru"])
+@each("name", ["char_lstm", "char_gru"])
 def test_a_recurrent_network_learns_which_token_follows(name: str) -> None:
     rng = np.random.default_rng(0)
     start, step = rng.integers(0, 7, (20, 1)), rng.integers(1, 4, (20, 1))
@@ -581,7 +582,7 @@ def test_a_recurrent_network_learns_which_token_follows(name: str) -> None:
     assert trainer.losses[-1] < trainer.losses[0] / 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "options", "sentence"),
     [
         ("char_lstm", (8, 3), {}, r"char_rnn: expected sequences of tokens, of shape \(T,\), got"),

@@ -30,6 +30,7 @@ from pydtnn.optimizers import (
 )
 from pydtnn.schedules import Cosine, Step
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.gpu import to_host
 
 # 64 bytes are 8 float64: "a" is followed by 2 elements of padding, "b" by 5, "c" by 7
@@ -170,8 +171,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("decay", [0.0, DECAY])
+@each("rule", RULES)
+@each("decay", [0.0, DECAY])
 def test_five_steps_equal_the_formulas(backend, rule, decay):
     kind, options, formula, constants = RULES[rule]
     optimizer = kind(LR, weight_decay=decay, **options)
@@ -193,7 +194,7 @@ def test_five_steps_equal_the_formulas(backend, rule, decay):
     assert optimizer.iterations == 5
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 def test_padding_stays_zero(backend, rule):
     optimizer = RULES[rule][0](LR, weight_decay=DECAY, **RULES[rule][1])
     buffer = make(backend, dtype="float32", bucket_bytes=1 << 20)
@@ -208,7 +209,7 @@ def test_padding_stays_zero(backend, rule):
         assert (padding(buffer, np.concatenate(slots)) == 0).all()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 def test_a_step_is_the_same_for_any_buckets_and_leaves_the_gradients(backend, rule):
     kind, options, *_ = RULES[rule]
     results = []
@@ -241,7 +242,7 @@ CONVEX = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("name", OPTIMIZERS)
 def test_every_rule_finds_the_minimum_of_a_convex_function(backend, name):
     options, steps = CONVEX[name]
     optimizer = get_optimizer(name, **options)
@@ -266,7 +267,7 @@ def test_every_rule_finds_the_minimum_of_a_convex_function(backend, name):
 # ---- decay ----
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 def test_weight_decay_leaves_out_parameters_that_do_not_decay(backend, rule):
     kind, options, *_ = RULES[rule]
     optimizer = kind(LR, weight_decay=DECAY, **options)
@@ -299,7 +300,7 @@ def test_neighbours_of_equal_decay_are_updated_as_one(backend):
         assert calls == expected
 
 
-@pytest.mark.parametrize("kind", [LARS, LAMB])
+@each("kind", [LARS, LAMB])
 def test_a_layerwise_rule_adapts_all_parameters_when_told(backend, kind):
     steps = []
     for always in (False, True):
@@ -317,7 +318,7 @@ def test_a_layerwise_rule_adapts_all_parameters_when_told(backend, kind):
         assert not math.isclose(ratio[0], 1, rel_tol=0.01)
 
 
-@pytest.mark.parametrize("kind", [LARS, LAMB])
+@each("kind", [LARS, LAMB])
 def test_a_layerwise_rule_moves_parameters_that_are_zero(backend, kind):
     buffer = make(backend)
     buffer.values[:] = 0
@@ -379,8 +380,8 @@ def test_clipping_leaves_small_gradients_alone(backend):
         np.testing.assert_array_equal(to_host(p.grad), gradients[p.name])
 
 
-@pytest.mark.parametrize("size", [1e160, 1e200, 1e308])
-@pytest.mark.parametrize("limit", [1e-3, 1.0, 1e170])
+@each("size", [1e160, 1e200, 1e308])
+@each("limit", [1e-3, 1.0, 1e170])
 def test_a_norm_whose_square_overflows_is_clipped_all_the_same(size, limit):
     backend = create_backend("numpy")
     buffer = make(backend)
@@ -398,7 +399,7 @@ def test_a_norm_whose_square_overflows_is_clipped_all_the_same(size, limit):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@each("value", [np.inf, -np.inf, np.nan])
 def test_clipping_leaves_gradients_alone_that_are_not_finite(value):
     backend = create_backend("numpy")
     buffer = make(backend)
@@ -414,7 +415,7 @@ def test_clipping_leaves_gradients_alone_that_are_not_finite(value):
 # ---- order of work ----
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@each("clip_norm", [None, 0.5])
 def test_a_step_waits_for_each_bucket_or_for_all_where_it_clips(backend, clip_norm):
     events = []
 
@@ -432,7 +433,7 @@ def test_a_step_waits_for_each_bucket_or_for_all_where_it_clips(backend, clip_no
     assert events == (in_turn if clip_norm is None else waits + updates)
 
 
-@pytest.mark.parametrize("by", ["class", "init", "later"])
+@each("by", ["class", "init", "later"])
 def test_a_rule_may_say_in_any_place_that_it_needs_all_gradients(backend, by):
     events = []
 
@@ -531,7 +532,7 @@ def test_a_schedule_that_returns_nothing_is_told(backend):
 # ---- state ----
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 def test_a_run_continues_to_the_same_bytes_from_its_state(backend, rule):
     kind, options, *_ = RULES[rule]
 
@@ -627,7 +628,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
 # ---- bad input ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "sentence"),
     [
         ("sgd", {"lr": -0.1}, "SGD: lr (the learning rate) must be at least 0, got -0.1"),
@@ -684,7 +685,7 @@ def test_an_optimizer_is_returned_as_it_is():
 # ---- numbers that change from step to step ----
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@each("name", sorted(OPTIMIZERS))
 def test_terms_that_somebody_has_taken_give_the_same_update(backend, name):
     """As a captured step does: the numbers are taken on the host, and used elsewhere."""
     results = []
@@ -717,8 +718,8 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
     assert not Own.capturable
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["plain", "clipped"])
+@each("name", sorted(OPTIMIZERS))
+@each("options", [{}, {"clip_norm": 1.0}])
 def test_a_model_without_parameters_is_stepped_like_any_other(backend, name, options):
     model = Model(ReLU(), (3,), backend=backend)
     optimizer = get_optimizer(name, lr=Cosine(0.1, 5), **options)
@@ -731,7 +732,7 @@ def test_a_model_without_parameters_is_stepped_like_any_other(backend, name, opt
 # ---- groups of parameters ----
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@each("name", sorted(OPTIMIZERS))
 def test_a_group_is_updated_like_a_rule_of_its_own_rate_and_decay(backend, name, rng):
     groups = {"a": {"lr_factor": 0.5}, "b": {"weight_decay": 0.2}, "?": {"lr_factor": 3}}
     expected = {"a": (0.5, DECAY), "b": (1, 0.2), "c": (3, DECAY)}
@@ -756,7 +757,7 @@ def test_a_group_is_updated_like_a_rule_of_its_own_rate_and_decay(backend, name,
         )
 
 
-@pytest.mark.parametrize(
+@each(
     ("groups", "sentence"),
     [
         ({"head": {"lr": 0.1}}, "SGD: unknown option of the group 'head' 'lr'; .*lr_factor"),

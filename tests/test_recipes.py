@@ -14,6 +14,7 @@ import pytest
 
 from pydtnn.train import main
 from tests.digits import needs_digits
+from tests.each import each
 
 pytestmark = needs_digits
 
@@ -83,7 +84,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 """What must hold of a block's names, where the block's own assertions do not say it."""
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@each("name", BLOCKS)
 def test_a_recipe_has_at_most_15_lines(name: str) -> None:
     lines = [line for line in BLOCKS[name].splitlines() if line.strip()]
     assert len(lines) <= 15

@@ -19,6 +19,7 @@ from pydtnn.schedules import (
     WarmUp,
     get_schedule,
 )
+from tests.each import each
 
 
 def test_a_constant_is_constant():
@@ -43,7 +44,7 @@ def test_a_cosine_falls_from_its_beginning_to_its_end():
     assert [schedule(t) for t in (110, 111)] == pytest.approx([0.2, 0.2], rel=1e-12)
 
 
-@pytest.mark.parametrize("factor", [1, 2, 3])
+@each("factor", [1, 2, 3])
 def test_restarts_are_cosines_one_after_the_other(factor):
     schedule, begin = CosineRestarts(1.0, 5, factor, final=0.1, begin=3), 3
     assert [schedule(t) for t in range(4)] == [1] * 4
@@ -56,7 +57,7 @@ def test_restarts_are_cosines_one_after_the_other(factor):
     assert 0.1 < schedule(10**12) <= 1  # without a loop over all periods
 
 
-@pytest.mark.parametrize(("power", "middle"), [(1, 0.5), (2, 0.25)])
+@each(("power", "middle"), [(1, 0.5), (2, 0.25)])
 def test_a_polynomial_falls_along_its_power(power, middle):
     schedule = Polynomial(1.0, steps=20, power=power, begin=10)
     assert [schedule(t) for t in (0, 10, 15, 20, 21)] == [1, 1, middle, 0, 0]
@@ -75,7 +76,7 @@ def test_a_triangle_rises_over_a_fifth_and_falls_to_zero():
     assert schedule(100) == schedule(1000) == 0
 
 
-@pytest.mark.parametrize("schedule", [Triangular(1.0, 1), Triangular(1.0, 1, 0.9)])
+@each("schedule", [Triangular(1.0, 1), Triangular(1.0, 1, 0.9)])
 def test_a_training_of_one_step_has_the_peak(schedule):
     assert schedule(0) == 1
 
@@ -89,8 +90,8 @@ def test_one_cycle_rises_and_falls_along_half_cosines():
     assert schedule(101) == schedule(200) == pytest.approx(1 / 1000)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 10, 11, 1000])
-@pytest.mark.parametrize("rise", [0.0, 0.3, 0.9])
+@each("steps", [1, 2, 10, 11, 1000])
+@each("rise", [0.0, 0.3, 0.9])
 def test_the_last_step_of_one_cycle_has_its_final_rate(steps, rise):
     schedule = OneCycle(0.1, steps, rise)
     assert schedule(steps - 1) == pytest.approx(0.1 / 250_000, rel=1e-9)
@@ -127,8 +128,8 @@ def test_names_give_schedules_for_a_length_of_training():
     assert by_name("one-cycle", rise=0.4) == OneCycle(0.4, 1000, 0.4)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("steps", [1, 2, 10])
+@each("name", SCHEDULES)
+@each("steps", [1, 2, 10])
 def test_every_name_works_for_short_trainings(name, steps):
     schedule = get_schedule(name, 0.1, steps, 1)
     rates = [schedule(t) for t in range(steps)]
@@ -136,14 +137,14 @@ def test_every_name_works_for_short_trainings(name, steps):
     assert schedule(steps + 5) <= 0.1
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("name", SCHEDULES)
 def test_every_name_may_be_warmed_up(name):
     schedule = get_schedule(name, 1.0, 100, 10, warmup_steps=4)
     rises = [schedule(t) / schedule(4) for t in range(4)]
     assert rises == pytest.approx([0.2, 0.4, 0.6, 0.8], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["cosine", "polynomial"])
+@each("name", ["cosine", "polynomial"])
 def test_curves_reach_the_full_learning_rate_after_a_warm_up(name):
     schedule = get_schedule(name, 1.0, 104, 10, warmup_steps=4)
     assert schedule(4) == 1
@@ -158,7 +159,7 @@ def test_a_function_is_a_schedule_already():
     assert get_schedule(mine, 0.1, 10, 1, warmup_steps=3)(0) == pytest.approx(mine(3) / 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "sentence"),
     [
         (lambda: Constant(-0.1), "Constant: lr (the learning rate) must be at least 0, got -0.1"),

@@ -14,6 +14,7 @@ import pytest
 
 from tests import measure
 from tests.conftest import repeating
+from tests.each import each
 from tests.side_by_side import MAX_REPORTED, NO_TESTS, report
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +100,7 @@ def cases_of(**values: list[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("n", "fewest"), [(1, 4), (2, 12), (3, 24)])
+@each(("n", "fewest"), [(1, 4), (2, 12), (3, 24)])
 def test_cases_that_are_run_have_all_combinations_of_so_many_values(n: int, fewest: int) -> None:
     items = cases_of(a=[0, 1], b=[0, 1, 2], c=[0, 1, 2, 3])
     for item in items:

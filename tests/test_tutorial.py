@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.digits import needs_digits
+from tests.each import each
 from tests.test_docs import PAGES, blocks
 from tests.test_imports import ROOT
 
@@ -59,7 +60,7 @@ def test_a_notebook_runs_from_top_to_bottom(
     pyplot.close("all")
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@each("notebook", NOTEBOOKS)
 def test_a_notebook_stores_small_outputs_and_no_error(notebook: Path) -> None:
     assert notebook.stat().st_size < 100_000
     outputs = [output for cell in cells(notebook) for output in cell["outputs"]]

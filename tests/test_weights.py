@@ -21,6 +21,7 @@ from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Seq
 from pydtnn.model import Model
 from pydtnn.saving.weights import decode, encode, load_weights, renamed, save_weights
 from pydtnn.utils import files
+from tests.each import each
 from tests.small_training import small_fit, small_model, small_trainer
 
 
@@ -158,7 +159,7 @@ def test_files_are_those_of_the_library_and_its_files_are_read() -> None:
         assert load(data).keys() == decode(data).keys()
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         *("[]", '{"a": 3}', '{"a": {}}', "{", "9" * 5000, "[" * 100000, '{"a": null}'),

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.checkpoints import __main__ as study
 from benchmarks.checkpoints import resuming, scale
+from tests.each import each
 
 
 def test_the_study_writes_a_page_of_formats_and_of_damaged_files(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_flipped_bits_of_a_network_that_has_learnt(monkeypatch: pytest.MonkeyPat
     assert len(rows["weights", "highest"]["after"]) <= 3
 
 
-@pytest.mark.parametrize("nbytes", [205e6, 2.1e12])
+@each("nbytes", [205e6, 2.1e12])
 def test_the_best_interval_takes_the_smallest_share_of_time(nbytes: float) -> None:
     for level, shares in scale.shares(nbytes).items():
         best = shares["auto"].share

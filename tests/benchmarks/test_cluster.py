@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,7 +37,7 @@ def spaces() -> list[str]:
     return [name for name in names.split() if name.startswith(f"pydtnn-{os.getpid()}-")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("rate", "expected"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5Gbit", 2.5e9), ("800kbit", 8e5)]
 )
 def test_rates_are_read_as_tc_writes_them(rate, expected):
@@ -44,7 +46,7 @@ def test_rates_are_read_as_tc_writes_them(rate, expected):
     assert bits_per_second(rate) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rate", ["", "fast", "0gbit", "1 gbit", "1gbyte", "-1mbit"])
+@each("rate", ["", "fast", "0gbit", "1 gbit", "1gbyte", "-1mbit"])
 def test_other_rates_are_refused_in_a_sentence(rate):
     from benchmarks.comm.cluster_hosts import Hosts
 

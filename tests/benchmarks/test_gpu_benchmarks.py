@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.each import each
 from tests.gpu import needed
 from tests.simulated.backend import installed, why_not
 from tests.simulated.cupy import SimulatedCupy
@@ -320,7 +321,7 @@ def test_what_cannot_be_captured_is_timed_with_its_launches(gpu):
     assert replay.seconds() >= 0
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@each("dtype", ["float64", "float32", "bfloat16"])
 def test_large_tensors_have_256_megabytes_in_every_type(dtype):
     from benchmarks.gpu.kernels import shape_of
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.accuracy.cases import CROWDED, HERE, ON_CLUSTER, PLANS, ranks_of, workload_of
 from benchmarks.oracle import Row, kendall, regret, summary
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +33,7 @@ def test_regret_is_that_of_the_plan_with_the_least_predicted_time():
     assert regret(ROWS[:2]) == 0.0
 
 
-@pytest.mark.parametrize(("ys", "tau"), [([1, 2, 3], 1.0), ([3, 2, 1], -1.0), ([2, 1, 3], 1 / 3)])
+@each(("ys", "tau"), [([1, 2, 3], 1.0), ([3, 2, 1], -1.0), ([2, 1, 3], 1 / 3)])
 def test_kendalls_tau_compares_the_order_of_pairs(ys, tau):
     assert kendall([10, 20, 30], ys) == pytest.approx(tau)
 
@@ -44,7 +45,7 @@ def test_the_summary_has_mean_and_worst_and_the_order_on_each_cluster():
     assert " ".join(lines[2].split()) == "1gbit 2x2 resnet20 64 tau 0.33, regret 20.0%"
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@each("plan", PLANS)
 def test_every_plan_is_a_workload_of_its_number_of_ranks(plan):
     assert workload_of(f"resnet20/{plan}/64").ranks == ranks_of(plan)
 
@@ -55,7 +56,7 @@ def test_both_tables_have_the_plans_that_they_can_run():
     assert {ranks_of(plan) for plan in CROWDED} == {3, 4, 8}
 
 
-@pytest.mark.parametrize("case", ["resnet20", "resnet20/data-2/many", "vgg99/one/8"])
+@each("case", ["resnet20", "resnet20/data-2/many", "vgg99/one/8"])
 def test_a_case_that_does_not_exist_is_an_error(case):
     with pytest.raises(ValueError, match="oracle: expected NETWORK/PLAN/BATCH with one of"):
         workload_of(case)

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from tests import launch
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "docs" / "slurm-resnet44.sh"
 SMALL = ("--model", "mlp", "--ours", "--ranks", "1", "2", "--runs", "1", "--epochs", "1")
 
 
-@pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042)]
-)
+@each(("freedom", "expected"), [(1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042)])
 def test_students_t_is_that_of_the_tables(freedom, expected):
     from benchmarks.comm.intervals import student_t
 

@@ -8,13 +8,14 @@ import sys
 import pytest
 
 from benchmarks.survival import MODES
+from tests.each import each
 from tests.launch import ROOT, is_openmpi, why_not
 
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(why_not()) or not is_openmpi(), reason="needs Open MPI")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kinds", ["one first", "two recovery"])
+@each("mode", MODES)
+@each("kinds", ["one first", "two recovery"])
 def test_a_run_survives_ranks_that_are_killed(mode: str, kinds: str) -> None:
     options = ["--modes", mode, "--kinds", *kinds.split(), "--kills=1"]
     finished = subprocess.run(

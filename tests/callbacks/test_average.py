@@ -22,6 +22,7 @@ from pydtnn.training.callback import evaluated
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_training import (
     Interrupt,
     Interrupted,
@@ -55,7 +56,7 @@ def averages(initial: State, steps: list[State], decay: float) -> State:
     return mean
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3, 0.99])
+@each("decay", [0.0, 0.3, 0.99])
 def test_the_average_is_that_of_the_definition_and_training_is_not_affected(decay: float) -> None:
     steps: list[State] = []
     record = Recorder(on_step=lambda trainer: steps.append(copy_of(trainer)))
@@ -229,7 +230,7 @@ def test_schemes_with_other_parameters_on_each_rank_are_refused(comm: Communicat
         small_fit(trainer)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@each("dtype", ["bfloat16", "float32"])
 def test_master_weights_of_16_bit_models_are_averaged_in_float32(dtype: str) -> None:
     net = Sequential(Linear(4), BatchNorm(), ReLU(), Linear(3))
     model = Model(net, (6,), backend="numpy", dtype=dtype)
@@ -254,7 +255,7 @@ def test_a_saved_average_of_another_model_is_refused() -> None:
         small_fit(other)
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.0])
+@each("decay", [-0.1, 1.0])
 def test_a_decay_out_of_range_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match="ExponentialMovingAverage: decay must be at least 0 and"):
         EMA(decay)

@@ -23,6 +23,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.parallel.sums import Sums
 from pydtnn.training import Trainer
+from tests.each import each
 
 SAMPLES, BATCH = 234, 48
 
@@ -82,7 +83,7 @@ def trained(
 UNEVEN = (None, (5, 20, 16, 7), (1, 1, 1, 45))
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@each("accumulation", [1, 3])
 def test_gradients_are_the_mean_over_the_batch_for_any_parts(accumulation: int) -> None:
     expected, losses = trained(Serial(), [])
     everywhere = run_threads(
@@ -94,7 +95,7 @@ def test_gradients_are_the_mean_over_the_batch_for_any_parts(accumulation: int) 
             np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@each("norm", [False, True])
 def test_in_exact_training_the_bytes_remain_for_any_parts(norm: bool) -> None:
     expected, losses = trained(Serial(), [], shards=12, norm=norm)
     shares = ((3, 3, 3, 3), (1, 5, 4, 2), (9, 1, 1, 1))
@@ -137,7 +138,7 @@ def test_a_rank_of_half_the_speed_gets_about_half_the_samples(
     assert "samples of the ranks in a batch" in caplog.text
 
 
-@pytest.mark.parametrize(
+@each(
     ("shares", "times", "expected"),
     [
         ([16, 16, 16, 16], [1.0, 1.0, 1.0, 1.0], None),

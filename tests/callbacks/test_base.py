@@ -15,6 +15,7 @@ from pydtnn.callbacks import (
     ReduceOnPlateau,
     StopAtMetric,
 )
+from tests.each import each
 from tests.small_training import (
     small_fit,
     small_trainer,
@@ -64,7 +65,7 @@ def test_training_without_callbacks_prints_nothing(capsys: pytest.CaptureFixture
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: EarlyStopping("loss", 0), "EarlyStopping: patience must be at least 1, got 0"),

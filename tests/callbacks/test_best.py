@@ -16,6 +16,7 @@ from pydtnn.saving.weights import load_weights
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_training import (
     Recorder,
     checksums,
@@ -56,7 +57,7 @@ def restoring(*others: Callback) -> list[Callback]:
 
 
 @pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@each("scheme", [AllReduce, ShardedOptimizer])
 def test_training_ends_with_the_weights_of_the_best_epoch_on_every_rank(
     comm: Communicator, scheme: type[AllReduce]
 ) -> None:

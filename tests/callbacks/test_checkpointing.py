@@ -25,6 +25,7 @@ from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, saving
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, NotSavedError
+from tests.each import each
 from tests.small_training import (
     Recorder,
     checksums,
@@ -76,7 +77,7 @@ def test_a_checkpointer_wants_to_come_after_callbacks_with_state(tmp_path: Path)
     small_fit(small_trainer(None, Checkpointer(tmp_path), HistoryWriter(tmp_path)), epochs=1)
 
 
-@pytest.mark.parametrize("text", ["", "5", "0 steps", "-1 min", "often", "1.5 steps", "nan s"])
+@each("text", ["", "5", "0 steps", "-1 min", "often", "1.5 steps", "nan s"])
 def test_other_intervals_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="Checkpointer: every must be a time such as 5min, steps"):
         Checkpointer("run", every=text)

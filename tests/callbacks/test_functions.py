@@ -9,6 +9,7 @@ import pytest
 
 from pydtnn.callbacks import FunctionCallback
 from pydtnn.comm import Communicator
+from tests.each import each
 from tests.small_training import small_fit, small_trainer
 
 
@@ -40,7 +41,7 @@ def test_a_function_may_end_training() -> None:
     assert len(small_fit(small_trainer(None, enough), 5)) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "sentence"),
     [
         (lambda epoch, logs: None, "on_epoch_end must take one argument, the trainer, got a func"),

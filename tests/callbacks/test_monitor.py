@@ -14,6 +14,7 @@ from pydtnn.callbacks import (
     StopAtMetric,
 )
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_training import (
     follow,
     small_data,
@@ -38,7 +39,7 @@ def test_nan_is_never_better() -> None:
     assert callback.best == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("monitor", "mode", "expected"),
     [
         ("val_accuracy", None, 0.7),
@@ -66,9 +67,7 @@ def test_stop_at_metric_ends_training_on_all_that_is_left() -> None:
     assert len(small_fit(trainer, epochs=3)) == 1
 
 
-@pytest.mark.parametrize(
-    "callback", [EarlyStopping("val_loss", 1), StopAtMetric("val_loss", 1.0)], ids=["early", "at"]
-)
+@each("callback", [EarlyStopping("val_loss", 1), StopAtMetric("val_loss", 1.0)])
 def test_a_run_that_had_come_to_its_end_makes_no_step_when_resumed(callback: Any) -> None:
     follow(callback, [1.0, 2.0])
     resumed = type(callback)("val_loss", 1)

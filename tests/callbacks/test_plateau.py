@@ -10,6 +10,7 @@ import pytest
 from pydtnn.callbacks import (
     ReduceOnPlateau,
 )
+from tests.each import each
 from tests.small_training import (
     STEPS,
     small_fit,
@@ -60,7 +61,7 @@ def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:
     np.testing.assert_allclose(ratios, [1, 1, 0.5], rtol=1e-15)  # halving is exact, dividing not
 
 
-@pytest.mark.parametrize(
+@each(
     "change", [{"cooling": None}, {"waited": 1.5}, {"waited": -1}, {"best": "0.5"}, {"best": [1]}]
 )
 def test_a_state_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, object]) -> None:

@@ -32,6 +32,7 @@ from pydtnn.perfmodel import job
 from pydtnn.perfmodel.platform import FOLDER, Platform
 from pydtnn.train import main
 from pydtnn.utils.machine import peak_memory
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
@@ -159,7 +160,7 @@ def test_auto_refuses_what_it_has_no_formula_for(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "found"),
     [
         ({}, ""),
@@ -351,7 +352,7 @@ def base_prediction(name: str) -> Predicted:
     return prediction(TrainConfig(**BASE | WITH.get(name, {})))
 
 
-@pytest.mark.parametrize("name", flags(TrainConfig))
+@each("name", flags(TrainConfig))
 def test_an_option_changes_the_prediction_has_no_effect_or_is_refused(name: str) -> None:
     """It is refused by the configuration, by the data set, or by the prediction."""
     own, others = flags(TrainConfig)[name], BASE | WITH.get(name, {})

@@ -19,6 +19,7 @@ import pytest
 from pydtnn.__main__ import COMMANDS
 from pydtnn.cli.completion import SHELLS, main, parser_of, script, table
 from pydtnn.cli.config import TrainConfig, flags
+from tests.each import each
 
 TIMEOUT_S = 60
 """Of a shell; each answers within a fraction of a second on an idle machine."""
@@ -148,7 +149,7 @@ def test_the_table_has_every_command_and_every_option_of_training() -> None:
     assert {option.label for option in flags(TrainConfig).values()} <= own
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_each_command_has_a_parser_of_its_name(command: str) -> None:
     assert parser_of(command).prog in (f"python -m pydtnn.{command}", f"python -m pydtnn {command}")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pydtnn.cli.config import TrainConfig, flags
+from tests.each import each
 
 
 def test_the_defaults_are_what_the_readme_promises() -> None:
@@ -20,7 +21,7 @@ def test_a_configuration_does_not_change() -> None:
         TrainConfig().lr = 0.1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "words"),
     [
         ("epochs", 0, "--epochs must be at least 1, got 0"),
@@ -48,7 +49,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, words:
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "words"),
     [
         ({"comm": "nccl"}, "--comm nccl requires --device cuda"),
@@ -79,7 +80,7 @@ def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], wor
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         {"device": "cuda", "tf32": True, "comm": "nccl", "graph": False},
@@ -122,14 +123,14 @@ def test_two_configurations_share_no_options() -> None:
     assert TrainConfig().model_options == {}
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.99])
+@each("factor", [0.5, 0.99])
 def test_a_factor_that_would_name_ranks_that_are_not_slow_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="--straggler-factor must be 0 or at least 1, got 0"):
         TrainConfig(straggler_factor=factor)
     assert TrainConfig(straggler_factor=0).straggler_factor == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("others", "why"),
     [
         ({"straggler_factor": 0.0}, "--straggler-factor 0, which measures no times"),

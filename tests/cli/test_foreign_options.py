@@ -10,6 +10,7 @@ import pytest
 from pydtnn.cli.config import TrainConfig, flags
 from pydtnn.cli.parser import Arguments, parse
 from pydtnn.utils.names import foreign_names
+from tests.each import each
 
 ALIASES = foreign_names()["option_aliases"]
 ANSWERS = foreign_names()["options"]
@@ -35,7 +36,7 @@ def known() -> dict[str, str]:
     return {own.label: name for name, own in flags(TrainConfig).items()}
 
 
-@pytest.mark.parametrize("name", USUAL.split())
+@each("name", USUAL.split())
 def test_every_usual_name_is_taken_or_answered(name: str) -> None:
     name = name.replace("_", "-")
     assert name in known() or name in ALIASES or name in ANSWERS
@@ -46,7 +47,7 @@ def test_no_name_of_ours_is_replaced_or_refused() -> None:
     assert not {*ALIASES} & {*ANSWERS}
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@each("alias", ALIASES)
 def test_an_alias_is_the_same_as_its_option(alias: str) -> None:
     name = known()[ALIASES[alias]]
     own = flags(TrainConfig)[name]
@@ -62,8 +63,8 @@ def test_an_alias_is_the_same_as_its_option(alias: str) -> None:
         assert parse([f"{alias}={value[0]}"]) == config
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.parametrize("form", ["{name}", "{name}=2", "{name} 2"])
+@each("name", ANSWERS)
+@each("form", ["{name}", "{name}=2", "{name} 2"])
 def test_an_answer_can_be_typed(name: str, form: str) -> None:
     with pytest.raises(ValueError, match=f"^train: there is no option {name}; ") as caught:
         parse(form.format(name=name).split())

@@ -13,6 +13,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import parse
 from pydtnn.cli.report import not_default
 from pydtnn.train import first_line, main
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
@@ -45,7 +46,7 @@ def test_the_header_describes_the_run(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ["--no-overlap", "--cuda-aware", "--comm=mpi", "--device=cuda", "--no-tf32"],
@@ -75,7 +76,7 @@ def test_the_result_is_all_that_a_quiet_run_prints(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-@pytest.mark.parametrize("other", ["--verbose", "--progress=bar", "--progress=plain"])
+@each("other", ["--verbose", "--progress=bar", "--progress=plain"])
 def test_quiet_is_not_combined_with_more_output(other: str) -> None:
     with pytest.raises(ValueError, match="train: --quiet cannot be combined with --"):
         parse(["--quiet", other])

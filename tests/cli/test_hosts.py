@@ -11,6 +11,7 @@ import pytest
 
 from pydtnn.cli.hosts import PROBE, Host, Placement, place, read_placement, silent_hosts
 from pydtnn.launch import Launch
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_name_that_a_program_takes_for_an_option_or_for_code_is_refused(
         assert str(file) in str(error.value) or option == "-hosts"
 
 
-@pytest.mark.parametrize("name", ["a", "node-1.rack_2", "user@node-1", "+n1", "été"])
+@each("name", ["a", "node-1.rack_2", "user@node-1", "+n1", "été"])
 def test_names_of_hosts_are_not_options_of_the_probe(name: str) -> None:
     (host,) = read_placement(["mpirun", "-hosts", f"{name}:4"]).hosts
     assert host == Host(name, f"{name}:4", 4)

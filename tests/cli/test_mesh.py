@@ -17,6 +17,7 @@ from pydtnn.cli.parser import parse
 from pydtnn.cli.run_directory import Run, start_values
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -24,7 +25,7 @@ CNN = [option for option in TINY if not option.startswith(("--model", "--global"
 CNN += ["--model=cnn", "--batch-size=8", "--tuning=fixed"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "problem"),
     [
         ("data=2,filter", "got 'filter'"),
@@ -115,7 +116,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(
 MESH = {"parallel": "data=2,filter=2", "plan": "filter"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "ranks", "kept"),
     [
         (set(), 4, MESH),

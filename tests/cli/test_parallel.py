@@ -15,6 +15,7 @@ from pydtnn.parallel.compression import COMPRESSORS, CompressedSums
 from pydtnn.parallel.compression.compressor import LossySums
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import SCHEMES
+from tests.each import each
 
 OPTIONS: dict[str, dict[str, Any]] = {"float": {"exponent": 5, "mantissa": 2}}
 """What compressors cannot do without."""
@@ -25,12 +26,12 @@ def exchange(**options: Any) -> Any:
     return describe_run(TrainConfig(**options), {}, data).create_exchange(Serial())
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@each("name", SCHEMES)
 def test_every_scheme_is_made_by_its_name(name: str) -> None:
     assert type(exchange(scheme=name)) is SCHEMES[name]
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+@each("name", COMPRESSORS)
 def test_every_compressor_is_made_by_its_name(name: str) -> None:
     sums = exchange(compress=name, compress_options=OPTIONS.get(name, {})).sums
     assert isinstance(sums, LossySums)
@@ -79,7 +80,7 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         exchange(compress=f"{file}:half", compress_options={"share": 0.1})
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"scheme": "gosip"}, "unknown scheme 'gosip'; did you mean 'gossip'?"),

@@ -13,6 +13,7 @@ from pydtnn.cli.config import GROUPS, TrainConfig, flags
 from pydtnn.cli.parser import ESSENTIAL, parse
 from pydtnn.models import MODELS
 from pydtnn.train import main
+from tests.each import each
 
 PROMISED = """
     model dataset data-dir epochs steps-per-epoch batch-size global-batch-size optimizer lr momentum
@@ -45,7 +46,7 @@ def test_no_arguments_give_the_defaults() -> None:
     assert parse([]) == TrainConfig()
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "values"),
     [
         (["--lr=1e-3"], {"lr": 1e-3}),

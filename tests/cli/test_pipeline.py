@@ -17,6 +17,7 @@ from pydtnn.cli.survival import _on_fewer_ranks
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
@@ -24,7 +25,7 @@ OPTIONS = [*TINY, "--batch-size=16", "--tuning=fixed", "--epochs=1", "--quiet"]
 PIPELINE = ["--parallel=pipeline=2", "--micro-batches=4"]
 
 
-@pytest.mark.parametrize("option", ["--micro-batches=2", "--pipeline-schedule=gpipe"])
+@each("option", ["--micro-batches=2", "--pipeline-schedule=gpipe"])
 def test_options_of_a_pipeline_require_its_axis(option: str) -> None:
     name = option.partition("=")[0]
     with pytest.raises(ValueError, match=f"{name} requires --parallel pipeline=2"):
@@ -74,7 +75,7 @@ def test_processes_train_in_stages_and_one_continues(
         assert own == pytest.approx(other, rel=1e-4)  # float32
 
 
-@pytest.mark.parametrize(("ranks", "schedule"), [(3, "1f1b"), (2, "chimera"), (1, "1f1b")])
+@each(("ranks", "schedule"), [(3, "1f1b"), (2, "chimera"), (1, "1f1b")])
 def test_fewer_ranks_continue_with_a_schedule_that_is_possible(ranks: int, schedule: str) -> None:
     config = parse(["--parallel=pipeline=4", "--pipeline-schedule=chimera"])
     assert _on_fewer_ranks(config, ranks).pipeline_schedule == schedule
@@ -102,7 +103,7 @@ def test_auto_chooses_the_fastest_schedule_that_fits_into_memory(tmp_path: Path)
     assert sizes[smaller] == min(sizes.values()) < sizes[fastest]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "problem"),
     [
         (["--exact"], "--pipeline-schedule auto has no formula for --exact; name a schedule"),

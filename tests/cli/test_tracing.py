@@ -12,13 +12,14 @@ from pydtnn.cli.parser import parse
 from pydtnn.tracing import load_timeline, read_traces
 from pydtnn.train import main
 from pydtnn.utils.observer import Kind
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN, only_line
 
 OPTIONS = [*TINY, "--epochs=1", "--tuning=fixed"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "problem"),
     [
         (["--trace-steps=1:2"], "train: --trace-steps requires --trace FOLDER"),

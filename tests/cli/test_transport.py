@@ -17,6 +17,7 @@ from pydtnn.comm.staged import CudaAware, Staged
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.utils.errors import AgreedError
 from tests.comm.devices import device_of
+from tests.each import each
 from tests.simulated import SimulatedCupy
 
 
@@ -26,7 +27,7 @@ def chosen(comm: Communicator, /, gpus: int = 8, **options: Any) -> Communicator
     return choose_transport(TrainConfig(device="cuda", **options), comm, xp)
 
 
-@pytest.mark.parametrize("device", ["cpu", "numpy"])
+@each("device", ["cpu", "numpy"])
 def test_without_a_gpu_nothing_changes(device: Any) -> None:
     config, comm = TrainConfig(device=device), Serial()
     assert take_gpu(config, comm) is None
@@ -44,7 +45,7 @@ CHOICES: list[tuple[int, dict[str, Any], type, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "options", "kind", "words"), CHOICES)
+@each(("ranks", "options", "kind", "words"), CHOICES)
 def test_a_transport_is_chosen_and_described(
     ranks: int, options: dict[str, Any], kind: type, words: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pydtnn.comm import Communicator
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 
 SIZES = (0, 1, 7, 1013, 140_009)
 """Elements: none, one, primes, and more than 1 MB in float64."""
@@ -99,7 +100,7 @@ class CommunicatorContract:
 
     # -- collectives ------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("dtype", TYPES)
+    @each("dtype", TYPES)
     def test_allreduce_sums_in_place(self, comm, dtype):
         for size in SIZES:
             x = whole(comm.rank, size, dtype)
@@ -107,7 +108,7 @@ class CommunicatorContract:
             assert x.dtype == dtype
             np.testing.assert_array_equal(x, total(comm, size, dtype))
 
-    @pytest.mark.parametrize("dtype", TYPES)
+    @each("dtype", TYPES)
     def test_allreduce_finds_the_largest_and_the_smallest(self, comm, dtype):
         everyone = [whole(rank, 1013, dtype) for rank in range(comm.size)]
         for op, reduction in (("max", np.max), ("min", np.min)):
@@ -115,7 +116,7 @@ class CommunicatorContract:
             comm.allreduce(x, op)
             np.testing.assert_array_equal(x, reduction(everyone, axis=0))
 
-    @pytest.mark.parametrize("dtype", REALS)
+    @each("dtype", REALS)
     def test_allreduce_gives_every_rank_the_same_bytes_every_time(self, comm, dtype):
         mine = np.random.default_rng(comm.rank).standard_normal(140_009).astype(dtype)
         first = mine.copy()
@@ -161,7 +162,7 @@ class CommunicatorContract:
         comm.allreduce(x[10:20])
         np.testing.assert_array_equal(x, expected)
 
-    @pytest.mark.parametrize("dtype", [*TYPES, "bool", "complex64", ">f4"])
+    @each("dtype", [*TYPES, "bool", "complex64", ">f4"])
     def test_broadcast_copies_the_array_of_any_root(self, comm, dtype):
         for size in SIZES:
             for root in {0, comm.size - 1}:
@@ -177,7 +178,7 @@ class CommunicatorContract:
         comm.barrier()
         assert (x == comm.size - (comm.rank != comm.size - 1)).all()
 
-    @pytest.mark.parametrize("dtype", REALS)
+    @each("dtype", REALS)
     def test_reduce_scatter_leaves_each_rank_its_uneven_part(self, comm, dtype):
         for size in SIZES:
             counts = counts_for(comm, size)
@@ -188,7 +189,7 @@ class CommunicatorContract:
             np.testing.assert_array_equal(out, total(comm, size, dtype)[begin : begin + out.size])
             np.testing.assert_array_equal(x, whole(comm.rank, size, dtype))
 
-    @pytest.mark.parametrize("dtype", [*REALS, "bool"])
+    @each("dtype", [*REALS, "bool"])
     def test_allgather_concatenates_uneven_parts(self, comm, dtype):
         for size in SIZES:
             counts = counts_for(comm, size)
@@ -209,7 +210,7 @@ class CommunicatorContract:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("dtype", [*TYPES, "bool"])
+    @each("dtype", [*TYPES, "bool"])
     def test_a_ring_passes_arrays_of_any_type_on(self, comm, dtype):
         for size in SIZES:
             after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -307,8 +308,8 @@ class CommunicatorContract:
             for request in sends:
                 request.wait()
 
-    @pytest.mark.parametrize("source", [0, None])
-    @pytest.mark.parametrize("length", [4, 6])
+    @each("source", [0, None])
+    @each("length", [4, 6])
     def test_a_message_of_another_length_is_refused_by_its_receiver(self, comm, length, source):
         requests = []
         if comm.rank == 0:
@@ -382,7 +383,7 @@ class CommunicatorContract:
 
     # -- mistakes: refused by each rank before anything is sent -----------------------------------
 
-    @pytest.mark.parametrize(
+    @each(
         ("error", "words", "mistake"),
         [
             (TypeError, "got list", lambda comm: comm.allreduce([1.0])),

@@ -6,6 +6,7 @@ import pytest
 
 from pydtnn.comm.schedules import executor
 from pydtnn.comm.schedules.executor import COMPILED, add, adder_for
+from tests.each import each
 
 _sum = pytest.importorskip("pydtnn.comm._sum", reason="the extension is not built")
 
@@ -88,7 +89,7 @@ def test_the_reference_adds_where_nothing_is_built(monkeypatch):
     assert adder_for(np.dtype("float32")) is add
 
 
-@pytest.mark.parametrize(
+@each(
     "arrays",
     [
         lambda x: (x, x[:2]),
@@ -96,7 +97,6 @@ def test_the_reference_adds_where_nothing_is_built(monkeypatch):
         lambda x: (x[::2], x[::2]),
         lambda x: (np.broadcast_to(x[0], 3), x),
     ],
-    ids=["lengths", "types", "steps", "read-only"],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays):
     with pytest.raises(ValueError, match="a sum needs two contiguous arrays"):

@@ -12,6 +12,7 @@ from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Checked
 from pydtnn.utils.errors import AgreedError
 from tests.comm.communicator_contract import CommunicatorContract
+from tests.each import each
 
 
 @pytest.mark.threads(1, 2, 3, through=Checked)
@@ -70,8 +71,8 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
 
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2, 3, checked=False)
-@pytest.mark.parametrize("through", [lambda comm: comm, lambda comm: Scheduled(comm, "ring")])
-@pytest.mark.parametrize(("call", "words"), DIFFERENT.values(), ids=DIFFERENT)
+@each("through", [lambda comm: comm, lambda comm: Scheduled(comm, "ring")])
+@each(("call", "words"), DIFFERENT.values())
 def test_calls_that_differ_are_refused_on_all_ranks(
     comm: Communicator, through: Callable[[Communicator], Communicator], call: Call, words: str
 ) -> None:
@@ -112,7 +113,7 @@ def test_a_message_may_come_before_a_call_that_does_not_wait(comm: Communicator)
 
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("call", ["barrier", "gather_object", "message", "free"])
+@each("call", ["barrier", "gather_object", "message", "free"])
 def test_calls_of_one_group_start_while_a_rank_waits_on_another(comm, call):
     checked = Checked(comm)
     other, x = checked.split(0), np.ones(3)

@@ -13,6 +13,7 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.wrapper import Delayed
 from pydtnn.testing.calls import CallLog, Recording
 from tests.comm.communicator_contract import contract
+from tests.each import each
 
 
 @pytest.mark.threads(3)
@@ -54,7 +55,7 @@ MISUSE: list[tuple[str, Callable[[Communicator, np.ndarray], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("sentence", "misuse"), MISUSE)
+@each(("sentence", "misuse"), MISUSE)
 def test_an_array_is_not_used_while_it_is_under_way(sentence: str, misuse: Any) -> None:
     def rank(comm: Communicator) -> None:
         x, log = np.ones(3), CallLog()

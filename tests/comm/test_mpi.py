@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.comm.communicator_contract import CommunicatorContract
+from tests.each import each
 
 
 @pytest.mark.mpi(checked=False)
@@ -87,7 +88,7 @@ def test_a_request_keeps_its_group(comm):
 
 
 @pytest.mark.mpi(2, checked=False)
-@pytest.mark.parametrize("what", ["iallreduce", "message"])
+@each("what", ["iallreduce", "message"])
 def test_a_request_keeps_its_array_until_it_is_complete(comm, what):
     x = np.full(1000, comm.rank + 1.0)
     alive = weakref.ref(x)

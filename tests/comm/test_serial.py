@@ -5,6 +5,7 @@ import pytest
 
 from pydtnn.comm import create_communicator
 from tests.comm.communicator_contract import CommunicatorContract
+from tests.each import each
 
 
 class TestSerial(CommunicatorContract):
@@ -13,7 +14,7 @@ class TestSerial(CommunicatorContract):
         return create_communicator("serial")
 
 
-@pytest.mark.parametrize("call", ["send", "recv"])
+@each("call", ["send", "recv"])
 def test_a_blocking_message_to_oneself_is_refused_because_it_would_wait_for_ever(call):
     comm = create_communicator("serial")
     with pytest.raises(RuntimeError, match="a message to itself"):

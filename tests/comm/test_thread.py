@@ -14,6 +14,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankError
 from tests.comm.communicator_contract import CommunicatorContract
+from tests.each import each
 
 
 @pytest.mark.threads(1, 2, 3, 4, 5)
@@ -68,7 +69,7 @@ def test_reductions_add_from_the_first_rank_to_the_last():
     assert run_threads(4, reduce) == [1.0] * 4
 
 
-@pytest.mark.parametrize(
+@each(
     "wait",
     [
         lambda comm: comm.barrier(),
@@ -78,7 +79,6 @@ def test_reductions_add_from_the_first_rank_to_the_last():
         lambda comm: spin(comm.irecv(np.zeros(3), 1)),
         lambda comm: spin(comm.iallreduce(np.zeros(3))),
     ],
-    ids=["barrier", "allreduce", "recv", "send", "irecv tested", "iallreduce tested"],
 )
 def test_an_error_wakes_the_others_and_is_raised_with_its_rank(wait):
     def fail_on_rank_1(comm):
@@ -136,7 +136,7 @@ def test_a_rank_that_leaves_early_is_named_by_those_who_wait_for_it():
         run_threads(3, leave)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "words"),
     [
         (lambda comm: comm.allreduce(np.zeros(3 + comm.rank)), "allreduce sum of 3 float64 where"),
@@ -147,7 +147,6 @@ def test_a_rank_that_leaves_early_is_named_by_those_who_wait_for_it():
             "barrier where rank 1 calls",
         ),
     ],
-    ids=["lengths", "operations", "roots", "calls"],
 )
 def test_ranks_that_call_different_collectives_are_told_so(call, words):
     with pytest.raises(RankError, match=words):
@@ -179,7 +178,7 @@ def test_ranks_may_pretend_to_be_on_different_hosts():
     ]
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(0, None), (2, ["a"])])
+@each(("n", "hosts"), [(0, None), (2, ["a"])])
 def test_impossible_groups_are_refused(n, hosts):
     with pytest.raises(ValueError, match=r"run_threads: expected"):
         run_threads(n, lambda comm: None, hosts=hosts)

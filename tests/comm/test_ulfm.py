@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks.comm import cluster_launch
+from tests.each import each
 from tests.launch import Program, is_openmpi, why_not
 
 pytestmark = pytest.mark.skipif(
@@ -64,8 +65,8 @@ ENDS_AFTER_START = {"connect": "2", "watched": "2", "call": "2", "end": "3", "af
 """The number of ranks that the last of them know, by the moment at which one of 3 fails."""
 
 
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("moment", ENDS_AFTER_START)
+@each("number", ["SIGKILL", "SIGSTOP"])
+@each("moment", ENDS_AFTER_START)
 def test_a_rank_that_is_killed_or_stopped_at_any_moment_is_left_behind(
     moment: str, number: str
 ) -> None:
@@ -90,7 +91,7 @@ def test_a_rank_that_is_stopped_before_mpi_has_started_ends_all() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(cluster_launch.why_not()), reason=cluster_launch.why_not())
-@pytest.mark.parametrize(("moment", "number"), [("start", "SIGKILL"), ("connect", "SIGSTOP")])
+@each(("moment", "number"), [("start", "SIGKILL"), ("connect", "SIGSTOP")])
 def test_a_host_that_is_lost_while_ranks_start_ends_the_others(moment: str, number: str) -> None:
     code = FAILS_AT.format(failing="'23'", number=number)
     with cluster_launch.Cluster(2, 2, "1gbit") as cluster:
@@ -100,8 +101,8 @@ def test_a_host_that_is_lost_while_ranks_start_ends_the_others(moment: str, numb
     assert "(--timeout): not all ranks have started; start again" in finished.stderr
 
 
-@pytest.mark.parametrize("survives", [False, True])
-@pytest.mark.parametrize("rank", [0, 2])
+@each("survives", [False, True])
+@each("rank", [0, 2])
 def test_an_error_of_one_rank_ends_all(survives: bool, rank: int) -> None:
     code = ERROR.format(survives=survives, rank=rank)
     with Program(3, ["-c", code], options=["--with-ft", "ulfm"]) as program:

@@ -9,6 +9,7 @@ import pytest
 from pydtnn import SGD, Linear, Model, Trainer
 from pydtnn.data import ArrayDataset, Dataset, TokenDataset, WeightedDataset
 from pydtnn.data.dataset import read_samples
+from tests.each import each
 
 
 def test_samples_and_labels_come_back_by_index(rng: np.random.Generator) -> None:
@@ -49,8 +50,8 @@ def test_a_test_set_has_the_classes_of_the_training_set(images: ArrayDataset) ->
 FOUR = np.zeros((4, 8, 8, 3), np.uint8)
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 8, 8)])
-@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64])
+@each("shape", [(4,), (4, 8, 8)])
+@each("dtype", [bool, np.uint8, np.int64])
 def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -> None:
     labels = np.arange(np.prod(shape)).reshape(shape) % 2
     data = ArrayDataset(FOUR, labels.astype(dtype))
@@ -62,7 +63,7 @@ def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -
     assert ignoring.y.max() == 255
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "options", "reason"),
     [
         (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples, got shape"),
@@ -94,7 +95,7 @@ def test_shapes_and_labels_that_do_not_fit_are_told_in_one_sentence(
         ArrayDataset(x, y, **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "options", "reason"),
     [
         (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats, got int64; convert it with"),
@@ -121,7 +122,7 @@ def test_names_of_classes_give_their_number_and_are_those_of_the_training_set() 
     assert repr(train) == "ArrayDataset(array, 4 samples of (3,), classes 3)"
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "classes", "error", "message"),
     [
         (["cat"], 2, ValueError, "one name for each class, got 1 names of 2 classes"),
@@ -140,7 +141,7 @@ def test_names_that_do_not_fit_are_told(
 MASKED = np.ma.masked_less(np.array([[1.0, 2], [3, 4]]), 2)
 
 
-@pytest.mark.parametrize(
+@each(
     "call",
     [
         lambda: ArrayDataset(MASKED, [0, 1]),
@@ -178,7 +179,7 @@ class Returning(Dataset):
 RAGGED = [np.zeros(3), np.zeros(4)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "reason"),
     [
         (lambda: ArrayDataset(RAGGED, [0, 1]), "array: x must have samples of one shape"),

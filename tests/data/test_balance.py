@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from pydtnn.data import ArrayDataset, balanced_weights
+from tests.each import each
 
 
-@pytest.mark.parametrize("counts", [[5, 1, 2], [1, 1], [3000, 7, 200]])
+@each("counts", [[5, 1, 2], [1, 1], [3000, 7, 200]])
 def test_every_class_has_the_same_total_weight_and_samples_have_mean_1(counts: list[int]) -> None:
     y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
     weights = balanced_weights(ArrayDataset(np.zeros((len(y), 1)), y))

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from pydtnn.data.mixing import beta_quantiles
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("alpha", "below"),
     [
         (0.5, lambda x: 2 / np.pi * np.arcsin(np.sqrt(x))),
@@ -21,7 +22,7 @@ def test_quantiles_are_those_of_the_distribution(alpha, below):
     np.testing.assert_allclose(probabilities, below(quantiles), atol=2e-5)
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.2, 0.4, 1.0, 8.0, 100.0, 1e4])
+@each("alpha", [0.01, 0.1, 0.2, 0.4, 1.0, 8.0, 100.0, 1e4])
 def test_moments_are_those_of_the_distribution(alpha):
     probabilities, quantiles = beta_quantiles(alpha)
     assert (probabilities[0], probabilities[-1]) == (0, 1)

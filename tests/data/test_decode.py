@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydtnn import Flatten, Linear, Model, Sequential
 from pydtnn.data.images import Decoder
 from pydtnn.predict import read_image
+from tests.each import each
 
 image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
 
@@ -97,7 +98,7 @@ def test_a_grey_image_has_equal_colours(pixels: NDArray[np.uint8]) -> None:
     np.testing.assert_array_equal(found, np.repeat(pixels[..., :1], 3, axis=2))
 
 
-@pytest.mark.parametrize("shape", [(7, 11), (11, 7), (7, 7), (8, 7)])
+@each("shape", [(7, 11), (11, 7), (7, 7), (8, 7)])
 def test_the_centre_of_an_image_whose_short_side_fits_is_cropped(
     rng: np.random.Generator, shape: tuple[int, int]
 ) -> None:
@@ -107,8 +108,8 @@ def test_the_centre_of_an_image_whose_short_side_fits_is_cropped(
     np.testing.assert_array_equal(found, pixels[top : top + 7, left : left + 7])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-@pytest.mark.parametrize("size", [3, 10, 64, 200])
+@each("kind", ["PNG", "JPEG"])
+@each("size", [3, 10, 64, 200])
 def test_an_image_is_resized_by_its_short_side(kind: str, size: int) -> None:
     """Columns of a wide ramp: in the crop, values rise from 64 to 192."""
     ramp = np.tile(np.linspace(0, 255, 128), (64, 1)).astype(np.uint8)
@@ -119,7 +120,7 @@ def test_an_image_is_resized_by_its_short_side(kind: str, size: int) -> None:
     np.testing.assert_allclose(found, np.tile(expected, (size, 1)), rtol=0, atol=6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "reason"),
     [
         (b"", "expected a PNG, JPEG or WebP image in x/a.jpg, got other or damaged data"),
@@ -142,7 +143,7 @@ def test_a_webp_has_the_pixels_that_were_written(pixels: NDArray[np.uint8]) -> N
     np.testing.assert_array_equal(Decoder("test")(file.getvalue(), "a.webp"), pixels)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@each("channels", [1, 3, 4])
 def test_of_16_bits_the_upper_8_are_used(rng: np.random.Generator, channels: int) -> None:
     wide = rng.integers(0, 2**16, (7, 11)).astype(np.uint16)
     found = Decoder("test", channels=channels)(encoded(wide), "a.png")
@@ -150,9 +151,9 @@ def test_of_16_bits_the_upper_8_are_used(rng: np.random.Generator, channels: int
     np.testing.assert_array_equal(found, np.stack(colours, axis=-1))
 
 
-@pytest.mark.parametrize("number", range(10))
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-@pytest.mark.parametrize("size", [None, (6, 9), (3, 2)], ids=str)
+@each("number", range(10))
+@each("kind", ["PNG", "JPEG", "WEBP"])
+@each("size", [None, (6, 9), (3, 2)])
 def test_photographs_are_turned_to_the_orientation_in_their_metadata(
     rng: np.random.Generator, number: int, kind: str, size: Any
 ) -> None:
@@ -214,7 +215,7 @@ def test_no_program_is_started_for_an_image(
     assert started.exists()  # by Pillow alone
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@each("kind", ["PNG", "JPEG"])
 def test_an_image_that_is_cut_anywhere_is_told_by_name(rng: np.random.Generator, kind: str) -> None:
     whole = encoded(rng.integers(0, 256, (40, 40, 3)).astype(np.uint8), kind)
     for length in (1, 20, 100, len(whole) // 2, len(whole) * 3 // 4):
@@ -222,7 +223,7 @@ def test_an_image_that_is_cut_anywhere_is_told_by_name(rng: np.random.Generator,
             Decoder("test")(whole[:length], "x/a.jpg")
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "reason"),
     [({"size": 0}, "image_size must be at least 1"), ({"channels": 2}, "must be 1, 3 or 4, got 2")],
 )

@@ -11,6 +11,7 @@ import pytest
 from pydtnn.data import ArrayDataset, Dataset, Loader, create_augmentations, load_dataset
 from pydtnn.data.batch import parts
 from pydtnn.data.inputs import Inputs, check_same, inputs_of, same_normalization
+from tests.each import each
 
 RAW = {
     "of 0 to 255": lambda x: x.astype(np.float32),
@@ -45,8 +46,8 @@ def check(known: Inputs, x: Any) -> None:
         part.check("predict", array)
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@each("name", SETS)
+@each("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_no_normalised_sample_is_refused(name: str, dtype: str) -> None:
     train, test = SETS[name]
     known = inputs_of(train)
@@ -60,7 +61,7 @@ def test_no_normalised_sample_is_refused(name: str, dtype: str) -> None:
         check(known, np.empty((0, *x.shape[1:]), np.float32))
 
 
-@pytest.mark.parametrize("name", ["digits", "synthetic", "dark"])
+@each("name", ["digits", "synthetic", "dark"])
 def test_no_augmented_or_interpolated_sample_is_refused(name: str) -> None:
     train, _ = SETS[name]
     known = inputs_of(train)
@@ -71,8 +72,8 @@ def test_no_augmented_or_interpolated_sample_is_refused(name: str) -> None:
         check(known, batch.x + np.float32(8 / 255))
 
 
-@pytest.mark.parametrize("kind", RAW)
-@pytest.mark.parametrize("name", ["digits", "synthetic", "dark"])
+@each("kind", RAW)
+@each("name", ["digits", "synthetic", "dark"])
 def test_raw_pixels_as_numbers_are_refused(name: str, kind: str) -> None:
     train, test = SETS[name]
     x = RAW[kind](test.read(np.arange(40))[0])
@@ -145,7 +146,7 @@ def named(*names: Any, targets: int = 1, encoding: str | None = None) -> Dataset
     return data
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "known", "words"),
     [
         (named("ant", "cat"), named("cat", "dog"), "class 0 ant instead of cat, class 1 cat ins"),

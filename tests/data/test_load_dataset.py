@@ -11,6 +11,7 @@ import pydtnn.data
 import pydtnn.utils.names
 from pydtnn.data import DATASETS, array, load_dataset, mixing, order
 from pydtnn.data.augment import augmentation, named
+from tests.each import each
 
 
 def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
     assert (other.read(np.arange(3))[0] != train.read(np.arange(3))[0]).any()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "reason"),
     [
         ("cifar", {}, "unknown data set 'cifar'; did you mean 'cifar10' or 'cifar100'"),
@@ -46,7 +47,7 @@ def test_the_names_of_the_data_sets_are_known() -> None:
 MODULES = [pydtnn.data, array, augmentation, mixing, named, order, pydtnn.utils.names]
 
 
-@pytest.mark.parametrize("module", MODULES)
+@each("module", MODULES)
 def test_the_examples_in_the_documentation_hold(module: Any) -> None:
     result = doctest.testmod(module, extraglobs={"np": np})
     assert result.attempted

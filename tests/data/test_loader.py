@@ -24,6 +24,7 @@ from pydtnn.data import (
     RandomResizedCrop,
 )
 from pydtnn.data.order import permutation
+from tests.each import each
 
 AUGMENT = (
     *(RandomCrop(2), RandomResizedCrop(0.3), HorizontalFlip(), ColorJitter(), RandAugment()),
@@ -184,7 +185,7 @@ def ours() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("pydtnn-loader")]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@each("prefetch", [0, 2])
 def test_an_error_while_loading_is_raised_where_the_batch_is_taken(prefetch: int) -> None:
     data = Probe(6, fails_at=2)
     with Loader(data, global_batch_size=1, shuffle=False, prefetch=prefetch) as loader:
@@ -298,7 +299,7 @@ def test_a_data_set_without_a_name_shape_or_classes_is_told() -> None:
         Loader(Bare(4), global_batch_size=2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "reason"),
     [
         (np.zeros((3, 1)), r"read must return a pair of arrays \(x, y\), got ndarray"),

@@ -29,6 +29,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 MIXES: dict[str, tuple[Any, ...]] = {
     "mixup": (Mixup(0.7),),
@@ -47,7 +48,7 @@ def batches(data: ArrayDataset, rank: int = 0, size: int = 1, **options: Any) ->
         return list(loader.epoch(2))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@each("dtype", ["float32", "float64", "float16"])
 def test_mixup_averages_pairs_with_weights_of_a_beta_distribution(
     rng: np.random.Generator, dtype: str
 ) -> None:
@@ -171,7 +172,7 @@ def test_mixed_samples_are_prepared_on_the_host(images: ArrayDataset) -> None:
         assert one.x.tobytes() == other.x.tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "error", "reason"),
     [
         (lambda: Mixup(0), ValueError, "Mixup: alpha must be above 0, got 0"),
@@ -193,7 +194,7 @@ def test_what_cannot_be_mixed_is_refused(call: Any, error: Any, reason: str) -> 
         call()
 
 
-@pytest.mark.parametrize("labels", [np.array([0, 3]), np.array([0.0, 1.0])], ids=str)
+@each("labels", [np.array([0, 3]), np.array([0.0, 1.0])])
 def test_labels_that_are_no_classes_are_refused(labels: NDArray[Any]) -> None:
     class Wrong(ArrayDataset):
         def read(self, indices: NDArray[Any]) -> tuple[Any, Any]:
@@ -204,7 +205,7 @@ def test_labels_that_are_no_classes_are_refused(labels: NDArray[Any]) -> None:
         batches(data, mix=[Mixup()])
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", "mse", "mae"])
+@each("loss", ["cross_entropy", "binary_cross_entropy", "mse", "mae"])
 def test_a_model_learns_from_mixed_samples(rng: np.random.Generator, loss: str) -> None:
     y = np.arange(120) % 3
     x = rng.normal(size=(120, 4, 4, 1)) + 2 * np.eye(16)[y].reshape(-1, 4, 4, 1)

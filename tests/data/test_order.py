@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pydtnn.data.order import (
     below,
@@ -12,9 +11,10 @@ from pydtnn.data.order import (
     split,
     window_permutation,
 )
+from tests.each import each
 
 
-@pytest.mark.parametrize("n", [1, 2, 1000])
+@each("n", [1, 2, 1000])
 def test_a_permutation_has_each_number_once(n: int) -> None:
     np.testing.assert_array_equal(np.sort(permutation(3, 5, n)), np.arange(n))
 
@@ -30,8 +30,8 @@ def test_a_permutation_is_the_same_on_every_machine_and_with_every_version_of_nu
     assert permutation(0, 0, 8).tolist() == [6, 3, 5, 2, 1, 0, 4, 7]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 20])
-@pytest.mark.parametrize("n", [0, 1, 12, 13])
+@each("size", [1, 2, 3, 7, 20])
+@each("n", [0, 1, 12, 13])
 def test_ranks_cut_a_batch_as_array_split_does(n: int, size: int) -> None:
     rows = np.arange(n)
     for rank, expected in enumerate(np.array_split(rows, size)):
@@ -44,8 +44,8 @@ def test_random_words_become_numbers_below_a_bound_that_all_occur() -> None:
     assert below(words, np.array([1, 4, 4, 7])).tolist() == [0, 1, 1, 6]
 
 
-@pytest.mark.parametrize("n", [0, 1, 5, 11, 64])
-@pytest.mark.parametrize("shards", [1, 3, 8])
+@each("n", [0, 1, 5, 11, 64])
+@each("shards", [1, 3, 8])
 def test_shards_do_not_depend_on_the_ranks_that_own_them(n: int, shards: int) -> None:
     whole = [(s.number, range(n)[s.rows]) for s in own_shards(n, shards, 0, 1)[1]]
     assert [row for _, rows in whole for row in rows] == list(range(n))
@@ -67,7 +67,7 @@ def test_shards_without_rows_cost_nothing() -> None:
     assert own_part(5, 4, 1, [5, 0]) == (slice(5, 5), ())
 
 
-@pytest.mark.parametrize(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])
+@each(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])
 def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards: int, window: int) -> None:
     sizes = np.arange(shards) % 3 + 20
     shard_of = np.repeat(np.arange(shards), sizes)
@@ -84,7 +84,7 @@ def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards: int, win
     assert not np.array_equal(order, other)
 
 
-@pytest.mark.parametrize("window", [4, 100])
+@each("window", [4, 100])
 def test_a_window_of_all_shards_is_a_permutation_of_all_samples(window: int) -> None:
     shard_of = permutation(0, 0, 50) % 4
     found = window_permutation(9, 1, shard_of, window)

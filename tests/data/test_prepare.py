@@ -20,6 +20,7 @@ from pydtnn.data import (
 )
 from pydtnn.data.statistics import Statistics
 from pydtnn.kernels import Backend, create_backend
+from tests.each import each
 
 AUGMENT = (RandomCrop(2), HorizontalFlip(), Cutout(2))
 STATISTICS = Statistics(np.array([0.5, 0.4, 0.3]), np.array([0.2, 0.3, 0.25]))
@@ -110,7 +111,7 @@ def test_what_the_device_cannot_do_is_done_here_and_the_loader_says_why(
         assert other.x.tobytes() == one.x.tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "reason"),
     [
         (np.zeros((8, 4, 4, 3), np.float32), "array has no uint8 pixels"),

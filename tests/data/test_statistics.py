@@ -8,13 +8,14 @@ import pytest
 from pydtnn.data import ArrayDataset
 from pydtnn.data import statistics as module
 from pydtnn.data.statistics import Normalize, Statistics, pixel_statistics, pixel_sums
+from tests.each import each
 
 
 def measured(x: Any) -> Statistics:
     return pixel_statistics(lambda i: (x[i], i), x.shape[1:], len(x))
 
 
-@pytest.mark.parametrize("shape", [(40, 7, 5, 3), (40, 28, 28, 1), (40, 12), (1, 2, 2, 2)])
+@each("shape", [(40, 7, 5, 3), (40, 28, 28, 1), (40, 12), (1, 2, 2, 2)])
 def test_mean_and_deviation_are_those_of_float64(
     rng: np.random.Generator, shape: tuple[int, ...]
 ) -> None:
@@ -52,8 +53,8 @@ def test_a_channel_that_never_changes_becomes_zero() -> None:
     np.testing.assert_allclose(y, 0, atol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("shape", [(9, 6, 5, 3), (9, 28, 28, 1), (9, 12), (0, 6, 5, 3)])
+@each("dtype", [np.float32, np.float64])
+@each("shape", [(9, 6, 5, 3), (9, 28, 28, 1), (9, 12), (0, 6, 5, 3)])
 def test_normalised_pixels_are_x_minus_mean_over_deviation(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: Any
 ) -> None:

@@ -7,11 +7,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import Synthetic, load_synthetic
+from tests.each import each
 
 SHAPES = [(32, 32, 3), (28, 28, 1), (8, 8, 1), (9, 40, 2), (64, 48, 4)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each("shape", SHAPES)
 def test_images_depend_on_the_index_alone(shape: tuple[int, ...]) -> None:
     data = Synthetic(100, shape=shape)
     x, y = data.read(np.arange(100))
@@ -33,7 +34,7 @@ def test_seed_and_split_make_other_images_of_the_same_classes() -> None:
         assert (other != one).mean() > 0.9
 
 
-@pytest.mark.parametrize("classes", [2, 3, 4, 5, 10, 100, 1000])
+@each("classes", [2, 3, 4, 5, 10, 100, 1000])
 def test_every_class_has_equally_many_images_and_its_own_bands(classes: int) -> None:
     data = Synthetic(2 * classes, classes=classes)
     _, y = data.read(np.arange(2 * classes))
@@ -108,7 +109,7 @@ def energies(x: NDArray[np.uint8]) -> NDArray[np.float32]:
     return with_bias((log - log.mean(0)) / (log.std(0) + 1e-3))
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1)])
+@each("shape", [(32, 32, 3), (28, 28, 1)])
 def test_logistic_regression_on_the_pixels_stays_below_40_percent(shape: tuple[int, ...]) -> None:
     train, test = load_synthetic(shape=shape)
     (x, y), (x_test, y_test) = train.read(np.arange(3000)), test.read(np.arange(1000))
@@ -118,7 +119,7 @@ def test_logistic_regression_on_the_pixels_stays_below_40_percent(shape: tuple[i
     assert best < 0.4
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1)])
+@each("shape", [(32, 32, 3), (28, 28, 1)])
 def test_the_energy_of_waves_tells_the_classes_apart(shape: tuple[int, ...]) -> None:
     train, test = load_synthetic(shape=shape)
     (x, y), (x_test, y_test) = train.read(np.arange(3000)), test.read(np.arange(1000))
@@ -127,7 +128,7 @@ def test_the_energy_of_waves_tells_the_classes_apart(shape: tuple[int, ...]) -> 
     assert best > 0.97
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "reason"),
     [
         ({"shape": (32, 32)}, r"at least 8 x 8 pixels, got \(32, 32\)"),
@@ -142,7 +143,7 @@ def test_data_that_cannot_be_made_are_refused(options: dict[str, Any], reason: s
         load_synthetic(**options)
 
 
-@pytest.mark.parametrize("options", [{"shape": 32}, {"classes": "10"}, {"samples": 1.5}])
+@each("options", [{"shape": 32}, {"classes": "10"}, {"samples": 1.5}])
 def test_what_is_no_whole_number_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="samples and classes must be ints and shape"):
         load_synthetic(**options)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pydtnn.data import Loader, TokenDataset, load_dataset, load_text
+from tests.each import each
 
 
 def test_samples_follow_each_other_and_targets_are_the_next_tokens():
@@ -58,7 +59,7 @@ def test_two_ranks_read_disjoint_parts_of_a_batch():
     assert one.y.shape == (8, 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("tokens", "options", "error", "message"),
     [
         ([0, 1, 2], {"length": 3}, ValueError, "expected more than 3 tokens.*got 3"),

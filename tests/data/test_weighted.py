@@ -16,6 +16,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 RNG = np.random.default_rng(0)
 IMAGES = ArrayDataset(
@@ -50,7 +51,7 @@ def test_epochs_and_seeds_differ_and_are_repeatable() -> None:
     assert (data.shuffled(1, 2) != data.shuffled(2, 2)).any()
 
 
-@pytest.mark.parametrize("length", [None, 17, 95])
+@each("length", [None, 17, 95])
 def test_ranks_share_one_order_which_continues_at_any_step(length: int | None) -> None:
     data = WeightedDataset(IMAGES, np.arange(40.0), length)
 
@@ -92,7 +93,7 @@ def test_training_on_several_ranks_is_that_of_one(comm: Communicator) -> None:
     np.testing.assert_allclose(*results, rtol=1e-11)  # added up in another order
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "reason"),
     [
         (np.ones(39), "weights must be 40 numbers, one for each sample of array, got an array of"),
@@ -107,7 +108,7 @@ def test_other_weights_are_refused(weights: Any, reason: str) -> None:
         WeightedDataset(IMAGES, weights)
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         TokenDataset(np.arange(40) % 5, 7),

@@ -51,6 +51,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import save_model
+from tests.each import each
 from tests.interchange.runtime import assert_close, compute, randomized, samples
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
@@ -178,7 +179,7 @@ def test_tokens_are_integers_and_a_tied_matrix_is_stored_once(tmp_path: Path) ->
     assert [c.name for c in graph.initializer if list(c.dims) == [11, 6]] == ["token.weight"]
 
 
-@pytest.mark.parametrize("name", ["signals", "recurrent", "volumes", "images", "positions"])
+@each("name", ["signals", "recurrent", "volumes", "images", "positions"])
 def test_layouts_are_those_of_pytorch_and_come_back(name: str) -> None:
     net, shape = deepcopy(NETWORKS[name])
     model = randomized(Model(net, shape))

@@ -12,6 +12,7 @@ from pydtnn import layers
 from pydtnn.interchange import load_state_dict, state_dict
 from pydtnn.layers import Branches, Concat, Flatten, Linear, Reshape, Sequential
 from pydtnn.model import Model
+from tests.each import each
 from tests.interchange.twins import nn, torch
 
 
@@ -121,11 +122,10 @@ def test_joined_and_nested_branches_have_the_columns_of_pytorch(seed: int) -> No
         assert name.endswith("tracked") or np.array_equal(arrays[name], tensor.numpy()), name
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
+@each("bias", [False, True])
+@each(
     ("shape", "conv"),
     [((4, 5, 6), layers.Conv2d), ((5, 6), layers.Conv1d)],
-    ids=["image", "signal"],
 )
 def test_features_that_become_an_image_are_refused(
     shape: tuple[int, ...], conv: Any, bias: bool

@@ -32,6 +32,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
 from pydtnn.saving.weights import decode, encode, load_weights
+from tests.each import each
 
 SHAPE = (8, 9, 3)
 Arrays = dict[str, np.ndarray]
@@ -213,7 +214,7 @@ def test_two_prefixes_are_ambiguous() -> None:
     assert encode(ours.state()) == encode(model(1).state())
 
 
-@pytest.mark.parametrize("place", [1, 2, 3])
+@each("place", [1, 2, 3])
 def test_layers_that_could_be_several_are_listed_and_not_loaded(place: int) -> None:
     """An array of the same shape lies between those of the model, at any place."""
 
@@ -321,8 +322,8 @@ def in_the_names_of_gpt_2(made: Model, transposed: bool) -> Arrays:
     return arrays
 
 
-@pytest.mark.parametrize("transposed", [True, False], ids=["Hugging Face", "nanoGPT"])
-@pytest.mark.parametrize("prefix", ["transformer.", ""])
+@each("transposed", [True, False])
+@each("prefix", ["transformer.", ""])
 def test_weights_of_gpt_2_are_read_and_written(prefix: str, transposed: bool) -> None:
     ours, other = gpt(0), gpt(1)
     arrays = {
@@ -377,7 +378,7 @@ def test_a_gpt_2_with_a_matrix_of_its_own_for_the_logits_is_refused() -> None:
     assert encode(ours.state()) == before
 
 
-@pytest.mark.parametrize(
+@each(
     ("arrays", "message"),
     [
         ({}, "expected tensors by name, got none"),
@@ -422,7 +423,7 @@ class Unordered(Block):
         return y
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "message"),
     [
         ("sliced", "fc: the order of its inputs in other programs must be known, and is not be"),

@@ -23,6 +23,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving.models import inputs_to_json
+from tests.each import each
 from tests.small_training import checksums, small_fit, small_model, small_trainer
 
 COPY: dict[str, Callable[[Model], Model]] = {
@@ -40,7 +41,7 @@ def trained(model: Model, epochs: int = 1) -> dict[str, str]:
     return checksums(model.state())
 
 
-@pytest.mark.parametrize("make", COPY.values(), ids=COPY)
+@each("make", COPY.values())
 def test_a_copy_trains_as_the_model_and_changes_nothing_of_it(make: Any) -> None:
     model = small_model()
     trained(model)
@@ -56,7 +57,7 @@ def test_a_copy_trains_as_the_model_and_changes_nothing_of_it(make: Any) -> None
     assert trained(model) == after != before
 
 
-@pytest.mark.parametrize("make", COPY.values(), ids=COPY)
+@each("make", COPY.values())
 def test_layers_in_others_twice_and_changed_later_are_copied(make: Any) -> None:
     shared = Linear(6)
     net = Sequential(GRU(3, bidirectional=True), shared, Residual(shared, Dropout(0.1)), Flatten())
@@ -71,8 +72,8 @@ def test_layers_in_others_twice_and_changed_later_are_copied(make: Any) -> None:
     np.testing.assert_array_equal(other.predict(x), model.predict(x))
 
 
-@pytest.mark.parametrize("make", COPY.values(), ids=COPY)
-@pytest.mark.parametrize("name", ["resnet8", "mobilenet_v2", "vit_tiny"])
+@each("make", COPY.values())
+@each("name", ["resnet8", "mobilenet_v2", "vit_tiny"])
 def test_networks_of_the_library_are_copied(make: Any, name: str) -> None:
     model = Model(create_net(name, 10, (32, 32, 3)), (32, 32, 3))
     other = make(model)

@@ -3,9 +3,10 @@
 import pytest
 
 from pydtnn.utils.errors import AgreedError, RankError, describe, requested_traceback
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         ValueError("a sentence."),
@@ -27,7 +28,7 @@ def test_a_fault_is_told_with_its_type_and_place():
     assert "test_describe.py:25; PYDTNN_TRACEBACK=1" in describe(caught.value)
 
 
-@pytest.mark.parametrize("error", [ValueError(), AssertionError()])
+@each("error", [ValueError(), AssertionError()])
 def test_an_error_without_words_is_told_by_its_type(error):
     assert describe(error) == f"{type(error).__name__} (PYDTNN_TRACEBACK=1 shows where)"
 
@@ -50,7 +51,7 @@ class Unspeakable(ValueError):
         raise self.error
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(0), KeyboardInterrupt()])
+@each("error", [ZeroDivisionError(), SystemExit(0), KeyboardInterrupt()])
 def test_an_error_whose_message_cannot_be_computed_is_told_by_its_type(error):
     told = f"__str__ raises {type(error).__name__}"
     assert describe(Unspeakable(error)).startswith("Unspeakable: its message cannot be shown")

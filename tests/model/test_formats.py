@@ -30,6 +30,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import checksums
 
 ALL = "activations=e4m3fn,gradients=e5m2,weights=e2m1:32"
@@ -63,7 +64,7 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
-@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+@each("backend", ["cpu", "numpy"])
 def test_factors_of_products_are_rounded_and_nothing_else(backend: str) -> None:
     model = Model(Linear(6), (40,), backend=backend, formats=ALL, input_gradient=True)
     x, dy = draw(5, 40), draw(5, 6) / 1000
@@ -82,7 +83,7 @@ def test_factors_of_products_are_rounded_and_nothing_else(backend: str) -> None:
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-5 * abs(exact).max())
 
 
-@pytest.mark.parametrize("formats", [ALL, RANDOM])
+@each("formats", [ALL, RANDOM])
 def test_fusion_recomputation_and_repetition_do_not_change_it(formats: str) -> None:
     """Fused norms sum in another order, which may round an element to a neighbour."""
     x, dy = draw(5, *IMAGE), draw(5, 4)
@@ -142,7 +143,7 @@ def test_the_forecast_of_memory_counts_rounded_copies() -> None:
     assert found.peak > plain.peak
 
 
-@pytest.mark.parametrize(
+@each(
     ("formats", "dtype", "reason"),
     [
         (ALL, "bfloat16", "formats require dtype float32, got bfloat16"),

@@ -29,6 +29,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import ShardedOptimizer, StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.gpu import to_host
 
 SHAPE = (6, 6, 3)
@@ -79,8 +80,8 @@ def train(model: Model, *, comm: Communicator | None = None, **options: Any) -> 
     return trainer
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each("fuse", [True, False])
+@each("dtype", ["float32", "bfloat16"])
 def test_frozen_values_and_statistics_do_not_change(fuse: bool, dtype: str) -> None:
     model = Model(network(), SHAPE, dtype=dtype, fuse=fuse)
     model.freeze("stem", "body.0.body.a")
@@ -90,7 +91,7 @@ def test_frozen_values_and_statistics_do_not_change(fuse: bool, dtype: str) -> N
     assert changed == {name for name in before if name.startswith(("body.0.body.b", "head"))}
 
 
-@pytest.mark.parametrize("frozen", ["gamma", "beta"])
+@each("frozen", ["gamma", "beta"])
 def test_statistics_change_while_a_parameter_of_their_norm_is_trained(frozen: str) -> None:
     model = Model(network(), SHAPE)
     model.freeze("stem", f"body.0.body.a.bn.{frozen}")
@@ -148,7 +149,7 @@ def test_only_trainable_parameters_are_sent(comm: Communicator) -> None:
     assert all_bytes - bytes_ > per_step * 0.8 * (all_grads - grads)
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@each("fuse", [True, False])
 def test_gradients_through_frozen_layers_are_those_of_finite_differences(
     backend: Backend, rng: np.random.Generator, fuse: bool
 ) -> None:
@@ -173,7 +174,7 @@ def test_gradients_through_frozen_layers_are_those_of_finite_differences(
         assert grad[index] == pytest.approx(expected, rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@each("fuse", [True, False])
 def test_a_frozen_norm_uses_its_running_statistics(rng: np.random.Generator, fuse: bool) -> None:
     model = Model(network(), SHAPE, dtype="float64", fuse=fuse)
     train(model)

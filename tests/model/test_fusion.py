@@ -40,6 +40,7 @@ from pydtnn.model.fusion import fuse
 from pydtnn.model.graph import Graph, Node
 from pydtnn.model.memory import forecast_memory
 from pydtnn.models import cifar_resnet
+from tests.each import each
 
 NUMPY = create_backend("numpy")
 IMAGE = (7, 6, 3)
@@ -214,13 +215,13 @@ def test_outputs_and_gradients_are_those_of_the_plain_network(
     assert_close(run(fused, training), run(plain, training), SAME)
 
 
-@pytest.mark.parametrize("name", SOME)
+@each("name", SOME)
 def test_float32_agrees_within_its_rounding(backend: Backend, name: str) -> None:
     plain, fused = both(name, backend, "float32")
     assert_close(run(fused, True), run(plain, True), 1e-4)  # 3 images; sums of a few hundred
 
 
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_inference_agrees(backend: Backend, name: str) -> None:
     plain, fused = both(name, backend)
     x = np.random.default_rng(3).normal(size=(5, *shape_of(name)))
@@ -229,20 +230,20 @@ def test_inference_agrees(backend: Backend, name: str) -> None:
         assert np.allclose(y, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", SOME)
+@each("name", SOME)
 def test_gradients_of_micro_batches_add_up(backend: Backend, name: str) -> None:
     plain, fused = both(name, backend)
     assert_close(run(fused, True, micro=3), run(plain, True, micro=3), SAME)
 
 
-@pytest.mark.parametrize("name", SOME)
+@each("name", SOME)
 def test_a_batch_may_be_empty(backend: Backend, name: str) -> None:
     plain, fused = both(name, backend)
     given, expected = run(fused, True, batch=0), run(plain, True, batch=0)
     assert all(np.array_equal(given[key], array) for key, array in expected.items())
 
 
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_names_and_state_do_not_depend_on_fusion(name: str) -> None:
     plain, fused = both(name)
     assert plain.state().keys() == fused.state().keys()
@@ -264,7 +265,7 @@ def test_a_relu_is_cut_off_by_the_convolution_and_one_before_another_deferred() 
     assert kinds(net) == ["FusedConv2d", "NormAddReLU", "FusedConv2d", "Flatten"]
 
 
-@pytest.mark.parametrize("relu", [ReLU, ReLU6, LeakyReLU])
+@each("relu", [ReLU, ReLU6, LeakyReLU])
 def test_a_relu_between_a_convolution_and_a_max_pool_runs_after_it(relu: type[Layer]) -> None:
     def net(padding: int = 1) -> Net:
         return Sequential(conv(4), relu(), MaxPool2d(3, stride=2, padding=padding), Flatten())

@@ -15,6 +15,7 @@ from pydtnn.model import Model, generate
 from pydtnn.model.generation import Cached, draw
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
+from tests.each import each
 
 TOKENS, LENGTH = 11, 7
 NAMES = ("gpt_nano", "llama_nano", "char_lstm")
@@ -38,7 +39,7 @@ def after(model: Model, text: np.ndarray) -> np.ndarray:
     return model.predict(x)[:, window.shape[1] - 1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_without_temperature_each_token_is_the_most_likely_one(name: str) -> None:
     model, begin = made(name), np.array([[1, 2], [7, 0], [3, 3]])
     text = generate(model, begin, 9, temperature=0)  # beyond the length of the model's sequences
@@ -48,7 +49,7 @@ def test_without_temperature_each_token_is_the_most_likely_one(name: str) -> Non
     assert len(np.unique(text)) > 2
 
 
-@pytest.mark.parametrize("name", ["gpt_nano", "llama_nano"])
+@each("name", ["gpt_nano", "llama_nano"])
 def test_logits_of_one_position_with_a_cache_are_those_of_all_positions(
     name: str, backend: Backend
 ) -> None:
@@ -72,7 +73,7 @@ def test_a_seed_gives_the_same_texts_and_another_one_others() -> None:
     assert (generate(model, begin, 8, seed=4) != texts).any()
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "expected"),
     [
         ({}, [0.5, 0.25, 0.15, 0.1]),
@@ -85,7 +86,6 @@ def test_a_seed_gives_the_same_texts_and_another_one_others() -> None:
         ({"top_k": 3, "top_p": 0.8}, [2 / 3, 1 / 3, 0, 0]),  # 0.75 / 0.9 is enough
         ({"temperature": 0}, [1, 0, 0, 0]),
     ],
-    ids=str,
 )
 def test_tokens_are_drawn_with_the_probabilities_of_those_that_are_left(
     options: dict[str, float], expected: Any
@@ -117,7 +117,7 @@ def test_all_ranks_of_a_mesh_get_the_texts_of_one() -> None:
         np.testing.assert_array_equal(text, expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("tokens", "options", "message"),
     [
         ([], {}, r"at least one of each text, got float64 of shape \(0,\)"),

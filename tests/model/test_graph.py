@@ -32,6 +32,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph, Node
+from tests.each import each
 from tests.gpu import to_host
 
 
@@ -129,7 +130,7 @@ class Declares(Identity):
         return self.shape
 
 
-@pytest.mark.parametrize("shape", [None, [2], (2.0,)])
+@each("shape", [None, [2], (2.0,)])
 def test_a_build_that_does_not_return_a_shape_is_told(shape: Any) -> None:
     with pytest.raises(ValueError, match="Declares: build must return the output shape as a tuple"):
         Model(Sequential(Declares("", shape), Linear(2)), (2,), backend="numpy")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.layers import (
@@ -23,6 +22,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.models.gpt import gpt
 from pydtnn.models.vit import vit
+from tests.each import each
 
 IMAGE, TOKENS = (8, 8, 3), 11
 
@@ -87,10 +87,10 @@ def gradients(model: Model, halves: bool, accumulate: bool) -> list[np.ndarray]:
     return [*(dx for dx in dxs if dx is not None), *(b.grads.copy() for b in model.buffers)]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
-@pytest.mark.parametrize("fuse", [False, True], ids=["", "fused"])
-@pytest.mark.parametrize("name", NETS)
+@each("dtype", ["float64", "float32"])
+@each("backend", ["numpy", "cpu"])
+@each("fuse", [False, True])
+@each("name", NETS)
 def test_two_halves_have_the_bits_of_one_piece(
     name: str, fuse: bool, backend: str, dtype: str
 ) -> None:

@@ -47,6 +47,7 @@ from pydtnn.models import create_net, resnet20, vit
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 WIDTH = 1000
 IMAGE = (32, 32, 3)
@@ -108,7 +109,7 @@ NETS: dict[str, Callable[[], Net]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_what_is_kept_and_the_peak_are_forecast(name: str) -> None:
     model = Model(NETS[name](), (WIDTH,), backend="numpy")
     kept, peak = measure(model, 64)
@@ -120,14 +121,14 @@ def test_what_is_kept_and_the_peak_are_forecast(name: str) -> None:
     assert expected_peak - 0.05 * array <= peak <= expected_peak + scratch
 
 
-@pytest.mark.parametrize("layer", [BatchNorm(), GroupNorm(4), LayerNorm(), Dropout(0.5)])
+@each("layer", [BatchNorm(), GroupNorm(4), LayerNorm(), Dropout(0.5)])
 def test_small_arrays_of_norms_are_counted(layer: Net) -> None:
     model = Model(Sequential(Linear(8), layer, Linear(8)), (8,), backend="numpy")
     kept, _ = measure(model, 4000)
     assert forecast(model, 4000)[0] == pytest.approx(kept, rel=0.05)
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@each("fuse", [True, False])
 def test_statistics_of_float64_have_two_parts_in_the_dry_run_too(fuse: bool) -> None:
     net = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Conv2d(4, 3), BatchNorm())
     model = Model(net, (6, 6, 4), backend="numpy", dtype="float64", fuse=fuse)
@@ -181,9 +182,9 @@ IMAGE_NETS: dict[str, Callable[[], Net]] = {
 }
 
 
-@pytest.mark.parametrize(("batch", "optimizer"), [(16, SGD(0.1)), (33, SGD(0.1, momentum=0.9))])
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("name", IMAGE_NETS)
+@each(("batch", "optimizer"), [(16, SGD(0.1)), (33, SGD(0.1, momentum=0.9))])
+@each("fuse", [True, False])
+@each("name", IMAGE_NETS)
 def test_the_peak_of_the_pool_is_forecast_to_the_byte(
     name: str, fuse: bool, batch: int, optimizer: Optimizer
 ) -> None:
@@ -194,16 +195,16 @@ def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are() -> None:
     check_pool(IMAGE_NETS["cnn"](), True, 8, Adam(0.001))
 
 
-@pytest.mark.parametrize("recompute", [2, 5, "auto"])
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("name", ["resnet20", "vit", "all kinds"])
+@each("recompute", [2, 5, "auto"])
+@each("fuse", [True, False])
+@each("name", ["resnet20", "vit", "all kinds"])
 def test_the_peak_with_recomputation_is_forecast_to_the_byte(
     name: str, fuse: bool, recompute: int | str
 ) -> None:
     check_pool(IMAGE_NETS[name](), fuse, 16, SGD(0.1), recompute=recompute)
 
 
-@pytest.mark.parametrize("recompute", [None, 3])
+@each("recompute", [None, 3])
 def test_the_peak_with_volumes_contains_the_planes_of_their_kernels(recompute: int | None) -> None:
     net = Sequential(
         *(Conv3d(8, 3, padding=1), BatchNorm(), ReLU(), MaxPool3d(2)),
@@ -280,7 +281,7 @@ print(grown, forecast_memory(model, batch, slots=1).resident)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
-@pytest.mark.parametrize(("name", "batch"), [("resnet20", 270), ("vgg11_bn", 256)])
+@each(("name", "batch"), [("resnet20", 270), ("vgg11_bn", 256)])
 def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
     name: str, batch: int
 ) -> None:
@@ -291,7 +292,7 @@ def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
     assert forecast == pytest.approx(grown, rel=0.15)
 
 
-@pytest.mark.parametrize(("threads", "arrays"), [(1, 2), (2, 14)])
+@each(("threads", "arrays"), [(1, 2), (2, 14)])
 def test_a_single_thread_has_two_parts_of_a_gradient_of_filters(threads: int, arrays: int) -> None:
     backend = create_backend("cpu", threads=threads, tuning="fixed")
     model = Model(Conv2d(192, 16, stride=16, bias=False), (224, 224, 3), backend=backend)

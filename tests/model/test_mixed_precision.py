@@ -41,6 +41,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import checksums
 
 HALVES = ("bfloat16", "float16")
@@ -98,9 +99,9 @@ def passes(
     return [y, model.predict(x), dx, np.concatenate(gradients)]
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("net", [smooth_convolutions, smooth_matrices, fused_chain])
+@each("fuse", [False, True])
+@each("dtype", HALVES)
+@each("net", [smooth_convolutions, smooth_matrices, fused_chain])
 def test_outputs_and_gradients_are_those_of_float32_within_the_precision(
     net: Callable[[], Sequential], dtype: str, fuse: bool, backend: Backend
 ) -> None:
@@ -151,7 +152,7 @@ def test_training_reaches_the_loss_of_float32(name: str, dtype: str) -> None:
     assert losses != expected
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@each("dtype", HALVES)
 def test_every_backend_trains(backend: Backend, dtype: str) -> None:
     losses = fit(trainer_of(dtype, backend=backend))
     assert losses == pytest.approx(fit(trainer_of("float32")), rel=0.1)  # learns fast: diverges
@@ -207,7 +208,7 @@ class Share(Layer):
         return dy * self.factor.value
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@each("dtype", HALVES)
 def test_a_layer_that_knows_nothing_of_16_bits_computes_in_float32(dtype: str) -> None:
     model = Model(Sequential(Share(), Linear(3)), (2,), backend="numpy", dtype=dtype)
     first = model.layers[0]
@@ -220,7 +221,7 @@ def test_a_layer_that_knows_nothing_of_16_bits_computes_in_float32(dtype: str) -
     np.testing.assert_array_equal(first.factor.grad, 7500)  # bfloat16 would stop at 256
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@each("dtype", HALVES)
 def test_targets_are_not_rounded_to_16_bits(dtype: str) -> None:
     x, y = np.zeros((4, 3)), np.full((4, 1), 1 + 2.0**-12)
     model = Model(Linear(1, bias_initializer="ones"), (3,), backend="numpy", dtype=dtype)

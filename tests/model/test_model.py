@@ -26,6 +26,7 @@ from pydtnn.layers import (
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model import Model
 from pydtnn.model.graph import Node
+from tests.each import each
 
 SHAPE = (6, 6, 3)
 
@@ -240,7 +241,7 @@ def test_predict_takes_data_of_any_dtype_and_leaves_it_alone() -> None:
     np.testing.assert_array_equal(x, before)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "sentence"),
     [
         ((2, 6, 6, 1), r"expected an array of shape \(n, 6, 6, 3\), got \(2, 6, 6, 1\)$"),
@@ -318,7 +319,7 @@ def test_two_models_live_side_by_side() -> None:
     np.testing.assert_allclose(single.predict(x), double.predict(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "error", "sentence"),
     [
         ((0, 3), ValueError, r"Model: input_shape must be positive ints, got \(0, 3\)"),
@@ -340,7 +341,7 @@ def test_a_dtype_that_does_not_exist_is_told() -> None:
         build(dtype="float8")
 
 
-@pytest.mark.parametrize(("option", "least"), [("seed", 0), ("bucket_bytes", 1)])
+@each(("option", "least"), [("seed", 0), ("bucket_bytes", 1)])
 def test_numbers_of_a_model_are_whole_and_not_too_small(option: str, least: int) -> None:
     with pytest.raises(ValueError, match=f"Model: {option} must be at least {least}, got -3"):
         Model(Linear(3), (2,), backend="numpy", **{option: -3})
@@ -366,7 +367,7 @@ class Wrong(ReLU):
         return self.result
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "sentence"),
     [
         (np.zeros((2, 4)), r"must return a pair \(output, saved\), got ndarray; saved may be None"),
@@ -395,9 +396,7 @@ class Forgetful(ReLU):
         return self.result
 
 
-@pytest.mark.parametrize(
-    ("result", "given"), [(None, "None"), (np.zeros((1, 3)), r"shape \(1, 3\)")]
-)
+@each(("result", "given"), [(None, "None"), (np.zeros((1, 3)), r"shape \(1, 3\)")])
 def test_a_backward_without_the_gradient_of_its_input_is_named(result: Any, given: str) -> None:
     layers = Sequential(Linear(4), Forgetful(result), Linear(3))
     model = Model(layers, (2,), backend="numpy")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-import pytest
 
 from pydtnn.layers.parameters import Cut, Part
 from pydtnn.model.pieces import boxes, part_piece, range_pieces, whole_piece
+from tests.each import each
 
 PARTS = {
     "rows": Part((7, 3), (Cut(0, "a", (0, 2, 7)),)),
@@ -26,7 +26,7 @@ def places(part: Part) -> list[dict[str, int]]:
     return [dict(zip(axes, place, strict=True)) for place in np.ndindex((2,) * len(axes))]
 
 
-@pytest.mark.parametrize("shape", [(12,), (3, 4), (2, 3, 2), (1, 1, 7), (5, 1)])
+@each("shape", [(12,), (3, 4), (2, 3, 2), (1, 1, 7), (5, 1)])
 def test_boxes_contain_a_range_in_order(shape: tuple[int, ...]) -> None:
     whole = np.arange(prod(shape)).reshape(shape)
     for start in range(whole.size + 1):
@@ -36,8 +36,8 @@ def test_boxes_contain_a_range_in_order(shape: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(values, np.arange(start, stop))
 
 
-@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("length", [1, 4, 1000])
+@each("part", PARTS.values())
+@each("length", [1, 4, 1000])
 def test_the_parts_of_all_ranks_make_the_whole_array_block_by_block(
     part: Part, length: int
 ) -> None:
@@ -52,8 +52,8 @@ def test_the_parts_of_all_ranks_make_the_whole_array_block_by_block(
     np.testing.assert_array_equal(result.reshape(whole.shape), whole)
 
 
-@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("length", [1, 5, 1000])
+@each("part", PARTS.values())
+@each("length", [1, 5, 1000])
 def test_a_part_is_taken_from_the_whole_array_block_by_block(part: Part, length: int) -> None:
     whole = np.arange(prod(part.shape), dtype=float).reshape(part.shape)
     for place in places(part):
@@ -65,7 +65,7 @@ def test_a_part_is_taken_from_the_whole_array_block_by_block(part: Part, length:
         np.testing.assert_array_equal(own, part.take(whole, place))
 
 
-@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@each("part", PARTS.values())
 def test_ranges_of_a_part_are_pieces_of_the_whole_array(part: Part) -> None:
     """As of an optimizer's state, of which each rank has a range of each part."""
     whole = np.arange(prod(part.shape), dtype=float).reshape(part.shape)

@@ -16,9 +16,10 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.saving import load, save_model
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@each("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_pixels_are_normalised_with_the_bytes_of_the_data_set(dtype: str) -> None:
     train, test = load_dataset("synthetic", samples=64, test_samples=20, shape=(8, 8, 3))
     net = Sequential(Flatten(), Linear(10))
@@ -50,7 +51,7 @@ def test_floats_that_are_not_normalised_are_refused_unless_they_are_meant() -> N
     assert model.predict(x, check_range=False).shape == (9, 10)
 
 
-@pytest.mark.parametrize("x", [np.array([["1", "2"]]), np.array([[None, 1.0]])])
+@each("x", [np.array([["1", "2"]]), np.array([[None, 1.0]])])
 def test_what_are_no_numbers_is_told(x: np.ndarray) -> None:
     with pytest.raises(TypeError, match=r"^Model\.predict: expected an array of numbers, got "):
         Model(Linear(1), (2,), backend="numpy").predict(x)
@@ -130,7 +131,7 @@ def test_independent_labels_are_predicted_each(dtype: str, tmp_path: Path) -> No
         assert names == [tuple(n for n, k in zip(NAMES, row, strict=True) if k) for row in found]
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "bce", "mse", "hinge"])
+@each("loss", ["cross_entropy", "bce", "mse", "hinge"])
 def test_classes_are_predicted_with_any_loss(loss: str) -> None:
     model = trained(loss, ArrayDataset(X, np.arange(24) % 3), 3)
     np.testing.assert_array_equal(model.predict_classes(X), model.predict(X).argmax(axis=1))

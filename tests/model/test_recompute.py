@@ -41,6 +41,7 @@ from pydtnn.model import Model
 from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.memory import Forecast, forecast_memory
 from pydtnn.models import create_net
+from tests.each import each
 
 IMAGE = (9, 7, 3)
 
@@ -136,8 +137,8 @@ def step(model: Model, *, batch: int = 5, accumulate: bool = False) -> dict[str,
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"fuse": False}, {"dtype": "float64", "threads": 2}])
-@pytest.mark.parametrize("name", NETS)
+@each("options", [{}, {"fuse": False}, {"dtype": "float64", "threads": 2}])
+@each("name", NETS)
 def test_every_way_to_recompute_gives_the_same_bytes(name: str, options: dict[str, Any]) -> None:
     model = model_of(NETS[name](), input_gradient=True, **options)
     expected, again = step(model), step(model, accumulate=True)
@@ -192,7 +193,7 @@ def test_a_subclass_of_batch_norm_is_repeated_as_it_is() -> None:
     assert step(model) == expected
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@each("fuse", [True, False])
 def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(fuse: bool) -> None:
     asked_by: list[str] = []
 
@@ -285,7 +286,7 @@ def test_checkpoints_are_the_ends_of_named_layers_and_blocks() -> None:
     assert len(vgg.cuts) >= 2
 
 
-@pytest.mark.parametrize("name", ["residual", "branches", "chain"])
+@each("name", ["residual", "branches", "chain"])
 def test_parts_save_about_equally_many_bytes(name: str) -> None:
     model = model_of(NETS[name](), recompute=3)
     assert len(model.segments.parts) == 2
@@ -327,7 +328,7 @@ def test_the_least_memory_is_named_and_is_possible() -> None:
         model.choose_segments(8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ({"recompute": "conv9"}, "Model.recompute: unknown layer 'conv9'; did you mean 'conv2d"),

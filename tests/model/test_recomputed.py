@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn.layers import (
     GELU,
@@ -40,6 +39,7 @@ from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.model.memory import forecast_memory
+from tests.each import each
 
 SHAPE = (40, 24)
 BATCH = 32
@@ -120,9 +120,9 @@ def keeping(model: Model) -> Model:
     return model
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("name", NETS)
+@each("backend", ["numpy", "cpu"])
+@each("dtype", ["float32", "float64", "bfloat16"])
+@each("name", NETS)
 def test_gradients_are_the_same_bytes_as_with_outputs_that_are_kept(
     name: str, dtype: str, backend: Any
 ) -> None:
@@ -174,9 +174,9 @@ def residual(activation: Callable[[], Layer], blocks: int = 5) -> Net:
     return Sequential(*first, *parts, Conv2d(3, 1), Flatten(), Linear(3))
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("activation", [ReLU, ReLU6])
+@each("backend", ["numpy", "cpu"])
+@each("dtype", ["float32", "float64"])
+@each("activation", [ReLU, ReLU6])
 def test_every_second_sum_of_a_resnet_is_not_kept(
     activation: Callable[[], Layer], dtype: str, backend: Any
 ) -> None:
@@ -234,7 +234,7 @@ class Halved(GELU):
         return y / 2, saved
 
 
-@pytest.mark.parametrize("middle", [(GELU, Twice), (Halved, Linear)])
+@each("middle", [(GELU, Twice), (Halved, Linear)])
 def test_layers_that_override_the_computation_exchange_arrays(middle: Any) -> None:
     first, second = middle
     model = Model(Sequential(Linear(6), first(), second(2)), SHAPE, backend="numpy")
@@ -242,7 +242,7 @@ def test_layers_that_override_the_computation_exchange_arrays(middle: Any) -> No
     results(model)
 
 
-@pytest.mark.parametrize("at", range(2, 8))
+@each("at", range(2, 8))
 def test_segments_that_are_recomputed_keep_values_only(at: int) -> None:
     def net() -> Net:
         mlp = (Linear(6), LayerNorm(), Linear(7), GELU(), Linear(5), LayerNorm(), Linear(2))

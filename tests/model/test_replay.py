@@ -35,6 +35,7 @@ from pydtnn.layers import (
 from pydtnn.model.replay import Calls
 from pydtnn.models import create_net
 from pydtnn.utils.observer import Kind, Observer
+from tests.each import each
 
 IMAGES = (16, 16, 3)
 
@@ -124,7 +125,7 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_networks_have_the_same_bytes(name):
     shape = NETS[name]
     assert_same(lambda: create_net(name, 10, shape), shape)
@@ -151,7 +152,7 @@ def test_transformers_of_images_have_the_same_bytes():
     assert_same(vision_transformer)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
+@each("normalised", [False, True])
 def test_branches_that_are_concatenated_have_the_same_bytes(normalised):
     """With norms, convolutions have the output of `Concat` joined again."""
 
@@ -170,7 +171,7 @@ def test_concatenations_that_norms_do_not_keep_have_the_same_bytes():
     assert_same(lambda: create_net("densenet40", 10, (8, 8, 3)), shape=(8, 8, 3))
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"accumulation": 2},
@@ -181,7 +182,6 @@ def test_concatenations_that_norms_do_not_keep_have_the_same_bytes():
         {"model": {"fuse": False}, "repeated": 0},
         {"callbacks": (ExponentialMovingAverage(0.9),)},
     ],
-    ids=["accumulation", "clipping", "recomputation", "bfloat16", "float64", "unfused", "average"],
 )
 def test_options_of_training_have_the_same_bytes(options):
     assert_same(lambda: create_net("resnet8", 10, IMAGES), **options)

@@ -33,6 +33,7 @@ from pydtnn.training.capture import why_not
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import Recorder, fingerprint
 
 
@@ -165,7 +166,7 @@ def test_ranks_and_micro_batches_train_like_one_rank(comm: Communicator) -> None
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("joint", [False, True])
+@each("joint", [False, True])
 def test_exact_training_gives_the_same_bytes_over_any_number_of_ranks(
     comm: Communicator, joint: bool
 ) -> None:
@@ -295,7 +296,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
+@each(("options", "words"), MISTAKES.values())
 def test_an_objective_that_does_not_fit_the_outputs_is_refused(
     options: dict[str, Any], words: str
 ) -> None:
@@ -350,7 +351,7 @@ def test_auxiliary_outputs_are_trained_with_the_first_and_not_evaluated(
     assert alone == pytest.approx(short[-1]["val_loss"], rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "words"),
     [
         ({"auxiliary_weights": [0.3]}, r"auxiliary_weights must be a list of 2, .* got \[0.3\]"),

@@ -32,6 +32,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.gpu import to_host
 
 
@@ -69,7 +70,7 @@ def gradients(model: Model, x: tuple[Any, ...]) -> tuple[np.ndarray, dict[str, n
     return to_host(y).copy(), {n: to_host(p.grad).copy() for n, p in model.parameters.items()}
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@each("fuse", [True, False])
 def test_the_gradient_is_the_sum_over_the_uses(
     backend: Backend, rng: np.random.Generator, fuse: bool
 ) -> None:
@@ -186,7 +187,7 @@ def data() -> ArrayDataset:
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("sync", [False, True])
+@each("sync", [False, True])
 def test_exact_training_has_the_same_bytes_for_any_number_of_ranks(
     comm: Communicator, sync: bool
 ) -> None:

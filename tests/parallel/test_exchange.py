@@ -20,6 +20,7 @@ from pydtnn.parallel.sums import Sums
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.utils.option import option
 from pydtnn.utils.request import Request
+from tests.each import each
 from tests.parallel.schemes.course import fit, trainer_of
 from tests.small_training import checksums, small_data, small_fit, small_trainer
 
@@ -83,8 +84,8 @@ def test_after_a_step_its_messages_are_not_asked_again(exchange: AllReduce, ends
     assert asked(messages) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("scheme", [AllReduce, Hierarchical, ParameterServer])
-@pytest.mark.parametrize("ranks", [1, 3])
+@each("scheme", [AllReduce, Hierarchical, ParameterServer])
+@each("ranks", [1, 3])
 def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme, ranks) -> None:
     class Some(scheme):
         def bucket_ready(self, bucket: Any) -> None:
@@ -139,7 +140,7 @@ class Class(AllReduce):
     own: Any = option(0.5)
 
 
-@pytest.mark.parametrize(("scheme", "name"), [(Instance, "state"), (Late, "total"), (Class, "own")])
+@each(("scheme", "name"), [(Instance, "state"), (Late, "total"), (Class, "own")])
 def test_an_attribute_with_the_name_of_a_method_is_refused(scheme: Any, name: str) -> None:
     words = f"^{scheme.__name__}: {name} is a method of GradientExchange, got an attribute, "
     with pytest.raises(TypeError, match=words):
@@ -147,7 +148,7 @@ def test_an_attribute_with_the_name_of_a_method_is_refused(scheme: Any, name: st
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("name", [name for name in COMPRESSORS if name != "float"])
+@each("name", [name for name in COMPRESSORS if name != "float"])
 def test_residuals_of_a_step_that_was_abandoned_are_finite_and_training_goes_on(
     comm: Communicator, name: str
 ) -> None:

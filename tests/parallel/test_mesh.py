@@ -19,6 +19,7 @@ from pydtnn.layers.collectives import (
     Sum,
 )
 from pydtnn.parallel.mesh import Mesh
+from tests.each import each
 
 LAYER = SimpleNamespace(name="conv")
 
@@ -48,7 +49,7 @@ def test_ranks_of_one_host_are_neighbours_on_the_last_axis() -> None:
     assert places == [(0, 0, 0, 1), (2, 1, 0, 1), (1, 0, 1, 1), (3, 1, 1, 1)]
 
 
-@pytest.mark.parametrize("axes", [{"data": 3}, {"filter": 3}, {}, {"data": 2, "filter": 3}])
+@each("axes", [{"data": 3}, {"filter": 3}, {}, {"data": 2, "filter": 3}])
 def test_axes_must_multiply_to_the_ranks(axes: dict[str, int]) -> None:
     def rank(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="Mesh: axes must multiply to the number of ranks, 4"):
@@ -65,8 +66,8 @@ def test_an_unknown_axis_is_answered_with_the_known_ones() -> None:
     run_threads(2, rank)
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@each("dim", [0, 1, -1])
+@each("size", [1, 2, 3])
 def test_collectives_compute_what_their_names_say(dim: int, size: int) -> None:
     whole = np.random.default_rng(0).normal(size=(5, 7, 6))
     bounds = {1: (0, whole.shape[dim]), 2: (0, 2, whole.shape[dim]), 3: (0, 0, 4, whole.shape[dim])}

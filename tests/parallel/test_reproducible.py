@@ -38,6 +38,7 @@ from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.split import even_cuts
+from tests.each import each
 from tests.small_training import Interrupt, Interrupted, small_data, small_model
 
 SHAPE = (8, 8, 3)
@@ -209,7 +210,7 @@ def test_the_order_of_sums_matters() -> None:
     assert (total != in_turn).any()
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 7, 8, 13])
+@each("shards", [1, 2, 3, 7, 8, 13])
 def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.Generator) -> None:
     arrays = rng.normal(size=(shards, 5)).astype("float32")
     expected = tree_sum({Subtree(0, i): a.copy() for i, a in enumerate(arrays)}, shards)
@@ -264,7 +265,7 @@ def one_bucket(size: int) -> Bucket:
 
 
 @pytest.mark.threads(1, 2, 3, 5)
-@pytest.mark.parametrize("samples", [1, 3, 8, 30])
+@each("samples", [1, 3, 8, 30])
 def test_each_rank_gets_its_part_of_the_same_sum(comm: Communicator, samples: int) -> None:
     rng = np.random.default_rng(samples)
     values = rng.normal(size=(SHARDS, 16)).astype("float32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.each import each
 from tests.parallel.trajectories import Expected, observe, randomize
 from tests.random_networks import NUMPY, Network, Part
 
@@ -24,7 +25,7 @@ def test_gradients_that_cancel_in_a_batch_norm_are_as_large_as_what_cancels() ->
     Expected.of(network).assert_alike(observe(model, network))
 
 
-@pytest.mark.parametrize("entry", ["dx0", "gradient conv2d1.w 0", "state conv2d2.w 0", "y1"])
+@each("entry", ["dx0", "gradient conv2d1.w 0", "state conv2d2.w 0", "y1"])
 def test_one_element_that_is_off_by_a_billionth_is_found(entry: str) -> None:
     network = convolutions_and_norm()
     expected = Expected.of(network)

@@ -10,6 +10,7 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import SHARDED, Workload
+from tests.each import each
 
 INPUT, BATCH = (16, 16, 3), 32
 WORK = Workload("resnet20", INPUT, batch=BATCH)
@@ -90,8 +91,8 @@ def test_a_step_takes_as_long_as_on_virtual_ranks(name: str, work: Workload) -> 
     assert closed.loader == pytest.approx(virtual.loader)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
-@pytest.mark.parametrize("batch", [9, 17, 33])
+@each("schedule", ["1f1b", "zb_v"])
+@each("batch", [9, 17, 33])
 def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch: int, schedule: str) -> None:
     platform = platform_of(1, 1, call=0.0)
     platform = replace(platform, compute=replace(platform.compute, call=0.0, step=0.0))
@@ -102,7 +103,7 @@ def test_uneven_micro_batches_of_a_pipeline_take_their_own_times(batch: int, sch
     assert closed.step.seconds == pytest.approx(virtual.step.seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("data", [2, 4])
+@each("data", [2, 4])
 def test_gradients_of_stripes_are_in_the_buckets_of_the_program(data: int) -> None:
     """Sums along "data" begin when those over stripes are complete; nothing else takes time."""
     platform = platform_of(1, 1, call=0.0)

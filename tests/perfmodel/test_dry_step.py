@@ -13,6 +13,7 @@ from pydtnn.models import create_net
 from pydtnn.perfmodel.dry_step import DryStep, inner_position
 from pydtnn.perfmodel.outline import Compute, Linear, Outline, Ready, Start, Wait
 from pydtnn.perfmodel.workload import Workload
+from tests.each import each
 
 INPUT = (16, 16, 3)
 BACKEND = create_backend("cpu")
@@ -41,7 +42,7 @@ def test_a_line_passes_through_both_points() -> None:
     assert (line.at(2), line.at(5)) == (7, 13)
 
 
-@pytest.mark.parametrize("shape", [{}, {"spatial": 2}, {"filter": 2}, {"channel": 2}])
+@each("shape", [{}, {"spatial": 2}, {"filter": 2}, {"channel": 2}])
 def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape: dict[str, int]) -> None:
     own, model = outline(shape), dry_model(shape)
     for samples in (4, 32):
@@ -53,7 +54,7 @@ def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape: dict[str, i
 EXPERTS = Workload("moe_gpt_nano", (16,), 32)
 
 
-@pytest.mark.parametrize(
+@each(
     ("work", "shape"), [(WORK, {"filter": 2}), (EXPERTS, {"expert": 2}), (EXPERTS, {"context": 2})]
 )
 def test_an_outline_has_the_messages_that_the_forecast_counts(
@@ -69,7 +70,7 @@ def test_an_outline_has_the_messages_that_the_forecast_counts(
     assert counted == pytest.approx(sum(volume.nbytes for volume in sent.values()))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@each("ranks", [2, 4])
 def test_rows_travel_twice_in_each_pass_of_experts(ranks: int) -> None:
     length, width, experts, choices, samples = 16, 48, 4, 2, 8
     own = DryStep(replace(EXPERTS, axes={"expert": ranks}), BACKEND).outline()
@@ -159,7 +160,7 @@ def test_the_net_is_not_changed() -> None:
     assert not getattr(one, "bound", False)
 
 
-@pytest.mark.parametrize("other", ["spatial", "filter", "channel"])
+@each("other", ["spatial", "filter", "channel"])
 def test_a_stage_may_be_cut_along_another_axis(other: str) -> None:
     assert outline({"pipeline": 2, other: 2}, stage=1).memory.kept(4) > 0
 

@@ -6,14 +6,13 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import UNTIMED, Workload, names_of_fields
 from pydtnn.utils.errors import RankError
+from tests.each import each
 from tests.perfmodel.small import small_work
 
 PLATFORM = Platform.load("cpu-1gbit")
@@ -80,8 +79,8 @@ def result(path: str, name: str, changed: bool) -> tuple[float, ...] | str:
         return str(error)
 
 
-@pytest.mark.parametrize("name", names_of_fields())
-@pytest.mark.parametrize("path", PATHS)
+@each("name", names_of_fields())
+@each("path", PATHS)
 def test_a_field_changes_the_prediction_has_no_effect_or_is_refused(path: str, name: str) -> None:
     base, found = result(path, name if name in WITH else "samples", False), result(path, name, True)
     if isinstance(found, str):

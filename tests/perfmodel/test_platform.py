@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.perfmodel.platform import FOLDER, Platform, platform_names
+from tests.each import each
 
 TEXT = (FOLDER / "laptop.yaml").read_text()
 
@@ -20,7 +21,7 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", platform_names())
+@each("name", platform_names())
 def test_the_platforms_of_the_package_are_named_like_their_files(name: str) -> None:
     platform = Platform.load(name)
     assert platform.name == name

@@ -12,6 +12,7 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import Workload
+from tests.each import each
 from tests.perfmodel.small import SHAPE, small_work
 
 PASS = 1e-3
@@ -203,7 +204,7 @@ def test_options_belong_to_the_workload():
         predict(small_work(), platform(), Constant(), batch=8)
 
 
-@pytest.mark.parametrize(("name", "least"), [("top_k", 3.0), ("power_sgd", 1.0)])
+@each(("name", "least"), [("top_k", 3.0), ("power_sgd", 1.0)])
 def test_temporary_arrays_of_compression_need_memory(name, least):
     """top_k: magnitudes, and their order in 8 bytes each; low rank: an approximation."""
     assert least <= temporary_memory(name, {}) < least + 1.5

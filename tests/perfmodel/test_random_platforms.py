@@ -16,6 +16,7 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import SHARDED, Workload
+from tests.each import each
 
 NETWORK = Workload("resnet8", (16, 16, 3))
 SEQUENCES = Workload("moe_gpt_nano", (32,), 256, model_options={"tied": False, "experts": 4})
@@ -155,15 +156,12 @@ def twice_as_fast(platform: Platform) -> Platform:
     )
 
 
-RULES = [*range(30), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(30, 300))]
-
-
 def project(work: Workload, platform: Platform) -> Prediction:
     costs = AnalyticCosts.of(work, platform)
     return PROJECTORS[work.model].with_platform(platform, costs).project(work)
 
 
-@pytest.mark.parametrize("seed", RULES)
+@each("seed", range(30))
 def test_twice_the_rates_are_never_slower(seed: int) -> None:
     rng = np.random.default_rng(seed)
     work = random_work(rng)
@@ -172,7 +170,7 @@ def test_twice_the_rates_are_never_slower(seed: int) -> None:
     assert after <= 1.001 * before
 
 
-@pytest.mark.parametrize("seed", RULES)
+@each("seed", range(30))
 def test_twice_the_batch_takes_at_most_twice_the_time(seed: int) -> None:
     rng = np.random.default_rng(seed)
     work = random_work(rng)

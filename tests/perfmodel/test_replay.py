@@ -22,6 +22,7 @@ from pydtnn.tracing.records import RankTrace
 from pydtnn.tracing.timeline import Timeline, build_timeline
 from pydtnn.tracing.writing import allreduce_of
 from pydtnn.utils import clock
+from tests.each import each
 from tests.perfmodel.costs import PerFlop
 
 STEPS, WARM_UP = 4, 1
@@ -135,7 +136,7 @@ def test_the_table_has_each_change_and_all_together() -> None:
     assert [word in line for word, line in zip(words, lines[2:], strict=True)] == [True] * 6
 
 
-@pytest.mark.parametrize("ranks", [(0, 1), (7,), ()])
+@each("ranks", [(0, 1), (7,), ()])
 def test_ranks_that_cannot_be_replaced_are_refused(ranks: tuple[int, ...]) -> None:
     timeline = record(work_of(axes={"data": 2}), FAST)
     with pytest.raises(ValueError, match="--without"):

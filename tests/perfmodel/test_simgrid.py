@@ -25,6 +25,7 @@ from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils import clock
+from tests.each import each
 from tests.perfmodel.formulas.evaluate import links_of, seconds
 from tests.perfmodel.patterns import PATTERNS
 from tests.perfmodel.simgrid_times import REASON, Zone, interpreter, simulate
@@ -166,8 +167,8 @@ LINKS = {"latency": 50e-6, "bandwidth": 1.25e8, "local_latency": 1e-6, "local_ba
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ring", "hierarchical"])
-@pytest.mark.parametrize("nbytes", [10_000, 1 << 20])
+@each("name", ["ring", "hierarchical"])
+@each("nbytes", [10_000, 1 << 20])
 def test_closed_formulas_of_64_ranks_on_16_hosts_take_as_long_as_in_simgrid(
     name: str, nbytes: int
 ) -> None:

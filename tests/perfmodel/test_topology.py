@@ -18,6 +18,7 @@ from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.perfmodel.virtual.disturbances import NONE
 from pydtnn.perfmodel.virtual.steps import time_steps
 from pydtnn.perfmodel.workload import Workload
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "platforms"
@@ -30,7 +31,7 @@ TOPOLOGIES: list[Topology] = [
 ]
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+@each("topology", TOPOLOGIES)
 def test_a_path_leads_from_the_switch_of_the_source_to_that_of_the_target(topology):
     ends: dict[int, set[tuple[int, ...]]] = {host: set() for host in range(topology.hosts)}
     for source in range(topology.hosts):
@@ -88,7 +89,7 @@ def across(group: Group) -> Rounds:
         yield (receive(group.rank - half, ALL),)
 
 
-@pytest.mark.parametrize(("up", "factor"), [(8, 1), (4, 2), (2, 4), (1, 8)])
+@each(("up", "factor"), [(8, 1), (4, 2), (2, 4), (1, 8)])
 def test_oversubscription_divides_the_bandwidth(up, factor):
     net = network(FatTree(down=(8, 2), up=(up,)))
     assert cost(across, 10**8, net) == pytest.approx(1e-6 + factor * 0.1, rel=1e-3)
@@ -114,8 +115,8 @@ def test_rails_are_networks_of_their_own():
     assert cost(across, 10**8, platform.network(64)) < 0.3 * cost(across, 10**8, single)
 
 
-@pytest.mark.parametrize("ranks", [8, 64])
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@each("ranks", [8, 64])
+@each("path", sorted(EXAMPLES.glob("*.yaml")))
 def test_closed_formulas_and_virtual_ranks_agree_on_a_topology(path, ranks):
     platform = Platform.load(path)
     platform = replace(platform, messages=replace(platform.messages, call=0.0, add=None))

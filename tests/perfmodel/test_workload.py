@@ -3,6 +3,7 @@ import pytest
 from pydtnn.comm import Serial, run_threads
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import Rank, Workload, period
+from tests.each import each
 from tests.perfmodel.small import small_work
 
 
@@ -37,7 +38,7 @@ def test_the_period_is_that_of_the_scheme():
     assert period(small_work(scheme="local_sgd", scheme_options={"period": 3})) == 3
 
 
-@pytest.mark.parametrize(("options", "in_flight"), [({}, 1), ({"axes": {"pipeline": 2}}, 2)])
+@each(("options", "in_flight"), [({}, 1), ({"axes": {"pipeline": 2}}, 2)])
 def test_stages_keep_several_micro_batches(options, in_flight):
     work = small_work(8, **options)
     first, *_ = run_threads(work.ranks, lambda comm: Rank(work, comm).in_flight)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pydtnn.runs.run import Intervals, read_intervals
+from tests.each import each
 
 
 def intervals(count: int) -> Intervals:
@@ -35,9 +36,7 @@ def test_the_steps_of_an_epoch_that_was_resumed_are_those_after_it() -> None:
     assert intervals(50).merged(7).steps == 50
 
 
-@pytest.mark.parametrize(
-    "change", [{"step": [2, 1]}, {"seconds": [0, 1]}, {"loss": [1]}, {"lr": None}, {"step": []}]
-)
+@each("change", [{"step": [2, 1]}, {"seconds": [0, 1]}, {"loss": [1]}, {"lr": None}, {"step": []}])
 def test_columns_that_cannot_be_drawn_are_refused(change: dict[str, object]) -> None:
     columns = {name: [1, 2] for name in ("step", "seconds", "samples", "loss", "lr")}
     with pytest.raises((ValueError, TypeError)):

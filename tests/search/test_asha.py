@@ -18,6 +18,7 @@ from pydtnn.search.lines import seconds_left
 from pydtnn.search.live import rows_of
 from pydtnn.search.study import GROUP, Later, SharedStudy, Taken, is_paused
 from pydtnn.train import main
+from tests.each import each
 from tests.search.test_search import FIXED, SPACE
 
 pytest.importorskip("optuna")
@@ -312,7 +313,7 @@ def test_a_trial_that_fails_makes_room_for_another(tmp_path: Path) -> None:
     assert own.take(group()).number == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"min_resource": 0}, "search: pruner asha: min_resource must be at least 1, got 0"),

@@ -13,6 +13,7 @@ from pydtnn.data import ArrayDataset
 from pydtnn.search import host, make_space, run
 from pydtnn.search.host import PREFIX, share_on_host
 from pydtnn.utils.machine import free_memory
+from tests.each import each
 from tests.search.test_search import FIXED
 
 pytest.importorskip("optuna")
@@ -24,7 +25,7 @@ def load() -> tuple[ArrayDataset, ArrayDataset]:
     return train, ArrayDataset(x[:9], np.zeros(9, int), like=train)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@each("size", [1, 2, 5])
 def test_data_sets_are_loaded_once_on_a_host(size: int) -> None:
     loaded: list[int] = []
     before = {*Path("/dev/shm").glob(f"{PREFIX}*")}

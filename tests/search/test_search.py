@@ -22,6 +22,7 @@ from pydtnn.search.groups import check_groups, explain
 from pydtnn.search.study import REASON, SharedStudy
 from pydtnn.train import main as train
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.launch import Program, why_not
 from tests.ranks import rank_processes, wait_for
 
@@ -269,7 +270,7 @@ def test_groups_of_different_sizes_train_trials_side_by_side(written: Path) -> N
     assert points == {(1, 0.01), (1, 0.1), (2, 0.01), (2, 0.1)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "message"),
     [
         ([1, 3], "must have a sum that divides the 6 ranks, got 1,3"),

@@ -13,6 +13,7 @@ from pydtnn.search.dimension import MAX_GRID
 from pydtnn.search.space import argument
 from pydtnn.search.training import TrainingObjective, configuration
 from pydtnn.utils import plain_yaml
+from tests.each import each
 
 optuna = pytest.importorskip("optuna")
 
@@ -80,7 +81,7 @@ def test_a_conditional_option_is_part_of_some_trials_of_a_grid() -> None:
     assert all(("momentum" in one) == (one["optimizer"] == "sgd") for one in grid)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "values"),
     [
         ({"low": 1, "high": 4}, [1, 2, 3, 4]),
@@ -109,7 +110,7 @@ def test_suggestions_are_in_their_ranges_and_conditions_hold() -> None:
     assert {"b": 1} in [one["kind"] for one in found]
 
 
-@pytest.mark.parametrize(
+@each(
     ("entries", "message"),
     [
         ({"space": {}}, "space must be a mapping"),
@@ -164,7 +165,7 @@ def test_a_file_that_is_no_space_is_refused(text: str, tmp_path: Path) -> None:
         read_space(tmp_path / "space.yaml")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "expected"),
     [
         ("lr", 0.1, "--lr=0.1"),

@@ -23,6 +23,7 @@ from pydtnn.testing import check_plan, trajectory
 from pydtnn.testing.__main__ import main
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.request import Completed
+from tests.each import each
 from tests.small_run import only_line
 
 
@@ -445,7 +446,7 @@ def test_the_command_fails_in_one_line(
     assert words in only_line(told)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "error", "words"),
     [
         ({"meshes": [{"filter": 0}]}, ValueError, "filter must be at least 1, got 0"),

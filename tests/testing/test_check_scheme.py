@@ -17,6 +17,7 @@ from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.testing import check_scheme
 from pydtnn.testing.__main__ import main
 from pydtnn.testing.scheme import SchemeReport
+from tests.each import each
 from tests.parallel.schemes.course import CASES, OF_ANY_RULE
 from tests.small_run import only_line
 
@@ -362,7 +363,7 @@ def test_the_rule_can_be_chosen() -> None:
     assert report.serial_loss > 0.95 * report.first_loss
 
 
-@pytest.mark.parametrize("ranks", [[], [0], [12]])
+@each("ranks", [[], [0], [12]])
 def test_numbers_of_ranks_that_cannot_be_are_refused(ranks: list[int]) -> None:
     with pytest.raises(ValueError, match="ranks must be numbers from 1 to 11"):
         check_scheme(AllReduce, ranks=ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -62,3 +63,13 @@ def test_a_simulated_gpu_runs_some(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.threads(2)
 def test_marks_and_fixtures_work_as_with_any_test(comm, case: int, letter: str) -> None:
     assert comm.gather_object((case, letter)) == [(case, letter)] * 2
+
+
+@each("case", range(3))
+def test_a_case_does_not_see_what_the_last_has_left(tmp_path, capsys, monkeypatch, case) -> None:
+    assert [*tmp_path.iterdir()] == []
+    assert capsys.readouterr().out == ""
+    assert "PYDTNN_LEFT" not in os.environ
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PYDTNN_LEFT", "1")
+    print(case)

@@ -12,6 +12,7 @@ from pydtnn.losses import LOSSES, CategoricalCrossEntropy, Loss, MeanSquaredErro
 from pydtnn.metrics import METRICS, Metric, TopKAccuracy
 from pydtnn.testing import check_loss, check_metric
 from pydtnn.testing.__main__ import main
+from tests.each import each
 
 
 class Square(Loss):
@@ -26,13 +27,13 @@ class Square(Loss):
         return ((y - target) ** 2).sum()
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
-@pytest.mark.parametrize("name", LOSSES)
+@each("backend", ["numpy", "cpu"])
+@each("name", LOSSES)
 def test_the_losses_of_the_library_pass(name: str, backend: str) -> None:
     check_loss(LOSSES[name](), (4,), backend=backend)
 
 
-@pytest.mark.parametrize("name", METRICS)
+@each("name", METRICS)
 def test_the_metrics_of_the_library_pass(name: str) -> None:
     check_metric(TopKAccuracy(2) if name == "top_k_accuracy" else METRICS[name](), (4,))
 
@@ -138,9 +139,7 @@ BROKEN_LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("loss", "sentence"), BROKEN_LOSSES, ids=[type(loss).__name__ for loss, _ in BROKEN_LOSSES]
-)
+@each(("loss", "sentence"), BROKEN_LOSSES)
 def test_a_broken_loss_is_told_what_it_breaks(loss: Loss, sentence: str) -> None:
     check_loss(Square(), (3,))
     with pytest.raises(AssertionError, match=f"^{type(loss).__name__}: .*{sentence}"):
@@ -171,7 +170,7 @@ class Share(Far):
         return super().compute(xp, y, target) / max(len(y), 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("metric", "sentence"),
     [
         (Nameless(), "it must have a `name`, for the logs"),

@@ -12,6 +12,7 @@ from pydtnn.layers import Add, BatchNorm, Dropout, Layer, Linear, ReLU, Sigmoid,
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 from pydtnn.testing.__main__ import main
+from tests.each import each
 
 
 class Square(Layer):
@@ -372,9 +373,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("layer", "shapes", "sentence"), BROKEN, ids=[type(case[0]).__name__ for case in BROKEN]
-)
+@each(("layer", "shapes", "sentence"), BROKEN)
 def test_a_broken_layer_is_told_what_it_breaks(
     layer: Layer, shapes: tuple[tuple[int, ...], ...], sentence: str
 ) -> None:

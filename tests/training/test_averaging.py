@@ -20,6 +20,7 @@ from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 
 
 def trainer(
@@ -91,7 +92,7 @@ def test_a_test_set_like_the_training_set_is_not_warned_of() -> None:
             run.evaluate(data)
 
 
-@pytest.mark.parametrize("validation", [3, np.zeros((4, 64)), [np.zeros(64)]])
+@each("validation", [3, np.zeros((4, 64)), [np.zeros(64)]])
 def test_what_is_no_data_set_is_refused_after_training(validation: Any) -> None:
     run = trainer()
     run.fit(DIGITS[0].subset(range(64)))

@@ -13,6 +13,7 @@ from pydtnn.layers import Layer, Linear, Sequential
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.axis_sums import AxisSums
+from tests.each import each
 
 
 class Slopes(Layer):
@@ -54,9 +55,9 @@ def train(model: Model, **options: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.threads(4)
-@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("axes", [{"data": 2, "model": 2}, {"left": 2, "right": 2}], ids=str)
+@each("bucket_bytes", [1, 1 << 20])
+@each("accumulation", [1, 2])
+@each("axes", [{"data": 2, "model": 2}, {"left": 2, "right": 2}])
 def test_gradients_are_summed_over_the_axes_of_their_group(
     comm: Communicator, axes: dict[str, int], accumulation: int, bucket_bytes: int
 ) -> None:

@@ -21,6 +21,7 @@ from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_training import small_data, small_model, small_trainer
 
 VALIDATION = {
@@ -32,7 +33,7 @@ VALIDATION = {
 }
 
 
-@pytest.mark.parametrize(("shape", "words"), VALIDATION.values(), ids=VALIDATION)
+@each(("shape", "words"), VALIDATION.values())
 def test_what_cannot_be_evaluated_is_refused_before_the_first_epoch(
     shape: tuple[int, ...], words: str
 ) -> None:
@@ -65,7 +66,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "words"), DIFFERENT.values(), ids=DIFFERENT)
+@each(("change", "words"), DIFFERENT.values())
 @pytest.mark.threads(2)
 def test_ranks_that_would_do_different_work_are_refused_before_any(
     comm: Communicator, change: dict[str, Any], words: str
@@ -112,7 +113,7 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "words"), PARTS.values(), ids=PARTS)
+@each(("change", "words"), PARTS.values())
 def test_what_a_trainer_is_not_made_of_is_told(change: dict[str, Any], words: str) -> None:
     given = {"model": small_model(), "optimizer": SGD(0.1), **change}
     with pytest.raises(TypeError, match=f"^Trainer: {words}"):
@@ -130,7 +131,7 @@ def test_numbers_of_epochs_and_samples_are_whole() -> None:
         trainer.evaluate(train, batch_size=0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "accumulation", "batch", "most"), [(1, 9, 8, 8), (3, 4, 8, 3), (1, 100_000, 16, 16)]
 )
 def test_more_micro_batches_than_samples_are_refused(
@@ -223,8 +224,8 @@ DATA: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.threads(2, 3)
-@pytest.mark.parametrize(("change", "words"), DATA.values(), ids=DATA)
-@pytest.mark.parametrize("which", ["training", "validation"])
+@each(("change", "words"), DATA.values())
+@each("which", ["training", "validation"])
 def test_ranks_with_other_data_of_the_same_length_are_refused(
     comm: Communicator, change: Any, words: str, which: str
 ) -> None:

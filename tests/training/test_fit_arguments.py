@@ -13,6 +13,7 @@ from pydtnn.comm import Communicator
 from pydtnn.training.checks import OWN
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.names import foreign_names
+from tests.each import each
 from tests.small_training import STEPS, small_data, small_fit, small_trainer
 
 
@@ -90,7 +91,7 @@ def test_both_numbers_of_epochs_are_refused() -> None:
         fit(small_trainer(), more_epochs=-1)
 
 
-@pytest.mark.parametrize("name", foreign_names()["values"]["fit_argument"])
+@each("name", foreign_names()["values"]["fit_argument"])
 def test_an_argument_of_another_library_names_ours(name: str) -> None:
     trainer = small_trainer()
     with pytest.raises(TypeError, match=f"^fit: there is no argument `{name}`; "):

@@ -19,6 +19,7 @@ from pydtnn.testing import check_layer
 from pydtnn.training.gradient_check import UNTOUCHED, check_stored
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankError
+from tests.each import each
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
 DATA = ArrayDataset(X, np.arange(12) % 3)
@@ -52,8 +53,8 @@ def trainer(model: Model, comm: Any, **options: Any) -> Trainer:
     return Trainer(model, SGD(0.1), exchange=AllReduce(comm), **options)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("layer", [Forgets, StoresHalf])
+@each("dtype", ["float32", "float64", "bfloat16"])
+@each("layer", [Forgets, StoresHalf])
 def test_a_gradient_that_is_not_stored_is_named_in_the_first_step(layer: Any, dtype: str) -> None:
     model = Model(net(layer(name="forgets")), (4,), backend="numpy", dtype=dtype)
     with pytest.raises(
@@ -72,7 +73,7 @@ def test_all_ranks_are_told_before_anything_is_sent() -> None:
         run_threads(2, rank)
 
 
-@pytest.mark.parametrize(
+@each(
     ("sums", "options"),
     [
         (None, {}),
@@ -81,9 +82,8 @@ def test_all_ranks_are_told_before_anything_is_sent() -> None:
         (partial(ExactSums, shards=4), {}),
         (partial(ExactSums, shards=4), {"sync_batch_norm": True}),
     ],
-    ids=["whole", "accumulation", "joint shards", "exact", "exact and joint"],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each("dtype", ["float32", "float16"])
 def test_layers_that_store_all_gradients_train(sums: Any, options: Any, dtype: str) -> None:
     def rank(comm: Any) -> list[float]:
         model = Model(net(BatchNorm(), ReLU()), (4,), backend="numpy", dtype=dtype)

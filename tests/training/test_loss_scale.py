@@ -20,6 +20,7 @@ from pydtnn.parallel.schemes import ShardedOptimizer, ShardedParameters
 from pydtnn.parallel.schemes.stale import StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import Recorder, checksums
 
 NUMPY = create_backend("numpy")
@@ -41,7 +42,7 @@ def test_the_loss_is_multiplied_and_gradients_are_divided(backend: Backend) -> N
     assert scale.passed
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@each("bad", [np.inf, -np.inf, np.nan])
 def test_a_step_with_a_gradient_that_is_not_finite_does_not_pass(bad: float) -> None:
     scale = LossScale(NUMPY, initial=8)
     step(scale, [1.0, bad], [1.0])
@@ -81,7 +82,7 @@ def test_state_continues_where_another_left_off() -> None:
     assert first.state() == second.state() == {"scale": 8.0, "good": 0.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sentence"),
     [
         ({"initial": 0}, "initial"),
@@ -125,7 +126,7 @@ def gradients(backend: Backend, dtype: str, factor: float, scale: LossScale | No
     return np.concatenate([p.grad.reshape(-1) for p in model.parameters.values()])
 
 
-@pytest.mark.parametrize("name", ["numpy", "cpu"])
+@each("name", ["numpy", "cpu"])
 def test_small_gradients_of_float16_survive_with_a_scale_only(name: str) -> None:
     backend = create_backend(name, threads=1)
     exact = gradients(backend, "float64", 1e-8, None)  # below 6e-8 a float16 is 0
@@ -175,8 +176,8 @@ def fit(trainer: Trainer, epochs: int = 1) -> list[float]:
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}], ids=["", "clipped"])
+@each("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
+@each("options", [{}, {"clip_norm": 0.5}])
 def test_steps_that_overflow_are_left_out_by_all_ranks(
     comm: Communicator, scheme: type[GradientExchange], options: dict[str, float]
 ) -> None:
@@ -208,7 +209,7 @@ def test_every_backend_leaves_out_the_same_steps(backend: Backend) -> None:
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@each("scheme", [AllReduce, ShardedOptimizer])
 def test_a_scaled_training_is_that_of_float32(
     comm: Communicator, scheme: type[GradientExchange]
 ) -> None:

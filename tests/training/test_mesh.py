@@ -26,6 +26,7 @@ from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_mesh import (
     SHAPE,
     Axes,
@@ -49,14 +50,13 @@ def name_of(axes: Axes) -> str:
     return "-".join(f"{axis}{n}" for axis, n in axes.items())
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "scheme"),
     [
         *((axes, AllReduce) for axes in MESHES),
         (MESHES[0], ShardedOptimizer),
         (MESHES[0], ShardedParameters),
     ],
-    ids=lambda case: name_of(case) if isinstance(case, dict) else case.__name__,
 )
 def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
     """Also the norm of the gradient, of which each rank has a part."""
@@ -76,10 +76,8 @@ def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
         assert result[2] == pytest.approx(expected[2], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "axes", [{"data": 2, "pipeline": 2}, {"pipeline": 2, "filter": 2}], ids=name_of
-)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
+@each("axes", [{"data": 2, "pipeline": 2}, {"pipeline": 2, "filter": 2}])
+@each("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
 def test_training_of_stages_equals_serial_training(axes: Axes, scheme: Any) -> None:
     """Also the norm of the gradient, to which each stage contributes."""
 
@@ -278,7 +276,7 @@ def test_what_cannot_be_on_a_mesh_is_refused(comm: Communicator) -> None:
 
 
 @pytest.mark.threads(4)
-@pytest.mark.parametrize("scheme", [partial(LocalSGD, period=2)], ids=["local-sgd"])
+@each("scheme", [partial(LocalSGD, period=2)])
 def test_schemes_with_other_parameters_on_each_rank_work_along_data(
     comm: Communicator, scheme: Any
 ) -> None:

@@ -17,6 +17,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 
 class Infinite(Loss):
@@ -40,7 +41,7 @@ def data(bad: float = 0.0) -> ArrayDataset:
     return ArrayDataset(x, np.arange(8) % 3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "bad", "where"),
     [
         ({}, np.nan, "first in the input of sample 7, column 0; clean the data$"),
@@ -57,7 +58,7 @@ def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
         np.testing.assert_array_equal(value, before[name])
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "where"),
     [((), "sample 5;"), ((3,), "sample 5, column 1;"), ((3, 2), r"sample 5, position \(1, 0\);")],
 )
@@ -81,7 +82,7 @@ class NoNumber(Metric):
         return np.nan
 
 
-@pytest.mark.parametrize("bad", [1e6, np.inf, np.nan])
+@each("bad", [1e6, np.inf, np.nan])
 def test_an_input_beyond_the_range_of_float16_is_told_so(bad: float) -> None:
     net = Sequential(Linear(4), ReLU(), Linear(3))
     run = Trainer(Model(net, (2,), backend="numpy", dtype="float16"), SGD(0.1))

@@ -32,6 +32,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.training.objective import Objective
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 
 class Own(Loss):
@@ -44,7 +45,7 @@ def names(loss: Any, outputs: int = 1) -> tuple[str, ...]:
     return Objective(create_backend("numpy"), [(3,)] * outputs, loss, None, None).names
 
 
-@pytest.mark.parametrize(
+@each(
     ("loss", "metrics"),
     [
         ("cross_entropy", ["accuracy"]),
@@ -73,7 +74,7 @@ EMBEDDED = partial(Sequential, Embedding(3, 4), Linear(3))
 DENSE, PIXELS, ONE = partial(Linear, 3), partial(Conv2d, 3, 1), partial(Linear, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "net", "loss", "metrics"),
     [
         (X, RNG.normal(size=(12, 3)), DENSE, "mse", None),
@@ -99,7 +100,7 @@ def test_targets_of_each_kind_train(x: Any, y: Any, net: Any, loss: str, metrics
 Ends = Callable[[], Any]
 
 
-@pytest.mark.parametrize(
+@each(
     ("net", "unread"),
     [
         (lambda: Linear(3), True),
@@ -175,7 +176,7 @@ def segment(
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("accumulation", [1, 2])
+@each("accumulation", [1, 2])
 def test_the_mean_over_targets_that_are_not_ignored_is_that_of_the_whole_batch(
     comm: Communicator, accumulation: int
 ) -> None:

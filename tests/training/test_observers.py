@@ -20,6 +20,7 @@ from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind, Observer, Observers, combine, phase
+from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE
 from tests.small_mesh import SHAPE, Axes, mesh_fit, ranks_of, small_net
 from tests.small_training import Interrupt, Interrupted, small_data, small_fit, small_model
@@ -144,9 +145,7 @@ def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str, rank
         assert within <= {"forward", "loss", "backward", "exchange"}
 
 
-@pytest.mark.parametrize(
-    "axes", [{"data": 2, "height": 2}, {"filter": 2}, {"data": 2, "pipeline": 2}], ids=str
-)
+@each("axes", [{"data": 2, "height": 2}, {"filter": 2}, {"data": 2, "pipeline": 2}])
 def test_bytes_on_a_mesh_are_those_that_the_communicator_counts(axes: Axes) -> None:
     def rank(comm: Communicator) -> Log:
         log, mesh = Log(), Mesh(comm, **axes)
@@ -172,7 +171,7 @@ def test_bytes_on_a_mesh_are_those_that_the_communicator_counts(axes: Axes) -> N
         assert numbers == {-1, 0, 1}  # without a number: the preparation of a step
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
+@each("algorithm", ["ring", "recursive_doubling"])
 def test_the_rounds_of_schedules_are_messages(algorithm: str) -> None:
     def rank(comm: Communicator) -> Log:
         log = Log()

@@ -46,6 +46,7 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.pipeline import StagePasses
 from pydtnn.utils.errors import RankError
+from tests.each import each
 
 SHAPE = (9, 7, 3)
 MICRO_BATCHES = 4
@@ -165,7 +166,7 @@ def test_three_steps_equal_those_with_accumulation(
             np.testing.assert_allclose(state[key], serial[key], rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+@each("schedule", ["1f1b", "interleaved", "zb_v"])
 def test_messages_may_be_late(schedule: str) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(Delayed(comm, 1), data=1, pipeline=3)
@@ -186,7 +187,7 @@ def opposite(stage: int, stages: int, micro_batches: int) -> Any:
     return [*map(forward, order), *map(backward, order)]
 
 
-@pytest.mark.parametrize("schedule", [one_by_one, opposite])
+@each("schedule", [one_by_one, opposite])
 def test_a_schedule_of_ones_own_is_a_function(schedule: Any) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(comm, pipeline=3)
@@ -247,7 +248,7 @@ def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     assert [found[stage] for stage in range(3)] == kept
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+@each("schedule", ["1f1b", "interleaved", "zb_v"])
 def test_messages_and_bytes_of_a_step_are_those_of_the_formula(schedule: str) -> None:
     def rank(comm: Communicator) -> tuple[Any, dict[str, tuple[int, int]]]:
         mesh = Mesh(comm, data=2, pipeline=3)
@@ -288,7 +289,7 @@ def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
     run_threads(3, rank)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"accumulation": 2}, "accumulation must be 1, got 2; use micro_batches=4"),
@@ -320,7 +321,7 @@ def even_before_odd(rank: int, ranks: int, micro_batches: int) -> Any:
             yield from (kind(m, stage) for m in range(odd, micro_batches, 2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "schedule", "ranks", "data"),
     [
         ("vgg", "chimera", 2, 1),
@@ -352,7 +353,7 @@ def test_steps_in_two_directions_equal_those_with_accumulation(
             np.testing.assert_array_equal(value, kept[mirrored][key])
 
 
-@pytest.mark.parametrize("scheme", [ShardedOptimizer, ShardedGradients, ShardedParameters])
+@each("scheme", [ShardedOptimizer, ShardedGradients, ShardedParameters])
 def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme: Any) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(comm, data=2, pipeline=2)
@@ -362,7 +363,7 @@ def test_stages_of_two_ranks_are_sharded_over_the_axis_data(scheme: Any) -> None
     assert_equal(run_threads(4, rank), reference("concat", 2))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@each("micro_batches", [1, 3])
 def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches: int) -> None:
     def rank(comm: Communicator) -> Result:
         mesh = Mesh(comm, pipeline=2)
@@ -412,7 +413,7 @@ def test_the_group_of_two_ranks_is_created_before_the_first_step() -> None:
     run_threads(2, rank)
 
 
-@pytest.mark.parametrize(
+@each(
     "exchange",
     [
         partial(AllReduce, sums=partial(ExactSums, shards=8)),
@@ -519,7 +520,7 @@ def test_stages_combine_with(options: dict[str, Any]) -> None:
     assert_equal([in_stages(2, **options)], whole(**options))
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "schedule", "scheme"),
     [
         ("float32", "1f1b", ShardedParameters),

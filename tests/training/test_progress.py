@@ -16,6 +16,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training import Trainer
 from pydtnn.training.progress import MIN_BAR_WIDTH, Bar, Lines, Piece, fit_pieces
+from tests.each import each
 from tests.small_training import (
     STEPS,
     small_data,
@@ -59,7 +60,7 @@ def test_the_loss_of_the_last_step_and_the_time_left_are_shown_within_an_epoch()
         assert re.search(r"  0:\d\d left  loss ", line)
 
 
-@pytest.mark.parametrize(
+@each(
     ("style", "terminal", "bar"),
     [
         ("auto", True, True),
@@ -110,7 +111,7 @@ def test_a_trainer_shows_its_progress_once_unless_it_is_turned_off(
     assert trainer.callbacks == options.get("callbacks", [])
 
 
-@pytest.mark.parametrize("progress", ["bars", 3, None])
+@each("progress", ["bars", 3, None])
 def test_another_progress_is_refused(progress: Any) -> None:
     with pytest.raises(ValueError, match="^Trainer: unknown value of progress '"):
         plain_trainer(progress=progress)
@@ -185,7 +186,7 @@ def drawn(text: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
-@pytest.mark.parametrize("width", range(5, 120, 7))
+@each("width", range(5, 120, 7))
 def test_pieces_fit_and_keep_their_order(width: int) -> None:
     text = fit_pieces(PIECES, width)
     assert len(text) <= width

@@ -23,6 +23,7 @@ from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
 from pydtnn.training import LearningRates, NotFiniteError, find_learning_rate
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import (
     Recorder,
     checksums,
@@ -116,7 +117,7 @@ def quadratic(curvature: float = 1.0) -> tuple[Trainer, ArrayDataset]:
     return Trainer(model, SGD(1.0), loss="mse", metrics=[]), ArrayDataset(x, 3 * x)
 
 
-@pytest.mark.parametrize("curvature", [0.01, 1.0, 100.0])
+@each("curvature", [0.01, 1.0, 100.0])
 def test_the_suggestion_follows_the_curvature_and_the_search_ends_beyond_stability(
     curvature: float,
 ) -> None:
@@ -172,7 +173,7 @@ def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum() -> 
     assert suggestion == pytest.approx(1e-3, rel=0.06)  # half the distance of two rates
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "words"),
     [
         ({"lowest": 0}, "lowest must be above 0, got 0"),

@@ -21,6 +21,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import SCHEMES, OneBitAdam
 from pydtnn.schedules import OneCycle
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import checksums, small_data, small_fit, small_model, small_trainer
 
 
@@ -28,7 +29,7 @@ def results(trainer: Trainer) -> Any:
     return trainer.history, checksums(trainer.model.state()), checksums(trainer.optimizer.state())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("name", OPTIMIZERS)
 def test_an_optimizer_begins_anew_in_a_second_training(name: str) -> None:
     def train(optimizer: Any, seed: int) -> Any:
         trainer = small_trainer(None, model=small_model(seed=seed), optimizer=optimizer)
@@ -45,7 +46,7 @@ def test_an_optimizer_begins_anew_in_a_second_training(name: str) -> None:
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
+@each("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
 def test_a_scheme_begins_anew_in_a_second_training(comm: Communicator, name: str) -> None:
     def make() -> Any:
         if name in SCHEMES:

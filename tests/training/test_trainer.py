@@ -16,6 +16,7 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.rate_search import find_learning_rate
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankError
+from tests.each import each
 from tests.small_training import small_data, small_fit, small_trainer
 
 DATA, VALIDATION = small_data()
@@ -123,8 +124,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("event", ["epoch", "step"])
-@pytest.mark.parametrize("name", CALLS)
+@each("event", ["epoch", "step"])
+@each("name", CALLS)
 def test_a_method_that_a_callback_calls_on_one_rank_is_named(name: str, event: str) -> None:
     def work(comm: Communicator) -> None:
         small_fit(small_trainer(comm, OnRank0(event, CALLS[name])), 2)
@@ -138,7 +139,7 @@ def stop(trainer: Any) -> None:
 
 
 @pytest.mark.threads(2, 3)
-@pytest.mark.parametrize("event", ["epoch", "step"])
+@each("event", ["epoch", "step"])
 def test_any_rank_may_stop_all_after_the_epoch(comm: Communicator, event: str) -> None:
     trainer = small_trainer(comm, OnRank0(event, stop))
     small_fit(trainer, 3)

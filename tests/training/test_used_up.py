@@ -29,6 +29,7 @@ from pydtnn.model.memory import forecast_memory
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.utils.observer import Observer
+from tests.each import each
 
 SHAPE = (6, 6, 3)
 RNG = np.random.default_rng(0)
@@ -72,10 +73,10 @@ def gradient_bytes(model: Model) -> int:
     return sum(buffer.grads.nbytes for buffer in model.buffers)
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 500, 1 << 20])
-@pytest.mark.parametrize("options", [{}, {"backend": "cpu"}, {"dtype": "bfloat16"}])
-@pytest.mark.parametrize("rule", RULES, ids=["sgd", "adam"])
-@pytest.mark.parametrize("net", [convolutional, shared])
+@each("bucket_bytes", [1, 500, 1 << 20])
+@each("options", [{}, {"backend": "cpu"}, {"dtype": "bfloat16"}])
+@each("rule", RULES)
+@each("net", [convolutional, shared])
 def test_training_computes_the_same_bytes(
     net: Any, rule: Any, options: Any, bucket_bytes: int
 ) -> None:
@@ -125,7 +126,7 @@ class Halved(SGD):
         super().begin_step()
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "kept"),
     [
         ({}, False),

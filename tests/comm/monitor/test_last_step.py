@@ -6,11 +6,10 @@ import random
 import threading
 import time
 
-import pytest
-
 from pydtnn.comm import supervision as of_rank
 from pydtnn.comm.monitor.monitor import LastStep
 from pydtnn.comm.supervision import Last
+from tests.each import each
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:
@@ -35,7 +34,7 @@ def test_the_run_ends_at_once_if_a_rank_is_not_in_training() -> None:
     assert told[-1] == "last -1 15 1"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_ranks_of_any_speed_end_after_the_same_step(seed: int) -> None:
     """Without messages between the steps, the ranks are arbitrarily far apart."""
     random_ = random.Random(seed)

@@ -17,6 +17,7 @@ from pydtnn.comm.monitor.links import (
     connect,
     listen,
 )
+from tests.each import each
 
 TOKEN = "a" * 32 + "b" * 32
 FIRST_HALF = TOKEN[:32].encode()
@@ -107,7 +108,7 @@ def test_a_message_that_is_too_long_closes_the_connection(
 ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
 
 
-@pytest.mark.parametrize(
+@each(
     "message",
     [
         {},
@@ -130,14 +131,13 @@ ROWS = {"what": "rows", "rows": [], "stacks": "", "request": 3}
         {**ROWS, "stacks": None},
         {**ROWS, "request": None},
     ],
-    ids=str,
 )
 def test_what_has_other_entries_is_no_message(message: object) -> None:
     assert check_message(json.dumps(message).encode()) is None
     assert check_message(json.dumps(ROWS).encode()) == ROWS
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[" * 60_000, b"\xff", b"1" * 5000, b'{"a":' * 9000])
+@each("line", [b"", b"{", b"[" * 60_000, b"\xff", b"1" * 5000, b'{"a":' * 9000])
 def test_what_is_no_json_is_no_message(line: bytes) -> None:
     assert check_message(line) is None
 

@@ -35,6 +35,7 @@ from pydtnn.comm.monitor.ranks import (
 from pydtnn.comm.monitor.slots import SLOT, Slot
 from tests import launch
 from tests.ahead import mpiexec
+from tests.each import each
 from tests.launch import Finished, Program, is_openmpi, why_not
 from tests.ranks import wait_for
 from tests.small_run import TINY, only_line, processes_in
@@ -223,7 +224,7 @@ def test_without_the_rank_that_has_started_it_the_process_ends(listener: socket.
             accept_ranks(listener, 2, poll, starter=own.fileno())
 
 
-@pytest.mark.parametrize(
+@each(
     ("for_memory", "all_here", "words"),
     [
         (True, True, "the out-of-memory killer has just killed a process of this host"),

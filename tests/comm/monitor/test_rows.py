@@ -10,6 +10,7 @@ from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
 from pydtnn.comm.monitor.table import INTERVAL_S, Watched, describe
 from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.utils.observer import Kind
+from tests.each import each
 
 
 class Ranks:
@@ -85,7 +86,7 @@ def test_a_job_that_is_stopped_as_a_whole_has_not_waited() -> None:
     assert not ranks.after(0.5)[0].expired
 
 
-@pytest.mark.parametrize("name", ["download", "examination"])
+@each("name", ["download", "examination"])
 def test_a_download_and_the_first_reading_may_take_any_time(name: str) -> None:
     ranks = Ranks()
     activity = ranks.activities[1]
@@ -96,7 +97,7 @@ def test_a_download_and_the_first_reading_may_take_any_time(name: str) -> None:
         activity.end()
 
 
-@pytest.mark.parametrize("condition", [Condition(), Condition("stopped", frozen=True)])
+@each("condition", [Condition(), Condition("stopped", frozen=True)])
 def test_the_first_reading_has_a_deadline_for_each_part_of_the_files(condition: Condition) -> None:
     ranks = Ranks()
     ranks.activities[1].begin(Kind.PHASE, "examination")
@@ -131,7 +132,7 @@ def test_a_call_is_described_with_its_bucket_and_layer() -> None:
     assert row.peer == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("stack", "text"),
     [
         ([], "outside of training"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pydtnn.comm.monitor.table import Row, late, ranges, sentence, table
+from tests.each import each
 
 
 def waiting(rank: int, **fields: object) -> Row:
@@ -57,8 +56,6 @@ def test_hosts_are_named_if_there_are_several() -> None:
     assert second.split()[:2] == ["1", "node2"]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([3], "3"), ([1, 0], "0-1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")]
-)
+@each(("numbers", "text"), [([3], "3"), ([1, 0], "0-1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")])
 def test_runs_of_numbers_are_short(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text

@@ -27,6 +27,7 @@ from pydtnn.comm.schedules.steps import (
 )
 from pydtnn.comm.schedules.timeline import Timeline
 from tests.comm.schedules.interpreter import carry_out
+from tests.each import each
 
 RANKS = range(1, 18)
 POWERS = (1, 2, 4, 8, 16)
@@ -57,8 +58,8 @@ def test_every_algorithm_is_right_for_1_to_17_ranks(name, layout):
         check(name, [LAYOUTS[layout](rank) for rank in range(p)])
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 7, 31, 64])
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("length", [0, 1, 2, 7, 31, 64])
+@each("name", SCHEDULES)
 def test_arrays_of_any_length_are_summed(name, length, rng):
     for p in (1, 2, 3, 4, 5, 6, 8, 11):
         arrays = [rng.integers(-1000, 1000, length) for _ in range(p)]
@@ -67,7 +68,7 @@ def test_arrays_of_any_length_are_summed(name, length, rng):
         assert all(np.array_equal(array, total) for array in arrays)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("name", SCHEDULES)
 def test_one_rank_says_nothing(name):
     assert not any(rounds(name, 0, ["host"]))
 
@@ -88,7 +89,7 @@ EXPECTED_ROUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("name", SCHEDULES)
 def test_an_algorithm_takes_as_many_rounds_as_its_docstring_says(name):
     assert {p: check(name, p).rows for p in EXPECTED_ROUNDS[name]} == EXPECTED_ROUNDS[name]
 
@@ -100,7 +101,7 @@ def test_every_rank_sends_the_least_possible(name):
         assert sent(check(name, p), p) == [Fraction(2 * (p - 1), p)] * p
 
 
-@pytest.mark.parametrize("name", ["halving_doubling", "fixed_tree"])
+@each("name", ["halving_doubling", "fixed_tree"])
 def test_halving_sends_the_least_possible_between_2_to_the_k_ranks(name):
     for p in POWERS:
         assert sent(check(name, p), p) == [Fraction(2 * (p - 1), p)] * p
@@ -121,7 +122,7 @@ def test_a_bidirectional_ring_sends_as_much_to_the_left_as_to_the_right():
     assert volume == {1: 5 * Fraction(4, 5), 4: 5 * Fraction(4, 5)}
 
 
-@pytest.mark.parametrize(
+@each(
     "hosts", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 1, 1, 2, 2), (0, 1, 0, 2, 2, 0, 1)]
 )
 def test_the_hierarchical_schedule_crosses_between_hosts_as_seldom_as_one_rank_a_host(hosts):
@@ -158,7 +159,7 @@ def aligned_tree(first: int, stop: int, block: int) -> str:
     return f"({left} + {aligned_tree(middle, stop, block // 2)})" if middle < stop else left
 
 
-@pytest.mark.parametrize("p", RANKS)
+@each("p", RANKS)
 def test_the_fixed_tree_adds_every_element_in_one_tree_of_aligned_blocks(p):
     assert associations("fixed_tree", p) == {aligned_tree(0, p, 32)}
 
@@ -167,7 +168,7 @@ def test_the_fixed_tree_does_not_depend_on_where_the_ranks_are():
     assert associations("fixed_tree", (0, 0, 1, 2, 1)) == associations("fixed_tree", 5)
 
 
-@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
+@each("name", ["recursive_doubling", "halving_doubling"])
 def test_doubling_forms_the_fixed_tree_between_2_to_the_k_ranks_only(name):
     for p in POWERS:
         assert associations(name, p) == associations("fixed_tree", p)
@@ -292,7 +293,7 @@ def test_a_schedule_error_is_a_value_error():
     assert issubclass(ScheduleError, ValueError)
 
 
-@pytest.mark.parametrize(
+@each(
     ("yielded", "sentence"),
     [
         (

@@ -14,6 +14,7 @@ from pydtnn.comm.schedules.algorithms import recursive_doubling, ring
 from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
 from pydtnn.comm.schedules.steps import ALL, Part, Step, add, back, part, receive, send
 from tests.comm.schedules.interpreter import carry_out
+from tests.each import each
 
 FIRST, SECOND = part(0, 2), part(1, 2)
 
@@ -210,9 +211,7 @@ BROKEN_ROUNDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "size"), BROKEN, ids=lambda value: getattr(value, "__name__", value)
-)
+@each(("algorithm", "size"), BROKEN)
 def test_a_broken_algorithm_is_rejected_with_the_round_and_the_ranks(algorithm, size):
     sentence = BROKEN[algorithm, size]
     assert re.search(r"round \d", sentence)
@@ -222,7 +221,7 @@ def test_a_broken_algorithm_is_rejected_with_the_round_and_the_ranks(algorithm, 
     assert str(error.value) == sentence
 
 
-@pytest.mark.parametrize("name", BROKEN_ROUNDS)
+@each("name", BROKEN_ROUNDS)
 def test_broken_rounds_are_rejected_in_one_sentence(name):
     ranks, sentence = BROKEN_ROUNDS[name]
     with pytest.raises(ScheduleError) as error:
@@ -230,7 +229,7 @@ def test_broken_rounds_are_rejected_in_one_sentence(name):
     assert str(error.value) == sentence
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("name", SCHEDULES)
 def test_no_step_of_an_algorithm_can_be_left_out(name):
     ranks = plan(name, [0, 0, 1, 1, 2])
     for rank, its_rounds in enumerate(ranks):

@@ -1,17 +1,16 @@
 """Schedules worked out for a length: every element once, nothing empty, copies without detours."""
 
-import pytest
-
 from pydtnn.comm.schedules import SCHEDULES, rounds
 from pydtnn.comm.schedules.executor import pieces, work_out
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
+from tests.each import each
 
 
 def test_arrays_are_cut_into_the_number_of_chunks_that_comes_nearest_to_their_length():
     assert [pieces(nbytes, 100) for nbytes in (0, 99, 149, 151, 1000)] == [1, 1, 1, 2, 10]
 
 
-@pytest.mark.parametrize("n", [0, 3, 10, 100, 1013])
+@each("n", [0, 3, 10, 100, 1013])
 def test_chunks_cover_the_array_in_order(n):
     chunks = work_out(rounds("ring", 1, [0, 0, 0]), n, 4)
     ends = [0, *(chunk.elements.stop for chunk in chunks)]
@@ -19,7 +18,7 @@ def test_chunks_cover_the_array_in_order(n):
     assert ends[-1] == n
 
 
-@pytest.mark.parametrize("algorithm", SCHEDULES)
+@each("algorithm", SCHEDULES)
 def test_no_message_is_empty(algorithm):
     for rank in range(5):
         for chunk in work_out(rounds(algorithm, rank, [0] * 5), 7, 2):
@@ -39,14 +38,13 @@ def test_sums_land_side_by_side_in_scratch_memory():
     assert chunk.scratch == 10
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "lands"),
     [
         ((receive(1, part(0, 2)), send(1, part(1, 2))), None),
         ((receive(1, ALL), send(1, ALL)), slice(0, 10)),
         ((receive(1, ALL), add(1, part(1, 2))), slice(0, 10)),
     ],
-    ids=["apart", "what is sent is overwritten", "copied and added to"],
 )
 def test_copies_go_straight_to_their_place_where_nothing_else_happens_there(steps, lands):
     [chunk] = work_out([steps], 10, 1)

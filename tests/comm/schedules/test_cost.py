@@ -16,6 +16,7 @@ from pydtnn.comm.schedules.network import Network, Route
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.comm.schedules.timeline import ScheduleError
 from pydtnn.comm.wrapper import Wrapper
+from tests.each import each
 
 LATENCY, BANDWIDTH, ADD = 3e-5, 1.25e8, 2e-10
 N = 1_234_567
@@ -29,20 +30,20 @@ def uniform(hosts, **numbers):
     )
 
 
-@pytest.mark.parametrize("p", [2, 3, 4, 7, 16])
+@each("p", [2, 3, 4, 7, 16])
 def test_a_ring_takes_a_latency_and_a_part_of_the_array_per_round(p):
     rounds = 2 * (p - 1)
     expected = rounds * (LATENCY + N / p / BANDWIDTH) + (p - 1) * N / p * ADD
     assert cost("ring", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@each("p", [2, 4, 8, 16])
 def test_recursive_doubling_takes_a_whole_array_per_doubling(p):
     expected = log2(p) * (LATENCY + N / BANDWIDTH + N * ADD)
     assert cost("recursive_doubling", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@each("p", [2, 4, 8, 16])
 def test_halving_doubling_has_the_rounds_of_the_one_and_the_bytes_of_the_other(p):
     bytes_sent = 2 * (p - 1) / p * N
     expected = 2 * log2(p) * LATENCY + bytes_sent * (1 / BANDWIDTH + ADD / 2)
@@ -132,8 +133,8 @@ class CountsChunks(Wrapper):
         return super()._isend(array, to, tag)
 
 
-@pytest.mark.parametrize("hosts", ["aa", "aaaa", "ab", "aab", "aabb", "abcd"])
-@pytest.mark.parametrize("chosen", [{}, {"active": 1}, {"active": 5}], ids=["default", "1", "5"])
+@each("hosts", ["aa", "aaaa", "ab", "aab", "aabb", "abcd"])
+@each("chosen", [{}, {"active": 1}, {"active": 5}])
 def test_a_price_is_for_as_many_chunks_at_a_time_as_the_executor_has_under_way(hosts, chosen):
     def shift(group):
         """One round, so that the messages of the chunks under way are all that is posted."""
@@ -165,8 +166,8 @@ def test_links_are_shared_so_that_nobody_could_get_more_without_taking_it_from_a
     )
 
 
-@pytest.mark.parametrize("hosts", ["a", "ab", "aaabb", "abcde", "aabbccdd"])
-@pytest.mark.parametrize("algorithm", SCHEDULES)
+@each("hosts", ["a", "ab", "aaabb", "abcde", "aabbccdd"])
+@each("algorithm", SCHEDULES)
 def test_every_schedule_has_a_price_that_grows_with_the_array(algorithm, hosts):
     prices = [cost(algorithm, n, uniform(hosts)) for n in (0, 1, 1000, 10_000_000)]
     assert prices == sorted(prices)

@@ -13,6 +13,7 @@ from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.picture import busiest, draw, text, title
 from pydtnn.comm.schedules.steps import Part, add, part, receive, send
+from tests.each import each
 
 RING = """\
 ring of 3 ranks on 1 host: 4 rounds; each rank sends 1.33 n in 4 messages
@@ -98,7 +99,7 @@ number = 3
 """
 
 
-@pytest.mark.parametrize(("name", "hosts"), SHOWN)
+@each(("name", "hosts"), SHOWN)
 def test_a_schedule_is_a_table_of_who_sends_what_to_whom(name, hosts):
     assert text(name, check(name, hosts), hosts) + "\n" == SHOWN[name, hosts]
 

@@ -13,6 +13,7 @@ from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.utils.errors import RankError
 from tests.comm.communicator_contract import contract, total, whole
+from tests.each import each
 
 TYPES = ("float32", "float64", "float16", ml_dtypes.bfloat16, "int32")
 
@@ -57,14 +58,14 @@ def test_every_algorithm_sums_over_mpi(comm, algorithm):
 
 @pytest.mark.long  # worlds are started for it alone
 @pytest.mark.mpi(5, 8)
-@pytest.mark.parametrize("algorithm", SCHEDULES)
+@each("algorithm", SCHEDULES)
 def test_every_algorithm_sums_over_larger_worlds(comm, algorithm):
     test_every_algorithm_sums_over_mpi(comm, algorithm)
 
 
 @pytest.mark.threads(2, 5, 8)
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize("algorithm", SCHEDULES)
+@each("algorithm", SCHEDULES)
 def test_all_ranks_get_the_same_bytes_every_time(comm, algorithm):
     scheduled = Scheduled(comm, algorithm, chunk_bytes=2000)
     mine = np.random.default_rng(comm.rank).standard_normal(1013).astype("float32")
@@ -78,7 +79,7 @@ def test_all_ranks_get_the_same_bytes_every_time(comm, algorithm):
 
 @pytest.mark.threads(2, 3, 5)
 @pytest.mark.mpi(2, 4)
-@pytest.mark.parametrize("algorithm", ["ring", "binomial_tree", "fixed_tree"])
+@each("algorithm", ["ring", "binomial_tree", "fixed_tree"])
 def test_ranks_may_wait_for_sums_in_different_orders(comm, algorithm):
     scheduled = Scheduled(comm, algorithm, chunk_bytes=1000, active=4)
     lengths = (1013, 1, 0, 4001, 53)
@@ -93,7 +94,7 @@ def test_ranks_may_wait_for_sums_in_different_orders(comm, algorithm):
 
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize(
+@each(
     "call",
     [
         lambda comm: comm.barrier(),
@@ -101,7 +102,6 @@ def test_ranks_may_wait_for_sums_in_different_orders(comm, algorithm):
         lambda comm: comm.allreduce(np.ones(3), "max"),
         lambda comm: comm.gather_object(3),
     ],
-    ids=["barrier", "broadcast", "max", "gather_object"],
 )
 def test_some_ranks_may_wait_for_a_sum_only_after_another_call(comm, call):
     scheduled = Scheduled(comm, "ring")
@@ -306,14 +306,13 @@ def test_groups_follow_the_algorithm_on_their_own_hosts():
     assert run_threads(4, describe, hosts="aabb") == [one, other, one, other]
 
 
-@pytest.mark.parametrize(
+@each(
     ("fails", "error", "words"),
     [
         (lambda comm: 1 / 0, RankError, "^rank 1: ZeroDivisionError"),
         (lambda comm: None, RuntimeError, "wait for each other: rank 0 in (send to|recv from)"),
         (lambda comm: comm.allreduce(np.ones(7)), RankError, "expected a message of"),
     ],
-    ids=["raises", "leaves", "another length"],
 )
 def test_a_rank_that_does_not_take_part_is_noticed(fails, error, words):
     def rank(comm):

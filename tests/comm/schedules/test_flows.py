@@ -9,6 +9,7 @@ import pytest
 
 from pydtnn.comm.schedules.flows import Flows, fair_rates
 from pydtnn.comm.schedules.network import Network
+from tests.each import each
 
 NETWORK = Network.create(
     "aabbccd", latency=0.0, bandwidth=1e8, local_latency=0.0, local_bandwidth=3e8, memory=4e8
@@ -70,7 +71,7 @@ def ends_of(messages: list[tuple[float, tuple[str, str], float]]) -> dict[int, f
     return ends
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_random_messages_end_as_in_the_plain_simulation(seed):
     rng = random.Random(seed)
     messages = sorted(
@@ -81,7 +82,7 @@ def test_random_messages_end_as_in_the_plain_simulation(seed):
     assert ends_of(messages) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_rates_are_those_of_the_textbook(seed):
     rng = random.Random(seed)
     pairs = [(g, h) for g in "abcd" for h in "abcd" if (g, h) != ("d", "d")]

@@ -9,9 +9,10 @@ import pytest
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network, turns
+from tests.each import each
 
 
-@pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aab", "aabbc"])
+@each("hosts", ["a", "aa", "ab", "aab", "aabbc"])
 def test_all_ranks_measure_the_same_network_with_every_route_that_messages_can_take(hosts):
     networks = run_threads(len(hosts), Network.measure, hosts=hosts)
     assert all(network == networks[0] for network in networks)
@@ -31,7 +32,7 @@ def test_the_ranks_of_a_job_measure_their_network(comm):
     assert cost("ring", 100_000, network) == comm.gather_object(cost("ring", 100_000, network))[0]
 
 
-@pytest.mark.parametrize("players", [1, 2, 3, 4, 7, 8])
+@each("players", [1, 2, 3, 4, 7, 8])
 def test_in_a_tournament_everyone_meets_everyone_once_and_nobody_plays_twice_at_a_time(players):
     met = []
     for pairs in turns(range(players)):

@@ -27,6 +27,7 @@ from pydtnn.comm.schedules.rule import (
 )
 from pydtnn.comm.wrapper import Wrapper
 from tests.comm.communicator_contract import contract, total, whole
+from tests.each import each
 
 HOSTS = ("ab", "aab", "aabb", "abab", "abc", "aaabbc", "abcdefgh", "abcdefghi", "aabbccddee")
 F32, F16, BF16 = np.dtype("float32"), np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
@@ -37,7 +38,7 @@ class TestRuled(contract(lambda comm: Ruled(comm, "hierarchical"))):
     pass
 
 
-@pytest.mark.parametrize(
+@each(
     ("hosts", "nbytes", "dtype", "expected"),
     [
         ("a", 10**6, F32, VENDOR),
@@ -70,7 +71,7 @@ def test_the_first_bucket_between_hosts_is_an_eighth_of_the_gradients_within_lim
     assert bucket_bytes("ab", 10**9, usual) == (usual, usual)
 
 
-@pytest.mark.parametrize(
+@each(
     ("hosts", "words"),
     [
         ("aa", "vendor: all ranks share a host"),
@@ -101,7 +102,7 @@ class Counts(Wrapper):
         return group
 
 
-@pytest.mark.parametrize("hosts", ["aab", "abc"])
+@each("hosts", ["aab", "abc"])
 def test_long_sums_go_by_the_schedule_and_short_ones_and_extremes_do_not(hosts):
     n = MAX_VENDOR_BYTES // 4
     short, long = np.ones(n, "float32"), np.ones(n + 1, "float32")
@@ -149,7 +150,7 @@ def test_sums_between_hosts_are_exact_where_they_can_be(hosts, dtype):
     run_threads(len(hosts), sums, hosts=hosts)
 
 
-@pytest.mark.parametrize("hosts", HOSTS)
+@each("hosts", HOSTS)
 def test_sums_are_the_same_bytes_on_all_ranks_and_in_every_run(hosts):
     n = 5_003
 

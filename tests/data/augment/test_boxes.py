@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data import RandomErasing, RandomResizedCrop
 from pydtnn.data.augment.resized_crop import BOX_WORDS, Boxes, draw_boxes, enlarge
+from tests.each import each
 
 
 def words_of(rng: np.random.Generator, n: int, count: int = BOX_WORDS) -> NDArray[np.uint32]:
@@ -63,7 +64,7 @@ def test_an_image_into_which_no_box_fits_is_taken_whole(rng: np.random.Generator
         np.testing.assert_array_equal(ours, expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 3), (5, 4, 3), (32, 32, 3), (17, 9, 1)], ids=str)
+@each("shape", [(1, 1, 3), (5, 4, 3), (32, 32, 3), (17, 9, 1)])
 def test_an_enlarged_box_is_pillow_s(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
     height, width, channels = shape
@@ -103,7 +104,7 @@ def test_erased_boxes_have_the_mean_colour_and_the_rest_is_kept(rng: np.random.G
     np.testing.assert_array_equal(rows, erased.sum(axis=(1, 2)))  # rectangles
 
 
-@pytest.mark.parametrize("probability", [0, 1])
+@each("probability", [0, 1])
 def test_none_or_all_images_are_erased(rng: np.random.Generator, probability: int) -> None:
     erasing = RandomErasing(probability)
     x = np.full((100, 9, 8, 1), 5.0)
@@ -111,7 +112,7 @@ def test_none_or_all_images_are_erased(rng: np.random.Generator, probability: in
     assert (y == 0).any(axis=(1, 2, 3)).tolist() == [bool(probability)] * 100
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "reason"),
     [
         (lambda: RandomResizedCrop(0), "RandomResizedCrop: smallest must be above 0 and at most 1"),

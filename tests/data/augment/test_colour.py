@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data.augment import colour
+from tests.each import each
 
 pytest.importorskip("PIL", reason="Pillow is not installed: the extra `data`")
 from PIL import Image, ImageEnhance, ImageOps
@@ -63,8 +64,8 @@ EXACT: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ENHANCE)
+@each("shape", SHAPES)
+@each("name", ENHANCE)
 def test_an_enhancement_is_pillow_s(
     rng: np.random.Generator, name: str, shape: tuple[int, ...]
 ) -> None:
@@ -79,8 +80,8 @@ def test_an_enhancement_is_pillow_s(
         assert (y == expected).mean() > 0.99
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", EXACT)
+@each("shape", SHAPES)
+@each("name", EXACT)
 def test_an_operation_of_single_values_is_exactly_pillow_s(
     rng: np.random.Generator, name: str, shape: tuple[int, ...]
 ) -> None:
@@ -91,7 +92,7 @@ def test_an_operation_of_single_values_is_exactly_pillow_s(
         np.testing.assert_array_equal(ours(x, given), with_pillow(x, given, theirs))
 
 
-@pytest.mark.parametrize("turns", [-0.5, -0.3, 0.0, 0.1, 0.25, 0.5])
+@each("turns", [-0.5, -0.3, 0.0, 0.1, 0.25, 0.5])
 def test_the_hue_turns_as_in_colorsys(rng: np.random.Generator, turns: float) -> None:
     x = images(rng, (6, 5, 3))
     y = colour.hue(x, np.full(len(x), turns))
@@ -105,14 +106,14 @@ def test_the_hue_turns_as_in_colorsys(rng: np.random.Generator, turns: float) ->
     np.testing.assert_allclose(y, 255 * expected, atol=0.5 + 1e-3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("operation", "amount"),
     [
         *((operation, 1.0) for operation, _ in ENHANCE.values()),
         *((colour.hue, 0.0), (colour.posterize, 0.0), (colour.solarize, 256.0)),
     ],
 )
-@pytest.mark.parametrize("shape", [(1, 1, 3), (2, 2, 1), *SHAPES], ids=str)
+@each("shape", [(1, 1, 3), (2, 2, 1), *SHAPES])
 def test_an_operation_without_strength_is_the_identity_and_its_input_is_kept(
     rng: np.random.Generator, operation: Any, amount: float, shape: tuple[int, ...]
 ) -> None:
@@ -123,6 +124,6 @@ def test_an_operation_without_strength_is_the_identity_and_its_input_is_kept(
     np.testing.assert_array_equal(x, before)
 
 
-@pytest.mark.parametrize("operation", [colour.equalize, colour.autocontrast])
+@each("operation", [colour.equalize, colour.autocontrast])
 def test_no_images_are_no_images(operation: Any) -> None:
     assert operation(np.empty((0, 4, 4, 3), np.uint8)).shape == (0, 4, 4, 3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.data.augment import operations
+from tests.each import each
 
 pytest.importorskip("PIL", reason="Pillow is not installed: the extra `data`")
 from PIL import Image
@@ -38,8 +39,8 @@ CASES: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (9, 9), (7, 12), (32, 32)], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@each("shape", [(1, 1), (9, 9), (7, 12), (32, 32)])
+@each("name", CASES)
 def test_a_map_is_pillow_s(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> None:
     ours, theirs, amounts = CASES[name]
     x = rng.integers(0, 256, (len(amounts), *shape, 3)).astype(np.uint8)

@@ -9,6 +9,7 @@ import pytest
 from pydtnn.data import ColorJitter
 from pydtnn.data.augment import colour
 from pydtnn.data.order import below
+from tests.each import each
 
 FILL = np.zeros(3, np.uint8)
 
@@ -67,7 +68,7 @@ def test_grey_images_have_neither_saturation_nor_hue(rng: np.random.Generator) -
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "reason"),
     [
         ((-0.1,), "ColorJitter: brightness must be at least 0, got -0.1"),

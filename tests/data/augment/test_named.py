@@ -22,6 +22,7 @@ from pydtnn.data import (
     RandomResizedCrop,
     create_augmentations,
 )
+from tests.each import each
 
 ALL = [
     *(RandomCrop(2), RandomResizedCrop(), HorizontalFlip(), ColorJitter(), RandAugment()),
@@ -29,9 +30,9 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("change", ALL, ids=repr)
-@pytest.mark.parametrize("shape", [(8, 8, 3), (9, 7, 1), (1, 2, 3)], ids=str)
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@each("change", ALL)
+@each("shape", [(8, 8, 3), (9, 7, 1), (1, 2, 3)])
+@each("dtype", ["uint8", "float32"])
 def test_a_sample_s_change_does_not_depend_on_the_rest_of_the_batch(
     rng: np.random.Generator, change: Augmentation, shape: tuple[int, ...], dtype: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_augmentations_are_made_from_one_line() -> None:
     assert create_augmentations("none") == create_augmentations("") == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         ("crap:4", "unknown augmentation 'crap'; did you mean 'crop'"),
@@ -87,7 +88,7 @@ def test_a_line_that_means_nothing_is_refused(text: str, reason: str) -> None:
         create_augmentations(text)
 
 
-@pytest.mark.parametrize("name", ["jitter", "randaugment", "autoaugment"])
+@each("name", ["jitter", "randaugment", "autoaugment"])
 def test_colours_are_changed_of_pixels_only(rng: np.random.Generator, name: str) -> None:
     augment = create_augmentations(name)
     floats = ArrayDataset(rng.normal(size=(4, 6, 6, 3)), [0, 1, 0, 1])

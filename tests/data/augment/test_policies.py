@@ -11,6 +11,7 @@ from pydtnn.data import AutoAugment, RandAugment
 from pydtnn.data.augment.operations import NOTHING, OPERATIONS, apply_chosen
 from pydtnn.data.augment.randaugment import CHOICES, CIFAR10
 from pydtnn.data.order import below
+from tests.each import each
 
 FILL = np.array([100, 120, 140], np.uint8)
 NAMES = [*OPERATIONS]
@@ -69,9 +70,7 @@ def test_the_policy_has_25_pairs_of_known_operations() -> None:
             assert 0 <= magnitude <= 9
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in NAMES if n not in ("autocontrast", "equalize", "invert")]
-)
+@each("name", [n for n in NAMES if n not in ("autocontrast", "equalize", "invert")])
 def test_an_operation_of_no_strength_is_the_identity(rng: np.random.Generator, name: str) -> None:
     x, _ = drawn(rng, 4, 0)
     number = np.full(4, NAMES.index(name))
@@ -93,7 +92,7 @@ AMOUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", AMOUNTS)
+@each("name", AMOUNTS)
 def test_amounts_are_proportional_to_the_magnitude(name: str) -> None:
     assert OPERATIONS[name].most * 9 / 30 == pytest.approx(AMOUNTS[name], rel=1e-12)
 
@@ -106,7 +105,7 @@ def test_translations_are_whole_pixels(rng: np.random.Generator) -> None:
     assert (y[0, :, :4] == FILL).all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "error", "reason"),
     [
         ((0,), ValueError, "RandAugment: operations must be at least 1, got 0"),

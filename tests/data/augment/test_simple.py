@@ -3,19 +3,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import Cutout, HorizontalFlip, RandomCrop
 from pydtnn.data.order import below
+from tests.each import each
 
 
 def words_of(rng: np.random.Generator, n: int) -> NDArray[np.uint32]:
     return rng.integers(0, 2**32, (n, 4), dtype=np.uint32)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-@pytest.mark.parametrize("padding", [1, 4, 9])
+@each("dtype", [np.uint8, np.float32])
+@each("padding", [1, 4, 9])
 def test_a_crop_is_a_window_of_the_padded_image(
     rng: np.random.Generator, dtype: Any, padding: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_flip_mirrors_whole_images_left_to_right(rng: np.random.Generator) -> 
         np.testing.assert_array_equal(y[i], expected)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 20])
+@each("size", [1, 2, 3, 4, 20])
 def test_cutout_paints_one_square_that_may_stick_out(rng: np.random.Generator, size: int) -> None:
     x = np.full((200, 9, 8, 2), 50, np.uint8)
     words = words_of(rng, 200)

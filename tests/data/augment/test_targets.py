@@ -30,6 +30,7 @@ from pydtnn.data import (
 )
 from pydtnn.data.augment.operations import OPERATIONS
 from pydtnn.data.augment.resized_crop import enlarge
+from tests.each import each
 
 Array = NDArray[Any]
 
@@ -65,9 +66,9 @@ def without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_colours")
-@pytest.mark.parametrize("change", MOVING[:-1], ids=repr)
-@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
-@pytest.mark.parametrize("size", [1, 3])
+@each("change", MOVING[:-1])
+@each("channels", [(), (1,), (3,)])
+@each("size", [1, 3])
 def test_masks_move_with_their_images(
     rng: np.random.Generator, change: Augmentation, channels: tuple[int, ...], size: int
 ) -> None:
@@ -102,8 +103,8 @@ def test_masks_of_resized_crops_have_the_nearest_pixels(rng: np.random.Generator
         assert (moved != masks).any(axis=(1, 2, 3)).sum() > N // 2
 
 
-@pytest.mark.parametrize("change", STILL, ids=repr)
-@pytest.mark.parametrize("target", ["masks", "boxes", "landmarks", "number"])
+@each("change", STILL)
+@each("target", ["masks", "boxes", "landmarks", "number"])
 def test_targets_are_unchanged_if_pixels_do_not_move(
     rng: np.random.Generator, change: Augmentation, target: str
 ) -> None:
@@ -118,16 +119,16 @@ def test_targets_are_unchanged_if_pixels_do_not_move(
         np.testing.assert_array_equal(batch.y, y.astype(batch.y.dtype)[batch.samples])
 
 
-@pytest.mark.parametrize("change", MOVING, ids=repr)
-@pytest.mark.parametrize(
+@each("change", MOVING)
+@each(
     "make",
     [
-        pytest.param(lambda rng: rng.random((N, 4)), id="boxes"),
-        pytest.param(lambda rng: rng.integers(0, 9, (N, 4)), id="boxes in pixels"),
-        pytest.param(lambda rng: rng.random((N, 5, 2)), id="landmarks"),
-        pytest.param(lambda rng: rng.random(N), id="an angle"),
-        pytest.param(lambda rng: rng.integers(0, 5, (N, H * W)), id="flat masks"),
-        pytest.param(lambda rng: rng.integers(0, 5, (N, H, 2 * W)), id="larger masks"),
+        lambda rng: rng.random((N, 4)),
+        lambda rng: rng.integers(0, 9, (N, 4)),
+        lambda rng: rng.random((N, 5, 2)),
+        lambda rng: rng.random(N),
+        lambda rng: rng.integers(0, 5, (N, H * W)),
+        lambda rng: rng.integers(0, 5, (N, H, 2 * W)),
     ],
 )
 def test_other_targets_are_refused_unless_they_are_said_to_be_unchanged(
@@ -143,8 +144,8 @@ def test_other_targets_are_refused_unless_they_are_said_to_be_unchanged(
         np.testing.assert_array_equal(batch.y, data.y.astype(batch.y.dtype)[batch.samples])
 
 
-@pytest.mark.parametrize("change", [*MOVING, *STILL], ids=repr)
-@pytest.mark.parametrize("kind", ["int64", "bool", "float32"])
+@each("change", [*MOVING, *STILL])
+@each("kind", ["int64", "bool", "float32"])
 def test_classes_and_sets_of_labels_are_not_changed(
     rng: np.random.Generator, change: Augmentation, kind: str
 ) -> None:

@@ -23,6 +23,7 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.model.partition import Plan
 from pydtnn.parallel.mesh import Mesh
+from tests.each import each
 
 
 def net() -> Sequential:
@@ -115,7 +116,7 @@ CASES: list[tuple[Any, dict[str, int], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plan", "axes", "words"), CASES, ids=[str(c[0]) for c in CASES])
+@each(("plan", "axes", "words"), CASES)
 def test_a_plan_that_cannot_be_is_refused_on_every_rank(
     plan: Any, axes: dict[str, int], words: str
 ) -> None:
@@ -182,7 +183,7 @@ def test_attention_has_no_strategy_of_its_own() -> None:
     run_threads(2, rank)
 
 
-@pytest.mark.parametrize(
+@each(
     ("plan", "words"),
     [
         (
@@ -195,7 +196,6 @@ def test_attention_has_no_strategy_of_its_own() -> None:
         ),
         ("spatial", "no layer is cut along the axis a=2; give a plan with layers that can be"),
     ],
-    ids=str,
 )
 def test_stripes_of_volumes_are_refused(plan: Any, words: str) -> None:
     def rank(comm: Communicator) -> str:

@@ -26,6 +26,7 @@ from pydtnn.model.partition import rules
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.each import each
 
 TOKENS, LENGTH, N = 7, 5, 6
 GPT = partial(gpt, TOKENS, (LENGTH,), depth=2, heads=3, width=12, balance=0.3, z=0.2)
@@ -57,8 +58,8 @@ def test_divided_experts_equal_serial_training(net: str, mesh: Axes) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
-@pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"pipeline": 2, "expert": 2}])
+@each("schedule", ["1f1b", "interleaved", "zb_v"])
+@each("mesh", [{"pipeline": 2}, {"pipeline": 2, "expert": 2}])
 def test_losses_of_routers_in_all_stages_count(mesh: Axes, schedule: str) -> None:
     net = partial(NETS["gshard"], tied=False)
     ranks, serial = int(np.prod([*mesh.values()])), train(Serial(), {}, net())
@@ -89,7 +90,7 @@ def train(
 
 
 @pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
-@pytest.mark.parametrize("axes", [{"expert": 3}, {"data": 2, "expert": 2}])
+@each("axes", [{"expert": 3}, {"data": 2, "expert": 2}])
 def test_losses_are_those_of_one_rank_and_samples_may_be_few(axes: Axes) -> None:
     ranks, net = int(np.prod([*axes.values()])), NETS["switch"]
     serial = train(Serial(), {}, net(), accumulation=3)
@@ -130,7 +131,7 @@ def test_checkpoints_of_any_mesh_are_loaded_on_any_other(tmp_path: Path) -> None
 # -- messages
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@each("ranks", [2, 3, 4])
 def test_rows_travel_to_their_experts_and_back(ranks: int) -> None:
     experts, width, samples, values = 5, 3, 7, 8
     x = np.random.default_rng(3).normal(size=(samples, LENGTH, width))
@@ -167,7 +168,7 @@ def test_rows_travel_to_their_experts_and_back(ranks: int) -> None:
         assert sent["moe.experts"] == (5 * others, nbytes)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@each("ranks", [2, 4])
 def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: int) -> None:
     width, choices, samples, values = 6, 2, 8, 4
 
@@ -184,7 +185,7 @@ def test_the_forecast_is_that_of_experts_that_are_chosen_equally_often(ranks: in
         assert sent["moe.experts"] == (5 * (ranks - 1), round(volume) + numbers)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@each("ranks", [2, 3, 5])
 def test_operations_of_all_ranks_are_those_of_one(ranks: int) -> None:
     def rank(comm: Communicator) -> int:
         mesh = Mesh(comm, expert=ranks)

@@ -48,6 +48,7 @@ from pydtnn.model import Model
 from pydtnn.models import vit
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
+from tests.each import each
 from tests.model.partition.networks import resnet8
 
 
@@ -239,14 +240,14 @@ def test_the_mean_of_a_map_that_is_cut_along_both_axes_is_that_of_all_parts() ->
     check_plan(net, IMAGE, meshes=[{"spatial": 2, "width": 2}], batch=3)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@each("batch", [1, 2])
 def test_a_batch_may_be_smaller_than_the_ranks(batch: int) -> None:
     net = [first(), BatchNorm(), ReLU(), GlobalAvgPool2d(), Linear(3)]
     meshes = [{"model": 3}, {"data": 2, "model": 2}]
     check_plan(net, (5, 5, 2), "data", meshes=meshes, batch=batch)
 
 
-@pytest.mark.parametrize("frozen", ["stem", "*bn*"])
+@each("frozen", ["stem", "*bn*"])
 def test_a_part_of_the_network_may_be_frozen(frozen: str) -> None:
     def freeze(model: Model) -> None:
         model.freeze(frozen)
@@ -255,10 +256,8 @@ def test_a_part_of_the_network_may_be_frozen(frozen: str) -> None:
     check_plan(resnet8, (9, 11, 3), "spatial", meshes=meshes, batch=3, prepare=freeze)
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype"), [("cpu", "float32"), ("numpy", "bfloat16"), ("numpy", "float16")]
-)
-@pytest.mark.parametrize("strategy", ["alternate", "spatial"])
+@each(("backend", "dtype"), [("cpu", "float32"), ("numpy", "bfloat16"), ("numpy", "float16")])
+@each("strategy", ["alternate", "spatial"])
 def test_other_types_are_as_near_to_float64_as_serially(
     backend: str, dtype: str, strategy: str
 ) -> None:

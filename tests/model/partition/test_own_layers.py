@@ -15,6 +15,7 @@ from pydtnn.model import Model
 from pydtnn.model.partition import PlanError
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
+from tests.each import each
 
 SHAPE = (6, 5, 2)
 
@@ -106,7 +107,7 @@ def test_without_a_mesh_and_along_the_axis_of_samples_no_rule_is_needed() -> Non
     run_threads(2, lambda comm: Model(net(Centred()), SHAPE, mesh=Mesh(comm, data=2)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("own", "message"),
     [
         (Wrong, "own: Wrong.follow must set the layouts of inputs and output along the axis spati"),
@@ -121,7 +122,7 @@ def test_a_rule_that_is_incomplete_is_refused(own: Any, message: str) -> None:
     run_threads(2, rank)
 
 
-@pytest.mark.parametrize("strategy", ["spatial", "filter", "channel"])
+@each("strategy", ["spatial", "filter", "channel"])
 def test_a_layer_of_elements_follows_any_cut_and_nothing_is_gathered(strategy: str) -> None:
     check_plan(net(Doubled()), SHAPE, strategy, meshes=[{strategy: 2}])
 

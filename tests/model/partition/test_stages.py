@@ -32,6 +32,7 @@ from pydtnn.model.stage import Pipeline, Transfer
 from pydtnn.parallel import Mesh
 from pydtnn.parallel.pipeline import zb_v
 from pydtnn.testing import check_plan
+from tests.each import each
 
 SHAPE = (7, 5, 2)
 
@@ -73,8 +74,8 @@ def samples(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 CONTEXT = StepContext(training=True, seed=1, samples=np.arange(6))
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("several", [False, True])
+@each("stages", [2, 3, 4])
+@each("several", [False, True])
 def test_passes_through_all_stages_equal_those_of_the_whole_network(
     stages: int, several: bool
 ) -> None:
@@ -177,7 +178,7 @@ class Twice(Block):
         return graph.add(Sequential(conv(3), conv(2, name="after"), layer, Flatten()), x, label="b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("stages", "plan", "net", "message"),
     [
         (12, None, lambda: Sequential(Flatten(), Linear(3)), "expected at most 2 stages for a"),
@@ -226,14 +227,13 @@ def test_stages_equal_serial_training(plan: Any, meshes: Any) -> None:
     assert not any(row.refused for row in report.rows)
 
 
-@pytest.mark.parametrize(
+@each(
     ("plan", "schedule", "meshes"),
     [
         ("pipeline", "interleaved", [{"pipeline": 2}]),
         ({"pipeline": ["block.body.relu2", "block.body.conv2d3", "block.add"]}, "zb_v", None),
         (None, "zb_v", [{"pipeline": 2, "filter": 2}]),
     ],
-    ids=str,
 )
 def test_several_stages_per_rank_equal_serial_training(
     plan: Any, schedule: str, meshes: Any

@@ -30,6 +30,7 @@ from pydtnn.model.partition import rules
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.each import each
 
 TOKENS, LENGTH, WIDTH, HEADS = 7, 5, 12, 3
 N, S, STEPS = 6, 8, 3  # samples of a step, bytes per value
@@ -102,7 +103,7 @@ def test_groups_of_heads_equal_serial_training(mesh: Axes) -> None:
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("axis", ["tensor", "context"])
+@each("axis", ["tensor", "context"])
 def test_a_transformer_equals_serial_training_on_mpi(comm: Communicator, axis: str) -> None:
     check_plan(*NETS["gpt"], meshes=[{axis: 2}], comm=comm, batch=3)
 
@@ -136,7 +137,7 @@ def train(comm: Communicator, net: str, axes: Axes, **options: Any) -> tuple[Any
     return trainer.losses, trainer.evaluate(data(net)), model.state(), sent
 
 
-@pytest.mark.parametrize(
+@each(
     ("net", "axes", "options"),
     [
         ("gpt", {"tensor": 3}, {"metrics": ["accuracy", "perplexity"]}),
@@ -201,7 +202,7 @@ def sent_in_a_pass(comm: Communicator, axis: str, loss: int) -> dict[str, tuple[
     return sent
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@each("ranks", [2, 3, 5])
 def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
     sums = [
         "token",
@@ -221,7 +222,7 @@ def test_a_block_reduces_and_gathers_twice(ranks: int) -> None:
         }
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@each("ranks", [2, 3, 5])
 def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
     for place, sent in enumerate(run_threads(ranks, lambda c: sent_in_a_pass(c, "context", 16))):
         own = len(range(place, LENGTH, ranks))  # positions of this rank, and heads of 2 features
@@ -236,8 +237,8 @@ def test_attention_of_positions_exchanges_twice(ranks: int) -> None:
         }
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@each("causal", [False, True])
+@each("ranks", [2, 3, 4])
 def test_keys_and_values_travel_around_the_ring(ranks: int, causal: bool) -> None:
     length, width = 8 * ranks, 4
     x = np.random.default_rng(1).normal(size=(N, length, width))
@@ -263,7 +264,7 @@ def test_keys_and_values_travel_around_the_ring(ranks: int, causal: bool) -> Non
         assert sent == {"mha.attention": (messages + swaps, messages * block + swaps * block // 4)}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@each("ranks", [2, 3])
 def test_the_loss_sends_four_numbers_for_each_position(ranks: int) -> None:
     for *_, sent in run_threads(ranks, lambda comm: train(comm, "gpt", {"tensor": ranks})):
         rows = STEPS * N * LENGTH

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.layers import (
@@ -22,6 +21,7 @@ from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.utils.units import quantity
+from tests.each import each
 
 N, H, W = 3, 8, 6
 S = 4  # bytes per value
@@ -63,7 +63,7 @@ def both(messages: int, nbytes: float) -> tuple[int, int]:
     return 2 * messages, round(2 * nbytes)
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@each("p", [2, 4])
 def test_filters_gather_each_output_and_reduce_its_gradient(p: int) -> None:
     def volume(values: int) -> tuple[int, int]:
         return both(p - 1, (p - 1) / p * N * values * S)
@@ -77,7 +77,7 @@ def test_filters_gather_each_output_and_reduce_its_gradient(p: int) -> None:
         }
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@each("p", [2, 4])
 def test_channels_after_filters_exchange_nothing(p: int) -> None:
     def volume(values: int) -> tuple[int, int]:
         return both(p - 1, (p - 1) / p * N * values * S)

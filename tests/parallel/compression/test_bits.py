@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pydtnn.parallel.compression.floats import code_type, pack_bits, unpack_bits
+from tests.each import each
 
 
-@pytest.mark.few(64)
-@pytest.mark.parametrize("width", range(1, 33))
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 101])
+@each("width", range(1, 33))
+@each("count", [0, 1, 7, 8, 9, 101])
 def test_codes_come_back_from_as_few_bytes_as_hold_them(width, count, rng):
     codes = rng.integers(0, 2**width, count).astype(code_type(width))
     packed = pack_bits(codes, width)
@@ -19,7 +18,7 @@ def test_codes_come_back_from_as_few_bytes_as_hold_them(width, count, rng):
     np.testing.assert_array_equal(again, codes)
 
 
-@pytest.mark.parametrize("width", [1, 3, 11, 13, 27])
+@each("width", [1, 3, 11, 13, 27])
 def test_the_most_significant_bit_comes_first(width, rng):
     codes = rng.integers(0, 2**width, 37).astype(code_type(width))
     bits = "".join(f"{code:0{width}b}" for code in codes)

@@ -14,6 +14,7 @@ from pydtnn.kernels import create_backend
 from pydtnn.kernels.number_format import NumberFormat, Rounding
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
 from pydtnn.parallel.compression.floats import Format
+from tests.each import each
 
 SIZES = [1, 2, 17, 101, 512, 1009]
 REALS = ["float32", "float64"]
@@ -56,9 +57,9 @@ def values(size: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
     return (rng.normal(size=size) * 10.0 ** rng.uniform(-5, 1, size)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ALL)
+@each("dtype", REALS)
+@each("size", SIZES)
+@each("name", ALL)
 def test_restore_adds_to_what_is_there(name, size, dtype, rng):
     one, x = compressor(name, **ALL[name]), values(size, dtype, rng)
     out, context = np.ones_like(x), draw(sizes=(size,))
@@ -66,8 +67,8 @@ def test_restore_adds_to_what_is_there(name, size, dtype, rng):
     np.testing.assert_array_equal(out, 1 + sent(one, x))
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("size", SIZES)
+@each("dtype", REALS)
+@each("size", SIZES)
 def test_short_floats_are_the_nearest(size, dtype, rng):
     x = values(size, dtype, rng)
     for name, kind in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
@@ -78,7 +79,7 @@ def test_short_floats_are_the_nearest(size, dtype, rng):
     np.testing.assert_array_equal(sent(plain, x), form.decode(form.encode(x), x.dtype))
 
 
-@pytest.mark.parametrize("factor", [1e-36, 1e-12, 1.0, 1e37])
+@each("factor", [1e-36, 1e-12, 1.0, 1e37])
 def test_a_scaled_format_fits_gradients_of_any_size(factor, rng):
     x = (rng.uniform(-8, 8, 999) * factor).astype("float32")
     y = sent(compressor("float", exponent=4, mantissa=3), x)
@@ -93,8 +94,8 @@ def test_a_factor_keeps_small_gradients_in_float16(rng):
     assert error[1.0] > 2**-6 * np.abs(x).max()
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("size", SIZES)
+@each("dtype", REALS)
+@each("size", SIZES)
 def test_int8_is_less_than_a_level_off_and_sends_the_greatest_as_it_is(size, dtype, rng):
     x = values(size, dtype, rng)
     y = sent(compressor("int8", block=64), x)
@@ -122,7 +123,7 @@ def test_ranks_round_independently(rng):
     np.testing.assert_array_equal(sent(one, x, draw(rank=1)), sent(one, x, draw(rank=1)))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each("size", SIZES)
 def test_sign_sends_signs_and_the_mean_size_of_a_block(size, rng):
     x = values(size, "float64", rng)
     x[::7] = 0
@@ -133,7 +134,7 @@ def test_sign_sends_signs_and_the_mean_size_of_a_block(size, rng):
         np.testing.assert_allclose(y[start : start + 64], mean, rtol=1e-14)  # rounding of a mean
 
 
-@pytest.mark.parametrize("name", ["int8", "sign"])
+@each("name", ["int8", "sign"])
 def test_blocks_end_where_parameters_end(name, rng):
     large, small = rng.normal(size=70), 1e-6 * rng.normal(size=37)
     sizes, one = (70, 0, 37), compressor(name, block=64)
@@ -144,8 +145,8 @@ def test_blocks_end_where_parameters_end(name, rng):
     assert np.abs(out[70:]).min() > 0 or name == "int8"
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("size", SIZES)
+@each("share", [0.01, 0.1, 0.5, 1.0])
+@each("size", SIZES)
 def test_top_k_sends_the_greatest_as_they_are(size, share, rng):
     x = values(size, "float32", rng)
     y = sent(compressor("top_k", share=share), x)
@@ -160,7 +161,7 @@ def test_top_k_sends_something_of_equal_values():
     np.testing.assert_array_equal(np.sort(y), [-2.0] * 5 + [0.0] * 45)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each("size", SIZES)
 def test_random_k_chooses_the_same_on_all_ranks_and_others_in_the_next_step(size, rng):
     x, one = values(size, "float64", rng), compressor("random_k", share=0.2)
     chosen = [
@@ -182,9 +183,9 @@ def test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it(rng):
     np.testing.assert_array_equal(with_feedback[kept], x[kept])
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("name", ALL)
+@each("dtype", REALS)
+@each("size", [1, 2, 3])
+@each("name", ALL)
 def test_what_is_finite_stays_so_for_any_number_of_ranks(name, size, dtype):
     greatest, least = np.finfo(dtype).max / 64, np.finfo(dtype).smallest_subnormal
     one = compressor(name, size, **ALL[name])
@@ -207,15 +208,15 @@ def test_what_is_finite_stays_so_for_any_number_of_ranks(name, size, dtype):
         assert x.any() or not out.any()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", [name for name in ALL if name != "random_k"])
+@each("bad", [np.nan, np.inf, -np.inf])
+@each("name", [name for name in ALL if name != "random_k"])
 def test_what_is_not_finite_does_not_become_so(name, bad):
     x = np.linspace(-1, 1, 100).astype("float32")
     x[70] = bad
     assert not np.isfinite(sent(compressor(name, **ALL[name]), x)).all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "sentence"),
     [
         ("top_k", {"share": 0}, "top_k: share must be above 0 and at most 1, got 0"),
@@ -240,8 +241,8 @@ def test_an_option_of_a_wrong_type_is_refused():
         create_sums("top_k", share="few")
 
 
-@pytest.mark.parametrize("name", ["e2m1", "e4m3fn", "e5m2", "e4m3"])
-@pytest.mark.parametrize("block", [None, 2, 32])
+@each("name", ["e2m1", "e4m3fn", "e5m2", "e4m3"])
+@each("block", [None, 2, 32])
 def test_floats_in_blocks_have_the_numbers_of_the_kernel_that_rounds(name, block, rng):
     form = NumberFormat.parse(name)
     options = {"exponent": form.exponent, "mantissa": form.mantissa, "finite": form.finite}
@@ -253,7 +254,7 @@ def test_floats_in_blocks_have_the_numbers_of_the_kernel_that_rounds(name, block
     np.testing.assert_array_equal(found, expected[0])
 
 
-@pytest.mark.parametrize("block", [None, 16])
+@each("block", [None, 16])
 def test_random_floats_have_no_bias_and_repeat(block, rng):
     options = {"exponent": 2, "mantissa": 1, "finite": True, "stochastic": True}
     one, x = compressor("float", block=block, **options), np.full(4096, 0.7, "float32")
@@ -265,7 +266,7 @@ def test_random_floats_have_no_bias_and_repeat(block, rng):
     assert abs(rest.mean() - 0.7) < 4 * 0.25 / (2 * len(rest) ** 0.5)  # four standard errors
 
 
-@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@each("bad", [np.inf, np.nan])
 def test_a_block_that_is_not_finite_stays_so(bad):
     x = np.arange(8, dtype="float32")
     x[1] = bad

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.parallel.compression import Compressor, create_sums
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of, exchanged
 from tests.test_extending import BLOCKS
 
@@ -23,7 +24,7 @@ def compressor_of(block: str) -> Compressor:
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("block", TWINS)
+@each("block", TWINS)
 def test_it_sums_as_the_one_of_the_library(comm: Any, block: str) -> None:
     results: list[list[np.ndarray]] = []
     for make in (compressor_of(block), TWINS[block]):

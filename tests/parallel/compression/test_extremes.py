@@ -14,6 +14,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression import Compressor, create_sums
 from pydtnn.parallel.sums import Sums
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients
 
 ALL: list[tuple[str, dict[str, Any]]] = [
@@ -38,11 +39,7 @@ ALL: list[tuple[str, dict[str, Any]]] = [
 SHAPES = [(7,), (6, 3, 3, 2), (16,), (1,), (9, 13)]
 
 
-def label(case: tuple[str, dict[str, Any]]) -> str:
-    return "-".join(map(str, (case[0], *case[1].values())))
-
-
-every_case = pytest.mark.parametrize("case", ALL, ids=label)
+every_case = each("case", ALL)
 
 
 def prepared(
@@ -54,9 +51,8 @@ def prepared(
     return sums, bucket
 
 
-@pytest.mark.few(26)
 @pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("dtype", ["float32", "float64"])
 @every_case
 def test_what_is_not_finite_shows_in_the_sum_of_the_step_on_all_ranks(comm, case, dtype):
     sums, bucket = prepared(comm, case, dtype)
@@ -74,9 +70,8 @@ def test_what_is_not_finite_shows_in_the_sum_of_the_step_on_all_ranks(comm, case
         assert np.isfinite(bucket.grads).all()  # nothing of it is left
 
 
-@pytest.mark.few(25)
 @pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("dtype", ["float32", "float64"])
 @every_case
 def test_what_is_finite_stays_so_however_large_or_small(comm, case, dtype):
     sums, bucket = prepared(comm, case, dtype)
@@ -94,8 +89,8 @@ def test_what_is_finite_stays_so_however_large_or_small(comm, case, dtype):
         assert np.isfinite(bucket.grads).all()
 
 
-@pytest.mark.parametrize("factor", [1e-45, 1e-43, 1e-40, 1e-37, 1e37])
-@pytest.mark.parametrize("name", ["int8", "float", "sign", "top_k", "power_sgd"])
+@each("factor", [1e-45, 1e-43, 1e-40, 1e-37, 1e37])
+@each("name", ["int8", "float", "sign", "top_k", "power_sgd"])
 def test_gradients_of_any_size_arrive(name, factor):
     """All of one size, within what a compressor loses of ordinary gradients."""
     case = next(case for case in ALL if case[0] == name)
@@ -111,8 +106,8 @@ def test_gradients_of_any_size_arrive(name, factor):
 
 
 @pytest.mark.threads(1, 2)
-@pytest.mark.parametrize("feedback", [False, True])
-@pytest.mark.parametrize("kind", ["float32", "uint8"])
+@each("feedback", [False, True])
+@each("kind", ["float32", "uint8"])
 def test_a_compressor_that_leaves_nan_out_cannot_hide_it(comm, kind, feedback):
     def compress(x: np.ndarray, context: Any) -> tuple[np.ndarray, ...]:
         kept = np.flatnonzero(np.abs(x) > 0.5)  # which NaN is not

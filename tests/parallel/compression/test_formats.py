@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pydtnn.parallel.compression.floats import CHUNK_ELEMENTS, Format
+from tests.each import each
 
 FORMATS = [(2, 1), (3, 2), (4, 3), (5, 2), (2, 9), (6, 5), (7, 3), (5, 10), (8, 7), (8, 1)]
 REALS = ["float32", "float64"]
@@ -46,16 +47,16 @@ def samples(form: Format, dtype: str, rng: np.random.Generator) -> np.ndarray:
     return x[np.isfinite(x)]
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("bits", FORMATS)
+@each("dtype", REALS)
+@each("bits", FORMATS)
 def test_encode_finds_the_nearest_number_with_ties_to_even(bits, dtype, rng):
     form = Format(*bits)
     x = samples(form, dtype, rng)
     np.testing.assert_array_equal(form.encode(x), nearest(form, x))
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("bits", [*FORMATS, (5, 17), (8, 22)])
+@each("dtype", REALS)
+@each("bits", [*FORMATS, (5, 17), (8, 22)])
 def test_decode_means_what_the_standard_says(bits, dtype, rng):
     form = Format(*bits)
     codes = np.unique(np.append(rng.integers(0, form.infinity, 3000), [0, 1, form.infinity - 1]))
@@ -67,8 +68,8 @@ def test_decode_means_what_the_standard_says(bits, dtype, rng):
         np.testing.assert_array_equal(given, sign * expected)
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("bits", [*FORMATS, (8, 22)])
+@each("dtype", REALS)
+@each("bits", [*FORMATS, (8, 22)])
 def test_what_is_finite_stays_so_and_what_is_not_stays_that(bits, dtype):
     form, kind = Format(*bits), np.dtype(dtype)
     greatest = float(np.finfo(dtype).max)
@@ -81,7 +82,7 @@ def test_what_is_finite_stays_so_and_what_is_not_stays_that(bits, dtype):
     assert y[6] == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "size", [0, 1, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 2 * CHUNK_ELEMENTS + 17]
 )
 def test_arrays_of_any_length_are_rounded_as_float16(size, rng):
@@ -89,8 +90,8 @@ def test_arrays_of_any_length_are_rounded_as_float16(size, rng):
     np.testing.assert_array_equal(Format(5, 10).encode(x), x.astype("float16").view("uint16"))
 
 
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("bits", [(5, 17), (8, 22), (3, 20)])
+@each("dtype", REALS)
+@each("bits", [(5, 17), (8, 22), (3, 20)])
 def test_long_formats_are_within_half_a_unit(bits, dtype, rng):
     form = Format(*bits)
     x = rng.uniform(-2, 2, 5000).astype(dtype)
@@ -99,7 +100,7 @@ def test_long_formats_are_within_half_a_unit(bits, dtype, rng):
     assert (np.abs(y.astype("float64") - x) <= unit / 2).all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("bits", "sentence"),
     [
         ((1, 3), "NumberFormat: exponent must be at least 2, got 1"),

@@ -6,12 +6,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules.executor import add
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.compression.floats import Format, _limit
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of, fill, read
 
 FORMATS = {
@@ -39,7 +39,7 @@ def chain(limit: float, size: int, dtype: np.dtype) -> Any:
     return into[0]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_the_limit_may_be_added_up_for_every_number_of_ranks(name):
     form, dtype = FORMATS[name]
     for size in range(1, 257):
@@ -50,7 +50,7 @@ def test_the_limit_may_be_added_up_for_every_number_of_ranks(name):
         assert limit * size > (0.94 if size <= 10 else 0.36) * form.largest
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_values_up_to_the_limit_may_be_added_in_any_order(name, rng):
     form, dtype = FORMATS[name]
     for size in (2, 3, 5, 10, 17, 33, 100, 255, 257, 700):
@@ -60,8 +60,8 @@ def test_values_up_to_the_limit_may_be_added_in_any_order(name, rng):
             assert np.isfinite(float(total(values, rng)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("size", [3, 6, 7, 10])
+@each("name", FORMATS)
+@each("size", [3, 6, 7, 10])
 def test_the_largest_gradients_of_all_ranks_have_a_finite_sum(name, size):
     def rank(comm: Communicator) -> np.ndarray:
         (bucket,) = buckets_of([(64,)])

@@ -10,6 +10,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial
 from pydtnn.parallel.compression import PowerSGD
 from pydtnn.parallel.compression.low_rank import Matrix, power_sgd
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
 
 MATRICES = [(12, 3, 3, 2), (7,), (9, 13), (17, 8), (31,)]
@@ -24,7 +25,7 @@ def new_sums(comm: Communicator, buckets: Any, rank: int) -> PowerSGD:
 
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@each("rank", [1, 2, 4])
 def test_sums_follow_the_paper(comm, rank):
     """Vogels et al. 2019, algorithms 1 and 2, with sums instead of means."""
     buckets = buckets_of(MATRICES, "float64", SMALL)
@@ -60,7 +61,7 @@ def test_sums_follow_the_paper(comm, rank):
 
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("rank", [20, 3])
+@each("rank", [20, 3])
 def test_with_the_full_rank_nothing_is_lost(comm, rank):
     shapes = [(12, 3, 3, 2), (3, 40), (7,), (25, 3)]
     if rank == 20:  # no matrix would become smaller, so all are sent as they are
@@ -94,7 +95,7 @@ def matrices_of_rank(bucket: Any, rank: int, comm: Communicator, step: int) -> l
     ]
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 11), (11, 3), (1, 5), (5, 1)])
+@each("shape", [(4, 4), (3, 11), (11, 3), (1, 5), (5, 1)])
 def test_a_matrix_of_full_rank_comes_back_whole(shape, rng):
     (bucket,) = buckets_of([shape], "float64")
     matrix = Matrix(bucket.parameters[0], np.dtype("float64"), min(shape), 0)
@@ -160,7 +161,7 @@ def test_the_bytes_on_the_wire_are_those_of_two_thin_matrices(comm):
 
 @pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
-@pytest.mark.parametrize("again", [False, True], ids=["anew", "prepared again"])
+@each("again", [False, True])
 def test_more_trainings_than_mpi_has_groups_for_may_follow_each_other(comm, again) -> None:
     """MPICH has some 2,000, of which each training takes two."""
     sums = power_sgd()(comm)

@@ -10,6 +10,7 @@ import pytest
 
 from pydtnn.comm import Serial
 from pydtnn.parallel.compression import Compressor
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients, read
 
 OPTIONS = [
@@ -29,8 +30,8 @@ def first(count: int | None, **options: Any) -> Compressor:
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("count", [2, None])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@each("count", [2, None])
+@each("options", OPTIONS)
 def test_parts_may_be_views_of_the_gradients(comm, count, options):
     buckets = buckets_of(dtype="float64", bucket_bytes=1 << 9)
     sums = first(count, **options)(comm)
@@ -49,7 +50,7 @@ def test_parts_may_be_views_of_the_gradients(comm, count, options):
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("feedback", [False, True])
+@each("feedback", [False, True])
 def test_views_are_sent_as_they_were_where_the_next_step_begins_before(comm, feedback):
     own = buckets_of(dtype="float64")
     sums = first(None, varies=True, feedback=feedback)(comm)

@@ -12,6 +12,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
+from tests.each import each
 from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
 
 SMALL = 1 << 9
@@ -28,10 +29,6 @@ ALL: list[tuple[str, dict[str, Any]]] = [
     ("random_k", {"share": 0.1, "feedback": True}),
     ("sign", {"block": 64}),
 ]
-
-
-def names(case: tuple[str, dict[str, Any]]) -> str:
-    return case[0] + ("_feedback" if case[1].get("feedback") else "")
 
 
 def new_sums(comm: Communicator, case: tuple[str, dict[str, Any]]) -> CompressedSums:
@@ -63,11 +60,10 @@ def expected(sums: CompressedSums, bucket: Bucket, size: int, steps: int) -> lis
     ]
 
 
-@pytest.mark.few(24)
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", ALL, ids=names)
+@each("dtype", ["float32", "float64"])
+@each("case", ALL)
 def test_sums_are_those_of_what_each_rank_sends(comm, case, dtype):
     buckets, steps = buckets_of(dtype=dtype, bucket_bytes=SMALL), 3
     assert len(buckets) > 1
@@ -86,10 +82,9 @@ def test_sums_are_those_of_what_each_rank_sends(comm, case, dtype):
                 np.testing.assert_array_equal(given, wanted)
 
 
-@pytest.mark.few(18)
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2, 4)
-@pytest.mark.parametrize("case", ALL, ids=names)
+@each("case", ALL)
 def test_all_ranks_get_the_same_bytes_and_padding_stays_zero(comm, case):
     buckets = buckets_of(bucket_bytes=SMALL)
     sums = new_sums(comm, case)
@@ -102,7 +97,7 @@ def test_all_ranks_get_the_same_bytes_and_padding_stays_zero(comm, case):
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("case", [c for c in ALL if c[1].get("feedback", True)], ids=names)
+@each("case", [c for c in ALL if c[1].get("feedback", True)])
 def test_feedback_loses_nothing(comm, case):
     buckets = buckets_of(dtype="float64", bucket_bytes=SMALL)
     sums = new_sums(comm, (case[0], case[1] | {"feedback": True}))
@@ -131,7 +126,7 @@ def test_feedback_loses_nothing(comm, case):
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("case", ALL, ids=names)
+@each("case", ALL)
 def test_a_saved_state_continues_in_the_same_bytes(comm, case):
     buckets = buckets_of(bucket_bytes=SMALL)
     whole, parts = new_sums(comm, case), new_sums(comm, case)
@@ -167,7 +162,7 @@ def test_a_part_of_the_sum_is_a_part_of_it(comm):
 
 @pytest.mark.threads(2, 3)
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("case", [*ALL, ("power_sgd", {"rank": 1})], ids=names)
+@each("case", [*ALL, ("power_sgd", {"rank": 1})])
 def test_a_step_may_begin_before_the_last_has_arrived(comm, case):
     own = buckets_of(bucket_bytes=SMALL)
     results = []
@@ -189,7 +184,7 @@ def test_a_step_may_begin_before_the_last_has_arrived(comm, case):
 
 
 @pytest.mark.threads(1, 2)
-@pytest.mark.parametrize("case", [*ALL, ("power_sgd", {"rank": 1})], ids=names)
+@each("case", [*ALL, ("power_sgd", {"rank": 1})])
 def test_a_step_that_is_not_finite_leaves_nothing_behind(comm, case):
     buckets = buckets_of(bucket_bytes=SMALL)
     sums = create_sums(case[0], **case[1])(comm)
@@ -204,7 +199,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind(comm, case):
 
 
 @pytest.mark.threads(3)
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@each("name", ["float16", "bfloat16"])
 def test_halves_are_added_by_the_schedule_that_was_chosen_and_else_by_a_ring(comm, name):
     schedules = []
     for chosen in (Scheduled(comm, "binomial_tree"), comm):
@@ -256,7 +251,7 @@ def test_lengths_that_vary_without_a_word_are_refused():
         exchanged(Serial(), sums, buckets, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "shown"),
     [
         (lambda x, context: x, r"got an array of shape \(\d+,\); for one array return \(array,\)"),
@@ -307,7 +302,7 @@ def test_parts_may_be_the_gradients_themselves(comm):
                 np.testing.assert_allclose(given, sum(arrays), rtol=1e-14)  # order of the ranks
 
 
-@pytest.mark.parametrize("case", [*ALL, ("power_sgd", {})], ids=names)
+@each("case", [*ALL, ("power_sgd", {})])
 def test_parameters_without_elements_do_no_harm(case):
     for shapes in ([(0,)], [(0, 3), (1,), (0,)], []):
         buckets = buckets_of(shapes)
@@ -320,7 +315,7 @@ def test_parameters_without_elements_do_no_harm(case):
         sums.load(sums.state())
 
 
-@pytest.mark.parametrize("case", [("top_k", {}), ("power_sgd", {"rank": 1})], ids=names)
+@each("case", [("top_k", {}), ("power_sgd", {"rank": 1})])
 def test_a_state_of_something_else_is_refused(case):
     sums = create_sums(case[0], **case[1])(Serial())
     sums.prepare(buckets_of())

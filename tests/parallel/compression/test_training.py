@@ -21,6 +21,7 @@ from pydtnn.parallel.schemes import ShardedOptimizer, StaleGradients
 from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.small_training import fingerprint, small_fit, small_trainer
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -62,8 +63,8 @@ def test_every_compressor_is_tried():
 
 @pytest.mark.threads(1, 2, 3)
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", COMPRESSORS)
+@each("dtype", ["float32", "float64"])
+@each("name", COMPRESSORS)
 def test_training_learns_and_ends_with_equal_parameters(comm, name, dtype):
     lr = 0.02 if name == "sign_vote" else 0.3  # the length of its steps
     losses, model = trained(comm, dtype, lr, sums=create_sums(name, **OPTIONS[name]))
@@ -73,7 +74,7 @@ def test_training_learns_and_ends_with_equal_parameters(comm, name, dtype):
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("name", COMPRESSORS)
+@each("name", COMPRESSORS)
 def test_overlap_does_not_change_a_bit(comm, name):
     models = [
         trained(comm, "float32", sums=create_sums(name, **OPTIONS[name]), overlap=overlap)[1]

@@ -21,6 +21,7 @@ from pydtnn.parallel.pipeline import (
 )
 from pydtnn.parallel.pipeline.check import StageTime, carry_out, plan_of
 from pydtnn.parallel.pipeline.picture import text
+from tests.each import each
 
 NAMES = sorted({*PIPELINE_SCHEDULES} - {"chimera", "dualpipe"})  # those for odd numbers of ranks
 SIZES = [(stages, micro) for stages in range(1, 6) for micro in range(1, 9)]
@@ -30,15 +31,15 @@ PAPERS = [4, 8, 16]
 """Stages for which bubbles are compared with the formulas of papers."""
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b"])
+@each("name", ["gpipe", "1f1b", "eager_1f1b"])
 def test_the_bubble_counted_from_a_schedule_is_that_of_the_formula(name: str) -> None:
     for stages, micro_batches in SIZES:
         counted = check(name, stages, micro_batches).bubble
         assert counted == pytest.approx(bubble(stages, micro_batches), abs=1e-12)
 
 
-@pytest.mark.parametrize("stages", PAPERS)
-@pytest.mark.parametrize(("f", "b", "w"), [(1, 1, 1), (10, 12, 8), (10, 11, 10)])
+@each("stages", PAPERS)
+@each(("f", "b", "w"), [(1, 1, 1), (10, 12, 8), (10, 11, 10)])
 def test_stages_wait_as_long_as_in_the_formulas_of_papers(
     stages: int, f: int, b: int, w: int
 ) -> None:
@@ -76,7 +77,7 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_at_most_one_per_following_stage(
         assert kept["eager_1f1b"] == tuple(eager)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_backward_passes_are_in_the_order_of_the_samples(name: str) -> None:
     for stage in range(3):
         actions = actions_of(name, stage, 3, 5)
@@ -126,7 +127,7 @@ def broken(change: str) -> list[list[Action]]:
     return actions
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ("missing forward", "stage 1 lacks forward 2; add it"),
@@ -175,7 +176,7 @@ def several(change: str) -> list[list[Action]]:
     return actions
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ("dw twice", "stage 2 has backward_parameters 2 2 times; keep one"),
@@ -194,8 +195,8 @@ def test_the_checker_refuses_several_stages_per_rank_that_are_wrong(
         check(several(change))
 
 
-@pytest.mark.parametrize("ranks", PAPERS)
-@pytest.mark.parametrize("chunks", [2, 3, 4])
+@each("ranks", PAPERS)
+@each("chunks", [2, 3, 4])
 def test_interleaved_stages_divide_the_bubble_by_their_number(ranks: int, chunks: int) -> None:
     """Narayanan et al., section 2.2, and the values kept by each rank."""
     for micro_batches in (ranks, 3 * ranks):
@@ -206,7 +207,7 @@ def test_interleaved_stages_divide_the_bubble_by_their_number(ranks: int, chunks
         assert done.messages == 2 * (chunks * ranks - 1) * micro_batches
 
 
-@pytest.mark.parametrize("ranks", PAPERS)
+@each("ranks", PAPERS)
 def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int) -> None:
     done = check("zb_v", ranks, 3 * ranks, forward=1, backward=2)
     assert done.waiting == 0
@@ -214,13 +215,13 @@ def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int) -> None:
     assert done.in_flight == (ranks,) * ranks
 
 
-@pytest.mark.parametrize("name", ["interleaved", "interleaved:3", "zb_v"])
+@each("name", ["interleaved", "interleaved:3", "zb_v"])
 def test_several_stages_per_rank_are_right_for_any_numbers(name: str) -> None:
     for ranks, micro_batches in SIZES:
         assert check(name, ranks, micro_batches).micro_batches == micro_batches
 
 
-@pytest.mark.parametrize("ranks", [2, *PAPERS])
+@each("ranks", [2, *PAPERS])
 def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks: int) -> None:
     """Li and Hoefler, sections 3.1 and 3.5, table 2."""
     for units in (1, 2, 5):
@@ -236,7 +237,7 @@ def test_the_bubble_and_the_memory_of_chimera_are_those_of_the_paper(ranks: int)
     assert done.bubble == pytest.approx((ranks - 2) / (1.5 * ranks + ranks - 2))
 
 
-@pytest.mark.parametrize("ranks", [2, *PAPERS])
+@each("ranks", [2, *PAPERS])
 def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_chimera(
     ranks: int,
 ) -> None:
@@ -248,7 +249,7 @@ def test_dualpipe_waits_half_as_long_as_zb_h1_and_keeps_a_micro_batch_more_than_
         assert done.has_halves
 
 
-@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+@each("name", ["chimera", "dualpipe"])
 def test_two_directions_are_right_for_any_numbers_of_which_that_of_ranks_is_even(name: str) -> None:
     for ranks, micro_batches in SIZES:
         if ranks % 2:
@@ -278,7 +279,7 @@ def two_ways(change: str) -> list[list[Action]]:
     return actions
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ("a whole stage twice", "stage 0 is on rank 0 and on rank 3; keep the actions of one"),
@@ -301,7 +302,7 @@ def test_an_empty_schedule_is_refused() -> None:
         check(lambda stage, stages, micro_batches: [], 2, 2)
 
 
-@pytest.mark.parametrize("returned", [None, [("forward", 0)], [Action("update", 0)]])
+@each("returned", [None, [("forward", 0)], [Action("update", 0)]])
 def test_functions_that_return_something_else_are_refused(returned: Any) -> None:
     with pytest.raises(TypeError, match="lambda.*: .*actions"):
         check(lambda stage, stages, micro_batches: returned, 2, 2)
@@ -312,7 +313,7 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
         find("1f1")
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@each("schedule", ["gpipe", "1f1b", "zb_h1"])
 def test_the_slowest_stage_determines_the_time(schedule: str) -> None:
     stages = [StageTime(1.0, 2.0), StageTime(2.0, 4.0)]
     done = carry_out(plan_of(schedule, 2, 100), lambda action: stages[action.stage])

@@ -13,6 +13,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import ElasticAveraging, LocalSGD, create_scheme
+from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE, checksum, data, fit, trainer_of
 from tests.small_training import Interrupt, Interrupted
 
@@ -93,7 +94,7 @@ def test_groups_are_made_once_and_freed_on_request(comm, name, options, compress
 
 
 @pytest.mark.threads(3)
-@pytest.mark.parametrize("name", OF_ANY_RULE)
+@each("name", OF_ANY_RULE)
 def test_a_fit_begins_from_the_parameters_of_rank_0(comm, name):
     """Rank 0 alone loads other weights between two fits: all ranks go on from these."""
     trainer = trainer_of(create_scheme(name, comm), SGD(0.0))

@@ -13,6 +13,7 @@ from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.schemes import Gossip, GradientPush
 from pydtnn.parallel.schemes.gossip import GRAPHS
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.parallel.schemes.course import (
     all_values,
     assert_close,
@@ -40,8 +41,8 @@ def matrix(graph: str, size: int, step: int) -> np.ndarray:
     return w
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("size", range(1, 18))
+@each("graph", GRAPHS)
+@each("size", range(1, 18))
 def test_weights_are_doubly_stochastic_and_every_rank_is_reached(graph: str, size: int) -> None:
     product = np.eye(size)
     for step in range(2 * size):
@@ -55,7 +56,7 @@ def test_weights_are_doubly_stochastic_and_every_rank_is_reached(graph: str, siz
     assert (product > 0).all()
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@each("size", [2, 4, 8, 16])
 def test_one_peer_graphs_of_a_power_of_2_are_an_exact_average_after_a_round(size: int) -> None:
     product = np.eye(size)
     for step in range(size.bit_length() - 1):
@@ -63,7 +64,7 @@ def test_one_peer_graphs_of_a_power_of_2_are_an_exact_average_after_a_round(size
     np.testing.assert_allclose(product, 1 / size, rtol=1e-15)
 
 
-@pytest.mark.parametrize("size", [5, 8, 13])
+@each("size", [5, 8, 13])
 def test_the_exponential_graph_mixes_faster_than_the_ring(size: int) -> None:
     second = {g: np.sort(abs(np.linalg.eigvals(matrix(g, size, 0))))[-2] for g in GRAPHS}
     assert second["complete"] < second["exponential"] < second["ring"] < 1
@@ -94,7 +95,7 @@ def test_with_the_complete_graph_it_is_serial_sgd_uneven_tails_included(
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("graph", GRAPHS)
+@each("graph", GRAPHS)
 def test_two_ranks_are_each_others_only_neighbours(comm: Communicator, graph: str) -> None:
     assert_close(train(Gossip(comm, graph=graph), SGD(0.2)), train_serially(SGD(0.2)))
 
@@ -118,7 +119,7 @@ def mixing(comm: Communicator, graph: str, steps: int) -> tuple[list[float], np.
 
 
 @pytest.mark.threads(3, 5)
-@pytest.mark.parametrize("graph", GRAPHS)
+@each("graph", GRAPHS)
 def test_ranks_come_closer_and_their_mean_stays(comm: Communicator, graph: str) -> None:
     distances, drift, _ = mixing(comm, graph, 20)
     second = np.linalg.norm(matrix(graph, comm.size, 0) - 1 / comm.size, 2)  # largest but one
@@ -129,9 +130,7 @@ def test_ranks_come_closer_and_their_mean_stays(comm: Communicator, graph: str) 
     assert abs(drift).max() < 1e-14
 
 
-@pytest.mark.parametrize(
-    ("graph", "neighbours"), [("ring", 2), ("exponential", 3), ("one_peer", 1), ("complete", 5)]
-)
+@each(("graph", "neighbours"), [("ring", 2), ("exponential", 3), ("one_peer", 1), ("complete", 5)])
 def test_a_rank_talks_to_its_neighbours_alone(graph: str, neighbours: int) -> None:
     def rank(comm: Communicator) -> int:
         _, _, trainer = mixing(comm, graph, 1)

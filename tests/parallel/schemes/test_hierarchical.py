@@ -8,6 +8,7 @@ import pytest
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import Hierarchical
+from tests.each import each
 from tests.parallel.schemes.course import (
     RULES,
     assert_close,
@@ -46,7 +47,7 @@ def test_ranks_of_one_host_compute_what_one_does(comm: Communicator, rule: str) 
     assert_close(ours, train_serially(RULES[rule](), 2))
 
 
-@pytest.mark.parametrize("hosts", LAYOUTS)
+@each("hosts", LAYOUTS)
 def test_one_rank_of_each_host_leads_it(hosts: str) -> None:
     def rank(comm: Communicator) -> tuple[bool, int]:
         exchange = Hierarchical(comm)

@@ -23,6 +23,7 @@ from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.mesh import choose_exchange
 from pydtnn.utils.errors import RankError
+from tests.each import each
 from tests.parallel.schemes.course import (
     RULES,
     assert_close,
@@ -61,8 +62,8 @@ def test_exact_sums_give_the_bytes_of_one_rank(comm: Communicator, scheme: Any) 
     assert all(mine[key].tobytes() == value.tobytes() for key, value in state.items())
 
 
-@pytest.mark.parametrize(("ranks", "copies"), [(3, 3), (6, 2), (6, 3)])
-@pytest.mark.parametrize("rule", ["adam", "clipped_lars"])
+@each(("ranks", "copies"), [(3, 3), (6, 2), (6, 3)])
+@each("rule", ["adam", "clipped_lars"])
 def test_every_division_computes_what_one_rank_does(ranks: int, copies: int, rule: str) -> None:
     def rank(comm: Communicator) -> Any:
         with comm:
@@ -137,7 +138,7 @@ def test_training_continues_in_other_copies(scheme: Any, tmp_path: Path) -> None
             assert_close(ours, train_serially(AdamW(0.02), 2))
 
 
-@pytest.mark.parametrize(
+@each(
     "axes",
     [
         {"data": 2, "shard": 2},

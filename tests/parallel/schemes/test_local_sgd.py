@@ -10,6 +10,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import AllReduce, ElasticAveraging, LocalSGD, PostLocalSGD
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.parallel.schemes.course import (
     RULES,
     assert_close,
@@ -47,7 +48,7 @@ def test_momentum_is_linear_so_that_with_equal_shards_it_may_stay_local(comm: Co
 
 
 @pytest.mark.threads(1, 3, 4)
-@pytest.mark.parametrize("period", [3, 8])
+@each("period", [3, 8])
 def test_local_sgd_is_what_independent_ranks_and_averages_by_samples_give(
     comm: Communicator, period: int
 ) -> None:
@@ -65,8 +66,8 @@ def test_local_sgd_is_what_independent_ranks_and_averages_by_samples_give(
 
 
 @pytest.mark.threads(3)
-@pytest.mark.parametrize("rule", ["momentum", "adam"])
-@pytest.mark.parametrize("scheme", [LocalSGD, PostLocalSGD, ElasticAveraging])
+@each("rule", ["momentum", "adam"])
+@each("scheme", [LocalSGD, PostLocalSGD, ElasticAveraging])
 def test_a_rank_without_samples_makes_no_update(comm: Communicator, scheme, rule: str) -> None:
     """The last batch of an epoch is one sample: on all ranks but one nothing is to be learned."""
     seen = [0]

@@ -8,6 +8,7 @@ import pytest
 from pydtnn.comm import Communicator
 from pydtnn.optimizers import Adam
 from pydtnn.parallel.schemes import ParameterServer
+from tests.each import each
 from tests.parallel.schemes.course import RULES, assert_close, train, train_serially, trainer_of
 
 
@@ -21,7 +22,7 @@ def test_every_rule_computes_what_it_does_serially(comm: Communicator, rule: str
 
 
 @pytest.mark.threads(3)
-@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+@each("bucket_bytes", [1, 1 << 20])
 def test_there_may_be_more_servers_than_buckets_and_the_other_way_round(
     comm: Communicator, bucket_bytes: int
 ) -> None:

@@ -10,6 +10,7 @@ from pydtnn.layers import Linear
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import ParameterServer, ShardedOptimizer
 from pydtnn.parallel.schemes.sharded import level
+from tests.each import each
 from tests.parallel.schemes.course import fit, trainer_of
 
 
@@ -24,7 +25,7 @@ def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng: np.random.Gen
         assert set(np.cumsum(counts)) <= set(places)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+@each("size", [1, 2, 3, 7, 64])
 def test_loads_stay_even_where_it_can_be_cut_anywhere(size: int, rng: np.random.Generator) -> None:
     loads = np.zeros(size, int)
     for _ in range(20):
@@ -32,7 +33,7 @@ def test_loads_stay_even_where_it_can_be_cut_anywhere(size: int, rng: np.random.
     assert loads.max() - loads.min() <= 2
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@each("size", [2, 3, 5, 8])
 def test_large_parameters_that_are_buckets_of_their_own_go_round(size: int) -> None:
     loads = np.zeros(size, int)
     for bucket in range(1, 3 * size + 1):
@@ -48,8 +49,8 @@ def test_loads_stay_within_a_parameter_of_each_other(rng: np.random.Generator) -
         assert loads.max() - loads.min() <= 2 * 100
 
 
-@pytest.mark.parametrize("scheme", [ShardedOptimizer, ParameterServer])
-@pytest.mark.parametrize("after", [0, 1])
+@each("scheme", [ShardedOptimizer, ParameterServer])
+@each("after", [0, 1])
 def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) -> None:
     """One exchange for two trainers: the later one's optimizer has made other parts."""
 

@@ -23,6 +23,7 @@ from pydtnn.parallel.schemes import (
     create_scheme,
 )
 from pydtnn.testing import check_scheme
+from tests.each import each
 from tests.fuzz.reference_training import COMPRESSED, STEPS, Ranks, Rule
 from tests.fuzz.test_schemes import Drawn
 from tests.parallel.schemes.course import trainer_of
@@ -133,7 +134,7 @@ class OneBitOfGradients(OneBitAdam):
         super().update(optimizer)
 
 
-@pytest.mark.parametrize("broken", [OneBitWithoutFeedback, OneBitOfGradients])
+@each("broken", [OneBitWithoutFeedback, OneBitOfGradients])
 def test_a_broken_one_bit_adam_is_another_method(broken: Any) -> None:
     drawn = long_run("one_bit_adam", {"warm_up": 30}, "adamw", 3)
     drawn.epochs = 8
@@ -216,7 +217,7 @@ def test_check_scheme_compares_each_step_with_the_reference(scheme: Any, method:
     check_scheme(scheme, ranks=[3], reference=method, optimizer=lambda: SGD(0.02), **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("broken", "method", "sentence"),
     [
         (partial(DiLoCoWithoutAverage, **KEPT), "diloco", "rank . .* the reference after step 4"),

@@ -23,6 +23,7 @@ from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.nonfinite import LocalNotFiniteError, NotFiniteError
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.parallel.schemes.course import (
     BATCH,
     CASES,
@@ -211,7 +212,7 @@ def test_a_run_that_is_resumed_ends_in_the_same_bytes(
     comm.barrier()
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@each("name", SCHEMES)
 def test_a_scheme_says_in_one_sentence_what_it_does_not_know(name: str) -> None:
     with pytest.raises(ValueError, match=f"^unknown option of {name} 'perod'[^\n]*$"):
         create_scheme(name, Serial(), perod=3)
@@ -219,7 +220,7 @@ def test_a_scheme_says_in_one_sentence_what_it_does_not_know(name: str) -> None:
         SCHEMES[name](Serial(), perod=3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "sentence"),
     [
         ("locals_gd", {}, "unknown scheme 'locals_gd'; did you mean 'local_sgd'"),
@@ -256,7 +257,7 @@ def test_options_of_one_scheme_are_not_those_of_another() -> None:
     assert first.period == 3
 
 
-@pytest.mark.parametrize("name", [n for n in OF_ANY_RULE if SCHEMES[n].equal])
+@each("name", [n for n in OF_ANY_RULE if SCHEMES[n].equal])
 def test_accumulation_changes_nothing(name: str) -> None:
     def rank(comm: Communicator, accumulation: int) -> dict[str, np.ndarray]:
         return train(create_scheme(name, comm), SGD(0.1), accumulation=accumulation)

@@ -25,6 +25,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
 from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.each import each
 from tests.parallel.schemes.course import assert_close, fit, train_serially, trainer_of, weights
 
 SCHEMES = [ShardedGradients, ShardedParameters]
@@ -88,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.threads(3)
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_options_change_nothing(comm: Communicator, case: str) -> None:
     before = train(comm, ShardedOptimizer, "gpt", **CASES[case])
     for scheme in SCHEMES:
@@ -241,7 +242,7 @@ class Missing(ShardedParameters):
         super().start_gather(bucket)
 
 
-@pytest.mark.parametrize("broken", [Stale, Missing])
+@each("broken", [Stale, Missing])
 def test_a_parameter_that_is_not_gathered_is_refused_with_its_name(broken: Any) -> None:
     message = rf"{broken.__name__} on 2 ranks: .* (first|second)\.[wb]"
     with pytest.raises(AssertionError, match=message):

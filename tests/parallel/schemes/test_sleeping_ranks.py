@@ -24,6 +24,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.imports import import_object
+from tests.each import each
 from tests.parallel.schemes.course import BATCH as BATCH_OF_COURSE
 from tests.parallel.schemes.course import data as data_of_course
 from tests.parallel.schemes.course import trainer_of
@@ -84,7 +85,7 @@ def test_all_reduce_is_as_slow_as_its_slowest_rank() -> None:
     assert first.times[-1] - first.times[0] > (STEPS - 1) * SLEEP
 
 
-@pytest.mark.parametrize(
+@each(
     "scheme",
     [
         lambda comm: LocalSGD(comm, period=1000),
@@ -153,9 +154,7 @@ def fit_uneven(exchange: GradientExchange, *callbacks: Callback, bad: bool = Fal
 
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize(
-    "scheme", [Gossip, GradientExchange, lambda comm: LocalSGD(comm, period=3)]
-)
+@each("scheme", [Gossip, GradientExchange, lambda comm: LocalSGD(comm, period=3)])
 def test_losses_and_history_are_those_of_all_ranks_at_the_end_of_an_epoch(
     comm: Communicator, scheme: Scheme
 ) -> None:

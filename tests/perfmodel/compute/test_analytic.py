@@ -26,6 +26,7 @@ from pydtnn.perfmodel.compute.analytic import work_of
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.entries import KernelClass
 from pydtnn.perfmodel.platform import Compute, Platform
+from tests.each import each
 
 COMPUTE = Compute(
     threads=1,
@@ -88,7 +89,7 @@ def test_a_convolution_takes_the_operations_of_the_fastest_algorithm(model: Mode
     assert fast in flops
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "stride", "products"),
     [(14, 1, 22 * 22), (7, 1, 11 * 11), (5, 1, 10 * 10), (28, 2, 34 * 34), (32, 2, 36 * 36)],
 )
@@ -101,7 +102,7 @@ def test_tiles_at_the_ends_of_maps_have_fewer_products(
     assert flops[1] == pytest.approx(100 * 2 * products * 1000 * 1000, rel=0.05)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kernel", "products"),
     [
         ((1, 7), 10 * 30),  # two tiles of 15 products for 5 outputs each, instead of 7 for each

@@ -5,10 +5,11 @@ from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.compute.measured import alike, measure, measure_job, profile_key
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.steps import predict
+from tests.each import each
 from tests.perfmodel.small import small_work
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {},
@@ -72,7 +73,7 @@ def test_ranks_of_a_host_are_measured_by_processes_at_the_same_time():
     assert list(profile.ranks) == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["copies", "steps"])
+@each("name", ["copies", "steps"])
 def test_numbers_must_be_at_least_1(name):
     with pytest.raises(ValueError, match=f"measure: {name} must be at least 1"):
         measure(small_work(), **{name: 0})
@@ -90,7 +91,7 @@ class Noting(ComputeCosts):
         return 1e-3
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@each("schedule", ["1f1b", "zb_h1"])
 def test_virtual_ranks_have_the_segments_that_are_measured(schedule):
     work = small_work(axes={"pipeline": 2}, micro_batches=4, pipeline_schedule=schedule)
     profile, costs = measure(work, steps=1), [Noting(), Noting()]

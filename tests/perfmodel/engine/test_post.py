@@ -8,6 +8,7 @@ from pydtnn.perfmodel.engine.post import WAITING
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.perfmodel.virtual.communicator import PIECE, Copies
 from pydtnn.utils import clock
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 LENGTH = 1_250_000
@@ -40,7 +41,7 @@ def pass_on(tests=0, nbytes=LENGTH):
     return program
 
 
-@pytest.mark.parametrize(
+@each(
     ("hosts", "eager", "tests", "expected"),
     [
         ("ab", np.inf, 0, COMPUTE),  # beside the computation
@@ -102,7 +103,7 @@ def test_a_long_message_starts_when_a_rank_that_computes_on_shared_cores_calls()
     assert found == pytest.approx([COMPUTE + 0.01] * 2, rel=0.01)
 
 
-@pytest.mark.parametrize(("hosts", "copied"), [("ab", LENGTH), ("aa", 0)])
+@each(("hosts", "copied"), [("ab", LENGTH), ("aa", 0)])
 def test_a_message_between_hosts_occupies_the_processors_of_its_ranks(hosts, copied):
     found = seconds(hosts, pass_on(), Processor(copy=1e-8))
     assert found == pytest.approx([COMPUTE + copied * 1e-8] * 2, rel=0.01)

@@ -6,6 +6,7 @@ import pytest
 from pydtnn.comm import run_threads
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, run_virtual
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 
@@ -56,7 +57,7 @@ def test_one_rank_has_no_messages_to_measure():
     assert run_threads(1, Processor.measure) == [Processor()]
 
 
-@pytest.mark.parametrize(("hosts", "seconds"), [("aa", 1.0), ("aaaa", 1.5), ("ab", 0.0)])
+@each(("hosts", "seconds"), [("aa", 1.0), ("aaaa", 1.5), ("ab", 0.0)])
 def test_ranks_of_a_host_add_their_parts_of_a_sum_themselves(hosts, seconds):
     def rank(comm):
         comm.allreduce(np.zeros(1000, "u1"))

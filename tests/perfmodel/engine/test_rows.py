@@ -9,6 +9,7 @@ from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.engine.rows import MAX_ROUND_BY_ROUND, Replay
+from tests.each import each
 
 
 def network(hosts: list[int], add: float = 1e-10) -> Network:
@@ -17,8 +18,8 @@ def network(hosts: list[int], add: float = 1e-10) -> Network:
     )
 
 
-@pytest.mark.parametrize("hosts", [[0, 0], [0, 1, 2], [0, 0, 1, 1], [*range(8)]])
-@pytest.mark.parametrize("algorithm", SCHEDULES)
+@each("hosts", [[0, 0], [0, 1, 2], [0, 0, 1, 1], [*range(8)]])
+@each("algorithm", SCHEDULES)
 def test_ranks_that_start_together_take_the_time_of_the_simulation(algorithm, hosts):
     ends = Replay(algorithm, network(hosts)).ends(np.zeros(len(hosts)), 1_000_000)
     assert ends.max() == pytest.approx(cost(algorithm, 1_000_000, network(hosts)), rel=1e-6)

@@ -7,6 +7,7 @@ from pydtnn.comm.schedules import rounds
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.formulas import Placement, allreduce_terms, phases
+from tests.each import each
 from tests.perfmodel.formulas.evaluate import links_of, seconds
 
 FLAT = ("ring", "recursive_doubling", "halving_doubling", "binomial_tree", "direct", "torus")
@@ -32,21 +33,21 @@ def compare(name: str, nbytes: int, per_host: int, hosts: int, **options: float)
     return found / cost(name, nbytes, net)
 
 
-@pytest.mark.parametrize("nbytes", [64, 100_000, 1 << 20])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8, 16])
+@each("nbytes", [64, 100_000, 1 << 20])
+@each("ranks", [2, 3, 4, 7, 8, 16])
 def test_one_rank_on_each_host_costs_what_the_replay_does(ranks: int, nbytes: int) -> None:
     for name in FLAT:
         assert compare(name, nbytes, 1, ranks) == pytest.approx(1, abs=0.01), name
 
 
-@pytest.mark.parametrize("ranks", [2, 5, 8])
+@each("ranks", [2, 5, 8])
 def test_one_host_costs_what_the_replay_does(ranks: int) -> None:
     for name in FLAT:
         assert compare(name, 1 << 20, ranks, 1) == pytest.approx(1, abs=0.01), name
 
 
-@pytest.mark.parametrize(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
-@pytest.mark.parametrize("name", ["ring", "hierarchical", "binomial_tree", "direct"])
+@each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
+@each("name", ["ring", "hierarchical", "binomial_tree", "direct"])
 def test_ranks_that_share_a_card_cost_what_the_replay_does(
     name: str, per_host: int, hosts: int
 ) -> None:
@@ -54,13 +55,13 @@ def test_ranks_that_share_a_card_cost_what_the_replay_does(
         assert compare(name, nbytes, per_host, hosts) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
-@pytest.mark.parametrize(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4)])
+@each("name", ["recursive_doubling", "halving_doubling"])
+@each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4)])
 def test_doubling_between_hosts_shares_the_card(name: str, per_host: int, hosts: int) -> None:
     assert compare(name, 1 << 20, per_host, hosts) == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
+@each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
 def test_a_rank_sends_and_adds_what_it_does_in_the_schedule(per_host: int, hosts: int) -> None:
     places = [rank // per_host for rank in range(per_host * hosts)]
     for name in ("hierarchical", *FLAT[:-1]):
@@ -80,8 +81,8 @@ def test_messages_of_a_host_share_its_memory() -> None:
     assert compare("ring", 100_000, 4, 2, memory=2e8) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize(("latency", "tolerance"), [(50e-6, 0.03), (50e-3, 0.05)])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling"])
+@each(("latency", "tolerance"), [(50e-6, 0.03), (50e-3, 0.05)])
+@each("name", ["ring", "halving_doubling"])
 def test_chunks_of_long_arrays_overlap_as_in_the_replay(
     name: str, latency: float, tolerance: float
 ) -> None:
@@ -108,7 +109,7 @@ def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
     assert four == pytest.approx(4 * alone, rel=0.1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("axis", "expected"),
     [
         ((8, 1, 4), (8, 4, 1)),

@@ -1,6 +1,7 @@
 import pytest
 
 from pydtnn.perfmodel.formulas import ALGORITHMS, NONE, Terms, terms_of
+from tests.each import each
 
 MANY = 1 << 20
 
@@ -26,7 +27,7 @@ def test_long_rings_send_the_array_twice() -> None:
     assert terms_of("ring", MANY).sent == pytest.approx(2)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7, 8, 12, 100, 1024])
+@each("ranks", [2, 3, 4, 6, 7, 8, 12, 100, 1024])
 def test_no_algorithm_sends_less_than_the_minimum(ranks: int) -> None:
     for name in ALGORITHMS:
         terms = terms_of(name, ranks)

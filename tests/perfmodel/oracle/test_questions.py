@@ -25,6 +25,7 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
 from pydtnn.utils.failures import optimal_interval
 from pydtnn.utils.units import parse_quantity
+from tests.each import each
 from tests.perfmodel.costs import PerFlop
 
 WORK = Workload("resnet8", (16, 16, 3), batch=64, samples=64_000)
@@ -91,7 +92,7 @@ def test_each_property_can_be_the_answer(oracle: Oracle) -> None:
     assert all(questions.property(axis, 1.02 * now, RANKS).value for axis in PROPERTIES)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@each("ranks", [2, 3, 4])
 def test_the_number_of_ranks_is_the_smallest_that_takes_the_time(ranks: int) -> None:
     slow = Oracle(Projector(WORK, Platform.load("cpu-100gbit"), PerFlop(rate=1e9)))
     questions = Questions(slow, candidates, of_step)

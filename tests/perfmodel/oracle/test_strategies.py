@@ -2,6 +2,7 @@ import pytest
 
 from pydtnn.perfmodel.oracle.ranking import MOST_STAGES, Variants, strategies
 from pydtnn.perfmodel.workload import SHARDED, Workload
+from tests.each import each
 
 WORK = Workload("resnet20", (16, 16, 3))
 PLAIN = Variants(recompute=False, sharded=False)
@@ -15,7 +16,7 @@ def test_one_rank_has_one_strategy() -> None:
     assert [s.strategy for s in found_for(1, variants=PLAIN)] == ["serial"]
 
 
-@pytest.mark.parametrize("ranks", [2, 6, 8])
+@each("ranks", [2, 6, 8])
 def test_all_factorisations_occur_once(ranks: int) -> None:
     found = [s.strategy for s in found_for(ranks, ("data", "filter"), PLAIN)]
     factors = [part for part in range(1, ranks + 1) if ranks % part == 0]

@@ -31,6 +31,7 @@ from pydtnn.perfmodel.search import SCHEDULES, compare, search, solve
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.plans import describe, meshes, plans_for, rules_of, uniform
 from pydtnn.perfmodel.workload import SHARDED, Workload
+from tests.each import each
 from tests.perfmodel.costs import PerFlop
 
 
@@ -116,8 +117,8 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("platform", ["cpu-1gbit", "cpu-100gbit"])
-@pytest.mark.parametrize("name", NETS)
+@each("platform", ["cpu-1gbit", "cpu-100gbit"])
+@each("name", NETS)
 def test_by_the_model_the_result_is_never_slower_than_a_uniform_plan(name, platform):
     net, shape, batch = NETS[name]
     own = projector(net, shape, batch, platform)

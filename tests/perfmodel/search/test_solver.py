@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-import pytest
 
 from pydtnn.perfmodel.search.solver import Option, State, Unit, solve
+from tests.each import each
 
 
 class Random:
@@ -51,14 +51,14 @@ class Random:
         return found
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_the_fastest_choice_is_that_of_brute_force(seed):
     case = Random(seed, 6)
     (found,) = solve(case.units, case.options)
     assert found.seconds == min(time for time, _ in case.brute_force())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_with_a_limit_of_memory_all_choices_that_nothing_beats_are_found(seed):
     case = Random(seed, 5)
     every = case.brute_force()

@@ -11,6 +11,7 @@ from pydtnn.perfmodel.compute.base import Label
 from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Activity, Kind
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 
@@ -44,7 +45,7 @@ def passes(comm: Communicator) -> list[float]:
     return times
 
 
-@pytest.mark.parametrize(("constant", "asked"), [(True, 15), (False, 18)])
+@each(("constant", "asked"), [(True, 15), (False, 18)])
 def test_segments_advance_the_clock_by_their_costs(constant: bool, asked: int) -> None:
     costs = Counted(constant)
     run = run_virtual(passes, network=cluster("a"), costs=costs)

@@ -13,6 +13,7 @@ from pydtnn.perfmodel.virtual.disturbances import DISTRIBUTIONS, Disturbances, J
 from pydtnn.train import main
 from pydtnn.utils import clock
 from pydtnn.utils.errors import RankError
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 from tests.perfmodel.virtual.test_run import train
 from tests.small_run import TINY, only_line
@@ -97,7 +98,7 @@ def test_jitter_is_the_same_in_every_run_and_has_another_seed(tmp_path):
     assert first != other
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@each("distribution", DISTRIBUTIONS)
 def test_jitter_has_mean_1_and_its_spread(distribution):
     factors = Jitter(0.2, distribution).factors(0, np.arange(20_000))
     assert factors.mean() == pytest.approx(1, abs=0.01)

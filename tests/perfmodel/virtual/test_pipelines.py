@@ -11,6 +11,7 @@ from pydtnn.layers import Linear, Sequential
 from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.perfmodel.virtual.steps import _program
 from pydtnn.perfmodel.workload import Workload
+from tests.each import each
 from tests.perfmodel.virtual.costs import SECONDS, UniformCosts
 
 
@@ -39,7 +40,7 @@ def seconds_of_a_step(ranks: int, micro_batches: int, schedule: str, chunks: int
     return ends[-1] - ends[-2]
 
 
-@pytest.mark.parametrize("ranks", [4, 8])
+@each("ranks", [4, 8])
 def test_pipelines_in_two_directions_wait_as_long_as_in_the_paper(ranks: int) -> None:
     """Li and Hoefler, SC 2021, section 3.1: as many micro-batches as ranks, backward of twice the
     time of forward."""

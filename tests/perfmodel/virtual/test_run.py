@@ -18,6 +18,7 @@ from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, RankError
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 from tests.small_training import small_data, small_model
 
@@ -35,9 +36,9 @@ def sum_by(comm: Communicator, algorithm: str, n: int) -> tuple[float, float]:
     return array[0], clock.now() - begin
 
 
-@pytest.mark.parametrize("hosts", ["aa", "abc", "aabb", "abcdefgh"])
-@pytest.mark.parametrize("algorithm", SCHEDULES)
-@pytest.mark.parametrize("n", [240, 2_400_000])
+@each("hosts", ["aa", "abc", "aabb", "abcdefgh"])
+@each("algorithm", SCHEDULES)
+@each("n", [240, 2_400_000])
 def test_a_sum_by_a_schedule_takes_the_time_of_its_replay(algorithm, hosts, n):
     result = virtual(sum_by, hosts, algorithm, n)
     assert {total for total, _ in result.results} == {sum(range(len(hosts)))}
@@ -95,7 +96,7 @@ def train(comm: Communicator, exact: bool = False) -> tuple[str, float, float]:
     return hashlib.sha256(values).hexdigest(), trainer.seconds["steps"], wall
 
 
-@pytest.mark.parametrize("hosts", ["a", "aa", "aaa"])
+@each("hosts", ["a", "aa", "aaa"])
 def test_training_has_the_bytes_of_threads_and_the_time_of_the_model(hosts):
     result = virtual(train, hosts)
     expected = run_threads(len(hosts), train)
@@ -104,7 +105,7 @@ def test_training_has_the_bytes_of_threads_and_the_time_of_the_model(hosts):
     assert 0.2 < steps < 10
 
 
-@pytest.mark.parametrize("hosts", ["ab", "aabb", "abc"])
+@each("hosts", ["ab", "aabb", "abc"])
 def test_every_run_has_the_same_bytes_and_times(hosts):
     first, *others = [virtual(train, hosts) for _ in range(3)]
     for other in others:

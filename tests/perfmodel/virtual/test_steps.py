@@ -18,6 +18,7 @@ from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.perfmodel.virtual.disturbances import Disturbances, SlowLink, Straggler
 from pydtnn.perfmodel.virtual.steps import WARM_UP, _program, predict, time_steps
 from pydtnn.perfmodel.workload import Workload
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts
 
 PLATFORM = Platform.load("cpu-1gbit")
@@ -28,8 +29,8 @@ def workload(ranks: int, **options: object) -> Workload:
     return Workload("cnn", (12, 12, 1), 10, 4 * ranks, {"data": ranks}, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize("allreduce", ["rule", "ring", "vendor"])
+@each("ranks", [2, 4, 8])
+@each("allreduce", ["rule", "ring", "vendor"])
 def test_one_rank_for_all_takes_about_the_time_of_every_one(ranks, allreduce):
     work = workload(ranks, allreduce=allreduce)
     timing = time_steps(work, PLATFORM, UniformCosts())
@@ -57,9 +58,7 @@ def test_one_rank_has_the_efficiency_1():
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{"scheme": "gossip"}, {"compress": "topk"}, {"scheme": "hierarchical"}]
-)
+@each("options", [{"scheme": "gossip"}, {"compress": "topk"}, {"scheme": "hierarchical"}])
 def test_ranks_with_messages_of_their_own_are_executed(options):
     assert not time_steps(workload(4, **options), PLATFORM, UniformCosts(), steps=1).alike
 
@@ -98,7 +97,7 @@ def test_ranks_are_executed_where_links_are_slow_for_a_time():
     assert timing.seconds > time_steps(workload(2), PLATFORM, UniformCosts()).seconds
 
 
-@pytest.mark.parametrize("ranks", [4, 128])
+@each("ranks", [4, 128])
 def test_a_slow_rank_delays_all(ranks):
     slow = Disturbances((Straggler(1, 3.0),))
     usual, late = (
@@ -108,7 +107,7 @@ def test_a_slow_rank_delays_all(ranks):
     assert late > 2 * usual
 
 
-@pytest.mark.parametrize("axes", [{"data": 2}, {"expert": 2}, {"data": 2, "expert": 2}])
+@each("axes", [{"data": 2}, {"expert": 2}, {"data": 2, "expert": 2}])
 def test_experts_compute_and_send_what_the_formulas_say(axes):
     """Messages counted on virtual ranks, and compute, are those of the outline of a rank."""
     work = Workload("moe_gpt_nano", (16,), 32, 8, axes)

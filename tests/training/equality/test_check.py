@@ -24,6 +24,7 @@ from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.equality.check import Hashes
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_mesh import mesh_fit, mesh_trainer, on_ranks
 
 Find = Callable[[Trainer], Array]
@@ -136,7 +137,7 @@ def test_steps_between_two_hashes_of_an_array_are_named(monkeypatch: pytest.Monk
     assert first <= 37 <= last == first + 7
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "find", "options"),
     [
         ("velocity of head.w", slot("velocity/head.w"), {}),
@@ -196,7 +197,7 @@ def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_chan
     assert "(0.1 on rank 0, 0.2 on rank 1)" in str(error)
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {},
@@ -205,7 +206,6 @@ def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_chan
         {"sync_batch_norm": True, "optimizer": lambda: Adam(0.01)},
         {"scheme": ParameterServer},
     ],
-    ids=["allreduce", "sharded", "power-sgd", "adam", "parameter-server"],
 )
 def test_equal_ranks_train_as_without_the_check(options: dict[str, Any]) -> None:
     def run(comm: Communicator, every: int) -> tuple[bytes, ...]:
@@ -216,7 +216,7 @@ def test_equal_ranks_train_as_without_the_check(options: dict[str, Any]) -> None
     assert run_threads(3, lambda comm: run(comm, 2)) == run_threads(3, lambda comm: run(comm, 0))
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "flipped", "place", "whole"),
     [
         ({"data": 2, "filter": 2}, 3, "conv2d0.w", False),  # each half on two ranks

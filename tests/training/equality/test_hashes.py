@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.training.equality.check import MAX_HASHES, MAX_TIME_SHARE, Hashes, Pace, hash_all
+from tests.each import each
 
 
 def arrays(number: int = 5) -> list[np.ndarray]:
@@ -28,7 +29,7 @@ def test_every_array_is_hashed_after_each_step() -> None:
     assert len({*hashes.of(4).values()}) == 1
 
 
-@pytest.mark.parametrize("spread", [2, 3, 7])
+@each("spread", [2, 3, 7])
 def test_arrays_take_turns(spread: int) -> None:
     hashes = Hashes(arrays(), every=100)
     hashes.set_spread(spread)

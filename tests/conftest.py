@@ -9,6 +9,7 @@ import signal
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def pytest_collection_finish() -> None:
 
 
 def repeating(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Cases whose combinations of values are those of others, see `covering`, `GPU`."""
+    """Cases whose combinations of values are those of others, see `covering`, `GPU`, `repeats`."""
     found: list[pytest.Item] = []
     seen: set[tuple[Any, ...]] = set()
     simulated_cases: Counter[str] = Counter()
@@ -138,11 +139,30 @@ def repeating(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         elif callspec.params.get("backend") == "cuda" and gpu.why_not():
             new = simulated_cases[test] % FEW_SIMULATED == 0
             simulated_cases[test] += 1
+        elif {"cpu_backend", "dtype"} <= {*callspec.params}:
+            size = np.dtype(callspec.params["dtype"]).itemsize
+            new = not repeats(callspec.params["cpu_backend"], size)
         else:
             continue
         if not new:
             found.append(item)
     return found
+
+
+@cache
+def repeats(isa: str, size: int) -> bool:
+    """Whether cases of an instruction set for elements of `size` bytes run the kernels of others.
+
+    Of those with the same kernels the widest set remains if its cases are short, else the first.
+    """
+    from pydtnn.kernels.cpu.isa import PAIRING, available, of_float64
+
+    def kernels(name: str) -> str | None:
+        return of_float64(name) if size == 8 else "avx512" if name in PAIRING else name
+
+    sets = available()
+    alike = [name for name in sets if kernels(name) == kernels(isa)]
+    return size > 2 and isa != (alike[-1] if alike[-1] == sets[-1] else alike[0])
 
 
 def values_of(item: pytest.Item, parameters: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from pydtnn.interchange import export_onnx, import_onnx
 from pydtnn.interchange.__main__ import main
 from pydtnn.interchange.onnx import importing
+from pydtnn.interchange.onnx.functions import decimal
 from pydtnn.interchange.onnx.reading import Reading
 from pydtnn.interchange.onnx.sequence_readers import READERS
 from pydtnn.layers import GELU, ReLU, ReLU6, Sequential, Sigmoid, SiLU, Tanh
@@ -727,6 +728,11 @@ def test_activations_that_several_nodes_compute_are_one_layer(tmp_path: Path) ->
     for nodes, layer in ((gate("Sigmoid"), "SiLU"), (ERF, "GELU"), (HARD, "HardSwish")):
         model = import_onnx(write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)))
         assert [part.layer.kind.__name__ for part in model.description.parts] == [layer]
+
+
+def test_numbers_of_float32_are_their_shortest_decimals_and_others_stay() -> None:
+    assert decimal(float(np.float32(0.1))) == 0.1
+    assert decimal(1 / 3) == 1 / 3
 
 
 def test_a_network_of_one_activation_of_another_has_both(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import pydtnn.saving.weights
 from pydtnn import models
@@ -389,6 +391,33 @@ def test_a_gpt_2_with_a_matrix_of_its_own_for_the_logits_is_refused() -> None:
 def test_other_objects_are_refused(arrays: Any, message: str) -> None:
     with pytest.raises(ValueError, match="^load_state_dict: " + re.escape(message)):
         load_state_dict(model(), arrays)
+
+
+def test_an_index_of_links_into_a_cache_is_read(tmp_path: Path) -> None:
+    # The Hugging Face hub stores snapshots as links to files that are named by their checksums.
+    snapshot, blobs, others = (tmp_path / name for name in ("snapshots", "blobs", "others"))
+    for folder in (snapshot, blobs, others):
+        folder.mkdir()
+    arrays = {"weight": np.ones((3, 4), "f4"), "bias": np.arange(3, dtype="f4")}
+    for name, array in arrays.items():
+        save_file({name: array}, blobs / name)
+        (snapshot / f"{name}.safetensors").symlink_to(f"../blobs/{name}")
+    text = json.dumps({"weight_map": {name: f"{name}.safetensors" for name in arrays}})
+    (blobs / "index").write_text(text)
+    index = snapshot / "model.safetensors.index.json"
+    index.symlink_to("../blobs/index")
+    model = Model(Linear(3), (4,))
+    load_state_dict(model, index)
+    np.testing.assert_array_equal(model.predict(np.ones((1, 4), "f4")), [[4, 5, 6]])
+    (others / "bias").write_bytes((blobs / "bias").read_bytes())
+    (snapshot / "bias.safetensors").unlink()
+    (snapshot / "bias.safetensors").symlink_to("../others/bias")
+    with pytest.raises(ValueError, match="a link to .*others/bias; replace it by a copy"):
+        load_state_dict(model, index)
+    parts = {"bias": "weight.safetensors", "weight": "weight.safetensors"}
+    (blobs / "index").write_text(json.dumps({"weight_map": parts}))
+    with pytest.raises(ValueError, match="files do not contain bias; download again"):
+        load_state_dict(model, index)
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:

@@ -141,31 +141,6 @@ def test_an_index_of_several_files_is_read(suffix: str, tmp_path: Path, images: 
             load_state_dict(model, index)
 
 
-def test_an_index_of_links_into_a_cache_is_read(tmp_path: Path) -> None:
-    # The Hugging Face hub stores snapshots as links to files that are named by their checksums.
-    from safetensors.numpy import save_file
-
-    snapshot, blobs, others = (tmp_path / name for name in ("snapshots", "blobs", "others"))
-    for folder in (snapshot, blobs, others):
-        folder.mkdir()
-    arrays = {"weight": np.ones((3, 4), "f4"), "bias": np.arange(3, dtype="f4")}
-    for name, array in arrays.items():
-        save_file({name: array}, blobs / name)
-        (snapshot / f"{name}.safetensors").symlink_to(f"../blobs/{name}")
-    text = json.dumps({"weight_map": {name: f"{name}.safetensors" for name in arrays}})
-    (blobs / "index").write_text(text)
-    index = snapshot / "model.safetensors.index.json"
-    index.symlink_to("../blobs/index")
-    model = Model(Linear(3), (4,))
-    load_state_dict(model, index)
-    assert_equal(model.predict(np.ones((1, 4), "f4")), np.array([[4, 5, 6]], "f4"))
-    (others / "bias").write_bytes((blobs / "bias").read_bytes())
-    (snapshot / "bias.safetensors").unlink()
-    (snapshot / "bias.safetensors").symlink_to("../others/bias")
-    with pytest.raises(ValueError, match="a link to .*others/bias; replace it by a copy"):
-        load_state_dict(model, index)
-
-
 @dataclasses.dataclass
 class Options:
     lr: float = 0.1

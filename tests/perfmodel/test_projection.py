@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 
+from pydtnn.perfmodel.messages import MessageCosts
+from pydtnn.perfmodel.outline import Start
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
@@ -57,6 +59,21 @@ def test_recomputation_adds_forward_passes_and_saves_memory(projector: Projector
     again = project(projector, {"data": 2}, recompute="auto")
     assert plain.step.recomputed == 0 < again.step.recomputed < again.step.forward
     assert again.memory.activations < plain.memory.activations
+
+
+def test_each_message_of_a_step_passes_the_links_once(projector: Projector) -> None:
+    work = replace(projector.work, axes={"data": 2, "spatial": 2})
+    costs, outline = MessageCosts(projector.platform, work), projector.tables(work).outline
+    rounds = [*costs.losses]
+    for bucket in outline.buckets:
+        spatial = costs.allreduce("spatial", bucket.nbytes) if "spatial" in bucket.group else ()
+        rounds += *spatial, *costs.along_data(bucket)
+    for event in (*outline.forward, *outline.backward):
+        if isinstance(event, Start):
+            rounds += costs.layer(event, work.samples_per_rank)
+    assert {axis for bucket in outline.buckets for axis in bucket.group} == {*work.axes}
+    busy = sum(one.transfer for one in rounds)
+    assert projector.project(work).step.busy == pytest.approx(busy)
 
 
 def test_a_sharded_optimizer_stores_its_part_only(projector: Projector) -> None:
@@ -126,6 +143,7 @@ def test_ranks_that_share_cores_compute_longer_by_the_same_factor(projector: Pro
 def test_a_loader_that_is_slower_than_a_step_delays_it(projector: Projector) -> None:
     storage = replace(projector.platform.storage, sample=1.0)
     slow = projector.with_platform(replace(projector.platform, storage=storage), projector.costs)
+    assert project(projector, {"data": 2}).loader == 0
     projection = project(slow, {"data": 2})
     assert projection.seconds == pytest.approx(32, rel=0.01)
 

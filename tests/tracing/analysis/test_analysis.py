@@ -81,6 +81,8 @@ def test_time_is_compute_communication_or_waiting(run):
         total = (steps.stop - steps.start)[:, rank].sum() / 1e9
         assert one.total == pytest.approx(total, abs=TOLERANCE)
     assert found[2].waiting < 1e-3 < 4 * 7e-3 < found[0].waiting
+    every = label(timeline).seconds(timeline).sum(axis=(0, 1))
+    np.testing.assert_allclose(every, [one.total for one in found], rtol=1e-3)
 
 
 @pytest.mark.parametrize("messages", [True, False])

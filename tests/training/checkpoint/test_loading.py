@@ -20,6 +20,7 @@ from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.training.checkpoint.folder import XXH64
 from pydtnn.training.checkpoint.inspection import examine
+from pydtnn.training.checkpoint.reading import read_checkpoint, read_part
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import add_files, fill_folder
@@ -192,6 +193,13 @@ class Odd(EarlyStopping):
         super().load(state)
         if state["best"] is not None:
             self.monitor.nothing  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_a_file_that_is_removed_while_a_checkpoint_is_read_is_named(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(save_checkpoint(tmp_path, small_trainer()))
+    (checkpoint.path / "arrays.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"^arrays.safetensors cannot be read \(file .* not exist"):
+        read_part(checkpoint, "model")
 
 
 def test_whatever_a_part_raises_no_part_is_loaded(tmp_path: Path) -> None:

@@ -68,17 +68,17 @@ class Harness:
 
     def _run(self, items: list[pytest.Item], ranks: int) -> None:
         """Run tests on so many ranks, in as many worlds as it takes."""
-        lost = 0
+        ended_early = 0
         while items:
             ended, begun, story = self._run_world(items, ranks)
             self._reports.update(ended)
             items = items[len(ended) :]
             if not items:
                 return
-            lost += 1
+            ended_early += 1
             # The test that was under way is lost; all of them where none was, or after some losses.
-            victims = items[:1] if begun and lost < MAX_LOST else items
-            self._reports.update({item.nodeid: [_lost(item, story)] for item in victims})
+            victims = items[:1] if begun and ended_early < MAX_LOST else items
+            self._reports.update({item.nodeid: [lost(item, story)] for item in victims})
             items = items[len(victims) :]
 
     def _run_world(
@@ -195,7 +195,7 @@ def _merge(ranks: list[Reports]) -> Reports:
     return merged
 
 
-def _lost(item: pytest.Item, story: str) -> pytest.TestReport:
+def lost(item: pytest.Item, story: str) -> pytest.TestReport:
     """The report of a test that did not end."""
     return pytest.TestReport(
         nodeid=item.nodeid,

@@ -91,7 +91,7 @@ class Fuzz:
     """The plugin: options, the time of each test, and a summary at the end."""
 
     tests: Counter[str] = field(default_factory=Counter)
-    ended: list[Cases] = field(default_factory=list)
+    ended: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
@@ -113,35 +113,42 @@ class Fuzz:
         kind, option = kind_of(request.node), request.config.getoption
         if kind is None:
             raise pytest.UsageError(f"{request.node.nodeid}: the fixture cases needs a mark fuzz.")
-        cases = Cases(
+        return Cases(
             kind,
             request.node.nodeid,
             60 * option("fuzz_minutes") / max(self.tests[kind], 1),
             option("fuzz_case"),
             option("fuzz_first"),
         )
-        self.ended.append(cases)
-        return cases
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
         outcome = yield
         report, cases = outcome.get_result(), getattr(item, "funcargs", {}).get("cases")
-        if call.when == "call" and report.failed and isinstance(cases, Cases) and cases.current:
+        if call.when != "call" or not isinstance(cases, Cases):
+            return
+        report.random_cases = (cases.kind, cases.done, cases.comparisons, bool(cases.current))
+        if report.failed and cases.current:
             number = cases.current.number
             again = f"pytest '{item.nodeid}' --fuzz-case {number}"
             report.sections.append(("random case", f"Case {number} failed. Again: {again}"))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what was drawn, here or in another process."""
+        if hasattr(report, "random_cases"):
+            self.ended.append(report.random_cases)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.ended:
             return
         terminalreporter.section("random cases")
-        for kind in sorted({cases.kind for cases in self.ended}):
-            mine = [cases for cases in self.ended if cases.kind == kind]
-            failed = sum(cases.current is not None for cases in mine)
+        for kind in sorted({kind for kind, *_ in self.ended}):
+            done, comparisons, failed = (
+                sum(counts)
+                for counts in zip(*(n for k, *n in self.ended if k == kind), strict=True)
+            )
             terminalreporter.line(
-                f"{kind}: {sum(c.done for c in mine)} cases, "
-                f"{sum(c.comparisons for c in mine)} comparisons, {failed} failures"
+                f"{kind}: {done} cases, {comparisons} comparisons, {failed} failures"
             )
 
 

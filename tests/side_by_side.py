@@ -1,89 +1,217 @@
-"""Run the tests in five processes at a time: ``python -m tests.side_by_side -m "not long"``.
+"""Run tests in five processes: ``python -m tests.side_by_side -m "not long"``.
 
-Most tests use one core, and those that start ranks often wait. The output of the first process is
-shown while it runs, that of the others at the end. Paths cannot be selected.
+Most tests use one core, and those that start ranks often wait. The process that has collected forks
+the others, gives each of them the tests of one file at a time, and reports what they send back as
+if it had run here. Arguments are those of pytest.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import re
 import shlex
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
-BYTECODE = Path(__file__).resolve().parents[1] / "build" / "bytecode"
-"""Where compiled modules are kept: the tests start hundreds of processes, and compiling the modules
-that each of them imports takes a second."""
+import pytest
+
+from tests.groups import mpi_ranks
+from tests.mpi_harness import lost
 
 AT_ONCE = 5
 
 MAX_REPORTED = 7
 """Failed tests whose commands are the last lines that are printed."""
 
-NO_TESTS = 5
-"""Exit status of pytest that has collected no tests."""
 
-OTHERS = (
-    ("tests/comm", "tests/parallel"),
-    ("tests/perfmodel",),
-    ("tests/tracing", "tests/training", "tests/test_models_in_training.py"),
-    ("tests/benchmarks", "tests/fuzz", "tests/parity"),
-    ("tests/model",),
-    ("tests/layers", "tests/saving", "tests/search", "tests/simulated", "tests/testing"),
-    ("tests/callbacks", "tests/interchange", "tests/report", "tests/test_packaging.py"),
-    ("tests/data", "tests/kernels", "tests/runs", "tests/utils"),
-    ("tests/cli",),
-)
-"""Tests of the other processes, each of which starts when one has ended: the longest first, so that
-the last ones end together. Tests on MPI ranks are in three of them: the ranks of each process
-import all of its files again."""
+class SideBySide:
+    """The plugin of the process that collects and reports.
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Run all processes with these arguments; return 0 if all succeed.
-
-    A process may have no tests, as where all of its files are left out.
+    Attributes
+    ----------
+    failed : list of str
+        Tests that failed, and files with errors.
     """
-    pytest = [sys.executable, "-m", "pytest", *arguments]
-    environment = {"PYTHONPYCACHEPREFIX": str(BYTECODE), **os.environ}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    rest = [f"--ignore={path}" for paths in OTHERS for path in paths]
-    processes: list[subprocess.Popen[str]] = []
-    with ExitStack() as stack:
-        outputs = [stack.enter_context(tempfile.NamedTemporaryFile("w")) for _ in (rest, *OTHERS)]
-        shown = stack.enter_context(open(outputs[0].name))
-        for paths, output in zip((rest, *OTHERS), outputs, strict=True):
-            while sum(process.poll() is None for process in processes) >= AT_ONCE:
-                time.sleep(0.1)
-                print(shown.read(), end="", flush=True)
-            command = [*pytest, *paths]
-            processes.append(
-                subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-            )
-        while any(process.poll() is None for process in processes):
-            time.sleep(0.1)
-            print(shown.read(), end="", flush=True)
-        codes = [process.wait() for process in processes]
-        texts = [Path(output.name).read_text() for output in outputs]
-        print(shown.read(), *texts[1:], sep="", end="")
-    report("".join(texts))
-    return next((code for code in codes if code not in (0, NO_TESTS)), min(codes))
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.testsfailed or session.config.option.collectonly:
+            return None  # as pytest does
+        session.config._tmp_path_factory.getbasetemp()  # one for all
+        units = deque(units_of(session.items))
+        workers: dict[Connection, Worker] = {}
+        sides = [n % 2 == 0 for n in range(min(AT_ONCE, len(units)))]
+        try:
+            while sides or workers:
+                while sides:  # also in place of a process that was lost
+                    worker = Worker(session, units, first=sides.pop())
+                    workers[worker.connection] = worker
+                for connection in wait([*workers]):
+                    worker = workers[connection]
+                    if not worker.receive():
+                        del workers[worker.connection]
+                        if worker.given:
+                            units.extend(filter(None, [worker.abandon()]))
+                            sides.append(worker.first)
+                if session.shouldfail:
+                    raise session.Failed(session.shouldfail)
+            if units:
+                raise RuntimeError("the processes that run tests have ended before them")
+        finally:  # what still runs ends with its test, when it cannot send
+            for worker in workers.values():
+                worker.end()
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.nodeid not in self.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
 
 
-def report(text: str) -> None:
-    """Print the commands that repeat the tests that failed."""
-    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", text, re.MULTILINE)
+def units_of(items: Sequence[pytest.Item]) -> list[list[int]]:
+    """Indices of tests that one process runs: of a file, or on as many MPI ranks.
+
+    First are those that start other processes, which last longest.
+    """
+    units: dict[object, list[int]] = {}
+    for index, item in enumerate(items):
+        units.setdefault(mpi_ranks(item) or item.path, []).append(index)
+
+    def starts(unit: list[int]) -> bool:
+        first = items[unit[0]]
+        fixtures = {name for i in unit for name in getattr(items[i], "fixturenames", ())}
+        return bool(mpi_ranks(first) or fixtures & {"ahead", "mpiexec"})
+
+    return sorted(units.values(), key=lambda unit: not starts(unit))
+
+
+class Worker:
+    """A process that runs tests, seen from the one that reports them.
+
+    Parameters
+    ----------
+    units : deque
+        Of which each process takes one after the other.
+    first : bool
+        Whether it takes the first ones, not the last ones: some of the processes are to run tests
+        that start other processes, and some of them others.
+
+    Attributes
+    ----------
+    given : deque
+        Its tests that have not ended.
+    """
+
+    def __init__(self, session: pytest.Session, units: deque[list[int]], *, first: bool) -> None:
+        self._session, self._units, self.first = session, units, first
+        self.given: deque[int] = deque()
+        self.connection, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=work, args=(session, self.connection, theirs))
+        self._process.start()
+        theirs.close()
+
+    def receive(self) -> bool:
+        """Handle what it sent: an ended test, or its wish for others; False where it has ended."""
+        try:
+            ended = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            return False
+        if ended is None:
+            unit = (self._units.popleft if self.first else self._units.pop)() if self._units else []
+            self.given.extend(unit)
+            self.connection.send(unit)
+            return True
+        item = self._session.items[self.given.popleft()]
+        for report in ended:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def abandon(self) -> list[int]:
+        """Report the test that a lost process ran as failed; return those that it had left."""
+        item = self._session.items[self.given.popleft()]
+        how = f"the process that ran it ended with status {self._process.exitcode}"
+        item.ihook.pytest_runtest_logreport(report=lost(item, how))
+        return [*self.given]
+
+    def end(self) -> None:
+        self.connection.close()
+        self._process.join()
+
+
+def work(session: pytest.Session, theirs: Connection, connection: Connection) -> None:
+    """Run tests as they come, in the process of a `Worker`."""
+    theirs.close()
+    manager = session.config.pluginmanager
+    capture = manager.get_plugin("capturemanager")
+    if capture is not None:  # the file into which all processes would write
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+    manager.unregister(name="terminalreporter")
+    reports: list[pytest.TestReport] = []
+    manager.register(Reports(reports))
+    items, session.items = session.items, []  # those of this process, as fixtures see them
+    try:
+        for item, following in pairwise(chain(_received(connection, items, session.items), [None])):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            connection.send(reports)
+            reports.clear()
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        pass  # the other process has stopped, too
+
+
+def _received(
+    connection: Connection, items: Sequence[pytest.Item], own: list[pytest.Item]
+) -> Iterator[Any]:
+    """The tests that this process is given: it asks before it runs the last one that it has."""
+    connection.send(None)
+    while unit := connection.recv():
+        tests = [items[index] for index in unit]
+        own.extend(tests)
+        yield from tests
+        connection.send(None)
+
+
+class Reports:
+    """The plugin of a process that runs tests."""
+
+    def __init__(self, reports: list[pytest.TestReport]) -> None:
+        self._reports = reports
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+
+
+def show(failed: Sequence[str]) -> None:
+    """Print the commands that repeat tests that failed."""
     python = os.path.relpath(sys.executable)
     for test in failed[:MAX_REPORTED]:
         print(f"failed: {python} -m pytest {shlex.quote(test)}")
     if len(failed) > MAX_REPORTED:
         print(f"failed: {len(failed) - MAX_REPORTED} other tests")
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Run tests with these arguments of pytest; return its exit status."""
+    # Tests start hundreds of processes, and compiling what each imports takes a second.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    plugin = SideBySide()
+    status = pytest.main([*arguments], plugins=[plugin])
+    show(plugin.failed)
+    return int(status)
 
 
 if __name__ == "__main__":

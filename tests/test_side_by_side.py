@@ -12,57 +12,140 @@ from typing import Any
 
 import pytest
 
-from tests import measure
+from tests import measure, side_by_side
 from tests.conftest import repeating
 from tests.each import each
-from tests.side_by_side import MAX_REPORTED, NO_TESTS, report
+from tests.groups import Group
+from tests.side_by_side import MAX_REPORTED, SideBySide, main, units_of
 
 ROOT = Path(__file__).parent.parent
-RUN = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-from tests import side_by_side
-side_by_side.OTHERS = (("tests/comm",), ("tests/cli",), ("tests/long",))
-sys.exit(side_by_side.main(["-q", "-p", "no:cacheprovider", "-m", "not slow"]))
+
+MODULE = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.fixture
+def broken():
+    raise ValueError
+
+@pytest.fixture(scope="module")
+def process(request):
+    found = {item.name for item in request.session.items if item.path == request.path}
+    assert {"test_first", "test_last"} <= found
+    return os.getpid()
+
+def test_first(process, tmp_path_factory):
+    print("said", tmp_path_factory.mktemp("a"))
+
+def test_once(request):
+    Path(request.path.stem).open("x").close()
+
+def test_last(process):
+    assert process == os.getpid() != PARENT
+"""
+
+BAD = """
+def test_second():
+    print("before it failed")
+    assert [1] == [2]
+
+def test_in_fixture(broken):
+    pass
+
+@pytest.mark.skip(reason="not now")
+def test_skipped():
+    pass
+
+def test_crash():
+    os._exit(3)
+
+def test_behind():
+    pass
 """
 
 
-FILES = ("tests/comm/test_ranks.py", "tests/cli/test_options.py", "tests/test_other.py")
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("failing", [None, *FILES])
-def test_every_test_runs_once_and_a_failure_in_any_process_counts(
-    failing: str | None, tmp_path: Path
+def test_each_test_runs_once_in_a_process_and_is_reported_by_another(
+    pytester: pytest.Pytester,
 ) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: is left out\n")
-    for path in FILES:
-        name = Path(path).stem
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(
-            f"import pytest\ndef {name}():\n    open('{name}', 'x').close()\n"
-            "    import os\n    assert 'PYTHONDONTWRITEBYTECODE' not in os.environ\n"
-            f"    assert {path != failing}\n@pytest.mark.slow\ndef test_slow():\n    assert False\n"
+    module = MODULE.replace("PARENT", str(os.getpid()))
+    for name in "abcdef":
+        pytester.makepyfile(**{f"test_{name}": module + (BAD if name in "af" else "")})
+    plugin = SideBySide()
+    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
+    passed, skipped, failed = done.listoutcomes()
+    behind = [f"test_{name}.py::test_behind" for name in "af"]
+    names = {report.nodeid for report in passed}
+    assert len(passed) == len(names) == 6 * 3 + 2
+    assert names > {*behind}
+    assert [report.longrepr[2] for report in skipped] == ["Skipped: not now"] * 2
+    tests = ("test_second", "test_in_fixture", "test_crash")
+    bad = {f"test_{name}.py::{test}" for name in "af" for test in tests}
+    assert {report.nodeid for report in failed} == bad == {*plugin.failed}
+    assert len(plugin.failed) == len(bad)
+    for report in failed:
+        if "test_crash" in report.nodeid:
+            assert report.longrepr == "the process that ran it ended with status 3"
+        if "test_second" in report.nodeid:
+            assert report.longrepr.reprcrash.message.startswith("assert [1] == [2]")
+            assert report.capstdout == "before it failed\n"
+    assert {path.name for path in pytester.path.iterdir()} >= {f"test_{name}" for name in "abcdef"}
+
+
+def test_after_as_many_failures_as_are_allowed_no_test_is_reported(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "AT_ONCE", 1)
+    pytester.makepyfile(test_a="def test_a(): assert 0", test_b="def test_b(): pass")
+    done = pytester.inline_run("-x", "-p", "no:cacheprovider", plugins=[SideBySide()])
+    assert done.countoutcomes() == [0, 0, 1]
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_files_with_errors_are_named_and_nothing_runs(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_a="raise ValueError", test_b="def test_b(): pass")
+    plugin = SideBySide()
+    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[plugin])
+    assert (done.ret, plugin.failed) == (pytest.ExitCode.INTERRUPTED, ["test_a.py"])
+    assert not done.listoutcomes()[0]
+
+
+def test_files_of_tests_that_start_processes_are_first() -> None:
+    group = Group("mpi", 2)
+    items: list[Any] = [
+        SimpleNamespace(path=path, fixturenames=names, callspec=SimpleNamespace(params=params))
+        for path, names, params in (
+            ("a", [], {}),
+            ("b", ["mpiexec"], {}),
+            ("a", ["comm"], {"comm": group}),
+            ("a", [], {}),
+            ("c", ["comm"], {"comm": group}),
+            ("b", [], {}),
+            ("d", ["ahead"], {}),
+            ("d", ["comm"], {"comm": Group("threads", 2)}),
         )
-    (tmp_path / "tests" / "long").mkdir()
-    slow = "import pytest\n@pytest.mark.slow\ndef test_slow():\n    assert False\n"
-    (tmp_path / "tests" / "long" / "test_long.py").write_text(slow)
-    done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == (failing is not None), done.stdout + done.stderr
-    assert all((tmp_path / Path(path).stem).exists() for path in FILES)
-    assert done.stdout.count("1 deselected") == 4
-    last = done.stdout.splitlines()[-1]
-    command = f"failed: {os.path.relpath(sys.executable, tmp_path)} -m pytest {failing}"
-    assert last.startswith(command) if failing else not last.startswith("failed")
+    ]
+    assert units_of(items) == [[1, 5], [2, 4], [6, 7], [0, 3]]
 
 
-def test_the_commands_of_few_failed_tests_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = [f"FAILED tests/test_a.py::test_it[{i} b-{{c}}] - assert 0 - 1" for i in range(20)]
-    report("\n".join(["tests/test_a.py F", *failed, "ERROR tests/test_b.py", "20 failed"]))
+def test_the_commands_of_few_failed_tests_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: list[str], plugins: list[SideBySide]) -> int:
+        assert arguments == ["-q"]
+        assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+        plugins[0].failed += [f"tests/test_a.py::test_it[{i} b-{{c}}]" for i in range(20)]
+        return 1
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(pytest, "main", run)
+    assert main(["-q"]) == 1
+    assert not sys.dont_write_bytecode
     *commands, rest = capsys.readouterr().out.splitlines()
     assert len(commands) == MAX_REPORTED
     assert commands[1].endswith(" -m pytest 'tests/test_a.py::test_it[1 b-{c}]'")
-    assert rest == f"failed: {21 - MAX_REPORTED} other tests"
+    assert rest == f"failed: {20 - MAX_REPORTED} other tests"
 
 
 SLOW_FILE = """
@@ -87,7 +170,7 @@ def test_tests_beside_pytorch_are_left_out_where_it_is_not_installed() -> None:
     code = "import sys, pytest; sys.modules['torch'] = None; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "tests/parity", "--collect-only"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == NO_TESTS, done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
     assert "PyTorch is not installed; `make parity` installs it" in done.stdout
 
 

@@ -35,8 +35,10 @@ from datetime import date
 from functools import cache
 from importlib.util import cache_from_source
 from itertools import chain
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any, NamedTuple
 
 from pydtnn.utils.machine import cores_here
@@ -49,6 +51,9 @@ CIRCLES = {"fast": "not long and not measure", "all": "long and not measure"}
 
 ALIVE = ("SURVIVED", "UNDECIDED")
 """Results of mutants that no test has found, of the latter within the budget."""
+
+STOPPED = Event()
+"""Ends running tests, as when the user interrupts the program."""
 
 HANG_S = 600
 """Time after which a test is one that hangs, which kills the mutant."""
@@ -130,6 +135,8 @@ def candidates(node: ast.AST, scope: str) -> Iterator[tuple[str, str, list[Edit]
             return
         case ast.keyword(arg="strict"):
             return
+        case ast.Call(args=sizes) if name_of(node) == "reshape":  # of any negative size
+            node.args = [size for size in sizes if ast.unparse(size) != "-1"]
         case _ if isinstance(node, NODES):
             return
     for kind, edits in errors(node, scope):
@@ -222,18 +229,19 @@ def draw(names: Sequence[str], seed: int, count: int) -> list[str]:
 def stages(root: Path, name: str) -> dict[str, list[str]]:
     """Return arguments of pytest by stage: the tests that are most likely to find a mutant first.
 
-    They are the tests of its module, those that import the module, those of its package, and the
-    rest. Files that name its class or function most often are the first of a stage.
+    They are the tests of its module or function, those that import the module, those of its
+    package, and the rest. Those that name its class or function most often begin a stage.
     """
     file, scope, *_ = name.split("::")
     path = Path(file).relative_to("pydtnn").with_suffix("")
     tests = sorted((root / "tests").rglob("test_*.py"))
     mirror = root / "tests" / path
+    topics = "|".join((path.name, *(part.strip("_").lower() for part in scope.split("."))))
     own = [
         test
         for test in tests
         if test.parent == mirror
-        or re.fullmatch(rf"{mirror.parent}/test_{path.name}(_\w+)?\.py", str(test))
+        or re.fullmatch(rf"{mirror.parent}/test_({topics})(_\w+)?\.py", str(test))
     ]
     module = ".".join(("pydtnn", *path.parts)).removesuffix(".__init__")
     defined = {
@@ -302,11 +310,11 @@ class Runner:
         """Return the stage whose tests find the mutant, or one of `ALIVE`, and what fails."""
         copy = self.copies.get()
         begin, file = time.perf_counter(), copy / mutant.file
-        result, failed, end = "SURVIVED", None, None
+        result, failed, end = "SURVIVED", None, inf
         try:
             self._replace(file, lambda: file.write_text(mutant.apply(self.clean)[1]))
             for stage, paths in stages(self.clean, name).items():
-                if stage != "own tests" and end is None:
+                if stage != "own tests" and end == inf:
                     end = time.monotonic() + self.budget
                 failed = self._failed(copy, CIRCLES[circle], paths, end) if paths else []
                 if failed != []:
@@ -324,9 +332,7 @@ class Runner:
         Path(cache_from_source(str(file))).unlink(missing_ok=True)
         write()
 
-    def _failed(
-        self, copy: Path, mark: str, paths: list[str], end: float | None
-    ) -> list[str] | None:
+    def _failed(self, copy: Path, mark: str, paths: list[str], end: float) -> list[str] | None:
         """Return the tests that fail only with the mutant, None if there was no time for all."""
         while True:
             left_out = [f"--deselect={test}" for test in self.failing]
@@ -353,7 +359,7 @@ def _copy(file: str | Path, to: str | Path) -> None:
 
 
 def run_tests(
-    folder: Path, arguments: Sequence[str], end: float | None = None
+    folder: Path, arguments: Sequence[str], end: float = inf
 ) -> tuple[int | None, list[str], str]:
     """Run tests until one fails; return the status (None: no time is left), it, and the output."""
     cached = folder / "build" / "cache"
@@ -373,9 +379,9 @@ def run_tests(
             start_new_session=True,
         )
         try:
-            code = process.wait(end and max(end - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
-            code = None
+            while (code := process.poll()) is None and time.monotonic() < end:
+                if STOPPED.wait(0.05):
+                    raise RuntimeError("tests of mutants are stopped")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -446,7 +452,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         runner = Runner(ROOT, Path(folder), options.jobs, options.budget)
         with ThreadPoolExecutor(options.jobs) as pool:
-            results = [*pool.map(run, chosen)]
+            try:
+                results = [*pool.map(run, chosen)]
+            except BaseException:
+                STOPPED.set()
+                raise
         for result in results:
             if result["result"] in ALIVE:
                 name = result["mutant"]

@@ -37,7 +37,7 @@ def f(a: 1 | 2) -> -3:
     assert a < 0
     if a is None or isinstance(a, b): raise ValueError(f"{a + 1}", 2)
     _log.warning("%d", a + 1)
-    return zip(a, strict=True), max(a, b), f"{a - b}"
+    return zip(a, strict=True), max(a, b), f"{a - b}", a.reshape(-1, b)
 def __repr__(): return a + b
 if TYPE_CHECKING: f(1, 2)
 if sys.platform == "linux": f(1, 2)
@@ -106,7 +106,8 @@ def test_mutants_of_the_library_compile_and_equivalent_ones_exist() -> None:
 def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path: Path) -> None:
     files = {
         "pydtnn/layers/linear.py": "class Linear: ...",
-        "tests/layers/test_linear.py": "",
+        "tests/layers/test_linear.py": "Linear",
+        "tests/layers/test_cost.py": "",
         "tests/layers/test_conv.py": "from pydtnn.layers import Conv2d",
         "tests/model/test_graph.py": "from pydtnn.layers import Linear",
         "tests/model/test_fusion.py": "from pydtnn.layers import Linear\nmodel = Linear()",
@@ -114,8 +115,8 @@ def test_tests_of_the_module_come_first_and_all_others_follow(tmp_path: Path) ->
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = stages(tmp_path, "pydtnn/layers/linear.py::Linear.forward::arithmetic::1")
-    own, importing = ["tests/layers/test_linear.py"], [*files][4:2:-1]
+    found = stages(tmp_path, "pydtnn/layers/linear.py::Linear.cost::arithmetic::1")
+    own, importing = [*files][1:3], [*files][5:3:-1]
     ignored = [f"--ignore={path}" for path in (*own, *importing)]
     assert found == {
         "own tests": own,

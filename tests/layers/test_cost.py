@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pydtnn import layers
 from pydtnn.comm import Communicator, run_threads
@@ -398,3 +399,21 @@ def test_local_responses_count_their_windows() -> None:
     divisor = 1 + 4 + 2 + 3  # a square, additions, factor and k, logarithm, product and exponential
     # x times the power; dy times it, times x, over d, the sum of 5, its factor and difference
     assert cost == ((divisor + 1) * n, (divisor + 3 + 4 + 3) * n, 2 * n * 4, 3 * n * 4)
+
+
+@pytest.mark.parametrize("sequences", [True, False])
+@pytest.mark.parametrize("kind", [layers.LSTMLayer, layers.GRULayer])
+def test_recurrent_layers_count_the_arrays_of_their_kernels_and_copies(
+    kind: Any, sequences: bool
+) -> None:
+    layer = kind(5, return_sequences=sequences, name="steps")
+    _, counting = counted(Sequential(Linear(6), layer), (7, 6))
+    cost, states, last = layer.cost(BATCH), BATCH * 7 * 5 * 4, BATCH * 5 * 4
+    gates = kind.gates * states  # written over their terms
+    assert cost.bytes_forward == (
+        counting.bytes[Kind.FORWARD, "steps"] + gates + 2 * last * (not sequences)
+    )
+    # The states before each step are a copy, and the gradient of all states has that of the last.
+    assert cost.bytes_backward == (
+        counting.bytes[Kind.BACKWARD, "steps"] + 2 * states + 2 * states * (not sequences)
+    )

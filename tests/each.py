@@ -7,8 +7,8 @@
 Fixtures are made once for all cases, except that each case has a folder `tmp_path` of its own,
 empty `capsys` and `caplog`, and that what it changes by `monkeypatch` is undone. The first case
 that fails ends the test, and its values stand below the error; cases that skip themselves are left
-out. With the fixture `backend` a simulated GPU runs one of `FEW_SIMULATED` cases, drawn by the name
-of the test.
+out. Ranks that are threads share such fixtures: with `comm` only `tmp_path` is allowed. With the
+fixture `backend` a simulated GPU runs one of `FEW_SIMULATED` cases, drawn by the name of the test.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from tests import gpu
 FEW_SIMULATED = 4
 """Of so many cases that all backends have, one is run on a simulated GPU: its kernels have others,
 in tests/kernels/cuda."""
+
+PER_PROCESS = ("capfd", "caplog", "capsys", "monkeypatch")
 
 
 def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any]:
@@ -66,6 +68,8 @@ def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[..., Any
         signature = inspect.signature(test)
         if not cases or {*listed} - {*signature.parameters}:
             raise pytest.UsageError(f"{test.__qualname__}: no parameters or no values of {names}.")
+        if "comm" in signature.parameters and {*signature.parameters} & {*PER_PROCESS}:
+            raise pytest.UsageError(f"{test.__qualname__}: ranks share {', '.join(PER_PROCESS)}.")
         left = [one for name, one in signature.parameters.items() if name not in listed]
         marks = getattr(test, "pytestmark", [])
         run.__dict__.update(
@@ -84,9 +88,9 @@ def _afresh(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     own = dict(fixtures)
     if "tmp_path" in own:
         own["tmp_path"] = own["tmp_path"] / f"case{number}"
-        own["tmp_path"].mkdir()
-    if "capsys" in own:
-        own["capsys"].readouterr()
+        own["tmp_path"].mkdir(exist_ok=True)  # another rank may have made it
+    for name in {"capsys", "capfd"} & {*own}:
+        own[name].readouterr()
     if "caplog" in own:
         own["caplog"].clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -16,6 +16,7 @@ from pydtnn.cli.run_directory import claim
 from pydtnn.training.checkpoint import find_checkpoints, layout, load_checkpoint, save_checkpoint
 from pydtnn.training.checkpoint.folder import sums_of
 from pydtnn.utils.files import fill_folder
+from tests.each import each
 from tests.small_training import small_trainer, trained
 
 
@@ -188,7 +189,7 @@ def test_nothing_is_repaired_while_a_run_is_writing(
     assert "a run is writing in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["list", "verify", "repair", "diff"])
+@each("command", ["list", "verify", "repair", "diff"])
 def test_a_folder_without_checkpoints_is_an_error_in_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

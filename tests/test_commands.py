@@ -9,6 +9,7 @@ import pytest
 
 import pydtnn
 from pydtnn.__main__ import COMMANDS, ELSEWHERE, main
+from tests.each import each
 
 ROOT = Path(pydtnn.__file__).parent
 
@@ -34,7 +35,7 @@ def test_an_unknown_command_is_answered_with_the_nearest(
     assert "did you mean 'train'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_a_command_is_run_with_its_arguments(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +49,7 @@ def test_a_command_is_run_with_its_arguments(
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_a_help_page_fits_on_a_screen_unless_it_is_the_complete_one(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

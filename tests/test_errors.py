@@ -16,6 +16,7 @@ from pydtnn.train import main
 from tests import gpu
 from tests.ahead import mpiexec
 from tests.bad_data import DATA
+from tests.each import each
 from tests.launch import Finished, Program, why_not
 from tests.ranks import wait_for
 from tests.small_run import TINY, TRAIN, only_line, processes_in
@@ -235,10 +236,11 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "words"), ARGUMENTS.values(), ids=ARGUMENTS)
+@each(("arguments", "words"), ARGUMENTS.values())
 def test_a_bad_argument_is_one_sentence(
-    arguments: list[str], words: str, fail: Fail, tmp_path: Path
+    arguments: list[str], words: str, fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     shutil.copy(OWN, tmp_path)
     (tmp_path / "wrong.py").write_text("x = 1\nif x\n")
     failure = fail(*TINY, *arguments)
@@ -311,15 +313,16 @@ YAML = {
 }
 
 
-@pytest.mark.parametrize(("text", "words"), YAML.values(), ids=YAML)
+@each(("text", "words"), YAML.values())
 def test_a_bad_configuration_file_is_one_sentence(
-    text: str, words: str, fail: Fail, tmp_path: Path
+    text: str, words: str, fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(text, newline="")
     assert words in fail("--config=run.yaml").sentence
 
 
-@pytest.mark.parametrize(("dataset", "files", "bad", "words"), DATA.values(), ids=DATA)
+@each(("dataset", "files", "bad", "words"), DATA.values())
 def test_a_bad_data_file_is_one_sentence(
     dataset: str,
     files: dict[str, bytes],
@@ -354,7 +357,7 @@ def test_weights_that_do_not_fit_are_listed(fail: Fail, tmp_path: Path) -> None:
         assert words in failure.sentence
 
 
-@pytest.mark.parametrize("lr", ["1e30", "1e38"])
+@each("lr", ["1e30", "1e38"])
 def test_a_loss_that_is_not_finite_names_the_step_and_the_first_layer(lr: str, fail: Fail) -> None:
     failure = fail(*TINY, f"--lr={lr}")
     assert "the loss is not finite at epoch 1, step 2: first in the output of " in failure.sentence

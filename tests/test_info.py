@@ -8,11 +8,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import pytest
-
 import pydtnn
 from pydtnn import info
 from pydtnn.kernels.cuda import libraries
+from tests.each import each
 
 
 def test_what_is_collected_survives_json():
@@ -49,7 +48,7 @@ def test_the_report_names_every_part():
         assert f"\n{name}" in f"\n{done.stdout}"
 
 
-@pytest.mark.parametrize("missing", ["mpi4py", "cupy"])
+@each("missing", ["mpi4py", "cupy"])
 def test_a_missing_package_is_a_reason_and_no_error(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)  # the import system then raises ImportError
     report = {"mpi4py": info._mpi, "cupy": lambda: info._gpu()["GPU"]}[missing]()

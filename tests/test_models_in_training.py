@@ -18,6 +18,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 
 SHAPE = (16, 16, 3)
 
@@ -73,7 +74,7 @@ def test_two_ranks_take_the_step_of_one(
     assert max(np.abs(after[key] - before[key]).max() for key in after) > 1e-3
 
 
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_a_checkpoint_continues_with_the_same_bytes(name: str, tmp_path: Path) -> None:
     expected = trained(trainer_of(name, Serial()), epochs=2)
     first = trainer_of(name, Serial())

@@ -352,7 +352,7 @@ def test_clipping_scales_all_gradients_by_their_common_norm(backend):
             np.testing.assert_allclose(step, expected, rtol=rtol, atol=1e-6 * rtol)
 
 
-@pytest.mark.parametrize("kind", [partial(SGD, momentum=0.9), Adam, AdamW])
+@each("kind", [partial(SGD, momentum=0.9), Adam, AdamW])
 def test_a_rule_that_takes_the_factor_of_clipping_has_the_same_bytes(kind, monkeypatch):
     backend, results = create_backend("cpu"), []
     for scales in (True, False):

@@ -21,6 +21,7 @@ from pydtnn.runs import load_run
 from pydtnn.saving import load, save_model
 from pydtnn.train import main as train
 from tests.data.image_files import write_images
+from tests.each import each
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 
@@ -31,7 +32,7 @@ def digits(*last: Softmax | Identity) -> Model:
     return model
 
 
-@pytest.mark.parametrize("last", [[], [Softmax]], ids=["logits", "probabilities"])
+@each("last", [[], [Softmax]])
 def test_the_class_and_its_probability_are_printed(
     last: list[type[Softmax]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +66,7 @@ def test_names_of_classes_of_a_stranger_are_printed_in_one_line_without_control_
     assert r"\nother.png: dog\u202e" in out
 
 
-@pytest.mark.parametrize("rotation", [True, False])
+@each("rotation", [True, False])
 def test_photographs_are_turned_as_in_training(rotation: bool, tmp_path: Path) -> None:
     root, metadata = write_images(tmp_path / "data"), Image.Exif()
     metadata[0x0112] = 3
@@ -79,7 +80,7 @@ def test_photographs_are_turned_as_in_training(rotation: bool, tmp_path: Path) -
     np.testing.assert_array_equal(shown[0], pixels[::-1, ::-1] if rotation else pixels)
 
 
-@pytest.mark.parametrize(("task", "outputs"), [("numbers", 2), ("labels", 2), ("labels", 1)])
+@each(("task", "outputs"), [("numbers", 2), ("labels", 2), ("labels", 1)])
 def test_numbers_and_independent_labels_are_printed(
     task: str, outputs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +109,7 @@ def test_another_size_and_colours_are_converted(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-@pytest.mark.parametrize("shape", [(8, 8, 3), (6, 10, 1)])
+@each("shape", [(8, 8, 3), (6, 10, 1)])
 def test_images_of_a_folder_are_resized_and_cropped_as_those_of_a_data_set(
     shape: tuple[int, int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

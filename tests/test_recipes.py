@@ -14,7 +14,6 @@ import pytest
 
 from pydtnn.train import main
 from tests.digits import needs_digits
-from tests.each import each
 
 pytestmark = needs_digits
 
@@ -82,16 +81,6 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "curves": lambda names: len(names["trainer"].losses) == 4 * 23,
 }
 """What must hold of a block's names, where the block's own assertions do not say it."""
-
-
-@each("name", BLOCKS)
-def test_a_recipe_has_at_most_15_lines(name: str) -> None:
-    lines = [line for line in BLOCKS[name].splitlines() if line.strip()]
-    assert len(lines) <= 15
-
-
-def test_there_are_30_recipes() -> None:
-    assert len(BLOCKS) >= 30
 
 
 @pytest.mark.few(3)

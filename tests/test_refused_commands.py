@@ -17,6 +17,7 @@ from pydtnn.comm import Communicator
 from pydtnn.train import main as train
 from pydtnn.utils.errors import AgreedError
 from tests.data.image_files import write_images
+from tests.each import each
 from tests.small_run import TINY
 
 NEW = ["--output-dir=new/run"]
@@ -277,7 +278,7 @@ def content(root: Path) -> dict[str, bytes | None]:
     }
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_a_refused_command_changes_no_byte_of_any_folder(
     case: str,
     place: Path,

@@ -51,7 +51,7 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 
 @needs_digits
 @pytest.mark.long
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@each("notebook", NOTEBOOKS)
 def test_a_notebook_runs_from_top_to_bottom(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

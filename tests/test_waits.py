@@ -17,6 +17,7 @@ import pytest
 from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from pydtnn.tracing.records import file_of
 from tests.ahead import mpiexec
+from tests.each import each
 from tests.launch import ROOT, Finished, Program, why_not
 from tests.ranks import monitor_process, rank_processes, wait_for
 from tests.small_run import TINY, TRAIN, processes_in
@@ -166,14 +167,14 @@ def training(folder: Path, *options: str) -> Program:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("act", [signal.SIGKILL, signal.SIGSTOP])
+@each("act", [signal.SIGKILL, signal.SIGSTOP])
 def test_ranks_keep_deadlines_without_the_monitor(act: int, tmp_path: Path) -> None:
     lose_the_monitor(act, 1, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.matrix
-@pytest.mark.parametrize("case", range(20))
+@each("case", range(20))
 def test_ranks_keep_deadlines_without_the_monitor_at_any_moment(case: int, tmp_path: Path) -> None:
     time.sleep(0.05 * case)
     lose_the_monitor((signal.SIGKILL, signal.SIGSTOP)[case % 2], case % 3, tmp_path)
@@ -208,7 +209,7 @@ def test_a_monitor_that_is_stopped_does_not_outlive_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("everywhere", [False, True], ids=["rank", "job"])
+@each("everywhere", [False, True])
 def test_a_signal_prints_the_table_and_training_goes_on(everywhere: bool, tmp_path: Path) -> None:
     with training(tmp_path) as program:
         if everywhere:

@@ -78,7 +78,7 @@ def test_a_folder_instead_of_a_file_is_told_in_a_sentence(tmp_path: Path) -> Non
         load_weights(small_model(), tmp_path)
 
 
-@pytest.mark.parametrize("cut", [0, 5, 40, -1], ids=["empty", "in size", "in header", "in data"])
+@each("cut", [0, 5, 40, -1])
 def test_a_file_that_is_cut_short_is_refused_and_the_model_stays(cut: int, tmp_path: Path) -> None:
     path, model = tmp_path / "w.safetensors", small_model(seed=1)
     path.write_bytes(encode(small_model().state())[:cut])
@@ -206,7 +206,7 @@ def first(value: complex) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: np.concatenate([[value], array.reshape(-1)[1:]]).reshape(array.shape)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "change", "words"),
     [
         ("head.w", first(math.nan), "head.w must be finite, got nan"),
@@ -247,7 +247,7 @@ def test_numbers_that_cannot_be_weights_are_refused_by_name_and_the_model_stays(
     assert encode(model.state()) == before
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@each("dtype", ["float16", "float32", "float64"])
 def test_floats_of_any_size_are_taken_where_they_fit(dtype: str, tmp_path: Path) -> None:
     state = {name: array.astype(dtype) for name, array in small_model().state().items()}
     (tmp_path / "w.safetensors").write_bytes(encode(state))
@@ -267,7 +267,7 @@ def test_a_change_that_leaves_a_file_readable_is_found_by_its_checksum(tmp_path:
     assert encode(model.state()) == before
 
 
-@pytest.mark.parametrize("metadata", [None, {"pydtnn": "0.4.0"}, {"format": "pt"}])
+@each("metadata", [None, {"pydtnn": "0.4.0"}, {"format": "pt"}])
 def test_files_without_a_checksum_are_read(metadata: dict[str, str] | None, tmp_path: Path) -> None:
     """Those of earlier versions and of other programs."""
     model, other = small_model(), small_model(seed=1)
@@ -276,7 +276,7 @@ def test_files_without_a_checksum_are_read(metadata: dict[str, str] | None, tmp_
     assert encode(other.state()) == encode(model.state())
 
 
-@pytest.mark.parametrize("value", ["0.4.0 sha256:12", "0.4.0 sha25", "0.4.0 sha256:" + "g" * 64])
+@each("value", ["0.4.0 sha256:12", "0.4.0 sha25", "0.4.0 sha256:" + "g" * 64])
 def test_a_damaged_checksum_is_not_taken_for_none(value: str, tmp_path: Path) -> None:
     model = small_model()
     (tmp_path / "w.safetensors").write_bytes(save(model.state(), {"pydtnn": value}))
@@ -322,7 +322,7 @@ def test_arrays_of_one_side_only_are_reported_and_never_checked_as_weights(tmp_p
     np.testing.assert_array_equal(model.state()["head.w"], state["head.w"])
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@each("strict", [True, False])
 def test_numbers_that_are_loaded_are_checked_in_any_case(strict: bool, tmp_path: Path) -> None:
     path = replaced("head.w", first(math.nan), tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match="head.w must be finite, got nan"):
@@ -342,7 +342,7 @@ def with_prefix(prefix: str) -> dict[str, np.ndarray]:
     return {prefix + name: array for name, array in small_model().state().items()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("prefix", "rename"),
     [
         ("net.", {"net": ""}),
@@ -375,7 +375,7 @@ def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused(tmp_path
     }
 
 
-@pytest.mark.parametrize("rename", [{"head": None}, lambda n: None if n[:4] == "head" else n])
+@each("rename", [{"head": None}, lambda n: None if n[:4] == "head" else n])
 def test_arrays_renamed_to_none_are_skipped(rename: Any, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_weights(small_model(), path)
@@ -386,7 +386,7 @@ def test_arrays_renamed_to_none_are_skipped(rename: Any, tmp_path: Path) -> None
         load_weights(head_of(7), path, rename=rename)
 
 
-@pytest.mark.parametrize(
+@each(
     ("rename", "error", "words"),
     [
         ({"hed": "head"}, ValueError, r"rename: 'hed' matches none of the arrays .*head.w"),

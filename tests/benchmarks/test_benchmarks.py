@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 WITHOUT_TORCH = (
     "import runpy, sys\n"
     "sys.modules['torch'] = None\n"  # cannot be imported, nor found
@@ -38,7 +40,7 @@ def row(table: list[str], *start: str) -> list[str]:
     return found[len(start) :]
 
 
-@pytest.mark.parametrize("name", ["parallel", "comm.default"])
+@each("name", ["parallel", "comm.default"])
 def test_a_benchmark_of_several_ranks_refuses_one(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

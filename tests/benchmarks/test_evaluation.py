@@ -24,6 +24,7 @@ from benchmarks.evaluation.report import scaling
 from benchmarks.evaluation.running import counter_of, disturbance
 from benchmarks.evaluation.traces import RULES, Profile, Traced, read_profile, states_of
 from pydtnn.tracing.analysis.states import State
+from tests.each import each
 
 SMALL = """frameworks: [pydtnn]
 networks: [mlp]
@@ -62,7 +63,7 @@ def test_adapters_are_short() -> None:
         assert 0 < framework.lines() <= 120
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         (("[pydtnn]", "[pydtn]"), "unknown framework 'pydtn'; did you mean 'pydtnn'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
+from tests.each import each
 
 
 def results(folder, **files):
@@ -29,7 +29,7 @@ def test_nothing_is_kept_of_which_nothing_is_known(tmp_path):
 FILE = {"state": "passed", "passed": 3, "on_gpu": 2, "failed": 0, "skipped": 0, "told": []}
 
 
-@pytest.mark.parametrize(
+@each(
     ("files", "verdict"),
     [
         ({"a": FILE}, "PASS"),
@@ -65,7 +65,7 @@ def row(eager, compiled, failed=None):
     return {"ratio": {k: v for k, v in ratio.items() if v}, "failed": failed or {}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "verdicts"),
     [
         ({"float32": row(2.6, 1.2), "bfloat16": row(2.5, 1.1)}, ("PASS", "PASS")),
@@ -91,7 +91,7 @@ def test_ratios_must_all_be_there_and_large_enough(tmp_path, rows, verdicts):
         assert "cannot" in seen(tmp_path, names[1]).figure
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "verdict"),
     [
         ({"cold": {"add": 0.9}, "failed": {}, "complete": True}, "PASS"),
@@ -110,7 +110,7 @@ def side(accuracy, seconds):
     return {"accuracy": accuracy, "seconds": seconds, "first": 1.0, "evaluation": 1.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("sides", "failed", "verdict"),
     [
         ({"ours": side(0.900, 9), "eager": side(0.902, 20)}, {}, "PASS"),

@@ -147,7 +147,7 @@ def test_frozen_parameters_stay_and_thawed_ones_start_a_new_average(comm: Commun
         assert (trainer.model.state()[name] != before[name]).any(), name
 
 
-@pytest.mark.parametrize("frozen", [[], ["conv2d0"]])
+@each("frozen", [[], ["conv2d0"]])
 def test_a_run_with_frozen_parameters_is_resumed_to_the_same_bytes(
     frozen: list[str], tmp_path: Path
 ) -> None:

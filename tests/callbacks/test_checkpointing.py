@@ -38,7 +38,7 @@ def steps_saved(directory: Path) -> list[int]:
     return [int(path.name.rpartition("-")[2]) for path in find_checkpoints(directory)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "expected"),
     [
         ({"every_epochs": 1, "keep": 9}, [4, 8, 12]),

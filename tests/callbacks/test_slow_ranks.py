@@ -19,6 +19,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel import AllReduce
 from pydtnn.training import Trainer
 from pydtnn.utils.observer import Kind
+from tests.each import each
 
 
 class Slow(ArrayDataset):
@@ -66,7 +67,7 @@ def train(comm: Communicator, where: str) -> None:
 
 
 @pytest.mark.measure
-@pytest.mark.parametrize("where", ["data", "forward", "callback Late"])
+@each("where", ["data", "forward", "callback Late"])
 def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Gossip, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_training import STEPS, small_fit, small_trainer
 
 pytestmark = pytest.mark.skipif(  # its import imports PyTorch
@@ -61,7 +62,7 @@ def curves(folder: Path) -> dict[str, dict[int, float]]:
 
 
 @pytest.mark.threads(1, 2)
-@pytest.mark.parametrize("scheme", [AllReduce, Gossip, lambda comm: LocalSGD(comm, period=3)])
+@each("scheme", [AllReduce, Gossip, lambda comm: LocalSGD(comm, period=3)])
 def test_curves_have_the_history_and_the_losses_of_steps(
     comm: Communicator, tmp_path: Path, scheme: Any
 ) -> None:

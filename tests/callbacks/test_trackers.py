@@ -21,6 +21,7 @@ from pydtnn.data.inputs import inputs_of
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_run import TINY
 from tests.small_training import STEPS, small_data, small_fit, small_trainer
 
@@ -109,7 +110,7 @@ def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step() -
     assert [name for name, _ in notes.calls] == ["begin"]
 
 
-@pytest.mark.parametrize("what", ["report", "model", "end"])
+@each("what", ["report", "model", "end"])
 def test_a_tracker_that_fails_later_is_a_warning(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,7 +129,7 @@ def test_the_model_may_be_left_out() -> None:
     assert [name for name, _ in notes.calls] == ["begin", "report", "end"]
 
 
-@pytest.mark.parametrize("kind", [MLflow, WandB])
+@each("kind", [MLflow, WandB])
 def test_a_tracker_needs_a_name_and_its_package(
     kind: type[Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ def type_keys(terminal: int, keys: str, pattern: str) -> str:
     pytest.fail(f"the shell has printed {text!r}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "arguments"),
     [
         ("pydtnn interch", "interchange"),

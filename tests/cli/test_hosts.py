@@ -14,7 +14,7 @@ from pydtnn.launch import Launch
 from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
         ["mpirun", "-np", "8", "-hosts", "a:4,b:4"],
@@ -30,7 +30,7 @@ def test_ranks_and_hosts_are_read_and_replaced(command: list[str], tmp_path: Pat
     assert new[0] == command[0]
 
 
-@pytest.mark.parametrize("lines", ["a slots=2\n# none\nb slots=6\n", "a:2\n\nb:6 # two\n"])
+@each("lines", ["a slots=2\n# none\nb slots=6\n", "a:2\n\nb:6 # two\n"])
 def test_a_file_of_hosts_is_read_and_replaced(lines: str, tmp_path: Path) -> None:
     file, new = tmp_path / "given", tmp_path / "hosts"
     file.write_text(lines)
@@ -80,9 +80,7 @@ def test_hosts_that_do_not_answer_are_found_each_once() -> None:
     assert sorted(command[1] for command in asked) == ["a", "gone", "late"]
 
 
-@pytest.mark.parametrize(
-    "name", ["-oProxyCommand=touch x", "user@-oProxyCommand", "$(touch x)", "a;b"]
-)
+@each("name", ["-oProxyCommand=touch x", "user@-oProxyCommand", "$(touch x)", "a;b"])
 def test_a_name_that_a_program_takes_for_an_option_or_for_code_is_refused(
     name: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pydtnn.data import pack_shards
 from pydtnn.train import main
 from tests.data.image_files import pixels_of, write_images
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TRAIN, only_line
 
@@ -77,7 +78,7 @@ def test_weights_are_the_same_bytes_from_files_shards_and_arrays_on_1_and_2_rank
     assert set(weights.values()) == {weights["arrays", 1]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "words"),
     [
         ("train/bee/3.png", b"\x89PNG\r\n\x1a\n", "train/bee/3.png"),

@@ -12,13 +12,14 @@ import pytest
 from pydtnn.predict import main as predict
 from pydtnn.train import main, show_logs
 from tests.data.image_files import write_images
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "shown"),
     [
         ({"rank": 0}, ["w", "e"]),

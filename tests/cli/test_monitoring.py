@@ -12,6 +12,7 @@ from pydtnn.cli.build import create_job
 from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, Serial
 from pydtnn.train import main
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
@@ -24,9 +25,7 @@ def course(step):
 """
 
 
-@pytest.mark.parametrize(
-    ("options", "every"), [([], 100), (["--check-equal=7"], 7), (["--check-equal=0"], None)]
-)
+@each(("options", "every"), [([], 100), (["--check-equal=7"], 7), (["--check-equal=0"], None)])
 @pytest.mark.threads(2)
 def test_ranks_are_compared_unless_it_is_turned_off(
     comm: Communicator, tmp_path: Path, options: list[str], every: int | None

@@ -117,7 +117,7 @@ def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
         parse(["--config", str(tmp_path / "run.yaml")])
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         b"\xef\xbb\xbflr: 0.5\nepochs: 3\n",
@@ -126,14 +126,13 @@ def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
         b'{"lr": 0.5, "epochs": 3}',
         b"%YAML 1.2\n---\nlr: .5 # half\nepochs: 0o3\n...\n",
     ],
-    ids=["byte order mark", "line ends", "flow", "JSON", "document"],
 )
 def test_files_of_any_editor_are_read(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(content)
     assert parse(["--config", str(tmp_path / "run.yaml")]) == TrainConfig(lr=0.5, epochs=3)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "12:30",
@@ -200,7 +199,7 @@ def test_the_short_help_page_has_the_most_used_options_and_names_the_sections(
     assert f"--help SECTION those of a section: {', '.join((*GROUPS, 'names'))}" in words
 
 
-@pytest.mark.parametrize("section", ["device", "Dev", "virtual ranks", "ranks", "data"])
+@each("section", ["device", "Dev", "virtual ranks", "ranks", "data"])
 def test_a_section_of_the_help_page_is_named_by_the_beginning_of_a_word(
     section: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

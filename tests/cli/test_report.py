@@ -13,6 +13,7 @@ from pydtnn.cli.report import print_report
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules import auto
 from pydtnn.comm.schedules.rule import VENDOR
+from tests.each import each
 
 DATA = {"samples": 512, "classes": 4, "shape": [8, 8, 1]}
 
@@ -29,7 +30,7 @@ def reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], hosts: str, **o
     return {name: value.strip() for name, value in pairs}
 
 
-@pytest.mark.parametrize(
+@each(
     ("hosts", "said"),
     [
         ("ab", "direct, vendor up to 8 KiB: there are 2 hosts of 1 rank"),

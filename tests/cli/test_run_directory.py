@@ -18,6 +18,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.train import main
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_run import TINY
 from tests.small_training import Recorder, small_fit, small_trainer
 
@@ -105,7 +106,7 @@ def test_what_another_run_is_writing_is_not_taken_for_something_left(tmp_path: P
 LOST = "was removed or renamed while the run was writing in it"
 
 
-@pytest.mark.parametrize("how", ["removed", "renamed"])
+@each("how", ["removed", "renamed"])
 def test_a_folder_that_is_lost_is_told_at_the_next_write_and_the_run_fails_with_its_results_written(
     how: str,
     tmp_path: Path,

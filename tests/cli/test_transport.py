@@ -94,7 +94,7 @@ def test_two_ranks_may_share_a_gpu_where_nccl_was_told_so(monkeypatch: pytest.Mo
         run_threads(2, rank, 23003)
 
 
-@pytest.mark.parametrize(("gpus", "numbers"), [(8, [0, 1, 2]), (2, [0, 1, 0]), (1, [0, 0, 0])])
+@each(("gpus", "numbers"), [(8, [0, 1, 2]), (2, [0, 1, 0]), (1, [0, 0, 0])])
 def test_each_rank_takes_the_gpu_of_its_number(
     gpus: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from pydtnn.perfmodel.virtual.steps import time_steps
 from pydtnn.tracing.records import RECORD, read_traces
 from pydtnn.train import main
 from tests.cli.test_auto import BASE, DECLARED, NEEDS, VALUES, WITH
+from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -67,7 +68,7 @@ def test_a_trace_has_virtual_times(tmp_path: Path) -> None:
         assert steps["duration"].sum() * 1e-9 == pytest.approx(seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "told"),
     [
         (["--virtual-ranks=2"], "--virtual-ranks requires --platform"),

@@ -33,21 +33,21 @@ def check(name: str, isa: int, x: np.ndarray, y: np.ndarray) -> None:
     np.testing.assert_array_equal(bits(x), bits(expected))
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@each("name", COMPILED)
 def test_sums_are_those_of_the_reference(name, isa, rng):
     for size in SIZES:
         x, y = (rng.standard_normal(size).astype(TYPES[name]) for _ in range(2))
         check(name, isa, x, y)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@each("name", COMPILED)
 def test_arrays_may_begin_anywhere(name, isa, rng):
     for begin in (1, 3):
         x, y = (rng.standard_normal(100).astype(TYPES[name]) for _ in range(2))
         check(name, isa, x[begin:], y[begin:])
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@each("name", ["float16", "bfloat16"])
 def test_every_value_of_16_bits_is_added_as_in_the_reference(name, isa, rng):
     values = np.arange(2**16, dtype="uint16").view(TYPES[name])
     near = np.roll(values, 1)
@@ -55,7 +55,7 @@ def test_every_value_of_16_bits_is_added_as_in_the_reference(name, isa, rng):
         check(name, isa, values.copy(), other)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "x", "y", "total"),
     [
         ("float16", 2048, 1, 2048),  # half way between 2048 and 2050: to the even mantissa

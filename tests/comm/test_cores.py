@@ -8,6 +8,7 @@ import pydtnn.comm.cores
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.serial import Serial
 from pydtnn.utils import machine
+from tests.each import each
 
 
 class Described(Serial):
@@ -39,7 +40,7 @@ def no_wish(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cores", "hosts", "expected"),
     [
         ([[0, 1, 2, 3, 4, 5]] * 2, None, [3, 3]),
@@ -49,13 +50,12 @@ def no_wish(monkeypatch):
         ([[0, 1, 2, 3]] * 3, [0, 0, 2], [2, 2, 4]),
         ([[0, 1, 2, 3], [0, 1, 2, 3], [2, 3]], None, [1, 1, 1]),
     ],
-    ids=["shared", "a remainder", "more ranks than cores", "pinned", "two hosts", "overlapping"],
 )
 def test_ranks_share_the_cores_of_their_host(monkeypatch, cores, hosts, expected):
     assert threads_of_all(monkeypatch, cores, hosts) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("quotas", "expected"),
     [
         ([{"pod": Fraction(4)}] * 2, [2, 2]),
@@ -63,13 +63,12 @@ def test_ranks_share_the_cores_of_their_host(monkeypatch, cores, hosts, expected
         ([{"a": Fraction(5)}, {"b": Fraction(1, 2)}], [4, 1]),
         ([{"job": Fraction(6), "job/a": Fraction(2)}, {"job": Fraction(6)}], [2, 3]),
     ],
-    ids=["shared", "less than one each", "one each", "a group within a group"],
 )
 def test_ranks_share_the_time_that_a_control_group_may_use(monkeypatch, quotas, expected):
     assert threads_of_all(monkeypatch, [[*range(8)]] * 2, quotas=quotas) == expected
 
 
-@pytest.mark.parametrize("wish", ["3", " 3 ", "3,2"])
+@each("wish", ["3", " 3 ", "3,2"])
 def test_omp_num_threads_wins(monkeypatch, wish):
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     assert threads_of_all(monkeypatch, [[0]] * 2) == [3, 3]

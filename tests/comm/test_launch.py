@@ -6,6 +6,7 @@ import pytest
 
 from pydtnn.comm import create_communicator
 from pydtnn.utils.launcher import _RANK_VARIABLES, _SIZE_VARIABLES, launched, launched_ranks
+from tests.each import each
 from tests.launch import is_openmpi
 
 
@@ -26,13 +27,13 @@ def test_a_process_by_itself_is_serial_and_needs_no_mpi4py(no_mpi4py):
     assert launched_ranks() is None
 
 
-@pytest.mark.parametrize("name", _RANK_VARIABLES)
+@each("name", _RANK_VARIABLES)
 def test_a_launcher_is_recognised_by_what_it_sets(monkeypatch, name):
     monkeypatch.setenv(name, "0")
     assert launched()
 
 
-@pytest.mark.parametrize("name", _SIZE_VARIABLES)
+@each("name", _SIZE_VARIABLES)
 def test_the_launcher_says_how_many_it_started(monkeypatch, name):
     monkeypatch.setenv(name, "3")
     assert launched_ranks() == 3
@@ -55,8 +56,8 @@ def test_srun_without_mpi_is_refused(monkeypatch):
         create_communicator()
 
 
-@pytest.mark.parametrize("text", ["x", "0", "-1", "2.5"])
-@pytest.mark.parametrize("name", _SIZE_VARIABLES)
+@each("text", ["x", "0", "-1", "2.5"])
+@each("name", _SIZE_VARIABLES)
 def test_a_number_of_ranks_that_is_none_is_refused_by_its_name(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match=f"^{name}: expected a positive number.*got '{text}'"):

@@ -31,7 +31,6 @@ class TestMpiAsleep(CommunicatorContract):
         lambda comm, x: comm.iallreduce(x),
         lambda comm, x: comm.reduce_scatter(x, [1] * comm.size, np.empty(1)),
     ],
-    ids=["allreduce", "iallreduce", "reduce_scatter"],
 )
 def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm, monkeypatch, call):
     # Every library at hand can reduce float16, so it is made to try what no library can.

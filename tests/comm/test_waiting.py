@@ -14,9 +14,10 @@ from pydtnn.comm.waiting import (
     sleep_until,
     sleeps,
 )
+from tests.each import each
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(None, False), ("poll", False), ("sleep", True)])
+@each(("mode", "expected"), [(None, False), ("poll", False), ("sleep", True)])
 def test_the_environment_says_how_ranks_wait(monkeypatch, mode, expected):
     monkeypatch.delenv(VARIABLE, raising=False)
     if mode:
@@ -71,7 +72,7 @@ class _Library:
         return len(self.calls) > 0
 
 
-@pytest.mark.parametrize("waited", [0.0, 1e-5, 1e-3, 0.1, 3.0])
+@each("waited", [0.0, 1e-5, 1e-3, 0.1, 3.0])
 def test_the_number_of_tests_in_a_wait_is_that_of_the_loop(waited, monkeypatch):
     each, now, count = 5e-5, 0.0, 0
 

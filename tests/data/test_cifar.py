@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydtnn.data import Dataset, Loader, cifar, load_cifar10, load_cifar100
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100, NAMES_10, NAMES_100
 from tests.data.pickles import array, numbers, pickled, string
+from tests.each import each
 
 Records = NDArray[np.uint8]
 
@@ -68,8 +69,8 @@ def check(data: Dataset, files: list[Records], column: int, label_bytes: int) ->
     assert y.dtype == np.int64
 
 
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("version", ["binary", "python 2", "python 3"])
+@each("inside", [True, False])
+@each("version", ["binary", "python 2", "python 3"])
 def test_cifar10_is_read_in_all_versions_from_the_folder_or_the_one_around_it(
     tmp_path: Path, rng: np.random.Generator, version: str, inside: bool
 ) -> None:
@@ -87,8 +88,8 @@ def test_cifar10_is_read_in_all_versions_from_the_folder_or_the_one_around_it(
     assert test.mean is train.mean
 
 
-@pytest.mark.parametrize(("labels", "column", "classes"), [("coarse", 0, 20), ("fine", 1, 100)])
-@pytest.mark.parametrize("version", ["binary", "python 2"])
+@each(("labels", "column", "classes"), [("coarse", 0, 20), ("fine", 1, 100)])
+@each("version", ["binary", "python 2"])
 def test_cifar100_has_fine_and_coarse_labels_in_both_versions(
     tmp_path: Path,
     rng: np.random.Generator,
@@ -121,7 +122,7 @@ def test_a_batch_without_samples_can_be_read(tmp_path: Path, rng: np.random.Gene
     assert (x.shape, y.shape) == ((0, 32, 32, 3), (0,))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "reason"),
     [
         (lambda b: b[:-1], "must contain records of 3073 bytes, got 9218 bytes"),
@@ -142,7 +143,7 @@ def test_a_damaged_binary_file_is_told_with_its_name_in_one_sentence(
 DATA = np.zeros((2, 3072), np.uint8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "reason"),
     [
         ({"data": DATA}, "must contain the numbers 'labels'"),
@@ -180,7 +181,7 @@ def test_the_real_cifar10_is_read(real_data: Callable[[str], Path]) -> None:
     np.testing.assert_array_equal(batch.y, train.read(batch.samples)[1])
 
 
-@pytest.mark.parametrize("version", ["binary", "python 3"])
+@each("version", ["binary", "python 3"])
 def test_a_file_that_is_cut_at_the_end_of_an_image_is_refused(
     tmp_path: Path, rng: np.random.Generator, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

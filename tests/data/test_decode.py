@@ -82,8 +82,8 @@ def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(
     assert fast > 60
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA"])
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@each("mode", ["1", "L", "LA", "P", "RGBA"])
+@each("channels", [1, 3, 4])
 def test_images_of_any_mode_get_the_channels_asked_for(
     pixels: NDArray[np.uint8], mode: str, channels: int
 ) -> None:
@@ -190,7 +190,7 @@ def test_damaged_metadata_turn_nothing(pixels: NDArray[np.uint8]) -> None:
     np.testing.assert_array_equal(Decoder("test")(file.getvalue(), "a.jpg"), plain)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".eps"])
+@each("suffix", [".png", ".jpg", ".eps"])
 def test_no_program_is_started_for_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:

@@ -29,10 +29,11 @@ from tests.data.image_files import (
     write_image,
     write_images,
 )
+from tests.each import each
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "jpeg", "PNG"])
-@pytest.mark.parametrize("test", ["val", "validation", "test"])
+@each("suffix", ["png", "jpg", "jpeg", "PNG"])
+@each("test", ["val", "validation", "test"])
 def test_images_have_the_classes_of_their_folders(tmp_path: Path, suffix: str, test: str) -> None:
     root = write_images(tmp_path, suffix)
     (root / "val").rename(root / test)
@@ -125,7 +126,7 @@ def test_weights_of_classes_are_counted_without_decoding(
     np.testing.assert_allclose(balanced_weights(train) * COUNTS["train"], 16 / 3)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@each("threads", [1, 3])
 def test_ranks_decode_only_their_shares(tmp_path: Path, threads: int) -> None:
     train, _ = load_folder(data_dir=write_images(tmp_path))
     assert train.mean is not None
@@ -159,7 +160,7 @@ def nothing(root: Path) -> None:
     pass
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "options", "reason"),
     [
         (remove("."), {}, "the folder .* does not exist; specify a folder that contains"),
@@ -276,7 +277,7 @@ def test_bad_files_are_omitted_if_this_is_set(
     assert capsys.readouterr().out.endswith("good: 22 images can be read\n")
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@each("size", [1, 2])
 def test_the_examination_names_all_damaged_images(tmp_path: Path, size: int) -> None:
     root = write_images(tmp_path)
     for part in ("train/ant/3.png", "train/cat/0.png", "train/cat/3.png"):
@@ -304,7 +305,7 @@ def test_names_of_classes_have_one_form_of_unicode(tmp_path: Path) -> None:
     assert load_folder(data_dir=tmp_path)[0].labels.tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@each("packed", [False, True])
 def test_photographs_are_turned_unless_this_is_switched_off(tmp_path: Path, packed: bool) -> None:
     root, metadata = write_images(tmp_path / "data"), image.Exif()
     metadata[0x0112] = 3

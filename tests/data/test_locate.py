@@ -6,6 +6,7 @@ import pytest
 
 from pydtnn.data import data_folder, load_dataset
 from pydtnn.data.download import Layout, Source, locate
+from tests.each import each
 
 LAYOUTS = (Layout(("first", "."), ("a", "b")), Layout(("second",), ("c",)))
 
@@ -58,7 +59,7 @@ def test_files_are_fetched_only_where_they_are_missing(
     assert fetched == [("it", sources, tmp_path / "new")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("files", "reason"),
     [
         (
@@ -79,7 +80,7 @@ def test_missing_files_are_told_with_the_way_to_get_them(
         locate("it", LAYOUTS, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100"])
+@each("name", ["mnist", "cifar10", "cifar100"])
 def test_a_missing_data_folder_is_told_with_the_way_to_get_the_data(
     tmp_path: Path, name: str
 ) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401  # makes "bfloat16" a dtype
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from pydtnn.data import (
@@ -49,9 +48,9 @@ def batches(data: ArrayDataset, **options: Any) -> list[Batch]:
         return list(loader.epoch(2))
 
 
-@pytest.mark.parametrize("name", ["numpy", "cpu"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("augment", [(), AUGMENT, AUGMENT[1:]], ids=["none", "all", "in place"])
+@each("name", ["numpy", "cpu"])
+@each("dtype", ["float32", "float64", "float16", "bfloat16"])
+@each("augment", [(), AUGMENT, AUGMENT[1:]])
 def test_raw_batches_become_those_that_the_loader_prepares(
     images: ArrayDataset, augment: tuple[Augmentation, ...], dtype: str, name: str
 ) -> None:
@@ -91,14 +90,13 @@ def test_float_targets_are_what_a_model_s_outputs_are(images: ArrayDataset) -> N
         np.testing.assert_array_equal(batch.y, data.y[batch.samples].astype(output))
 
 
-@pytest.mark.parametrize(
+@each(
     ("augment", "reason"),
     [
         ((RandomCrop(1), Negative()), "Negative has no kernel of its own"),
         ((Unpadded(1),), "Unpadded has no kernel of its own"),
         ((HorizontalFlip(),) * 5, "there are 5 augmentations, and the device takes 4"),
     ],
-    ids=["own", "derived", "many"],
 )
 def test_what_the_device_cannot_do_is_done_here_and_the_loader_says_why(
     images: ArrayDataset, augment: tuple[Augmentation, ...], reason: str

@@ -19,6 +19,7 @@ from pydtnn.data.order import permutation
 from pydtnn.data.packing import PROGRESS
 from pydtnn.data.shards import INDEX, read_index
 from tests.data.image_files import CLASSES, pixels_of, read_all, write_image, write_images
+from tests.each import each
 
 SMALL = 400
 """Length of the images of a shard, in B: two of the small ones."""
@@ -41,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@each("suffix", ["png", "jpg"])
 def test_shards_have_the_samples_of_the_folder_in_its_order(tmp_path: Path, suffix: str) -> None:
     root = write_images(tmp_path / "images", suffix)
     packed = pack_shards(root, tmp_path / "shards", shard_bytes=900)

@@ -11,6 +11,7 @@ from pydtnn.data import Tokenizer, load_text, tokenizer, train_tokenizer
 from pydtnn.data.__main__ import main
 from pydtnn.data.inputs import check_same, inputs_of
 from pydtnn.saving.models import inputs_from_json, inputs_to_json
+from tests.each import each
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -113,7 +114,7 @@ def test_the_command_trains_on_nine_tenths(
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "sentence"),
     [
         (b"{}", "is not a tokenizer.json file"),

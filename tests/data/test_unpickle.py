@@ -12,6 +12,7 @@ import pytest
 
 from pydtnn.data.unpickle import read_pickle
 from tests.data.pickles import array, numbers, pickled, string
+from tests.each import each
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -32,7 +33,7 @@ def test_a_pickle_of_python_2_gives_its_arrays_lists_and_strings(
     assert found["batch_label"] == b"a batch"
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
+@each("order", ["C", "F"])
 def test_a_pickle_of_python_3_gives_its_arrays(
     tmp_path: Path, rng: np.random.Generator, order: Any
 ) -> None:
@@ -53,7 +54,7 @@ class Call:
         return self.call
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(
     tmp_path: Path, protocol: int
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(
     assert not made.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         pickle.dumps(Call(eval, "1")),
@@ -77,24 +78,13 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(
         b"\x80\x02U\x01xQ.",
         b"\x80\x02\x82\x01.",
     ],
-    ids=[
-        "eval",
-        "getattr",
-        "scalar",
-        "path",
-        "load",
-        "attribute",
-        "own",
-        "persistent",
-        "extension",
-    ],
 )
 def test_whatever_is_not_data_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"refers to|it cannot be read"):
         read_pickle(write(tmp_path / "batch", content))
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "reason"),
     [
         (
@@ -109,7 +99,6 @@ def test_whatever_is_not_data_is_refused(tmp_path: Path, content: bytes) -> None
         (b"not a pickle", "it cannot be read"),
         (pickle.dumps([1, 2]), "expected a pickled dictionary, got list"),
     ],
-    ids=["length", "objects", "class state", "floats", "cut", "empty", "text", "list"],
 )
 def test_a_damaged_pickle_is_told_in_one_sentence(
     tmp_path: Path, content: bytes, reason: str
@@ -133,7 +122,7 @@ DEEP = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", DEEP)
+@each("where", DEEP)
 def test_deeply_nested_objects_do_not_end_the_interpreter(tmp_path: Path, where: str) -> None:
     """Hashing a nested tuple recurses in C without a limit: 150,000 exceed a stack of 8 MiB."""
     path = write(tmp_path / "batch", DEEP[where])
@@ -149,14 +138,13 @@ def test_deeply_nested_objects_do_not_end_the_interpreter(tmp_path: Path, where:
     assert "it cannot be read" in done.stdout or where.endswith("as a value")
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         b"\x80\x02}(U\x01ar\xff\xff\xff\xffK\x01u.",
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.",
         b"\x80\x04}(\x8c\x01a\x8e\xff\xff\xff\xff\xff\xff\xff\x7fu.",
     ],
-    ids=["memo", "frame", "bytes"],
 )
 def test_a_huge_size_that_a_pickle_declares_takes_no_memory(tmp_path: Path, content: bytes) -> None:
     code = (
@@ -176,7 +164,7 @@ def test_a_huge_size_that_a_pickle_declares_takes_no_memory(tmp_path: Path, cont
     assert "memory" not in done.stdout.lower()
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_plain_data_are_read_in_every_protocol(tmp_path: Path, protocol: int) -> None:
     content = {
         "numbers": [0, 1, -1, 255, 256, -70000, 2**31, 2**63, 0.5, True, False, None],

@@ -21,6 +21,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load
 from pydtnn.saving.weights import encode
+from tests.each import each
 from tests.fuzz.damage import damage
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed; pip install h5py")
@@ -117,8 +118,8 @@ OWN = {"conv2d": "a", "batch_normalization": "b", "depthwise_conv2d": "c", "dens
 OURS = ("conv2d0", "batchnorm1", "conv2d3", "linear5")
 
 
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-@pytest.mark.parametrize("by", ["names", "order"])
+@each("suffix", [".keras", ".weights.h5"])
+@each("by", ["names", "order"])
 def test_weights_of_keras_3_are_read(by: str, suffix: str, tmp_path: Path) -> None:
     names = dict(zip(OWN, OURS, strict=True)) if by == "names" else OWN
     ours = model(0)
@@ -186,8 +187,8 @@ def test_layers_of_equal_shapes_and_of_different_classes_have_no_order_in_weight
     assert known.state()["conv2d1.b"] == 2
 
 
-@pytest.mark.parametrize("kind", ["Keras 2", "Keras 3"])
-@pytest.mark.parametrize("option", ["scale", "center"])
+@each("kind", ["Keras 2", "Keras 3"])
+@each("option", ["scale", "center"])
 def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
     kind: str, option: str, tmp_path: Path
 ) -> None:
@@ -241,7 +242,7 @@ def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
-@pytest.mark.parametrize("suffix", [".keras", ".h5", ".weights.h5"])
+@each("suffix", [".keras", ".h5", ".weights.h5"])
 def test_networks_of_keras_3_give_the_same_outputs(suffix: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
     os.environ["KERAS_BACKEND"] = "torch"
@@ -297,7 +298,7 @@ def test_networks_of_keras_3_give_the_same_outputs(suffix: str, tmp_path: Path) 
     np.testing.assert_allclose(ours.predict(x), expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("group", ["/", "model_weights"], ids=["weights", "model"])
+@each("group", ["/", "model_weights"])
 def test_weights_of_keras_are_read(group: str, tmp_path: Path) -> None:
     ours, other = model(0), model(1)
     report = load_keras_weights(ours, write(tmp_path / "net.h5", kernels(other), group))
@@ -403,7 +404,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@each("kind", HOSTILE)
 def test_files_that_refer_to_others_or_declare_other_sizes_are_refused_without_memory(
     kind: str, tmp_path: Path
 ) -> None:
@@ -481,7 +482,7 @@ def damaged(kind: str, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "message"),
     [
         (

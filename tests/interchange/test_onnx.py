@@ -49,6 +49,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
 from pydtnn.saving.weights import encode
+from tests.each import each
 from tests.interchange.runtime import assert_close, compute, randomized, samples
 from tests.saving.networks import two
 
@@ -141,7 +142,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@each("name", SEVERAL)
 def test_onnxruntime_computes_what_layers_compute(name: str, tmp_path: Path) -> None:
     model, path = randomized(Model(SEVERAL[name], (7, 9, 3))), tmp_path / "net.onnx"
     export_onnx(model, path)
@@ -189,7 +190,7 @@ class Twice(Rescale):
         super().__init__(2.0, name=name)
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "message"),
     [
         (
@@ -296,7 +297,7 @@ def refused(kind: str, path: Path) -> Path:
     return write(path, nodes, shape, tuple("nabc"), constants, opset)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "message"),
     [
         ("operator", "node asin has the operator Asin, which cannot be imported; expected one of"),
@@ -354,7 +355,7 @@ def known(model: Model, *, floats: bool = False) -> Model:
     return model
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "dtype"),
     [
         ("cnn", (8, 9, 3), "float32"),

@@ -154,7 +154,7 @@ def test_a_file_says_that_it_does_not_round_as_the_model(
     assert {entry.key: entry.value for entry in properties}["trained_as"] == "bfloat16"
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@each("name", NETWORKS)
 def test_onnxruntime_computes_what_the_network_computes(name: str, tmp_path: Path) -> None:
     net, shape = deepcopy(NETWORKS[name])
     model = randomized(Model(net, shape))

@@ -19,6 +19,7 @@ from pydtnn.interchange.onnx.reading import Reading
 from pydtnn.interchange.onnx.sequence_readers import READERS
 from pydtnn.layers import GELU, ReLU, ReLU6, Sequential, Sigmoid, SiLU, Tanh
 from pydtnn.model import Model
+from tests.each import each
 from tests.interchange.runtime import assert_close, compute, samples
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
@@ -382,7 +383,7 @@ def used(nodes: list[Any]) -> dict[str, Any]:
     return {name: array for name, array in NUMBERS.items() if name in names}
 
 
-@pytest.mark.parametrize("name", WORKS)
+@each("name", WORKS)
 def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
     nodes, shape, *opset = WORKS[name]
     path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
@@ -395,8 +396,8 @@ def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> No
         assert_close(compute(back, x), model.predict(x))
 
 
-@pytest.mark.parametrize("padding", [(2, 1), (0, 0), (1, 0)])
-@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+@each("padding", [(2, 1), (0, 0), (1, 0)])
+@each("stride", [(1, 1), (2, 1)])
 def test_output_padding_below_the_dilation_adds_rows_and_columns(
     padding: tuple[int, int], stride: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -535,7 +536,7 @@ NUMBERS |= {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@each("message", REFUSED)
 def test_a_node_that_no_layer_computes_is_refused_by_name(message: str, tmp_path: Path) -> None:
     nodes, shape, *opset = REFUSED[message]
     path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
@@ -585,7 +586,7 @@ def damaged(kind: str, path: Path) -> None:
     path.write_bytes(message.SerializeToString())
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "problem"),
     [
         (
@@ -615,7 +616,7 @@ def test_a_file_is_not_trusted(
         import_onnx(path)
 
 
-@pytest.mark.parametrize("entries", [{}, {"offset": "8", "length": "24"}])
+@each("entries", [{}, {"offset": "8", "length": "24"}])
 def test_arrays_in_a_file_beside_it_are_read(entries: dict[str, str], tmp_path: Path) -> None:
     nodes = chain(("Add", ["c6"], {}), "Relu")
     inside = import_onnx(write(tmp_path / "a.onnx", nodes, FEATURES, used(nodes)))
@@ -656,7 +657,7 @@ def of_one(count: int) -> list[Any]:
     return [node("Concat", ["x", "x"], ["b"], axis=1), *every, node("Concat", made, ["y"], axis=1)]
 
 
-@pytest.mark.parametrize("build", [in_a_row, in_one, of_one])
+@each("build", [in_a_row, in_one, of_one])
 def test_the_work_of_an_import_is_proportional_to_the_nodes(
     build: Callable[[int], list[Any]], tmp_path: Path
 ) -> None:

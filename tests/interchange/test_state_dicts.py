@@ -129,8 +129,8 @@ DAMAGES: dict[str, tuple[Callable[[Arrays], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("suffix", ["", ".safetensors"])
+@each("damage", DAMAGES)
+@each("suffix", ["", ".safetensors"])
 def test_arrays_that_do_not_fit_are_refused_in_a_sentence_and_the_model_stays(
     damage: str, suffix: str, tmp_path: Path
 ) -> None:
@@ -340,9 +340,7 @@ def test_weights_of_gpt_2_are_read_and_written(prefix: str, transposed: bool) ->
         np.testing.assert_array_equal(written[name], array)
 
 
-@pytest.mark.parametrize(
-    ("names", "transposed"), [("hugging_face", True), ("nanogpt", False)], ids=str
-)
+@each(("names", "transposed"), [("hugging_face", True), ("nanogpt", False)])
 def test_weights_are_written_in_the_names_of_a_library(
     names: str, transposed: bool, tmp_path: Path
 ) -> None:
@@ -483,7 +481,7 @@ def test_weights_of_a_saved_model_are_exported_and_imported_by_the_command(
     assert lines[1] == "matched 47 of 47 arrays by names"
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         (["import", "w.safetensors", "net"], "import: weights contain no network; give it"),

@@ -18,6 +18,7 @@ from pydtnn.interchange import load_state_dict, save_state_dict, state_dict
 from pydtnn.layers import Linear
 from pydtnn.model import Model
 from pydtnn.saving.weights import encode
+from tests.each import each
 from tests.interchange.twins import SHAPE, TWINS, logits, torch, twins
 
 SUFFIXES = (".pt", ".pth", ".safetensors")
@@ -43,8 +44,8 @@ def save(module: Any, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", TWINS)
+@each("suffix", SUFFIXES)
+@each("name", TWINS)
 def test_weights_of_pytorch_give_the_same_logits(
     name: str, suffix: str, tmp_path: Path, images: np.ndarray
 ) -> None:
@@ -55,8 +56,8 @@ def test_weights_of_pytorch_give_the_same_logits(
     assert_equal(model.predict(images), logits(module, images))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", TWINS)
+@each("suffix", SUFFIXES)
+@each("name", TWINS)
 def test_weights_from_here_give_the_same_logits(
     name: str, suffix: str, tmp_path: Path, images: np.ndarray
 ) -> None:
@@ -76,7 +77,7 @@ def test_weights_from_here_give_the_same_logits(
     assert np.abs(before - logits(module, images)).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["cnn", "positions"])
+@each("name", ["cnn", "positions"])
 def test_names_are_those_of_modules_with_the_names_of_the_layers(
     name: str, images: np.ndarray
 ) -> None:
@@ -110,7 +111,7 @@ def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(model.state()["linear.w"], [[1.5, -2.0]])
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+@each("suffix", [".safetensors", ".bin"])
 def test_an_index_of_several_files_is_read(suffix: str, tmp_path: Path, images: np.ndarray) -> None:
     module, model = twins("resnet8")
     arrays, parts = module.state_dict(), {}
@@ -146,8 +147,8 @@ class Options:
     lr: float = 0.1
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("before_1_6", [False, True])
+@each("protocol", [2, 4])
+@each("before_1_6", [False, True])
 def test_objects_of_training_scripts_are_skipped(
     protocol: int, before_1_6: bool, tmp_path: Path, images: np.ndarray
 ) -> None:
@@ -209,7 +210,7 @@ def damaged(kind: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "message"),
     [
         ("truncated pt", "expected a file of torch.save, got one that is damaged (File is not a"),

@@ -18,6 +18,7 @@ from pydtnn.interchange import load_state_dict, state_dict
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.saving.weights import encode
+from tests.each import each
 from tests.fuzz.damage import damage
 
 STORAGES = {
@@ -106,8 +107,8 @@ def model(seed: int = 0) -> Model:
     return made
 
 
-@pytest.mark.parametrize("write", [save, save_before_1_6], ids=["archive", "before 1.6"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@each("write", [save, save_before_1_6])
+@each("dtype", ["float16", "float32", "float64"])
 def test_both_formats_are_read_without_pytorch(
     write: Callable[..., Path], dtype: str, tmp_path: Path
 ) -> None:
@@ -217,8 +218,8 @@ HOSTILE: dict[str, tuple[bytes, Mapping[str, bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("strict", [True, False])
+@each("kind", HOSTILE)
+@each("strict", [True, False])
 def test_hostile_files_are_refused_in_a_sentence_and_without_memory(
     kind: str, strict: bool, tmp_path: Path
 ) -> None:
@@ -237,7 +238,7 @@ def test_hostile_files_are_refused_in_a_sentence_and_without_memory(
     assert encode(ours.state()) == before
 
 
-@pytest.mark.parametrize("what", ["weights", "other", "program"])
+@each("what", ["weights", "other", "program"])
 def test_records_that_become_large_are_refused_without_memory(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def test_an_error_whose_message_cannot_be_computed_is_told_by_its_type(error):
     assert told in describe(Unspeakable(error))
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyError])
+@each("kind", [ValueError, KeyError])
 def test_no_escape_sequence_of_a_message_reaches_the_terminal(kind, monkeypatch):
     error = kind("file \x1b[2J\x07\x9b31m \u202e name")
     assert describe(error).isprintable()

@@ -229,7 +229,7 @@ def test_targets_are_not_rounded_to_16_bits(dtype: str) -> None:
     assert trainer.evaluate(ArrayDataset(x, y)) == {"loss": 2.0**-24}
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@each("dtype", HALVES)
 def test_weights_go_from_any_dtype_to_any_other(dtype: str, tmp_path: Path) -> None:
     first, second, third = (
         Model(with_relu(), IMAGE, backend="numpy", dtype=d, seed=i)
@@ -244,7 +244,7 @@ def test_weights_go_from_any_dtype_to_any_other(dtype: str, tmp_path: Path) -> N
     np.testing.assert_array_equal(w.value, w.master.astype(dtype))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@each("dtype", HALVES)
 def test_a_resumed_training_ends_in_the_same_bytes(dtype: str, tmp_path: Path) -> None:
     whole = trainer_of(dtype, Adam())
     fit(whole, epochs=2)

@@ -106,7 +106,7 @@ REGRESSIONS = {
 }
 
 
-@pytest.mark.parametrize(("loss", "data", "outputs"), REGRESSIONS.values(), ids=REGRESSIONS)
+@each(("loss", "data", "outputs"), REGRESSIONS.values())
 def test_a_model_of_numbers_predicts_no_classes(
     loss: str, data: ArrayDataset, outputs: int, tmp_path: Path
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_model_of_numbers_predicts_no_classes(
         assert known.predict(X).shape == (24, outputs)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@each("dtype", ["float32", "int64"])
 def test_independent_labels_are_predicted_each(dtype: str, tmp_path: Path) -> None:
     data = ArrayDataset(X, (RNG.random((24, 3)) < 0.5).astype(dtype))
     data.class_names = tuple(NAMES)

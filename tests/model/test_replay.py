@@ -207,7 +207,7 @@ def test_a_subclass_of_a_layer_of_the_library_runs_by_the_loops():
     assert_same(lambda: Sequential(Flatten(), Other(10)), repeated=0)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["of the object", "of the class"])
+@each("own", [True, False])
 def test_a_pass_that_was_replaced_runs_by_the_loops(own, monkeypatch):
     original = Linear.forward
 
@@ -240,7 +240,7 @@ class Scaled(ReLU):
         return super().forward(*xs, context=context)
 
 
-@pytest.mark.parametrize("name", ["forward", "begin"])
+@each("name", ["forward", "begin"])
 def test_a_method_of_a_class_that_is_replaced_within_an_epoch_is_noticed(name, monkeypatch):
     def instead(self, *xs, context):
         y = self.empty(len(xs[0]), self.output_shape)
@@ -286,7 +286,7 @@ def test_an_attribute_of_a_layer_that_changes_counts_from_the_next_step_on():
     assert_same(dropping, repeated=0, callbacks=[Changing()])
 
 
-@pytest.mark.parametrize("kinds", [("bn",), ("conv", "bn"), ("conv",)], ids="+".join)
+@each("kinds", [("bn",), ("conv", "bn"), ("conv",)])
 def test_layers_that_are_frozen_later_have_the_same_bytes(kinds, monkeypatch):
     def both_fits():
         trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))

@@ -11,6 +11,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import MultiHeadAttention, StepContext
 from pydtnn.model import Model
 from pydtnn.models import vit
+from tests.each import each
 from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -34,8 +35,8 @@ def randomize(model: Model, rng: np.random.Generator) -> None:
     model.refresh()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("length", "features", "heads"), [(1, 4, 2), (13, 15, 3), (150, 32, 2)])
+@each("causal", [False, True])
+@each(("length", "features", "heads"), [(1, 4, 2), (13, 15, 3), (150, 32, 2)])
 def test_multi_head_attention_equals_pytorch(
     length: int, features: int, heads: int, causal: bool, backend: Backend
 ) -> None:
@@ -123,7 +124,7 @@ def their_name(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("shape", [(16, 24, 3), (4, 4, 1)])
+@each("shape", [(16, 24, 3), (4, 4, 1)])
 def test_a_vision_transformer_equals_one_of_pytorch(
     shape: tuple[int, int, int], backend: Backend
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pydtnn.interchange import load_state_dict, state_dict
 from pydtnn.model import Model
 from pydtnn.models import gpt
+from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
@@ -34,7 +35,7 @@ def logits(module: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+@each("suffix", [".safetensors", ".bin"])
 def test_logits_of_gpt_2_are_equal_after_loading_there_and_here(
     suffix: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import Layer, StepContext
 from pydtnn.model import Model
+from tests.each import each
 from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -146,7 +147,7 @@ def assert_close(ours: Array, theirs: np.ndarray, what: str) -> None:
     assert float(np.abs(ours - theirs).max(initial=0)) <= 1e-10 * scale, what
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_a_layer_equals_pytorch(case: str, backend: Backend) -> None:
     from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 

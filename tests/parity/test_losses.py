@@ -9,6 +9,7 @@ import pytest
 
 from pydtnn.kernels import Backend
 from pydtnn.losses import get_loss
+from tests.each import each
 from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -73,8 +74,8 @@ CASES: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["", "at kinks"])
-@pytest.mark.parametrize("case", CASES)
+@each("whole", [False, True])
+@each("case", CASES)
 def test_a_loss_equals_pytorch(case: str, whole: bool, backend: Backend) -> None:
     options, peer, kind = CASES[case]
     rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
+from tests.each import each
 from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -38,8 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("decay", [0.0, 0.03])
+@each("case", CASES)
+@each("decay", [0.0, 0.03])
 def test_five_steps_equal_pytorch(case: str, decay: float, backend: Backend) -> None:
     name, own, peer, options = CASES[case]
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from pydtnn.layers import StepContext
 from pydtnn.layers.blocks import Block, Graph
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
+from tests.each import each
 from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -81,9 +82,9 @@ def compare(model: Model, module: Any, xs: tuple[Any, ...], call: Any) -> None:
         assert_close(p.grad, gradients[names[name]], name)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@each("options", OPTIONS)
+@each("size", SIZES)
+@each("kind", KINDS)
 def test_all_steps_equal_pytorch(
     kind: str, size: tuple[int, ...], options: str, backend: Backend
 ) -> None:
@@ -106,8 +107,8 @@ class Classifier(torch.nn.Module):
         return self.head(self.rnn(x)[0][:, -1])
 
 
-@pytest.mark.parametrize("any_batch", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@each("any_batch", [True, False])
+@each("kind", KINDS)
 def test_an_onnx_file_of_pytorch_is_imported(kind: str, any_batch: bool, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     module, x = Classifier(kind).eval(), torch.randn(2 if any_batch else 1, 5, 3)
@@ -130,8 +131,8 @@ def last_states(result: Any) -> Any:
     return torch.cat([*states[-2:]], -1)
 
 
-@pytest.mark.parametrize("return_sequences", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@each("return_sequences", [True, False])
+@each("kind", KINDS)
 def test_samples_with_lengths_equal_packed_sequences(kind: str, return_sequences: bool) -> None:
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -154,7 +155,7 @@ def test_samples_with_lengths_equal_packed_sequences(kind: str, return_sequences
     compare(model, module, (x, lengths[:, None].astype("float64")), call)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_first_states_and_their_gradients_equal_pytorch(kind: str, cpu_backend: Backend) -> None:
     rng, (n, steps, features) = np.random.default_rng(0), (5, 6, 13)
     module = getattr(torch.nn, kind)(3, features, batch_first=True).double()

@@ -11,6 +11,7 @@ import pytest
 
 from pydtnn.callbacks import ReduceOnPlateau
 from pydtnn.schedules import Cosine, CosineRestarts, OneCycle, Polynomial, Schedule, Step
+from tests.each import each
 from tests.small_training import STEPS, small_trainer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
@@ -64,8 +65,8 @@ PAIRS: dict[str, tuple[Callable[[int], Schedule], Callable[[Any, int], Any]]] = 
 }
 
 
-@pytest.mark.parametrize("steps", [3, 7, 10, 100])
-@pytest.mark.parametrize("name", PAIRS)
+@each("steps", [3, 7, 10, 100])
+@each("name", PAIRS)
 def test_every_step_has_the_rate_of_pytorch(name: str, steps: int) -> None:
     own, peer = PAIRS[name][0](steps), peer_optimizer()
     theirs = []
@@ -80,8 +81,8 @@ def test_every_step_has_the_rate_of_pytorch(name: str, steps: int) -> None:
     np.testing.assert_allclose([own(t) for t in range(steps)], theirs, rtol=1e-12, atol=1e-17)
 
 
-@pytest.mark.parametrize("cooldown", [0, 1, 3])
-@pytest.mark.parametrize("patience", [0, 1, 2, 5])
+@each("cooldown", [0, 1, 3])
+@each("patience", [0, 1, 2, 5])
 def test_a_plateau_lowers_the_rate_in_the_same_epochs(patience: int, cooldown: int) -> None:
     rng = np.random.default_rng(patience)
     values = np.repeat(rng.uniform(size=12), rng.integers(1, 9, 12)).tolist()

@@ -18,6 +18,7 @@ from pydtnn.interchange import load_state_dict, save_state_dict
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.models import create_net, imagenet_resnet, vit
+from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
@@ -131,7 +132,7 @@ def assert_equal(own: list[np.ndarray], other: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("case", NETWORKS)
+@each("case", NETWORKS)
 def test_outputs_are_equal_after_loading_there_and_here(case: str, tmp_path: Path) -> None:
     module = theirs(case)
     side = NETWORKS[case][1]
@@ -164,7 +165,7 @@ def test_a_googlenet_without_heads_reads_the_weights_of_one_with_heads(tmp_path:
     assert_equal(outputs(model, x), their_outputs(module, x)[:1])
 
 
-@pytest.mark.parametrize("case", ["densenet121", "vit_b_16"])
+@each("case", ["densenet121", "vit_b_16"])
 def test_the_names_in_published_files_are_read(case: str) -> None:
     """torchvision changes them when it reads the files."""
     module, model = theirs(case), ours(case, seed=1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.interchange import import_onnx
+from tests.each import each
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 models = pytest.importorskip("torchvision", reason="torchvision is not installed").models
@@ -101,16 +102,16 @@ def _float32() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporters
-@pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@each("dynamo", [False, True])
+@each("name", FAMILIES)
 def test_a_family_has_the_outputs_of_pytorch(name: str, dynamo: bool, tmp_path: Path) -> None:
     net, size = network(name)
     check(net, size, tmp_path / "net.onnx", dynamo=dynamo)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporters
-@pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize(("name", "heads", "size"), SIZES)
+@each("dynamo", [False, True])
+@each(("name", "heads", "size"), SIZES)
 def test_auxiliary_heads_have_the_outputs_of_pytorch(
     name: str, heads: int, size: int, dynamo: bool, tmp_path: Path
 ) -> None:
@@ -120,7 +121,7 @@ def test_auxiliary_heads_have_the_outputs_of_pytorch(
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporters
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_attention_with_terms_of_its_own_is_refused_by_name(name: str, tmp_path: Path) -> None:
     net, size = network(name)
     export(net, torch.randn(1, 3, size, size), tmp_path / "net.onnx", dynamo=False)

@@ -18,6 +18,7 @@ from pydtnn.perfmodel.compute.profile import Profile
 from pydtnn.perfmodel.job import platform_of, predict_job
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.workload import Workload
+from tests.each import each
 
 NET = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Flatten(), Linear(3))
 WORK = Workload(NET, (8, 8, 3), 3, batch=4)
@@ -106,7 +107,7 @@ def test_a_platform_that_is_measured_under_load_is_not_kept(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("axis", ["data", "filter", "pipeline"])
+@each("axis", ["data", "filter", "pipeline"])
 def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
     axis: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -28,14 +28,14 @@ def test_the_platforms_of_the_package_are_named_like_their_files(name: str) -> N
     assert Platform.load(FOLDER / f"{name}.yaml") == platform
 
 
-@pytest.mark.parametrize("name", platform_names())
+@each("name", platform_names())
 def test_a_saved_platform_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
     platform = Platform.load(name)
     platform.save(tmp_path / "x.yaml")
     assert Platform.load(tmp_path / "x.yaml") == platform
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "message"),
     [
         (
@@ -105,7 +105,7 @@ def test_an_error_in_a_file_is_one_sentence_with_the_entry(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"3", b"\xff\xfe", b"- a", b"a: *b"])
+@each("content", [b"", b"3", b"\xff\xfe", b"- a", b"a: *b"])
 def test_a_file_that_is_not_a_platform_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.yaml").write_bytes(content)
     with pytest.raises(ValueError, match="x.yaml: expected "):

@@ -149,7 +149,7 @@ def test_hosts_that_a_topology_does_not_have_are_refused_and_others_noted():
 BASE = "base: cpu-10gbit\nname: x\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("topology: {fat_tree: {down: [4, 8], up: [2, 2]}}", "x.yaml: topology.fat_tree.up: expec"),

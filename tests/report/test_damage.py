@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from pydtnn.report.page import sections_of
 from pydtnn.report.runs import read_runs
+from tests.each import each
 from tests.fuzz.damage import change_json
 from tests.report.folders import write_run
 
 
-@pytest.mark.parametrize("name", ["run.json", "history.json", "measurements.jsonl"])
+@each("name", ["run.json", "history.json", "measurements.jsonl"])
 def test_changed_values_give_sections_or_a_sentence(tmp_path: Path, name: str) -> None:
     whole, changed = (write_run(tmp_path / key, ranks=ranks) for key, ranks in (("a", 1), ("b", 2)))
     text = (changed / name).read_bytes()

@@ -13,6 +13,7 @@ from pydtnn.report.drawing import COLUMN_INCHES, FORMATS, PAGE_INCHES, draw_figu
 from pydtnn.report.page import sections_of
 from pydtnn.report.runs import read_runs
 from pydtnn.report.section import Figure, Section, line, stacked_bars
+from tests.each import each
 from tests.report.folders import write_run
 from tests.tracing.synthetic import write_run as write_trace
 
@@ -28,7 +29,7 @@ def folders(tmp_path: Path, *ranks: int) -> list[str]:
     return [*map(str, found)]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@each("format", FORMATS)
 def test_each_figure_of_the_page_is_a_file(tmp_path: Path, format: str, capsys: Capture) -> None:
     runs, target = folders(tmp_path, 2), tmp_path / "drawn"
     assert main([*runs, f"--figures={format}", "-o", str(target)]) == 0

@@ -16,6 +16,7 @@ from pydtnn.report.__main__ import main
 from pydtnn.report.page import sections_of
 from pydtnn.report.runs import read_runs
 from pydtnn.train import main as train
+from tests.each import each
 from tests.report import browser
 from tests.report.folders import write_run
 from tests.small_run import TINY
@@ -106,7 +107,7 @@ def test_wrong_folders_and_outputs_are_sentences(
 
 @pytest.mark.long
 @pytest.mark.skipif(not browser.find(), reason="there is no Chromium on the PATH")
-@pytest.mark.parametrize("ranks", [(2,), (1, 2), (1, 2, 4)])
+@each("ranks", [(2,), (1, 2), (1, 2, 4)])
 def test_a_browser_draws_every_figure_without_errors_at_both_widths_light_and_dark(
     tmp_path: Path, ranks: tuple[int, ...]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.report.runs import read_runs
+from tests.each import each
 from tests.report.folders import EPOCHS, measured, write_run
 
 
@@ -47,7 +48,7 @@ def test_labels_of_runs_differ(tmp_path: Path) -> None:
     assert [run.label for run in read_runs(folders)] == ["a/run", "b/run", "other"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "said"),
     [
         ("history.json", None, "contains a run without a completed epoch; wait until"),

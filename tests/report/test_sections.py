@@ -15,6 +15,7 @@ from pydtnn.report.runs import Run, read_runs
 from pydtnn.report.scaling import scaling
 from pydtnn.report.section import Figure, Section, some_of
 from pydtnn.report.steps import MAX_RANKS, phases
+from tests.each import each
 from tests.report.folders import EPOCHS, write_run
 
 
@@ -262,7 +263,7 @@ def test_the_measured_memory_is_beside_the_predicted_one(tmp_path: Path) -> None
     assert table.rows[-1][1:] == ["90 MB", "100 MB"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("entry", "reason"),
     [
         (None, "no run has a prediction in run.json"),

@@ -15,6 +15,7 @@ from pydtnn.runs import find_runs
 from pydtnn.runs.run import differences
 from pydtnn.train import main
 from pydtnn.utils.files import MAX_TEXT_B
+from tests.each import each
 from tests.report.folders import EPOCHS, write_run
 from tests.small_run import TINY
 
@@ -111,7 +112,7 @@ def test_runs_are_found_newest_first_and_to_a_depth(tmp_path: Path) -> None:
     assert find_runs(tmp_path / "nothing") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "said"),
     [
         ("run.json", b"{", "run.json is damaged: it cannot be parsed"),
@@ -130,7 +131,7 @@ def test_a_damaged_run_is_one_sentence(
         pydtnn.load_run(folder)
 
 
-@pytest.mark.parametrize("name", ["run.json", "history.json", "measurements.jsonl"])
+@each("name", ["run.json", "history.json", "measurements.jsonl"])
 def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     os.truncate(folder / name, MAX_TEXT_B + 1)  # without blocks on the disk

@@ -18,6 +18,7 @@ from pydtnn.saving.folder import MODEL
 from pydtnn.saving.models import FORMAT
 from pydtnn.saving.weights import WEIGHTS, load_weights
 from pydtnn.utils.files import SHA256, fill_folder
+from tests.each import each
 from tests.saving.networks import residual
 
 
@@ -184,7 +185,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@each("name", DAMAGE)
 def test_wrong_content_with_right_checksums_is_told_in_a_sentence(
     name: str, saved: Path, tmp_path: Path
 ) -> None:
@@ -200,8 +201,8 @@ def test_wrong_content_with_right_checksums_is_told_in_a_sentence(
         load(tmp_path / "m", backend="numpy")
 
 
-@pytest.mark.parametrize("file", [MODEL, WEIGHTS, SHA256.file])
-@pytest.mark.parametrize("cut", [0, 1, -1])
+@each("file", [MODEL, WEIGHTS, SHA256.file])
+@each("cut", [0, 1, -1])
 def test_a_truncated_or_missing_file_is_told_in_a_sentence(
     file: str, cut: int, saved: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from pydtnn.data.inputs import inputs_of
 from pydtnn.layers import Layer, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
+from tests.each import each
 from tests.saving.networks import Scale, residual, scaled, two
 
 
@@ -60,8 +61,8 @@ def test_another_process_predicts_the_same_bytes_without_code_and_training_set(
     subprocess.run([sys.executable, "-c", ELSEWHERE], cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("make", [residual, two])
+@each("dtype", ["float64", "float32", "float16", "bfloat16"])
+@each("make", [residual, two])
 def test_models_of_all_types_come_back_bit_for_bit(make: Any, dtype: str, tmp_path: Path) -> None:
     model = known(make(dtype))
     save_model(model, tmp_path / "m.pydtnn")
@@ -172,7 +173,7 @@ def test_a_layer_of_a_script_is_stored_with_the_path_of_the_script(tmp_path: Pat
         load(tmp_path / "own.pydtnn")
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "given"),
     [(np.zeros(3), "ndarray"), (print, "builtin_function_or_method"), ({1: 2}, "dict")],
 )

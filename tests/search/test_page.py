@@ -12,6 +12,7 @@ import pytest
 
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.page import _parallel, render
+from tests.each import each
 from tests.launch import ROOT
 from tests.report import browser
 from tests.report.test_page import COUNT, CUT, ILLEGIBLE
@@ -94,7 +95,7 @@ def test_a_page_imports_no_libraries_that_it_does_not_use(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("width", [1280, 400])
+@each("width", [1280, 400])
 def test_the_page_shows_all_that_happened(width: int, tmp_path: Path) -> None:
     study = run(learn, SPACE, tmp_path, show=None)
     states = [one.state.name for one in study.trials]

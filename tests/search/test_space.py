@@ -158,7 +158,7 @@ def test_a_grid_of_millions_is_refused_before_it_is_made() -> None:
         make_space({"x": {"low": 0, "high": 1e300, "step": 1}}, sampler="grid")
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "", "{a: [", "\xff", "spaces: {lr: [1]}"])
+@each("text", ["[1, 2]", "", "{a: [", "\xff", "spaces: {lr: [1]}"])
 def test_a_file_that_is_no_space_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_bytes(text.encode("latin1"))
     with pytest.raises(ValueError, match="^search: "):

@@ -13,6 +13,7 @@ import pytest
 
 from pydtnn.search import make_space
 from pydtnn.search.study import CHOICE, JOURNAL, LOCKS, MOST_STARTS, SharedStudy, lock_of
+from tests.each import each
 
 pytest.importorskip("optuna")
 
@@ -34,7 +35,7 @@ def search(own: SharedStudy) -> None:
         own.tell(taken.number, {"y": (taken.values["x"] - 0.5) ** 2}, {})
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "quasi-random", "cma-es", "nsga2"])
+@each("sampler", ["tpe", "random", "quasi-random", "cma-es", "nsga2"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
     sampler: str, tmp_path: Path
@@ -194,7 +195,7 @@ def test_a_study_of_another_space_is_refused(tmp_path: Path) -> None:
     assert shared(tmp_path, trials=7).take(GROUP) is not None
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"sampler": "tpee"}, "unknown sampler 'tpee'; did you mean 'tpe'"),
@@ -266,7 +267,7 @@ def change_line(line: bytes, old: bytes, new: bytes) -> Callable[[bytes], bytes]
     return change
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "problem"),
     [
         (change_line(b"", b'"op_code"', b'"x"'), "KeyError: 'op_code'"),

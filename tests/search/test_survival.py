@@ -13,6 +13,7 @@ import pytest
 
 from pydtnn.search import make_space
 from pydtnn.search.study import GROUP, REASON, SharedStudy
+from tests.each import each
 from tests.launch import Program, is_openmpi, why_not
 from tests.ranks import rank_processes, wait_for
 from tests.search.test_search import FIXED
@@ -35,7 +36,7 @@ def trials(folder: Path, space: dict[str, Any]) -> list[Any]:
     return list(SharedStudy(folder / "runs" / "space", make_space(**space)).study.trials)
 
 
-@pytest.mark.parametrize("victims", [(0,), (3,), (2, 3), (1, 2)])
+@each("victims", [(0,), (3,), (2, 3), (1, 2)])
 def test_a_search_goes_on_without_ranks_that_are_killed(
     victims: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -291,9 +291,7 @@ def statistics_that_are_summed_in_the_order_of_each_rank(patch: Patch) -> None:
     patch.setattr(RunningStatistics, "fold", wrong)
 
 
-@pytest.mark.parametrize(
-    ("fault", "plan", "mesh", "words"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
-)
+@each(("fault", "plan", "mesh", "words"), BROKEN)
 def test_a_fault_is_refused_with_the_name_of_the_layer(
     fault: Callable[[Patch], None],
     plan: str,
@@ -424,7 +422,7 @@ def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
     assert printed.splitlines()[2].startswith("spatial=2")
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (

@@ -393,7 +393,7 @@ def test_the_command_takes_the_library_s_schemes_with_options(
     assert capsys.readouterr().out.startswith("AllReduce: ")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "words"),
     [
         (f"{__file__}:DividesBySize", "DividesBySize on 2 ranks: the parameter "),

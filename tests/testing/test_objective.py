@@ -191,7 +191,7 @@ def test_what_is_neither_is_refused() -> None:
         check_metric(Far(), (3,), batch=2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "arguments", "words"),
     [
         ("Square", [], r"Square: all checks passed for samples of shape \(3,\)"),

@@ -386,7 +386,7 @@ def test_random_numbers_of_the_context_pass() -> None:
     check_layer(SeededNoise(), *IMAGE)
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "sentence"),
     [
         (
@@ -409,7 +409,7 @@ def test_the_command_line_names_what_it_expects(
     assert re.search(sentence, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "sentence"),
     [
         (["Linear"], "Linear: a layer requires the shape of an input .*; add --shape, such as 8,8"),

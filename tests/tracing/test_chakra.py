@@ -15,6 +15,7 @@ from pydtnn.tracing.chakra import Collective, Node, NodeType, encode, read_nodes
 from pydtnn.tracing.execution import groups_of
 from pydtnn.tracing.exports import FORMATS
 from pydtnn.tracing.exports.chakra import to_nodes
+from tests.each import each
 from tests.tracing.synthetic import LAYERS, write_run
 
 SAMPLES = Path(__file__).parent / "chakra"
@@ -204,7 +205,7 @@ def test_a_published_sum_takes_the_time_of_its_rounds(capsys):
         assert computation == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "share"),
     [
         (Collective.ALL_GATHER, 3),
@@ -278,7 +279,7 @@ def test_nodes_without_duration_are_counted(tmp_path, capsys):
 SEND = {"comm_dst": 1, "comm_size": 8}
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "words"),
     [
         ([computed(1, 1), computed(1, 1)], "expected nodes with different ids, got 1 for 2"),

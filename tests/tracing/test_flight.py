@@ -20,6 +20,7 @@ from pydtnn.comm.supervision import CurrentActivity
 from pydtnn.tracing.command import main
 from pydtnn.tracing.flight import describe_flights, find_parting, read_flights
 from pydtnn.utils.observer import Kind
+from tests.each import each
 from tests.launch import Finished, run, why_not
 
 
@@ -272,7 +273,7 @@ CASES = [*product(EXPECTED, range(3))][:20]
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("cause", ["stopped", "missing"])
+@each("cause", ["stopped", "missing"])
 def test_a_hang_leaves_a_record_that_names_rank_and_operation(cause: str, tmp_path: Path) -> None:
     check(*hang(tmp_path, cause, 2, 7), cause, 2)
 

@@ -31,6 +31,7 @@ from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.writing import Trace
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Kind, phase
+from tests.each import each
 
 STEP = 0.03
 """Time that every rank sleeps in each step, in s."""
@@ -122,7 +123,7 @@ def test_a_slow_rank_is_named_with_its_phase_or_layer(
     np.testing.assert_allclose(useful.useful, [one.compute for one in used], rtol=1e-6)
 
 
-@pytest.mark.parametrize("others", [1, 3])
+@each("others", [1, 3])
 def test_ranks_wait_for_those_of_their_group(others: int, tmp_path: Path) -> None:
     """Ranks 0, 2 and 1, 3 sum apart from each other, the former more often and with one late."""
     slept = [0.0] * 4

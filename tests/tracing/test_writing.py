@@ -21,6 +21,7 @@ from pydtnn.tracing.writing import Trace
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankError
 from pydtnn.utils.observer import Kind
+from tests.each import each
 from tests.small_training import Interrupt, Interrupted, small_fit, small_model
 
 LAYERS = {"conv": {"type": "Conv2d", **dict.fromkeys(COSTS, 1)}}
@@ -56,7 +57,7 @@ def early_messages(folder: Path) -> int:
     return int((messages.received["stop"] < messages.sent["start"]).sum())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@each("ranks", [1, 2, 4])
 def test_the_files_contain_what_the_communicator_has_counted(ranks: int, tmp_path: Path) -> None:
     traces = run_threads(ranks, lambda comm: traced_fit(tmp_path, comm))
     found = read_traces(tmp_path)
@@ -118,7 +119,7 @@ def test_in_a_thousand_steps_no_message_arrives_before_it_is_sent(
     comm.barrier()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@each("ranks", [1, 2])
 def test_an_interrupted_run_leaves_its_trace(ranks: int, tmp_path: Path) -> None:
     def rank(comm: Communicator) -> None:
         with pytest.raises(Interrupted):
@@ -141,7 +142,7 @@ def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path
     assert {"callback Failing", "update"} <= set(names)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@each("ranks", [1, 2])
 def test_a_folder_with_a_trace_is_refused_on_all_ranks(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "rank-0000.npz").touch()
 

@@ -20,6 +20,7 @@ from pydtnn.callbacks import (
     StopAtMetric,
 )
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.each import each
 from tests.small_training import checksums, small_fit, small_model, small_trainer
 
 MAKE = {
@@ -37,7 +38,7 @@ def train(callback: Callback, seed: int) -> Any:
     return history, checksums(trainer.model.state()), checksums(trainer.optimizer.state())
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@each("make", MAKE.values())
 def test_a_callback_begins_anew_in_a_second_training(make: Any, tmp_path: Path) -> None:
     used = make(tmp_path)
     assert train(used, 0) == train(make(tmp_path), 0)

@@ -197,7 +197,7 @@ SMALL: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "words"), SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize(("given", "words"), SMALL.values())
 @pytest.mark.threads(2)
 def test_batch_norm_over_few_samples_is_warned_of(
     comm: Communicator, given: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture

@@ -19,6 +19,7 @@ from pydtnn.training import Trainer
 from pydtnn.training.examination import examine
 from pydtnn.utils.errors import AgreedError
 from tests.data.image_files import pixels_of, write_images
+from tests.each import each
 
 
 def written(folder: Path, comm: Communicator) -> Path:
@@ -57,7 +58,7 @@ def test_ranks_read_each_sample_once_and_get_the_statistics_of_all(
 
 
 @pytest.mark.threads(2)
-@pytest.mark.parametrize("part", ["train", "val"])
+@each("part", ["train", "val"])
 def test_a_damaged_image_is_told_on_all_ranks(
     comm: Communicator, tmp_path: Path, part: str
 ) -> None:

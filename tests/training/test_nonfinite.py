@@ -129,8 +129,8 @@ def test_training_that_goes_on_afterwards_has_sane_running_statistics():
     assert all(np.isfinite(value).all() for value in run.model.state().values())
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("wrong", ["narrow", "wide", "next"])
+@each("fuse", [True, False])
+@each("wrong", ["narrow", "wide", "next"])
 def test_an_infinity_that_winograd_spreads_is_traced_to_the_layer_that_made_it(
     monkeypatch: pytest.MonkeyPatch, wrong: str, fuse: bool
 ) -> None:

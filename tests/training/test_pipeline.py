@@ -213,7 +213,7 @@ def test_a_broken_schedule_is_refused_before_the_first_step() -> None:
     run_threads(2, rank)
 
 
-@pytest.mark.parametrize(
+@each(
     ("schedule", "kept"),
     [
         ("1f1b", [3, 2, 1]),
@@ -224,7 +224,6 @@ def test_a_broken_schedule_is_refused_before_the_first_step() -> None:
         ("interleaved", [4, 3, 2]),
         ("zb_v", [3, 3, 3]),
     ],
-    ids=str,
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     schedule: str, kept: list[float], monkeypatch: pytest.MonkeyPatch
@@ -621,9 +620,7 @@ def test_three_steps_of_a_transformer_equal_serial_ones(
             np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "scheme"), [("1f1b", AllReduce), ("chimera", ShardedOptimizer)]
-)
+@each(("schedule", "scheme"), [("1f1b", AllReduce), ("chimera", ShardedOptimizer)])
 def test_checkpoints_of_stages_continue_on_another_mesh_and_serially(
     schedule: str, scheme: Any, tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ def plain_trainer(comm: Communicator | None = None, **options: Any) -> Trainer:
     return Trainer(small_model(), SGD(0.01), exchange=exchange, **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "lines"),
     [
         ({}, 1),
@@ -201,8 +201,8 @@ def test_all_pieces_are_kept_where_there_is_room() -> None:
     assert fit_pieces([], 10) == ""
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("title", ["epoch 1/4", "epoch 100/200"])
+@each("width", [40, 60, 80, 200])
+@each("title", ["epoch 1/4", "epoch 100/200"])
 def test_a_bar_fits_its_terminal(width: int, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     file = Terminal()

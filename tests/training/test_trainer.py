@@ -57,7 +57,7 @@ def run(ranks: int, folder: Path, first: list[str], others: list[str]) -> None:
     run_threads(ranks, work)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each("name", METHODS)
 def test_a_method_that_one_rank_calls_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=rf"rank 0 in gather_object in {name} \(without rank 1"):
         run(2, tmp_path, [name], [])

@@ -30,6 +30,7 @@ from pydtnn.utils.files import (
     read_file,
 )
 from tests.data.image_files import write_images
+from tests.each import each
 
 
 def pipe(path: Path) -> None:
@@ -41,7 +42,7 @@ def bound(path: Path) -> None:
         server.bind(str(path))
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "error", "reason"),
     [
         (pipe, OSError, "test: expected a regular file, got the named pipe .*/x; remove or repl"),
@@ -95,7 +96,7 @@ def in_plan(path: Path) -> None:
     find_plan(str(path), ["a"])
 
 
-@pytest.mark.parametrize("read", [in_folder, in_traces, in_model, in_text, in_plan])
+@each("read", [in_folder, in_traces, in_model, in_text, in_plan])
 def test_readers_of_files_refuse_a_named_pipe(tmp_path: Path, read: Callable[[Path], None]) -> None:
     with pytest.raises((OSError, ValueError), match="named pipe|found no file|does not exist"):
         read(tmp_path / "x")
@@ -127,7 +128,7 @@ SPARSE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@each("name", SPARSE)
 def test_a_file_of_any_length_without_blocks_on_the_disk_is_not_read(
     name: str, tmp_path: Path
 ) -> None:
@@ -135,7 +136,7 @@ def test_a_file_of_any_length_without_blocks_on_the_disk_is_not_read(
         SPARSE[name](tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
+@each("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
 def test_a_file_of_a_model_without_blocks_on_the_disk_is_not_read(
     name: str, tmp_path: Path
 ) -> None:
@@ -157,7 +158,7 @@ def test_holes_that_others_than_strangers_make_are_read(tmp_path: Path) -> None:
         open_file("test", file, 9)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".lock"])
+@each("suffix", [".json", ".lock"])
 def test_choices_of_algorithms_do_not_wait_for_a_named_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,7 +170,7 @@ def test_choices_of_algorithms_do_not_wait_for_a_named_pipe(
     assert "cannot be stored" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "a/b", "a\\b", "a\nb", 3, None])
+@each("name", ["", ".", "..", "../x", "/x", "a/b", "a\\b", "a\nb", 3, None])
 def test_a_name_in_a_file_is_a_plain_name(tmp_path: Path, name: object) -> None:
     with pytest.raises(ValueError, match="test: expected plain names of files in .*; use files fr"):
         path_inside("test", tmp_path, name)

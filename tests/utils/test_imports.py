@@ -7,13 +7,14 @@ import sys
 import pytest
 
 from pydtnn.utils.imports import import_optional
+from tests.each import each
 
 
 def test_a_module_of_an_installed_package_is_returned() -> None:
     assert import_optional("numpy.linalg", "numpy", "x") is sys.modules["numpy.linalg"]
 
 
-@pytest.mark.parametrize("module", ["numpy", "numpy.linalg"])
+@each("module", ["numpy", "numpy.linalg"])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from pydtnn.utils.launcher import _LOCAL_SIZES, _SIZE_VARIABLES, is_first_on_host, ranks_here
+from tests.each import each
 
 SLURM = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_LOCALID")
 LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
@@ -19,15 +20,15 @@ def test_a_process_by_itself_is_alone_on_its_host():
     assert is_first_on_host()
 
 
-@pytest.mark.parametrize("text", ["0", "abc", "-2", "1.5", "\u00b2"])
-@pytest.mark.parametrize("name", _LOCAL_SIZES)
+@each("text", ["0", "abc", "-2", "1.5", "\u00b2"])
+@each("name", _LOCAL_SIZES)
 def test_a_number_that_is_none_is_refused_by_its_name(name, text, monkeypatch):
     monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match=f"^{name}: expected a positive number"):
         ranks_here()
 
 
-@pytest.mark.parametrize(
+@each(
     ("tasks", "node", "ranks"),
     [("4", 0, 4), ("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("1,2,3", 2, 3), ("8(x128)", 127, 8)],
 )
@@ -38,7 +39,7 @@ def test_tasks_of_slurm_are_counted_node_by_node(tasks, node, ranks, monkeypatch
     assert ranks_here() == ranks
 
 
-@pytest.mark.parametrize("tasks", ["", "many", "4(x2", "3,0"])
+@each("tasks", ["", "many", "4(x2", "3,0"])
 def test_where_slurm_does_not_say_all_ranks_might_be_here(tasks, monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "6")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
@@ -53,7 +54,7 @@ def test_mpirun_inside_an_allocation_knows_better(monkeypatch):
     assert ranks_here() == 5
 
 
-@pytest.mark.parametrize("name", [*LOCAL_RANKS, "SLURM_LOCALID"])
+@each("name", [*LOCAL_RANKS, "SLURM_LOCALID"])
 def test_the_first_rank_of_a_host_knows_it(name, monkeypatch):
     monkeypatch.setenv(name, "0")
     assert is_first_on_host()

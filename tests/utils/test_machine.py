@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_info
 
 from pydtnn.utils import machine
 from pydtnn.utils.machine import cpu_model, cpu_name, cpu_quotas
+from tests.each import each
 
 X86 = """processor\t: 0
 cpu family\t: 6
@@ -29,7 +30,7 @@ CPU part\t: 0xd0c
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "model"),
     [
         (X86, "Some Processor", "Some Processor, cpu family 6, model 207"),
@@ -91,7 +92,7 @@ def test_a_quota_of_the_first_version_is_found_in_a_container_that_hides_its_pat
     assert control_groups(tmp_path, groups, files) == {"cpu,cpuacct": Fraction(5, 2)}
 
 
-@pytest.mark.parametrize(
+@each(
     "files",
     [
         {},
@@ -99,7 +100,6 @@ def test_a_quota_of_the_first_version_is_found_in_a_container_that_hides_its_pat
         {"cpu.max": "max 100000\n"},
         {"cpu.max": "nonsense\n"},
     ],
-    ids=["no files", "version 1", "version 2", "nonsense"],
 )
 def test_no_quota_is_no_limit(files: dict[str, str], tmp_path: Path) -> None:
     assert control_groups(tmp_path, "4:cpu:/\n0::/\n", files) == {}
@@ -120,13 +120,13 @@ def test_one_process_takes_no_more_than_its_share_of_a_control_group(monkeypatch
     assert machine.default_threads() == 2
 
 
-@pytest.mark.parametrize("wish", ["3", " 3 ", "3,2"])
+@each("wish", ["3", " 3 ", "3,2"])
 def test_omp_num_threads_wins(monkeypatch, wish):
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     assert machine.default_threads() == 3
 
 
-@pytest.mark.parametrize("wish", ["0", "-1", "many", ","])
+@each("wish", ["0", "-1", "many", ","])
 def test_omp_num_threads_that_is_no_number_is_refused(monkeypatch, wish):
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     with pytest.raises(ValueError, match="OMP_NUM_THREADS: expected a number from 1"):

@@ -63,7 +63,7 @@ def test_the_terminal_is_found_unless_the_output_is_redirected(command: str, fou
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.skipif(sys.platform != "linux", reason="requires /proc")
-@pytest.mark.parametrize(
+@each(
     ("template", "found"),
     [
         ("{mpirun} -n 2 {python}", "terminal True own False width 70"),

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.paradl import read_network, read_platform, read_split
 from tests.benchmarks.paradl.networks import ALEXNET
+from tests.each import each
 
 YAML = """\
 name: small
@@ -56,7 +57,7 @@ def test_a_plat_file_changes_memory_and_hosts(tmp_path):
             read_platform(path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "message"),
     [
         (ALEXNET.replace("3x226x226|3x96", "3y226|3x96"), "line 4: CONV1: expected sizes such as"),
@@ -74,7 +75,7 @@ def test_damaged_text_is_one_sentence(tmp_path, content, message):
         read_network(tmp_path / "wrong.net")
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after", "message"),
     [
         ("samples: 1000", "samples: many", "samples must be a whole number, got 'many'"),

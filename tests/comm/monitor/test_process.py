@@ -381,7 +381,7 @@ def test_an_error_of_a_rank_that_joins_the_others_ends_them(ahead: Finished) -> 
     assert "Traceback" not in ahead.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+@each("number", [signal.SIGHUP, signal.SIGKILL])
 def test_the_end_of_the_launcher_is_told(number: int, tmp_path: Path) -> None:
     if why_not() or is_openmpi():
         pytest.skip(why_not() or "Open MPI's launcher forwards signals")
@@ -454,7 +454,7 @@ def test_no_file_in_memory_remains_of_ranks_that_are_killed(ahead: Finished) -> 
     wait_for(lambda: not any(file.exists() for file in files))
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EFBIG])
+@each("error", [errno.ENOSPC, errno.EFBIG])
 def test_each_process_reports_where_a_file_cannot_grow(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +481,7 @@ def test_a_folder_without_room_for_the_slots_does_not_remain(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(
+@each(
     ("limit", "value", "problem"),
     [
         ("RLIMIT_NOFILE", 32, r"requires 66 open files \(ulimit -n\) for 2 ranks, got 32; raise"),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from pydtnn.comm.monitor.processes import condition_of
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "swap", "why", "frozen"),
     [
         ("R", 900, "", False),

@@ -163,7 +163,7 @@ def test_there_is_a_strand_for_each_message_and_piece_of_the_array(tmp_path):
 
 
 @pytest.mark.usefixtures("matplotlib")
-@pytest.mark.parametrize("size", [1, 2])
+@each("size", [1, 2])
 def test_very_few_ranks_can_be_drawn(size, tmp_path):
     draw(tmp_path / "few.png", "ring", check("ring", size), range(size))
     assert (tmp_path / "few.png").exists()
@@ -202,7 +202,7 @@ def test_draw_prints_the_table(capsys):
     assert capsys.readouterr().out == RING
 
 
-@pytest.mark.parametrize("hosts", ["2x2", "2,2"])
+@each("hosts", ["2x2", "2,2"])
 def test_draw_puts_ranks_on_hosts(hosts, capsys):
     assert main(["draw", "hierarchical", "--hosts", hosts]) == 0
     assert capsys.readouterr().out == HIERARCHICAL
@@ -262,7 +262,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("command", MISTAKES)
+@each("command", MISTAKES)
 def test_a_mistake_is_told_in_one_sentence(command, capsys):
     assert main(command.split()) == 1
     printed = capsys.readouterr()

@@ -202,7 +202,7 @@ def test_other_names_take_the_place_of_the_rule():
     assert run_threads(2, create, hosts="ab") == [(Ruled, Scheduled, Auto)] * 2
 
 
-@pytest.mark.parametrize("hosts", ["aab", "aaa"])
+@each("hosts", ["aab", "aaa"])
 def test_the_communicator_of_all_ranks_follows_the_rule(monkeypatch, hosts):
     """Ranks and their hosts are those of threads; MPI would make them the same way."""
     current = threading.local()

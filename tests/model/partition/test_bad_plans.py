@@ -126,7 +126,7 @@ def test_a_plan_that_cannot_be_is_refused_on_every_rank(
     assert "\n" not in told[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("conv: {filter: a", "plan.yaml cannot be read"),

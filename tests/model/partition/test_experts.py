@@ -248,26 +248,19 @@ def keep_the_order_of_ranks(layer: Any, rows: Any, sent: Any, received: Any) -> 
 RIGHT = ExchangedExperts._exchange
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "wrong", "words"),
     [
-        pytest.param(
-            "compute",
-            lose_a_row,
-            r"^block0\.moe\.experts: the output is the first that differs",
-            id="a token lost by an expert",
-        ),
-        pytest.param(
+        ("compute", lose_a_row, r"^block0\.moe\.experts: the output is the first that differs"),
+        (
             "_exchange",
             keep_the_order_of_ranks,
             r"^block0\.moe\.experts: the output is the first that differs",
-            id="tokens in another order",
         ),
-        pytest.param(
+        (
             "penalise",
             lambda *arguments: None,
             r"^block1\.moe\.experts: the gradient of the input, which is .* of block1\.moe\.router",
-            id="a router without losses",
         ),
     ],
 )

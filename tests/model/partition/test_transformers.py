@@ -338,72 +338,64 @@ def test_a_causal_mask_of_a_ring_that_is_off_by_one_token_is_refused(
         check_plan(*NETS["gpt"], meshes=[{"context": 4}], batch=3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("axis", "rule", "kind", "change", "words"),
     [
-        pytest.param(
+        (
             "context",
             "_embedding",
             Embedding,
             lambda draft: draft.summed.clear(),
             r"token\S*: the gradient \S*token\.w of rank \d differs",
-            id="gradients of an embedding that are not summed",
         ),
-        pytest.param(
+        (
             "context",
             "_rows",
             Linear,
             lambda draft: draft.summed.clear(),
             r"\S*: the gradient \S*\.(w|b) of rank \d differs",
-            id="gradients of linear layers that are not summed",
         ),
-        pytest.param(
+        (
             "context",
             "_dropout",
             Dropout,
             shift_mask,
             "^dropout: the output is the first that differs",
-            id="a mask off by one token",
         ),
-        pytest.param(
+        (
             "context",
             "_attention",
             DotProductAttention,
             lambda draft: setattr(draft.layer, "causal", False),
             r"^block0\.attention\.attention: the output is the first that differs",
-            id="weights of later positions",
         ),
-        pytest.param(
+        (
             "tensor",
             "_layer_norm",
             LayerNorm,
             lambda draft: draft.summed.clear(),
             r"norm\S*: the gradient \S*norm\S*\.(gamma|beta) of rank \d differs",
-            id="gradients of norms that are not summed",
         ),
-        pytest.param(
+        (
             "tensor",
             "vocabulary",
             Embedding,
             lambda draft: draft.layer.gives_logits or draft.output.clear(),
             "^token: the output is the first that differs",
-            id="vectors of other tokens that are not added",
         ),
-        pytest.param(
+        (
             "tensor",
             "vocabulary",
             Embedding,
             lambda draft: draft.require("tensor", Spread.WHOLE),
             "^token_1: the gradient of the input, which is the output of norm,",
-            id="gradients of parts of the logits that are not added",
         ),
-        pytest.param(
+        (
             "tensor",
             "_attention",
             DotProductAttention,
             lambda draft: setattr(draft.layer, "first_head", 0),
             r"^block0\.attention\.attention: the output is the first that differs",
-            id="the mask of other heads",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from pydtnn.optimizers import LAMB, Adam, Optimizer
 from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
+from tests.each import each
 from tests.parallel.schemes.course import (
     RULES,
     assert_close,
@@ -97,7 +98,7 @@ def trainer_of_serial(optimizer: Optimizer) -> Trainer:
     return run_threads(1, rank)[0]
 
 
-@pytest.mark.parametrize("optimizer", [Adam, LAMB])
+@each("optimizer", [Adam, LAMB])
 def test_training_may_go_on_with_another_number_of_ranks(
     optimizer: type[Optimizer], tmp_path: Path
 ) -> None:

@@ -207,7 +207,7 @@ def resident() -> int:
     return int(path.read_text().split()[1]) * 4096
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each("scheme", SCHEMES)
 def test_training_continues_on_another_number_of_ranks(scheme: Any, tmp_path: Path) -> None:
     def begin(comm: Communicator) -> None:
         trainer = trainer_of(scheme(comm), AdamW(0.02))

@@ -20,6 +20,7 @@ from pydtnn.perfmodel.calibration.messages import LENGTHS, measure_collectives
 from pydtnn.perfmodel.calibration.sample import Sample, sample
 from pydtnn.perfmodel.platform import COLLECTIVES, Platform, platform_names, read_collective
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.launch import Finished
 
 QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.between",))
@@ -83,7 +84,7 @@ def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
     assert set(first.platform.compute.peak) == {"float32"}
 
 
-@pytest.mark.parametrize(("cores", "processor"), [(8, False), (1, True)])
+@each(("cores", "processor"), [(8, False), (1, True)])
 def test_all_compute_is_measured_by_one_clock(
     cores: int, processor: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +135,7 @@ def test_under_load_nothing_is_written_unless_it_is_allowed(
     assert "# The machine was under load, spread of copy in memory by 80 %." in path.read_text()
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ([], "calibrate: one of the arguments --output --list is required"),

@@ -11,6 +11,7 @@ from pydtnn.perfmodel.compute.profile import (
     load_profiles,
     save_profiles,
 )
+from tests.each import each
 
 CONV, LOSS = Label("forward", "conv", 0), Label("phase", "loss", 0)
 STEPS = ({CONV: 1.0, LOSS: 0.25}, {CONV: 3.0, LOSS: 0.5}, {CONV: 2.0})
@@ -53,7 +54,7 @@ def test_a_file_has_the_same_profiles(tmp_path):
     assert find_profile(load_profiles(path), {"model": "vgg11"}) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda content: content.update(format=7),

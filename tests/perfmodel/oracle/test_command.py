@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pydtnn.perfmodel.oracle.command import main
+from tests.each import each
 
 NET = ["--model", "resnet20", "--input", "16x16x3", "--classes", "10", "--platform", "cpu-10gbit"]
 QUICK = [*NET, "--global-batch", "64", "--no-recompute", "--no-sharded"]
@@ -87,7 +88,7 @@ def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (["--model", "resnet21"], "resnet20"),

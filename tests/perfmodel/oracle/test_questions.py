@@ -240,7 +240,7 @@ def test_the_command_answers_and_explains(capsys: pytest.CaptureFixture[str]) ->
         assert words in out
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         ([], "expected a question"),

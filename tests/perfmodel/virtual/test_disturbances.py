@@ -54,7 +54,7 @@ def test_a_file_is_read(tmp_path):
     assert found.failures[0].at == 100
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "told"),
     [
         ("stragglers: [{rank: 1}]", "expected an entry 'stragglers\\[0\\].factor', got none"),
@@ -72,9 +72,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_sentence(text, told, tmp_path):
         load(text, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["failures: [{rank: 2, at: 3 s}]", "slow_links: [{host: 0, other: 2, factor: 2}]"]
-)
+@each("text", ["failures: [{rank: 2, at: 3 s}]", "slow_links: [{host: 0, other: 2, factor: 2}]"])
 def test_ranks_and_hosts_that_do_not_exist_are_refused(text, tmp_path):
     with pytest.raises(ValueError, match="disturb.yaml: expected a .* from 0 to 1"):
         disturbed(lambda comm: None, load(text, tmp_path))

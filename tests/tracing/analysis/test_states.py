@@ -6,13 +6,14 @@ import pytest
 from pydtnn.tracing import load_timeline
 from pydtnn.tracing.analysis import find_states, usage
 from pydtnn.tracing.analysis.states import State, count_open, innermost
+from tests.each import each
 from tests.tracing.synthetic import LAYERS, MS, write_run
 
 BESIDE_SUMS = LAYERS["conv2"][1] + LAYERS["conv1"][1] + MS // 2
 """What a rank computes from the start of the first sum to the end of the last wait, in ns."""
 
 
-@pytest.mark.parametrize("messages", [True, False])
+@each("messages", [True, False])
 def test_computation_while_a_sum_is_in_flight_is_overlapped(tmp_path, messages):
     write_run(tmp_path, steps=3, messages=messages)
     for one in usage(load_timeline(tmp_path)):

@@ -25,6 +25,7 @@ from pydtnn.training.checkpoint.layout import (
     read_layout,
 )
 from pydtnn.training.checkpoint.saving import Writer
+from tests.each import each
 
 ARRAYS: dict[str, np.ndarray] = {
     "b.w": np.arange(40.0).reshape(8, 5),
@@ -184,7 +185,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "reason"), HOSTILE.values(), ids=HOSTILE)
+@each(("data", "reason"), HOSTILE.values())
 def test_hostile_headers_are_refused_before_memory_is_allocated(
     data: bytes, reason: str, tmp_path: Path
 ) -> None:
@@ -193,7 +194,7 @@ def test_hostile_headers_are_refused_before_memory_is_allocated(
         read_layout(tmp_path, ["arrays.safetensors"], {"x", "y", "w"}, {"w": [3]})
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@each("make", [Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_files_that_are_not_regular_are_refused(
     make: Callable[[Path], object], tmp_path: Path
 ) -> None:

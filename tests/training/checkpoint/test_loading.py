@@ -24,6 +24,7 @@ from pydtnn.training.checkpoint.reading import read_checkpoint, read_part
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import add_files, fill_folder
+from tests.each import each
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
 FILES = ["XXH64SUMS", "arrays.safetensors", "state.json"]
@@ -302,7 +303,7 @@ class Picky(EarlyStopping):
 
 
 @pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, LocalSGD])
+@each("scheme", [AllReduce, ShardedOptimizer, LocalSGD])
 def test_where_one_part_is_refused_on_one_rank_no_part_is_loaded_on_any(
     comm: Communicator, scheme: type[AllReduce], tmp_path: Path
 ) -> None:
@@ -322,13 +323,12 @@ def test_where_one_part_is_refused_on_one_rank_no_part_is_loaded_on_any(
     assert (fresh.epoch, fresh.step, fresh.optimizer.iterations) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"model": small_model(filters=5)}, "weights do not fit the model: "),
         ({"optimizer": Adam(0.1)}, "Adam: the saved state belongs to another optimizer or model"),
     ],
-    ids=["model", "optimizer"],
 )
 def test_a_checkpoint_of_something_else_is_refused_by_name(
     options: dict[str, Any], message: str, tmp_path: Path

@@ -26,6 +26,7 @@ from pydtnn.training.checkpoint import (
 )
 from pydtnn.training.checkpoint.folder import XXH64
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_mesh import Axes, assert_equal_states, mesh_fit, mesh_trainer, on_ranks
 
 MESHES: dict[str, Axes | None] = {
@@ -283,7 +284,7 @@ def test_an_array_of_which_some_elements_are_missing_is_kept_for_each_rank(tmp_p
         load_checkpoint(tmp_path, mesh_trainer(Serial(), None, Partial()))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "sentence"),
     [("mesh", [2], "mesh must be"), ("local", [2], "local must be"), ("mesh", None, "the mesh of")],
 )

@@ -430,8 +430,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := {*chosen} - found.keys():
         parser.error(f"expected names of mutants, got {', '.join(unknown)}")
     print(f"{len(chosen)} of {len(found)} mutants, seed {options.seed}", flush=True)
-    path = options.results or ROOT / "build" / "mutants" / f"{options.seed}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    place = ROOT / "build" / "mutants"
+    place.mkdir(parents=True, exist_ok=True)
+    path = options.results or place / f"{options.seed}.jsonl"
     lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
     done = {(line["mutant"], line["circle"]): line for line in lines}
     if options.again:
@@ -449,7 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
         return done[name, circle]
 
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         runner = Runner(ROOT, Path(folder), options.jobs, options.budget)
         with ThreadPoolExecutor(options.jobs) as pool:
             try:

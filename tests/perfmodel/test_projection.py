@@ -8,6 +8,7 @@ from pydtnn.perfmodel.outline import Start
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.timing import gradients_exposed, pass_time
 from pydtnn.perfmodel.workload import SHARDED, Workload
 from tests.perfmodel.costs import PerFlop
 
@@ -151,6 +152,21 @@ def test_a_loader_that_is_slower_than_a_step_delays_it(projector: Projector) -> 
 def test_more_ranks_than_samples_are_refused(projector: Projector) -> None:
     with pytest.raises(ValueError, match="global batch of 64"):
         project(projector, {"data": 128})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sums_beside_the_backward_of_a_stage_take_less_than_after_it(
+    projector: Projector, rank: int
+) -> None:
+    work = replace(projector.work, axes={"data": 2, "pipeline": 2})
+    costs, tables = MessageCosts(projector.platform, work), projector.tables(work, rank)
+    backward = pass_time(tables, costs, 8, 0).backward
+    rounds = [one for bucket in tables.outline.buckets for one in costs.along_data(bucket)]
+    within, after = gradients_exposed(tables, costs, 8, backward)
+    assert 0 < within < sum(one.work for one in rounds)
+    nothing, alone = gradients_exposed(tables, costs, 8, backward, overlap=False)
+    assert nothing == 0
+    assert within + after < alone < sum(map(sum, rounds))
 
 
 def test_pipelines_in_two_directions_sum_whole_gradients(projector: Projector) -> None:

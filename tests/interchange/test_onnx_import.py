@@ -123,6 +123,7 @@ NUMBERS: dict[str, Any] = {
     },
     **{"w": floats(4, 3, 3, 2), "bias": floats(3), "c4": floats(4), "c411": floats(4, 1, 1)},
     **{"v4": np.abs(floats(4)), "c6": floats(6), "c76": floats(7, 6), "c56": floats(5, 6)},
+    **{"c168": floats(168), "v168": np.abs(floats(168))},
     **{"none": floats(0), "scales": np.float32([1, 1, 2, 3]), "ten": np.array([10])},
     **{"hundred": np.array([100])},
     **{"slope": np.float32([0.25]), "conv": floats(5, 4, 3, 3), "pads": np.array([1, 0, 0, 2])},
@@ -205,6 +206,15 @@ WORKS: dict[str, tuple[Any, ...]] = {
     "same lower convolution": (chain(("Conv", ["conv"], {"auto_pad": "SAME_LOWER"})), IMAGE),
     "shuffle": (SHUFFLE, IMAGE),
     "computed shapes": (CUT_SHAPES, IMAGE),
+    "norm of flattened features": (
+        chain(
+            "Flatten",
+            ("BatchNormalization", ["c168", "c168", "c168", "v168"], {}),
+            ("Gemm", ["big"], {}),
+        ),
+        IMAGE,
+    ),
+    "local response": (chain(("LRN", [], {"size": 3, "alpha": 0.5})), IMAGE),
     "slice of flattened features": (
         chain("Flatten", ("Slice", ["ten", "hundred", "axis1"], {})),
         IMAGE,
@@ -526,13 +536,18 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         IMAGE,
     ),
     "gather: expected one index, a range": (chain(("Gather", ["i021"], {"axis": 1})), FEATURES),
+    "lrn: size must be odd, got 4": (chain(("LRN", [], {"size": 4})), IMAGE),
+    "reshape: input 1 must be a list of integers, got int64": (
+        chain(("Reshape", ["rows"], {})),
+        FEATURES,
+    ),
 }
 NUMBERS |= {
     **{"c411b": floats(1, 4, 1, 1), "m62": floats(6, 2), "c21": floats(2, 1)},
     **{"true": np.array(True), "ones4h": np.float32([1, 1, 1.5, 1]), "i021": np.array([0, 2, 1])},
     **{"huge": np.float32([1, 1, 1e6, 1e6]), "far": np.array([0, 0, 0, 0, 0, 0, 2**40, 0])},
     **{"wide": np.array([2**20, 2**20]), "i0": np.array(0), "minus_f": np.float32(-1)},
-    **{"two_one": np.array([2, 1])},
+    **{"two_one": np.array([2, 1]), "rows": np.array([[0, -1]])},
 }
 
 

@@ -71,6 +71,8 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
     monkeypatch.setattr(job, "calibrate", lambda *_, **__: other)
     file.write_text("no platform")
     assert platform_of(Serial(), backend, WORK).name == "again"
+    monkeypatch.setattr(job, "_file", lambda *_: None)  # without a home directory
+    assert platform_of(Serial(), backend, WORK).name == "again"
 
 
 def test_a_platform_without_rates_is_that_of_all_networks(

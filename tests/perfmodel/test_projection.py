@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.perfmodel.messages import MessageCosts
+from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Start
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
@@ -202,6 +202,13 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(
     assert third.memory.parameters < second.memory.parameters
     assert third.memory.slots == second.memory.slots == copies * first.memory.parameters / 4
     assert third.step.busy > second.step.busy == first.step.busy  # one more gather
+    costs = MessageCosts(projector.platform, second.work)  # of which nothing is hidden
+    sums = [
+        duration(costs.along_data(bucket)) + duration(costs.update(bucket))
+        for bucket in projector.tables(second.work).outline.buckets
+    ]
+    # beside the sum of losses, which shares the links with the first
+    assert second.step.gradients_exposed == pytest.approx(sum(sums), rel=0.02)
     with pytest.raises(ValueError, match=r"no formula for scheme_options \{'copies': 3\}"):
         project(projector, {"data": 4}, scheme="sharded", scheme_options={"copies": 3})
 

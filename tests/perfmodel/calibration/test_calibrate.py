@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
-from pydtnn.comm import run_threads
+from pydtnn.comm import Serial, run_threads
 from pydtnn.perfmodel.calibration import command, machine, rates
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
-from pydtnn.perfmodel.calibration.messages import LENGTHS, measure_collectives
+from pydtnn.perfmodel.calibration.messages import (
+    LENGTHS,
+    measure_collectives,
+    measure_messages,
+)
 from pydtnn.perfmodel.calibration.sample import Sample, sample
 from pydtnn.perfmodel.platform import COLLECTIVES, Platform, platform_names, read_collective
 from pydtnn.utils.errors import AgreedError
@@ -60,6 +64,8 @@ def test_what_one_host_cannot_measure_is_named_in_the_file(
     measured: list[Calibration], tmp_path: Path
 ) -> None:
     assert measured[0].assumed == ("messages.between",)
+    _, missing = measure_messages(Serial(), Platform.load("laptop").messages)
+    assert missing == ["messages.inside", "messages.between", "messages.call"]
     measured[0].save(tmp_path / "x.yaml")
     assert (
         "Not measured, replace by figures of your own: messages.between."

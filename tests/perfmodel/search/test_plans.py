@@ -152,6 +152,13 @@ def test_the_search_contains_uniform_plans():
         assert best.seconds <= fixed.seconds * (1 + 1e-12), wanted
 
 
+def test_messages_to_all_others_share_the_card():
+    own = projector(small(), (16, 16, 3), 33, "cpu-1gbit")
+    for ranks in (3, 4):
+        options = LayerOptions(own, messages_of(own, ranks))
+        assert options._messages(1.25e8, ranks - 1) == pytest.approx(1, rel=0.02)
+
+
 def test_a_limit_of_memory_is_respected():
     own = projector(small(), (16, 16, 3), 32, "cpu-200gbit")
     free = search(own, 4)

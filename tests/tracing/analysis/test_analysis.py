@@ -153,6 +153,15 @@ def test_of_a_call_that_began_before_the_part_the_rest_takes_no_time(run):
     assert replay(timeline, blocks, start, stop) == stop - inside.sum()
 
 
+def test_a_wait_that_begins_with_the_part_ends_when_the_last_rank_has_begun(run):
+    timeline = run(slow(1, "data", 10 * MS), ranks=2, messages=False, skew=False)
+    blocks = find_blocks(timeline)
+    waits = [np.flatnonzero((blocks.rank == rank) & ~blocks.starting)[0] for rank in (0, 1)]
+    start, stop = blocks.start[waits], blocks.stop[waits] + 1000
+    assert start[1] > start[0]
+    np.testing.assert_array_equal(replay(timeline, blocks, start, stop), start[1] + 1000)
+
+
 @pytest.mark.parametrize("messages", [True, False])
 def test_a_callback_is_part_of_the_steps_in_all_tables(run, messages):
     """A callback of rank 0 between two steps: efficiencies, usage and labels agree about it."""

@@ -55,7 +55,7 @@ ALIVE = ("SURVIVED", "UNDECIDED")
 STOPPED = Event()
 """Ends running tests, as when the user interrupts the program."""
 
-HANG_S = 600
+HANG_S = 300
 """Time after which a test is one that hangs, which kills the mutant."""
 
 LEFT_OUT = tuple(
@@ -76,7 +76,7 @@ NEGATED = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 """Comparisons whose other one is their negation."""
 
 SEQUENCES = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)
-"""Operands of which another operator makes an error that every test finds."""
+"""Operands and arguments that, exchanged, make an error that every test finds."""
 
 # What stays as it is: texts, checks of our own invariants, types, and what is only displayed.
 NODES = (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)
@@ -182,7 +182,8 @@ def errors(node: ast.AST, scope: str) -> Iterator[tuple[str, list[Edit]]]:
             yield "statement", [(node, "pass")]
         case ast.Call(args=[first, second, *_]) if name_of(node) not in SYMMETRIC:
             texts = ast.unparse(first), ast.unparse(second)
-            if texts[0] != texts[1] and not any(text.startswith("*") for text in texts):
+            starred = any(text.startswith("*") for text in texts)
+            if texts[0] != texts[1] and not starred and not is_sequence(first, second):
                 yield "arguments", [(first, texts[1]), (second, texts[0])]
 
 

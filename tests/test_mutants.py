@@ -37,7 +37,7 @@ def f(a: 1 | 2) -> -3:
     assert a < 0
     if a is None or isinstance(a, b): raise ValueError(f"{a + 1}", 2)
     _log.warning("%d", a + 1)
-    return zip(a, strict=True), max(a, b), f"{a - b}", a.reshape(-1, b)
+    return zip(a, strict=True), max(a, b), f"{a - b}", a.reshape(-1, b), check_int("f", "a", a)
 def __repr__(): return a + b
 if TYPE_CHECKING: f(1, 2)
 if sys.platform == "linux": f(1, 2)

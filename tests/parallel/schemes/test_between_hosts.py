@@ -20,7 +20,6 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training.trainer import Trainer
 from tests.parallel.schemes.course import CASES, assert_close, train
-from tests.parallel.schemes.test_schemes import label
 
 
 def wide(**options: object) -> Model:
@@ -31,7 +30,7 @@ def wide(**options: object) -> Model:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("hosts", ["aabb", "abc", "aab"])
-@pytest.mark.parametrize(("name", "options"), CASES, ids=label)
+@pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_scheme_trains_as_without_the_rule_and_repeats(monkeypatch, hosts, name, options):
     def weights(comm: Communicator) -> dict[str, np.ndarray]:
         return train(create_scheme(name, comm, **options), SGD(0.1, momentum=0.9))

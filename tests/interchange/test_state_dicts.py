@@ -17,10 +17,13 @@ import pydtnn.saving.weights
 from pydtnn import models
 from pydtnn.interchange import load_state_dict, save_state_dict, state_dict
 from pydtnn.interchange.__main__ import main
+from pydtnn.interchange.orders import feature_orders, flatten_order
 from pydtnn.layers import (
     Add,
     BatchNorm,
     Block,
+    Branches,
+    Concat,
     Conv2d,
     Flatten,
     GroupNorm,
@@ -416,6 +419,14 @@ def test_an_index_of_links_into_a_cache_is_read(tmp_path: Path) -> None:
     (blobs / "index").write_text(json.dumps({"weight_map": parts}))
     with pytest.raises(ValueError, match="files do not contain bias; download again"):
         load_state_dict(model, index)
+
+
+def test_features_of_joined_branches_follow_one_another() -> None:
+    parts = [Sequential(Conv2d(filters, 3), Flatten()) for filters in (2, 3)]
+    net = Sequential(Branches(*parts, merge=Concat(name="joined")), Linear(3))
+    orders = feature_orders(Model(net, (5, 4, 3)).description)
+    expected = [*flatten_order((3, 2, 2)), *(12 + flatten_order((3, 2, 3)))]
+    np.testing.assert_array_equal(orders["branches0.joined"], expected)
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:

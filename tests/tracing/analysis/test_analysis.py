@@ -23,6 +23,7 @@ from pydtnn.tracing.analysis import (
     waits,
 )
 from pydtnn.tracing.analysis.efficiency import replay
+from pydtnn.tracing.analysis.times import Machine
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.utils.observer import Kind
 from tests.tracing.synthetic import LAYERS, MS, nothing, write_run
@@ -111,6 +112,8 @@ def test_rates_are_operations_over_time(run):
     assert forward.flops_per_second == pytest.approx(2e9, rel=1e-3)
     assert forward.bytes_per_second == pytest.approx(1e9, rel=1e-3)
     assert forward.intensity == 2
+    assert Machine(1e9, 2e9).limit(forward) == forward.flops / 1e9  # more than those of its bytes
+    assert Machine(1e9, 1e8).limit(forward) == forward.nbytes / 1e8
 
 
 def test_a_rate_above_the_peak_is_explained(run):

@@ -342,16 +342,18 @@ class Runner:
                 return None
             if code in (0, 5):  # 5: all of the tests are left out
                 return []
-            if self.passing.issuperset(failed or ["collected"]):
-                return failed or ["crashed or hung"]
             # Without names of tests, pytest itself or a process has failed.
-            again = ["-m", mark, *(failed or ["--collect-only", *paths])]
-            if run_tests(self.clean, again)[0] in (0, 5):
-                self.passing.update(failed or ["collected"])
-            elif failed and not {*failed} & {*self.failing}:
-                self.failing += failed
-            else:
-                raise RuntimeError(f"expected tests that run without mutants, got\n{output}")
+            known = {*(failed or ["collected"])}
+            if not known <= self.passing:
+                again = ["-m", mark, *(failed or ["--collect-only", *paths])]
+                if run_tests(self.clean, again)[0] in (0, 5):
+                    self.passing |= known
+                elif failed and known.isdisjoint(self.failing):
+                    self.failing += failed
+                    continue
+                else:
+                    raise RuntimeError(f"expected tests that run without mutants, got\n{output}")
+            return failed or ["crashed or hung"]
 
 
 def _copy(file: str | Path, to: str | Path) -> None:

@@ -65,8 +65,10 @@ class SideBySide:
             if units:
                 raise RuntimeError("the processes that run tests have ended before them")
         finally:  # what still runs ends with its test, when it cannot send
+            for connection in workers:  # all first: a process holds those of earlier ones, too
+                connection.close()
             for worker in workers.values():
-                worker.end()
+                worker.join()
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -146,8 +148,7 @@ class Worker:
         item.ihook.pytest_runtest_logreport(report=lost(item, how))
         return [*self.given]
 
-    def end(self) -> None:
-        self.connection.close()
+    def join(self) -> None:
         self._process.join()
 
 

@@ -26,6 +26,7 @@ from pydtnn.perfmodel.compute.analytic import work_of
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.entries import KernelClass
 from pydtnn.perfmodel.platform import Compute, Platform
+from pydtnn.perfmodel.workload import Workload
 from tests.each import each
 
 COMPUTE = Compute(
@@ -202,3 +203,11 @@ def test_layers_of_volumes_are_in_the_classes_of_their_planes() -> None:
     assert first == KernelClass("conv 3x3", 14)  # 3 depths of 4 channels to 16 filters
     assert second == KernelClass("conv other", 23)
     assert pool == KernelClass("pool")
+
+
+def test_rates_are_those_of_ranks_with_the_threads_of_the_platform() -> None:
+    work = Workload("mlp", (4, 4, 1), batch=8)
+    for threads in (None, 1):
+        AnalyticCosts.of(replace(work, threads=threads), PLATFORM)
+    with pytest.raises(ValueError, match="laptop: expected ranks of 1 threads, .* got threads 2"):
+        AnalyticCosts.of(replace(work, threads=2), PLATFORM)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydtnn import __version__
 from pydtnn.utils.command import Parser, run_command
-from pydtnn.utils.machine import cpu_name, default_threads
+from pydtnn.utils.machine import cores_here, cpu_name, default_threads
 
 PACKAGES = (
     "numpy",
@@ -148,11 +148,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _cpu() -> dict[str, Any]:
     """Name and cores of the CPU, and the features that the compiled kernels use."""
-    cores = os.cpu_count() or 1
     cpu: dict[str, Any] = {
         "name": cpu_name(),
-        "cores": cores,
-        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        "cores": os.cpu_count() or 1,
+        "usable": len(cores_here()),
         "threads": default_threads(),
     }
     try:

@@ -74,5 +74,4 @@ def of_float64(name: str) -> str | None:
 
     None if kernels of float64 were not built.
     """
-    found = _isa.of_doubles(number(name))
-    return INSTRUCTION_SETS[found] if found >= 0 else None
+    return (*INSTRUCTION_SETS, None)[_isa.of_doubles(number(name))]  # -1: none

@@ -25,7 +25,8 @@ def test_a_fault_is_told_with_its_type_and_place():
     with pytest.raises(ZeroDivisionError) as caught:
         1 / 0  # noqa: B018
     assert describe(caught.value).startswith("ZeroDivisionError: division by zero (/")
-    assert "test_describe.py:25; PYDTNN_TRACEBACK=1" in describe(caught.value)
+    place = f"test_describe.py:{caught.traceback[-1].lineno + 1}; PYDTNN_TRACEBACK=1"
+    assert place in describe(caught.value)
 
 
 @each("error", [ValueError(), AssertionError()])

@@ -16,7 +16,6 @@ from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import SHARDED, Workload
-from tests.each import each
 
 NETWORK = Workload("resnet8", (16, 16, 3))
 SEQUENCES = Workload("moe_gpt_nano", (32,), 256, model_options={"tied": False, "experts": 4})
@@ -156,29 +155,35 @@ def twice_as_fast(platform: Platform) -> Platform:
     )
 
 
+RULES = [range(30), pytest.param(range(30, 300), marks=pytest.mark.matrix)]
+"""Seeds of random platforms."""
+
+
 def project(work: Workload, platform: Platform) -> Prediction:
     costs = AnalyticCosts.of(work, platform)
     return PROJECTORS[work.model].with_platform(platform, costs).project(work)
 
 
-@each("seed", range(30))
-def test_twice_the_rates_are_never_slower(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    work = random_work(rng)
-    platform = random_platform(rng, work.ranks)
-    before, after = (project(work, one).seconds for one in (platform, twice_as_fast(platform)))
-    assert after <= 1.001 * before
+@pytest.mark.parametrize("seeds", RULES, ids=["30", "300"])
+def test_twice_the_rates_are_never_slower(seeds: range) -> None:
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        work = random_work(rng)
+        platform = random_platform(rng, work.ranks)
+        before, after = (project(work, one).seconds for one in (platform, twice_as_fast(platform)))
+        assert after <= 1.001 * before, seed
 
 
-@each("seed", range(30))
-def test_twice_the_batch_takes_at_most_twice_the_time(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    work = random_work(rng)
-    platform = random_platform(rng, work.ranks)
-    one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))
-    assert one.seconds <= 1.001 * two.seconds
-    assert two.seconds <= 2.001 * one.seconds
-    assert one.memory.total <= two.memory.total
+@pytest.mark.parametrize("seeds", RULES, ids=["30", "300"])
+def test_twice_the_batch_takes_at_most_twice_the_time(seeds: range) -> None:
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        work = random_work(rng)
+        platform = random_platform(rng, work.ranks)
+        one, two = (project(replace(work, batch=n * work.batch), platform) for n in (1, 2))
+        assert one.seconds <= 1.001 * two.seconds, seed
+        assert two.seconds <= 2.001 * one.seconds, seed
+        assert one.memory.total <= two.memory.total, seed
 
 
 def test_more_memory_makes_no_strategy_impossible() -> None:

@@ -48,7 +48,8 @@ class Budgets:
         for file, seconds in self.seconds.most_common():
             budget = BUDGETS.get(file, DEFAULT_BUDGET_S)
             over = "  over its budget" if seconds > budget else ""
-            terminalreporter.line(f"{seconds:6.1f} of {budget:3.0f}  {file}{over}")
+            fails = f" by more than {MAX_EXCESS} times: fails" * (seconds > MAX_EXCESS * budget)
+            terminalreporter.line(f"{seconds:6.1f} of {budget:3.0f}  {file}{over}{fails}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         over = [

@@ -1,4 +1,4 @@
-"""The code blocks of docs/extending.md run and do what they say."""
+"""The code blocks of docs/extending.md run, do what they say, and are as short as promised."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ from tests.each import each
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
+LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 8, "gossip": 10, "sharded": 15}
+LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8, "dataset": 9, "loss": 5, "callback": 5}
+LIMITS |= {"filter_parallel": 22, "pipeline_schedule": 4, "squeeze_excite": 42}
 LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
 """What the library has of which the blocks show the code."""
 
@@ -67,6 +70,18 @@ def run(block: str, old: str = "", new: str = "") -> Any:
     return names[last]
 
 
+def lines_of_code(source: str) -> int:
+    """Count lines without blank ones and docstrings."""
+    documented = (ast.ClassDef, ast.FunctionDef)
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            first = node.body[0]
+            docstrings |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines = enumerate(source.splitlines(), start=1)
+    return sum(bool(text.strip()) and number not in docstrings for number, text in lines)
+
+
 def problem(seed: int = 0) -> ArrayDataset:
     """A linear classification that every rule should get better at."""
     rng = np.random.default_rng(seed)
@@ -78,6 +93,11 @@ def losses(optimizer: Optimizer, exchange: GradientExchange, epochs: int = 4) ->
     model = Model(Sequential(Linear(3)), (5,), backend="numpy", dtype="float64")
     trainer = Trainer(model, optimizer, exchange=exchange)
     return [logs["loss"] for logs in trainer.fit(problem(), epochs=epochs, global_batch_size=16)]
+
+
+@each(("block", "limit"), LIMITS.items())
+def test_an_extension_is_as_short_as_promised(block: str, limit: int) -> None:
+    assert lines_of_code(BLOCKS[block]) <= limit
 
 
 @each("block", ["layer", "parameters"])

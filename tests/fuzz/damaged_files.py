@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -114,9 +115,12 @@ class Kind:
     ----------
     files : dict of str to bytes
         Undamaged, by name.
+    objects : str
+        One of them that holds JSON objects, of which values are changed, too; none if empty.
     """
 
     files: dict[str, bytes]
+    objects = ""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,9 +149,29 @@ class Kind:
     def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
         """Damage one of the files; return its name, its bytes and what was done."""
         name = str(rng.choice(list(self.files)))
-        data, done = damage(self.files[name], rng, [*self.files.values(), FOREIGN, PROGRAM])
+        if self.objects and rng.random() < 0.6:
+            name = self.objects
+            objects = re.split(rb"(?<=\})\n(?=\{)", self.files[name])
+            place = int(rng.integers(len(objects)))
+            objects[place], done = change_json(objects[place], rng)
+            data = b"\n".join(objects)
+        else:
+            data, done = self.damage(self.files[name], rng)
         (self.folder / name).write_bytes(data)
         return name, data, f"{name}: {done}"
+
+    def damage(self, data: bytes, rng: Rng) -> tuple[bytes, str]:
+        return damage(data, rng, [*self.files.values(), FOREIGN, PROGRAM])
+
+    def spoil_with_sums(self, place: Path, names: list[str], rng: Rng) -> tuple[str, bytes, str]:
+        """Damage the last of some files, a JSON object, or another; sums in the folder fit."""
+        files = {key: self.files[str((place / key).relative_to(self.folder))] for key in names}
+        key = str(rng.choice(names, p=[0.25, 0.75]))
+        change = change_json if key == names[-1] and rng.random() < 0.8 else self.damage
+        files[key], done = change(files[key], rng)
+        shutil.rmtree(place)
+        fill_folder(place, files)
+        return f"{place.name}/{key}", files[key], f"{key}, whose sum fits: {done}"
 
     def attack(self, rng: Rng) -> tuple[str, bytes, str]:
         """Put something else that has a name in the place of a file; return as `spoil`."""
@@ -199,6 +223,8 @@ FOREIGN = gzip.compress(bytes(range(256)) * 4) + pickle.dumps({"data": [1.5, "x"
 
 
 class Configuration(Kind):
+    objects = "json.yaml"
+
     def prepare(self) -> None:
         changed = {"lr": 1e-3, "model_options": {"hidden": [3, 4], "name": "a: b"}, "epochs": 7}
         values = {**vars(TrainConfig()), **changed}
@@ -208,13 +234,6 @@ class Configuration(Kind):
             "# a comment\nepochs: 3\nmodel-options:\n  hidden:\n    - 5\n    - 6\nsave: 'x'\n"
         )
         (self.folder / "json.yaml").write_text(json.dumps({**vars(TrainConfig()), **changed}))
-
-    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
-        if rng.random() < 0.5:
-            return super().spoil(rng)
-        data, done = change_json(self.files["json.yaml"], rng)
-        (self.folder / "json.yaml").write_bytes(data)
-        return "json.yaml", data, f"json.yaml: {done}"
 
     def read(self) -> Any:
         return {name: parse([f"--config={self.folder / name}"]) for name in self.files}
@@ -227,19 +246,14 @@ class Configuration(Kind):
 
 
 class RunFile(Kind):
+    objects = "run.json"
+
     def prepare(self) -> None:
         config = TrainConfig(
             lr=1e-3, epochs=7, model_options={"hidden": [3, 4]}, global_batch_size=8
         )
         content = {"configuration": vars(config), "ranks": 2, "global_batch_size": 8, "x": [None]}
-        (self.folder / "run.json").write_text(json.dumps(content, indent=2))
-
-    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
-        if rng.random() < 0.5:
-            return super().spoil(rng)
-        data, done = change_json(self.files["run.json"], rng)
-        (self.folder / "run.json").write_bytes(data)
-        return "run.json", data, f"run.json: {done}"
+        (self.folder / "run.json").write_text(json.dumps(content))
 
     def read(self) -> TrainConfig:
         arguments = Arguments(["--resume", str(self.folder)])
@@ -285,17 +299,9 @@ class SavedModels(Kind):
 
     def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
         self.sums_fit = rng.random() < 0.7
-        if not self.sums_fit:
-            return super().spoil(rng)
-        files = {key: self.files[f"m/{key}"] for key in (WEIGHTS, MODEL)}
-        key = MODEL if rng.random() < 0.8 else WEIGHTS
-        if key == MODEL and rng.random() < 0.8:
-            files[key], done = change_json(files[key], rng)
-        else:
-            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN, PROGRAM])
-        shutil.rmtree(self.folder / "m")
-        fill_folder(self.folder / "m", files)
-        return f"m/{key}", files[key], f"{key}, whose sum fits: {done}"
+        if self.sums_fit:
+            return self.spoil_with_sums(self.folder / "m", [WEIGHTS, MODEL], rng)
+        return super().spoil(rng)
 
     def read(self) -> tuple[Model, Any]:
         model = load(self.folder / "m", backend="numpy")
@@ -328,17 +334,9 @@ class Checkpoints(Kind):
 
     def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
         self.sums_fit = rng.random() < 0.5
-        if not self.sums_fit:
-            return super().spoil(rng)
-        files = {key: self.files[f"{self.new.name}/{key}"] for key in (ARRAYS, STATE)}
-        key = STATE if rng.random() < 0.7 else ARRAYS
-        if key == STATE and rng.random() < 0.8:
-            files[key], done = change_json(files[key], rng)
-        else:
-            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN, PROGRAM])
-        shutil.rmtree(self.new)
-        fill_folder(self.new, files)
-        return f"{self.new.name}/{key}", files[key], f"{key}, whose sum fits: {done}"
+        if self.sums_fit:
+            return self.spoil_with_sums(self.new, [ARRAYS, STATE], rng)
+        return super().spoil(rng)
 
     def read(self) -> tuple[Trainer, Path | None]:
         self.last = self.trainer()
@@ -484,14 +482,7 @@ class Choices(Kind):
         for batch in (16, 64):
             file.add("avx2, 1 thread", "conv.forward 3x3", batch, choice)
         (self.folder / file.path.with_suffix(".lock").name).unlink()
-
-    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
-        (name,) = self.files
-        if rng.random() < 0.5:
-            return super().spoil(rng)
-        data, done = change_json(self.files[name], rng)
-        (self.folder / name).write_bytes(data)
-        return name, data, done
+        self.objects = file.path.name
 
     def read(self) -> Any:
         file = AutotunerFile("this machine")
@@ -784,6 +775,8 @@ class ExecutionTraces(Kind):
 class Profiles(Kind):
     """Measured times of compute; they have no checksum."""
 
+    objects = "profiles.json"
+
     def prepare(self) -> None:
         steps = tuple(
             {Label("forward", "conv", index): 1e-3 * number for index in range(3)}
@@ -791,14 +784,6 @@ class Profiles(Kind):
         )
         ranks = {rank: RankProfile(steps, 8) for rank in range(2)}
         save_profiles(self.folder / "profiles.json", [Profile({"model": "cnn"}, ranks, (0, 1, 0))])
-
-    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
-        (name,) = self.files
-        if rng.random() < 0.5:
-            return super().spoil(rng)
-        data, done = change_json(self.files[name], rng)
-        (self.folder / name).write_bytes(data)
-        return name, data, done
 
     def read(self) -> list[Profile]:
         return load_profiles(self.folder / "profiles.json")
@@ -828,6 +813,8 @@ class Platforms(Kind):
 class Studies(Kind):
     """The journal of a search, a JSON object per line, as its jobs and its page read it."""
 
+    objects = JOURNAL
+
     def prepare(self) -> None:
         self.space = make_space(
             {"x": {"low": 0.0, "high": 1.0}, "n": [1, 2]}, objective={"minimize": "y"}, trials=4
@@ -836,16 +823,6 @@ class Studies(Kind):
         while (taken := own.take({"host": "here", "job": 1, "ranks": [0]})) is not None:
             own.tell(taken.number, {"y": float(taken.number)}, {})
         own.close()
-
-    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
-        if rng.random() < 0.3:
-            return super().spoil(rng)
-        lines = self.files[JOURNAL].split(b"\n")
-        at = int(rng.integers(len(lines) - 1))
-        lines[at], done = change_json(lines[at], rng)
-        data = b"\n".join(lines)
-        (self.folder / JOURNAL).write_bytes(data)
-        return JOURNAL, data, f"line {at + 1}: {done}"
 
     def read(self) -> list[Any]:
         own = SharedStudy(self.folder, self.space)
@@ -865,15 +842,10 @@ class Studies(Kind):
 class Tokenizers(Kind):
     """A tokenizer of Hugging Face, which a library in Rust reads."""
 
+    objects = "t.json"
+
     def prepare(self) -> None:
         train_tokenizer(b"one two three, two three four\n" * 9, self.folder / "t.json", 280)
-
-    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
-        if rng.random() < 0.3:
-            return super().spoil(rng)
-        data, done = change_json(self.files["t.json"], rng)
-        (self.folder / "t.json").write_bytes(data)
-        return "t.json", data, done
 
     def read(self) -> Any:
         return Tokenizer(self.folder / "t.json").encode(b"one two " * 99)

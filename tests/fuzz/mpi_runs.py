@@ -15,15 +15,14 @@ from pathlib import Path
 os.environ["PYDTNN_TUNING"] = "fixed"
 
 from pydtnn.comm import Communicator, create_communicator
-from tests.fuzz.interrupt import carry_out
-from tests.fuzz.training_runs import Run, different
+from tests.fuzz.training_runs import Run, carry_out, different
 from tests.small_training import Interrupted
 
 
 def main(folder: Path, runs: list[str], comm: Communicator) -> None:
     for text in runs:
         seed, _, at = text.partition(":")
-        run = Run(int(seed), exact=True)
+        run = Run(int(seed))
         way = run.way(comm.size)
         try:
             mine = carry_out(run, way, comm, folder / seed, int(at or 0))

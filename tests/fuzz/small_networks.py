@@ -37,17 +37,11 @@ class Kinds:
 
     Attributes
     ----------
-    batch_norm : bool
-        Whether samples may be normalised together.
     of_vectors : bool
-        Whether this may be done with vectors, too: a shard of one sample has nothing to divide by.
-    kinks : bool
-        Whether a derivative may jump, so that rounding may change a gradient by more than itself.
+        Whether vectors may be normalised together: a shard of one sample has nothing to divide by.
     """
 
-    batch_norm: bool = True
     of_vectors: bool = True
-    kinks: bool = True
 
 
 def random_net(seed: int, shape: tuple[int, ...], outputs: int, kinds: Kinds) -> Net:
@@ -101,7 +95,7 @@ class _Drawn:
             self.parts.append(Branches(self.body(self.activation()), other, merge=merge))
             self.channels *= 1 if isinstance(merge, Add) else 2
         if self.size >= 4 and self.draws(0.4):
-            self.parts.append((MaxPool2d if self.kinds.kinks and self.draws(0.5) else AvgPool2d)(2))
+            self.parts.append((MaxPool2d if self.draws(0.5) else AvgPool2d)(2))
             self.size //= 2
         self.parts += [Dropout(0.2)] * self.draws(0.3)
 
@@ -118,17 +112,13 @@ class _Drawn:
         return [linear, *activation, *norm, self.activation()]
 
     def activation(self) -> Net:
-        if not self.kinds.kinks:
-            return Tanh()
         return (ReLU, Tanh, LeakyReLU, ELU)[self.rng.integers(4)]()
 
     def norm(self) -> list[Net]:
         draw = self.rng.random()
         if draw < 0.5:
-            fits = self.kinds.batch_norm and (self.size > 1 or self.kinds.of_vectors)
+            fits = self.size > 1 or self.kinds.of_vectors
             return [BatchNorm(momentum=float(self.rng.choice([0.1, 0.5, 1.0])))] if fits else []
-        # The norm of two numbers is their order: as good as a kink.
-        group = self.channels * (1 if draw >= 0.65 else self.size**2 // 2)
-        if draw >= 0.75 or not (self.kinds.kinks or group >= 5):
+        if draw >= 0.75:
             return []
         return [LayerNorm() if draw >= 0.65 else GroupNorm(2 if self.channels % 2 == 0 else 1)]

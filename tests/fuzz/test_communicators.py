@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, create_communicator, run_threads
+from pydtnn.comm import run_threads
 from tests.fuzz.communicators import run_case
 from tests.launch import Finished
 from tests.random_cases import Case, Cases
@@ -40,12 +40,6 @@ def test_random_programs_on_threads_agree_with_numpy(cases: Cases) -> None:
         hosts = [int(host) for host in case.rng.integers(0, 3, ranks)]
         seed, compare = seed_of(cases, case), compare_for(case)
         run_threads(ranks, run_case, seed, compare, hosts=hosts)
-
-
-def test_random_programs_on_one_rank_agree_with_numpy(cases: Cases) -> None:
-    for case in cases:
-        comm: Communicator = create_communicator("serial")
-        run_case(comm, seed_of(cases, case), compare_for(case))
 
 
 def test_random_programs_over_mpi_agree_with_numpy(

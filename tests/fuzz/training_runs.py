@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +21,12 @@ from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Nadam, Optimizer, RMSProp
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import (
-    Hierarchical,
-    ParameterServer,
-    ShardedGradients,
-    ShardedOptimizer,
-)
-from pydtnn.parallel.sums import Sums
+from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.schedules import get_schedule
+from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.fuzz.small_networks import Kinds, random_net
+from tests.small_training import Interrupt
 
 SCHEDULED = (
     *("constant", "warmup", "step", "epochs", "polynomial", "cosine", "cosine_restarts"),
@@ -52,9 +50,6 @@ RULES: dict[str, Callable[..., Optimizer]] = {
 Result = dict[str, np.ndarray]
 """What a run leaves, by name."""
 
-EQUAL = (AllReduce, ShardedOptimizer, ShardedGradients, Hierarchical, ParameterServer)
-"""Schemes that compute what one rank computes, within rounding."""
-
 
 @dataclass(frozen=True)
 class Way:
@@ -62,7 +57,7 @@ class Way:
 
     Attributes
     ----------
-    ranks, threads, loader_threads, bucket_bytes, accumulation : int
+    ranks, threads, loader_threads, bucket_bytes : int
     hosts : tuple of int
         Of every rank.
     scheme : type
@@ -76,7 +71,6 @@ class Way:
     threads: int
     loader_threads: int
     bucket_bytes: int
-    accumulation: int
     hosts: tuple[int, ...]
     scheme: type[GradientExchange]
     overlap: bool
@@ -85,27 +79,19 @@ class Way:
 
 
 class Run:
-    """What is trained, drawn from a seed.
+    """What is trained, drawn from a seed."""
 
-    Parameters
-    ----------
-    seed : int
-    exact : bool
-        Whether the same bytes are wanted from all ranks, or only the same within rounding, of
-        arithmetic in float64.
-    """
-
-    def __init__(self, seed: int, exact: bool) -> None:
-        rng = self.rng = np.random.default_rng([seed, exact])
-        self.seed, self.exact = seed, exact
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.seed = seed
         self.samples = int(rng.integers(4, 40))
         self.batch = int(rng.integers(2, min(self.samples, 17) + 1))
-        self.shards = int(rng.integers(1, 13)) if exact else None
+        self.shards = int(rng.integers(1, 13))
         self.epochs = int(rng.integers(1, 4))
         all_steps = -(-self.samples // self.batch)
         self.steps = int(rng.integers(1, all_steps + 1)) if rng.random() < 0.3 else all_steps
         self.images = bool(rng.random() < 0.6)
-        self.pixels = self.images and exact and bool(rng.random() < 0.6)
+        self.pixels = self.images and bool(rng.random() < 0.6)
         self.shape = (*rng.integers(3, 8, 2).tolist(), int(rng.integers(1, 4)))
         if not self.images:
             self.shape = (int(rng.integers(1, 9)),)
@@ -113,7 +99,7 @@ class Run:
         self.validated = int(rng.integers(0, 30)) * bool(rng.random() < 0.8)
         self.augment = self._augmentations() if self.images else []
         self.sync = bool(rng.random() < 0.4)
-        self.dtype = "float32" if exact and rng.random() < 0.8 else "float64"
+        self.dtype = "float32" if rng.random() < 0.8 else "float64"
         self.backend = "cpu" if rng.random() < 0.8 else "numpy"
         self.fuse = bool(rng.random() < 0.8)
         self.rule = str(rng.choice([*RULES]))
@@ -141,11 +127,9 @@ class Run:
     def way(self, ranks: int | None = None) -> Way:
         """Draw a way to carry it out; by default on any number of ranks."""
         rng = self.rng
-        most = min(self.shards or 8, self.batch, 8)
+        most = min(self.shards, self.batch, 8)
         ranks = int(rng.integers(1, most + 1)) if ranks is None else ranks
-        schemes = [AllReduce, ShardedOptimizer] if self.exact else [*EQUAL]
-        if self.exact and self.clip is not None:
-            schemes = [AllReduce]
+        schemes = [AllReduce, ShardedOptimizer] if self.clip is None else [AllReduce]
         few = 1 << 20 if self.clip is not None else int(rng.choice([1, 300, 3000, 1 << 20]))
         inner = sorted(set(rng.integers(1, self.epochs + 1, rng.integers(0, 3)).tolist()))
         return Way(
@@ -153,7 +137,6 @@ class Run:
             threads=2 if rng.random() < 0.1 else 1,
             loader_threads=int(rng.choice([0, 0, 1, 3])),
             bucket_bytes=few,
-            accumulation=1 if self.exact else int(rng.integers(1, min(self.batch // ranks, 3) + 1)),
             hosts=tuple(np.sort(rng.integers(0, rng.integers(1, 4), ranks)).tolist()),
             scheme=schemes[rng.integers(len(schemes))],
             overlap=bool(rng.random() < 0.7),
@@ -164,20 +147,18 @@ class Run:
     @property
     def serially(self) -> Way:
         """One rank, without interruption."""
-        return Way(1, 1, 0, 1 << 20, 1, (0,), AllReduce, True, "vendor", (self.epochs,))
+        return Way(1, 1, 0, 1 << 20, (0,), AllReduce, True, "vendor", (self.epochs,))
 
     def fits(self, ranks: int) -> bool:
         """Whether so many ranks have something to do."""
-        return ranks <= min(self.shards or ranks, self.batch)
+        return ranks <= min(self.shards, self.batch)
 
     def trainer(self, comm: Communicator, way: Way, *callbacks: Callback) -> Trainer:
         """Make a rank's trainer."""
         comm = create_allreduce(way.allreduce, comm)
-        sums = partial(ExactSums, shards=self.shards) if self.exact else Sums
-        overlaps = issubclass(way.scheme, AllReduce)
-        options = {"overlap": way.overlap} if overlaps else {}
-        if way.scheme is not ParameterServer:
-            options["sums"] = sums
+        options: dict[str, Any] = {"sums": partial(ExactSums, shards=self.shards)}
+        if issubclass(way.scheme, AllReduce):
+            options["overlap"] = way.overlap
         model = self.model(way)
         model.statistics.running += comm.rank  # those of rank 0 are taken
         return Trainer(
@@ -187,17 +168,13 @@ class Run:
             metrics=self.metrics,
             exchange=way.scheme(comm, **options),
             callbacks=[*self.callbacks(), *callbacks],
-            accumulation=way.accumulation,
             sync_batch_norm=self.sync,
         )
 
     def model(self, way: Way) -> Model:
-        last = self.samples - (self.steps - 1) * self.batch
-        kinds = Kinds(
-            batch_norm=self.exact or (self.sync and self.batch > 2 and last > 2),
-            of_vectors=self.of_vectors(last),
-            kinks=self.exact,
-        )
+        parts = 1 if self.sync else self.shards
+        last = min(self.samples - (self.steps - 1) * self.batch, self.batch)
+        kinds = Kinds(of_vectors=last // parts > 1)
         return Model(
             random_net(self.seed, self.shape, self.classes, kinds),
             self.shape,
@@ -207,13 +184,6 @@ class Run:
             bucket_bytes=way.bucket_bytes,
             fuse=self.fuse,
         )
-
-    def of_vectors(self, last: int) -> bool:
-        """Whether vectors can be normalised together: one row for a channel is refused."""
-        if not self.exact:
-            return self.sync and last > 4  # the norm of a few numbers is their order
-        parts = 1 if self.sync else self.shards or 1
-        return min(last, self.batch) // parts > 1
 
     def optimizer(self) -> Optimizer:
         rule = RULES[self.rule]
@@ -256,7 +226,22 @@ class Run:
             )
 
     def __repr__(self) -> str:
-        return f"Run({self.seed}, {self.exact})"
+        return f"Run({self.seed})"
+
+
+def carry_out(run: Run, way: Way, comm: Communicator, folder: Path, at: int = 0) -> Result:
+    """Begin or continue a run; return what this rank has at its end.
+
+    Raises
+    ------
+    Interrupted
+        After step `at`, if it is not 0.
+    """
+    trainer = run.trainer(comm, way, *([Interrupt(at, folder)] if at else []))
+    load_checkpoint(folder, trainer)
+    run.fit(trainer, way)
+    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Interrupt)]
+    return result(trainer)
 
 
 def result(trainer: Trainer) -> Result:

@@ -9,12 +9,12 @@ from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
 
 
-@pytest.mark.mpi(checked=False)
+@pytest.mark.mpi(1, 3, checked=False)
 class TestMpi(CommunicatorContract):
     pass
 
 
-@pytest.mark.mpi(checked=False)
+@pytest.mark.mpi(2, checked=False)
 class TestMpiAsleep(CommunicatorContract):
     """Ranks that sleep while they wait."""
 
@@ -23,33 +23,23 @@ class TestMpiAsleep(CommunicatorContract):
         monkeypatch.setattr(comm, "_sleeps", True)
 
 
-@pytest.mark.mpi(1, 2, checked=False)
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda comm, x: comm.allreduce(x),
-        lambda comm, x: comm.iallreduce(x),
-        lambda comm, x: comm.reduce_scatter(x, [1] * comm.size, np.empty(1)),
-    ],
-)
-def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm, monkeypatch, call):
+@pytest.mark.mpi(2, checked=False)
+def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm, monkeypatch):
     # Every library at hand can reduce float16, so it is made to try what no library can.
     monkeypatch.setitem(comm._ops, "sum", comm._mpi.BAND)
-    with pytest.raises(TypeError, match=r"^mpi: (MPICH|Open MPI) .* cannot reduce .* float64;"):
-        call(comm, np.ones(comm.size))
+    x, counts = np.ones(comm.size), [1] * comm.size
+    for call in (
+        lambda: comm.allreduce(x),
+        lambda: comm.iallreduce(x),
+        lambda: comm.reduce_scatter(x, counts, np.empty(1)),
+    ):
+        with pytest.raises(TypeError, match=r"^mpi: (MPICH|Open MPI) .* cannot reduce .* float64;"):
+            call()
 
 
 @pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
-@pytest.mark.parametrize(
-    "end",
-    [
-        "freed",
-        "dropped",
-        pytest.param("dropped in a cycle", marks=pytest.mark.long),
-        "a group of a group",
-    ],
-)
+@each("end", ["freed", "dropped in a cycle", "a group of a group"])
 def test_there_may_be_more_groups_one_after_the_other_than_mpi_can_hold(comm, end):
     """MPICH holds some 2,000 at a time."""
     for _ in range(2500):

@@ -54,15 +54,12 @@ def test_what_is_counted_apart_is_added_as_often_as_it_is_repeated(comm: Communi
 
 def test_an_error_leaves_the_counts_as_they_were() -> None:
     traffic = Traffic(messages=1, bytes=8)
-    said = Traffic()
 
     def fail() -> None:
-        nonlocal said
-        with traffic.apart() as said:
-            traffic.count(16)
-            raise KeyError
+        traffic.count(16)
+        raise KeyError
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError), traffic.apart() as said:
         fail()
     assert (traffic.messages, traffic.bytes) == (1, 8)
     assert (said.messages, said.bytes) == (1, 16)

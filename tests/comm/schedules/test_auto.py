@@ -11,11 +11,11 @@ from pydtnn.comm.schedules import auto
 from pydtnn.comm.schedules.auto import Auto, create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
-from tests.comm.communicator_contract import contract, total, whole
+from tests.comm.communicator_contract import CommunicatorContract, total, whole
 
 
-@pytest.mark.threads(2)
-class TestAuto(contract(lambda comm: Auto(comm, ("vendor", "ring", "recursive_doubling")))):
+@pytest.mark.threads(2, through=lambda comm: Auto(comm, ("vendor", "ring", "recursive_doubling")))
+class TestAuto(CommunicatorContract):
     pass
 
 

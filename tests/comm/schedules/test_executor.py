@@ -12,20 +12,19 @@ from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.utils.errors import RankError
-from tests.comm.communicator_contract import contract, total, whole
+from tests.comm.communicator_contract import CommunicatorContract, total, whole
 from tests.each import each
 
 TYPES = ("float32", "float64", "float16", ml_dtypes.bfloat16, "int32")
 
 
-@pytest.mark.threads(1, 3)
-@pytest.mark.mpi(2, 3)
-class TestScheduled(contract(lambda comm: Scheduled(comm, "halving_doubling", 100_000, 3))):
-    pass
+def scheduled(comm):
+    return Scheduled(comm, "halving_doubling", 100_000, 3)
 
 
-@pytest.mark.threads(2)
-class TestScheduledOverHosts(contract(lambda comm: Scheduled(comm, "hierarchical"))):
+@pytest.mark.threads(1, 3, through=scheduled)
+@pytest.mark.mpi(2, through=scheduled)
+class TestScheduled(CommunicatorContract):
     pass
 
 

@@ -26,15 +26,15 @@ from pydtnn.comm.schedules.rule import (
     explain,
 )
 from pydtnn.comm.wrapper import Wrapper
-from tests.comm.communicator_contract import contract, total, whole
+from tests.comm.communicator_contract import CommunicatorContract, total, whole
 from tests.each import each
 
 HOSTS = ("ab", "aab", "aabb", "abab", "abc", "aaabbc", "abcdefgh", "abcdefghi", "aabbccddee")
 F32, F16, BF16 = np.dtype("float32"), np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.mark.threads(2, 3)
-class TestRuled(contract(lambda comm: Ruled(comm, "hierarchical"))):
+@pytest.mark.threads(3, through=lambda comm: Ruled(comm, "hierarchical"))
+class TestRuled(CommunicatorContract):
     pass
 
 

@@ -9,7 +9,7 @@ import resource
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -117,21 +117,12 @@ def check_works(host: Host) -> None:
     assert host.printed[1].startswith("no progress for 0.001 s (--timeout): ")
 
 
-def random_value(random_: random.Random, depth: int = 0) -> Any:
-    """Return any JSON value; large numbers and texts with odd characters among them."""
-    kinds: list[Callable[[], Any]] = [
-        lambda: random_.choice([None, True, False, 0, -1, 1, 2, 15, 10**400, -(1 << 63), 1e308]),
-        lambda: random_.choice(["", "freeze", "last 3 15 1", "\x1b[2J", "\u2028", "a" * 300]),
-        lambda: float("nan") if random_.random() < 0.5 else float("inf"),
-    ]
-    if depth < 3:
-        count = random_.randrange(4)
-        kinds += [lambda: [random_value(random_, depth + 1) for _ in range(count)]]
-        names = ["what", "rank", "numbers", "line", "rows", "stacks", "x"]
-        kinds += [
-            lambda: {random_.choice(names): random_value(random_, depth + 1) for _ in range(count)}
-        ]
-    return random_.choice(kinds)()
+ODD: list[Any] = [
+    *(None, True, -1, 10**400, -(1 << 63), 1e308, float("nan"), float("inf")),
+    *("", "freeze", "last 3 15 1", "\x1b[2J", "\u2028", "a" * 300),
+    *([], [1, 2, 15], [["x"]], {}, {"what": [{}]}, {"rank": 1, "line": None}),
+]
+"""JSON values; large numbers and texts with odd characters among them."""
 
 
 def valid(random_: random.Random) -> dict[str, Any]:
@@ -147,34 +138,27 @@ def valid(random_: random.Random) -> dict[str, Any]:
 
 def random_line(random_: random.Random) -> bytes:
     """Return a line that is no message, or one with any of its entries changed or missing."""
-    kind = random_.randrange(6)
-    message: Any = valid(random_)
+    kind, message = random_.randrange(5), valid(random_)
     if kind == 0:
         return random_.randbytes(random_.randrange(200)).replace(b"\n", b"")
     if kind == 1:
         return random_.choice([b"[", b'{"a":', b"1", b'"\\u', b"-"]) * random_.randrange(9000)
     if kind == 2:
-        message = random_value(random_)
-    if kind == 4:
-        message[random_.choice([*message])] = random_value(random_)
-    if kind == 5:
-        del message[random_.choice([*message])]
-    line = json.dumps(message).encode()
+        message[random_.choice([*message])] = random_.choice(ODD)
     if kind == 3:
-        begin = random_.randrange(len(line))
-        line = line[:begin] + random_.randbytes(3).replace(b"\n", b"") + line[begin + 3 :]
-    return line
+        del message[random_.choice([*message])]
+    return json.dumps(random_.choice(ODD) if random_.random() < 0.1 else message).encode()
 
 
 @pytest.mark.parametrize(
     "count",
-    [1500, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.matrix])],
+    [400, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.matrix])],
 )
 def test_no_message_ends_the_monitor_or_a_run(host: Host, count: int) -> None:
     random_ = random.Random(count)
     known = host.connect(2)
     for number in range(count // 2):  # with the token
-        if number % 500 == 499:  # a host that connects again
+        if number % 100 == 99:  # a host that connects again
             known.close()
             host.run()
             known = host.connect(2)

@@ -30,24 +30,18 @@ def uniform(hosts, **numbers):
     )
 
 
-@each("p", [2, 3, 4, 7, 16])
-def test_a_ring_takes_a_latency_and_a_part_of_the_array_per_round(p):
-    rounds = 2 * (p - 1)
-    expected = rounds * (LATENCY + N / p / BANDWIDTH) + (p - 1) * N / p * ADD
-    assert cost("ring", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
-
-
-@each("p", [2, 4, 8, 16])
-def test_recursive_doubling_takes_a_whole_array_per_doubling(p):
-    expected = log2(p) * (LATENCY + N / BANDWIDTH + N * ADD)
-    assert cost("recursive_doubling", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
-
-
-@each("p", [2, 4, 8, 16])
-def test_halving_doubling_has_the_rounds_of_the_one_and_the_bytes_of_the_other(p):
-    bytes_sent = 2 * (p - 1) / p * N
-    expected = 2 * log2(p) * LATENCY + bytes_sent * (1 / BANDWIDTH + ADD / 2)
-    assert cost("halving_doubling", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
+def test_prices_are_those_of_the_formulas():
+    for p in (2, 3, 7, 16):
+        network, rounds = uniform(range(p)), 2 * (p - 1)
+        expected = rounds * (LATENCY + N / p / BANDWIDTH) + (p - 1) * N / p * ADD
+        assert cost("ring", N, network) == pytest.approx(expected, rel=EXACT)
+    for p in (2, 4, 16):
+        network, whole = uniform(range(p)), LATENCY + N / BANDWIDTH + N * ADD
+        predicted = cost("recursive_doubling", N, network)
+        assert predicted == pytest.approx(log2(p) * whole, rel=EXACT)
+        bytes_sent = 2 * (p - 1) / p * N
+        expected = 2 * log2(p) * LATENCY + bytes_sent * (1 / BANDWIDTH + ADD / 2)
+        assert cost("halving_doubling", N, network) == pytest.approx(expected, rel=EXACT)
 
 
 def test_two_ranks_of_a_host_share_its_network_card():
@@ -133,7 +127,7 @@ class CountsChunks(Wrapper):
         return super()._isend(array, to, tag)
 
 
-@each("hosts", ["aa", "aaaa", "ab", "aab", "aabb", "abcd"])
+@each("hosts", ["aa", "aab", "abcd"])
 @each("chosen", [{}, {"active": 1}, {"active": 5}])
 def test_a_price_is_for_as_many_chunks_at_a_time_as_the_executor_has_under_way(hosts, chosen):
     def shift(group):
@@ -166,32 +160,21 @@ def test_links_are_shared_so_that_nobody_could_get_more_without_taking_it_from_a
     )
 
 
-@each("hosts", ["a", "ab", "aaabb", "abcde", "aabbccdd"])
+@each("hosts", ["a", "aaabb"])
 @each("algorithm", SCHEDULES)
 def test_every_schedule_has_a_price_that_grows_with_the_array(algorithm, hosts):
     prices = [cost(algorithm, n, uniform(hosts)) for n in (0, 1, 1000, 10_000_000)]
     assert prices == sorted(prices)
-    assert prices == [cost(algorithm, n, uniform(hosts)) for n in (0, 1, 1000, 10_000_000)]
     assert (prices[-1] > 0) == (len(hosts) > 1)
 
 
-def test_a_rank_that_is_alone_pays_nothing_however_long_the_array():
-    assert cost("ring", 10**11, uniform("a")) == 0
-
-
-def test_a_schedule_that_hangs_has_no_price():
+def test_what_has_no_price_is_refused():
     def deaf(group):
         yield (send(1 - group.rank, ALL),)
 
     with pytest.raises(ScheduleError, match="receive"):
         cost(deaf, N, uniform("ab"))
-
-
-def test_a_route_without_bandwidth_is_refused():
     with pytest.raises(ValueError, match="bandwidth above 0"):
         uniform("ab", bandwidth=0.0)
-
-
-def test_a_route_over_an_unknown_link_is_refused():
     with pytest.raises(ValueError, match="uses the link 'wire'"):
         Network(("a", "b"), {("a", "b"): Route(0.0, 1.0, ("wire",))}, {})

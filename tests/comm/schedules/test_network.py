@@ -12,7 +12,7 @@ from pydtnn.comm.schedules.network import Network, turns
 from tests.each import each
 
 
-@each("hosts", ["a", "aa", "ab", "aab", "aabbc"])
+@each("hosts", ["a", "aabbc"])
 def test_all_ranks_measure_the_same_network_with_every_route_that_messages_can_take(hosts):
     networks = run_threads(len(hosts), Network.measure, hosts=hosts)
     assert all(network == networks[0] for network in networks)
@@ -26,13 +26,13 @@ def test_all_ranks_measure_the_same_network_with_every_route_that_messages_can_t
     assert (cost("ring", 10_000, networks[0]) > 0) == (len(hosts) > 1)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(2)
 def test_the_ranks_of_a_job_measure_their_network(comm):
     network = Network.measure(comm)
     assert cost("ring", 100_000, network) == comm.gather_object(cost("ring", 100_000, network))[0]
 
 
-@each("players", [1, 2, 3, 4, 7, 8])
+@each("players", [1, 3, 8])
 def test_in_a_tournament_everyone_meets_everyone_once_and_nobody_plays_twice_at_a_time(players):
     met = []
     for pairs in turns(range(players)):

@@ -29,7 +29,7 @@ from pydtnn.comm.wrapper import Wrapper
 from tests.comm.communicator_contract import CommunicatorContract, total, whole
 from tests.each import each
 
-HOSTS = ("ab", "aab", "aabb", "abab", "abc", "aaabbc", "abcdefgh", "abcdefghi", "aabbccddee")
+HOSTS = ("ab", "aab", "abab", "aaabbc", "abcdefghi")
 F32, F16, BF16 = np.dtype("float32"), np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
 
 
@@ -43,13 +43,10 @@ class TestRuled(CommunicatorContract):
     [
         ("a", 10**6, F32, VENDOR),
         ("aaaa", 10**9, F32, VENDOR),
-        ("aaaa", 10**6, BF16, VENDOR),
         ("aabb", MAX_VENDOR_BYTES, F32, VENDOR),
         ("aabb", MAX_VENDOR_BYTES + 1, F32, "hierarchical"),
         ("aabb", 2, F16, "hierarchical"),
-        ("abab", 10**6, BF16, "hierarchical"),
-        ("aab", 10**6, F32, "hierarchical"),
-        ("ab", 10**6, F32, "direct"),
+        ("aab", 10**6, BF16, "hierarchical"),
         ("abcd", 10**6, F32, "direct"),
         (range(MAX_DIRECT_HOSTS), 10**6, F32, "direct"),
         (range(MAX_DIRECT_HOSTS + 1), 10**6, F32, "hierarchical"),
@@ -123,17 +120,11 @@ def test_long_sums_go_by_the_schedule_and_short_ones_and_extremes_do_not(hosts):
     assert run_threads(3, calls, hosts=hosts) == [[own, {}, {}, own]] * 3
 
 
-@pytest.mark.few(14)
-@pytest.mark.parametrize("dtype", [F32, np.dtype("float64"), np.dtype("int32"), F16, BF16], ids=str)
-@pytest.mark.parametrize("hosts", HOSTS)
+@each("dtype", [F32, np.dtype("float64"), np.dtype("int32"), F16, BF16])
+@each("hosts", HOSTS)
 def test_sums_between_hosts_are_exact_where_they_can_be(hosts, dtype):
-    lengths = (
-        1,
-        7,
-        MAX_VENDOR_BYTES // dtype.itemsize,
-        MAX_VENDOR_BYTES // dtype.itemsize + 1,
-        40_009,
-    )
+    limit = MAX_VENDOR_BYTES // dtype.itemsize
+    lengths = (1, 7, limit, limit + 1, 40_009)
 
     def sums(comm):
         ruled = by_rule(comm)
@@ -180,13 +171,6 @@ def test_groups_follow_the_rule_on_their_own_hosts():
         return type(inside) is type(comm), across.algorithm, x[-1]
 
     assert run_threads(4, describe, hosts="aabb") == [(True, "direct", 2)] * 4
-
-
-def test_inside_a_host_everything_is_as_it_was():
-    def same(comm):
-        return by_rule(comm) is comm and create_allreduce("rule", comm) is comm
-
-    assert run_threads(3, same) == [True] * 3
 
 
 def test_other_names_take_the_place_of_the_rule():

@@ -1,4 +1,4 @@
-# make demo | demo-resnet44 | test | test-all | measure | parity | fuzz | sanitize | mutants | lint | wheels | bench | gpu-check | docs: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | demo-resnet44 | test | test-all | measure | parity | fuzz | sanitize | mutants | size | lint | wheels | bench | gpu-check | docs: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
@@ -40,7 +40,7 @@ PACKAGES := import sys, tomllib; toml = tomllib.load(open("pyproject.toml", "rb"
     extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",")]; \
     print(*toml["build-system"]["requires"], *project["dependencies"], *sum(extras, []), sep="\n")
 
-.PHONY: demo demo-resnet44 test test-all measure torch parity fuzz sanitize mutants lint wheels bench gpu-check docs setup clean
+.PHONY: demo demo-resnet44 test test-all measure torch parity fuzz sanitize mutants size lint wheels bench gpu-check docs setup clean
 .DEFAULT_GOAL := test
 
 TRAIN = $(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train
@@ -109,7 +109,11 @@ sanitize: $(READY)
 mutants: $(READY)
 	$(RUN) -m tests.mutants $(MUTANT_FLAGS)
 
-lint: $(INSTALLED)
+# Lines of code by folder, the difference to the parent commit, and the budgets of pyproject.toml.
+size:
+	$(PYTHON) tests/size.py
+
+lint: $(INSTALLED) size
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy pydtnn

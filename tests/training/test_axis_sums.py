@@ -55,9 +55,10 @@ def train(model: Model, **options: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.threads(4)
-@each("bucket_bytes", [1, 1 << 20])
-@each("accumulation", [1, 2])
-@each("axes", [{"data": 2, "model": 2}, {"left": 2, "right": 2}])
+@each(
+    ("axes", "accumulation", "bucket_bytes"),
+    [({"data": 2, "model": 2}, 2, 1), ({"left": 2, "right": 2}, 1, 1 << 20)],
+)
 def test_gradients_are_summed_over_the_axes_of_their_group(
     comm: Communicator, axes: dict[str, int], accumulation: int, bucket_bytes: int
 ) -> None:

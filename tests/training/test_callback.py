@@ -15,11 +15,9 @@ from pydtnn.callbacks import (
     Callback,
     EarlyStopping,
     MLPerfLog,
-    Monitor,
     ReduceOnPlateau,
     StopAtMetric,
 )
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.each import each
 from tests.small_training import checksums, small_fit, small_model, small_trainer
 
@@ -52,29 +50,6 @@ def test_a_callback_continues_with_the_state_of_its_trainer() -> None:
         small_fit(first, epochs)
         small_fit(second, epochs)
     assert [trainer.optimizer.lr_factor for trainer in (first, second)] == [0.1, 0.1]
-
-
-def test_a_callback_continues_from_a_checkpoint_in_another_trainer(tmp_path: Path) -> None:
-    plateau = ReduceOnPlateau("loss", patience=1, min_delta=9)
-    first = small_trainer(None, plateau)
-    small_fit(first, 2)
-    save_checkpoint(tmp_path, first)
-    second = small_trainer(None, plateau)
-    load_checkpoint(tmp_path, second)
-    small_fit(second, 3)
-    assert second.optimizer.lr_factor == 0.1
-
-
-def test_a_monitor_of_another_training_has_its_direction() -> None:
-    class Watch(Monitor):
-        def on_value(self, trainer: Any, value: float, improved: bool) -> None:
-            pass
-
-    watch, trainer = Watch("accuracy"), small_trainer()
-    watch.on_fit_start(trainer, 1, 1)
-    trainer.objective.better["accuracy"] = "min"
-    watch.on_fit_start(trainer, 1, 1)
-    assert watch.mode == "min"
 
 
 def test_a_state_that_exists_only_in_training_is_refused_in_another_one() -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.serial import Serial
-from pydtnn.data import ArrayDataset, load_folder, split_validation
+from pydtnn.data import load_folder, split_validation
 from pydtnn.data.statistics import pixel_statistics
 from pydtnn.layers import Flatten, Linear, Sequential
 from pydtnn.model import Model
@@ -30,7 +29,7 @@ def written(folder: Path, comm: Communicator) -> Path:
     return folder
 
 
-@pytest.mark.threads(1, 2, 3)
+@pytest.mark.threads(1, 3)
 def test_ranks_read_each_sample_once_and_get_the_statistics_of_all(
     comm: Communicator, tmp_path: Path
 ) -> None:
@@ -85,10 +84,3 @@ def test_a_trainer_begins_with_it_and_parts_are_examined_as_a_whole(
     trainer.fit(rest, held, batch_size=3)
     assert (train.examined, test.examined) == (True, False)
     assert np.isfinite(trainer.history[-1]["val_loss"])
-
-
-def test_data_in_memory_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, comm = ArrayDataset(np.zeros((4, 2, 2, 1), np.uint8), [0, 1, 0, 1]), Serial()
-    monkeypatch.setattr(comm, "gather_object", None)
-    examine(comm, data, None, data.subset([1]))
-    assert "statistics" not in vars(data)

@@ -42,15 +42,6 @@ def test_the_loss_is_multiplied_and_gradients_are_divided(backend: Backend) -> N
     assert scale.passed
 
 
-@each("bad", [np.inf, -np.inf, np.nan])
-def test_a_step_with_a_gradient_that_is_not_finite_does_not_pass(bad: float) -> None:
-    scale = LossScale(NUMPY, initial=8)
-    step(scale, [1.0, bad], [1.0])
-    assert not scale.passed
-    step(scale, [1.0], [1.0])
-    assert scale.passed
-
-
 def test_the_scale_shrinks_at_once_and_grows_after_many_good_steps(backend: Backend) -> None:
     scale = LossScale(backend, initial=8, interval=3, growth=4, backoff=0.5)
     scales, flags = [], []
@@ -71,45 +62,10 @@ def test_a_scale_that_has_shrunk_to_nothing_is_told() -> None:
     assert told == [False] * 4 + [True] * 2
 
 
-def test_state_continues_where_another_left_off() -> None:
-    options: dict[str, Any] = {"initial": 8, "interval": 3}
-    first, second = LossScale(NUMPY, **options), LossScale(NUMPY, **options)
-    for gradient in (np.inf, 1, 1):
-        step(first, [gradient])
-    second.load(first.state())
-    for scale in (first, second):
-        step(scale, [1.0])
-    assert first.state() == second.state() == {"scale": 8.0, "good": 0.0}
-
-
-@each(
-    ("options", "sentence"),
-    [
-        ({"initial": 0}, "initial"),
-        ({"growth": 1.0}, "growth"),
-        ({"backoff": 1.0}, "backoff"),
-        ({"interval": 0}, "interval"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"LossScale: {sentence} must be"):
-        LossScale(NUMPY, **options)
-
-
-@pytest.mark.threads(1, 2, 3)
-def test_ranks_that_update_different_shares_agree(comm: Communicator) -> None:
-    def total(value: Any) -> float:
-        array = np.array([value])
-        comm.allreduce(array)
-        return float(array[0])
-
-    scale, last = LossScale(NUMPY, initial=8), comm.rank == comm.size - 1
-    for bad, passes in ((np.inf, False), (1.0, True)):
-        scale.loss(1.0)
-        scale.unscale([np.array([bad if last else 1.0], "float32")], total)
-        scale.adjust()
-        assert scale.passed is passes
-    assert scale.scale[0] == 4
+@each(("name", "value"), [("initial", 0), ("growth", 1.0), ("backoff", 1.0), ("interval", 0)])
+def test_numbers_that_make_no_sense_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"LossScale: {name} must be"):
+        LossScale(NUMPY, **{name: value})
 
 
 def gradients(backend: Backend, dtype: str, factor: float, scale: LossScale | None) -> np.ndarray:
@@ -141,13 +97,6 @@ def test_small_gradients_of_float16_survive_with_a_scale_only(name: str) -> None
     assert error(gradients(backend, "bfloat16", 1e-8, None)) < 2e-2  # has the range of float32
 
 
-def test_a_scale_that_is_too_large_is_noticed() -> None:
-    scale = LossScale(NUMPY)
-    with np.errstate(all="ignore"):
-        gradients(NUMPY, "float16", 100.0, scale)
-    assert not scale.passed
-
-
 def trainer_of(
     comm: Communicator | None = None,
     initial: float = 2.0**16,
@@ -175,7 +124,7 @@ def fit(trainer: Trainer, epochs: int = 1) -> list[float]:
     return [logs["loss"] for logs in history]
 
 
-@pytest.mark.threads(1, 2, 3)
+@pytest.mark.threads(1, 3)
 @each("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
 @each("options", [{}, {"clip_norm": 0.5}])
 def test_steps_that_overflow_are_left_out_by_all_ranks(
@@ -201,21 +150,11 @@ def test_steps_that_overflow_are_left_out_by_all_ranks(
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_every_backend_leaves_out_the_same_steps(backend: Backend) -> None:
-    trainer, reference = (trainer_of(None, 2.0**28, backend=b) for b in (backend, NUMPY))
-    losses = fit(trainer, 5)
-    assert losses == pytest.approx(fit(reference, 5), rel=1e-2)
-    assert trainer.loss_scale.state() == reference.loss_scale.state()
-
-
-@pytest.mark.threads(1, 2, 3)
-@each("scheme", [AllReduce, ShardedOptimizer])
-def test_a_scaled_training_is_that_of_float32(
-    comm: Communicator, scheme: type[GradientExchange]
-) -> None:
+def test_a_scaled_training_is_that_of_float32_which_has_no_scale(backend: Backend) -> None:
     model = Model(Sequential(Linear(16), SiLU(), Linear(3)), (8,), backend="numpy")
-    expected = fit(Trainer(model, SGD(0.1, momentum=0.9), exchange=AllReduce(Serial())), 3)
-    assert fit(trainer_of(comm, scheme=scheme), 3) == pytest.approx(expected, rel=5e-3)
+    plain = Trainer(model, SGD(0.1, momentum=0.9), exchange=AllReduce(Serial()))
+    assert plain.loss_scale is None
+    assert fit(trainer_of(backend=backend), 3) == pytest.approx(fit(plain, 3), rel=1e-2)
 
 
 def test_a_checkpoint_holds_the_scale(tmp_path: Path) -> None:
@@ -233,9 +172,3 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Path) -> None:
 def test_schemes_that_keep_gradients_are_refused() -> None:
     with pytest.raises(ValueError, match="StaleGradients keeps gradients.*use bfloat16"):
         trainer_of(scheme=StaleGradients)
-
-
-def test_only_float16_is_scaled() -> None:
-    for dtype in ("float32", "float64", "bfloat16"):
-        model = Model(Linear(3), (8,), backend="numpy", dtype=dtype)
-        assert Trainer(model, SGD(0.1), exchange=AllReduce(Serial())).loss_scale is None

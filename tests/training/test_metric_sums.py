@@ -10,20 +10,13 @@ import pytest
 from pydtnn.training.metric_sums import Totals
 
 
-def test_means_weight_every_sample_equally():
-    totals = Totals(["loss", "accuracy"])
-    totals.add(3, 6.0, 3.0)
-    totals.add(1, 2.0, 0.0)
-    assert totals.means() == {"loss": 2.0, "accuracy": 0.75}
-    assert totals.count == 4
-
-
 def test_parts_of_a_batch_add_up_like_an_allreduce_of_the_values():
     parts = [Totals(["loss"]) for _ in range(3)]
     for count, part in enumerate(parts):  # the first rank has no sample
         part.add(count, 2.0 * count)
     summed = Totals(["loss"])
     summed.values[:] = sum(part.values for part in parts)
+    assert math.isnan(parts[0].means()["loss"])
     parts[0] += parts[1]
     parts[0] += parts[2]
     np.testing.assert_array_equal(parts[0].values, summed.values)
@@ -43,10 +36,6 @@ def test_a_sum_of_totals_has_their_sizes_and_last_operations():
     assert first.means() == {"spread": 1.0, "loss": 3.0}
 
 
-def test_no_sample_has_no_mean():
-    assert math.isnan(Totals(["loss"]).means()["loss"])
-
-
 def test_sums_of_other_quantities_are_refused():
     totals = Totals(["loss"])
     with pytest.raises(ValueError, match="expected sums of"):
@@ -58,7 +47,6 @@ def test_sums_of_other_quantities_are_refused():
 def test_sums_of_another_shape_are_not_taken():
     totals = Totals(["loss"])
     totals.add(3, 6.0)
-    for values in (np.zeros(3), np.float64(1), [1.0]):
-        with pytest.raises(ValueError, match=r"sums must have shape \(2,\), got .*; use those"):
-            totals.load(values)
+    with pytest.raises(ValueError, match=r"sums must have shape \(2,\), got .*; use those"):
+        totals.load(np.zeros(3))
     assert totals.means() == {"loss": 2.0}

@@ -12,14 +12,12 @@ from pydtnn import Mesh
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.data import ArrayDataset
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import RankError
-from pydtnn.utils.observer import Kind, Observer, Observers, combine, phase
+from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE
 from tests.small_mesh import SHAPE, Axes, mesh_fit, ranks_of, small_net
@@ -122,20 +120,17 @@ def test_without_threads_batches_are_loaded_in_the_phase_data() -> None:
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(
-    ("scheme", "ranks"), [("allreduce", 2), *((scheme, 4) for scheme in OF_ANY_RULE)]
-)
-def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str, ranks: int) -> None:
+@pytest.mark.parametrize("scheme", OF_ANY_RULE)
+def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str) -> None:
     def rank(comm: Communicator) -> Log:
         log = Log()
-        with_scheme = create_scheme(scheme, comm)
-        trainer = observed_trainer(comm, log, exchange=with_scheme)
+        trainer = observed_trainer(comm, log, exchange=create_scheme(scheme, comm))
         small_fit(trainer)
         assert log.bytes == trainer.comm.traffic.bytes > 0
         assert not log.open
         return log
 
-    logs = run_threads(ranks, rank, hosts=[r // 2 for r in range(ranks)])
+    logs = run_threads(4, rank, hosts="aabb")
     matched(logs)
     for log in logs:
         updated = {bucket for name, bucket in log.buckets if name == "update"}
@@ -171,30 +166,19 @@ def test_bytes_on_a_mesh_are_those_that_the_communicator_counts(axes: Axes) -> N
         assert numbers == {-1, 0, 1}  # without a number: the preparation of a step
 
 
-@each("algorithm", ["ring", "recursive_doubling"])
-def test_the_rounds_of_schedules_are_messages(algorithm: str) -> None:
+@each(("algorithm", "peers"), [("ring", {1, 3}), ("recursive_doubling", {1, 2})])
+def test_the_rounds_of_schedules_are_messages(algorithm: str, peers: set[int]) -> None:
+    """Between ranks by the numbers that they have in the group that trains."""
+
     def rank(comm: Communicator) -> Log:
         log = Log()
-        trainer = observed_trainer(create_allreduce(algorithm, comm), log)
-        small_fit(trainer, epochs=1)
+        with comm.split(comm.rank // 4) as group:
+            small_fit(observed_trainer(create_allreduce(algorithm, group), log), epochs=1)
         return log
 
-    logs = run_threads(4, rank)
-    assert matched(logs) > 4 * 4
-    assert {peer for _, _, peer, _, _ in logs[0].messages} == (
-        {1, 3} if algorithm == "ring" else {1, 2}
-    )
-
-
-def test_peers_have_their_first_numbers_also_in_a_group_that_trains() -> None:
-    def rank(comm: Communicator) -> Log:
-        with comm.split(comm.rank // 2, -comm.rank) as group:
-            log = Log()
-            small_fit(observed_trainer(create_allreduce("ring", group), log), epochs=1)
-        return log
-
-    logs = run_threads(4, rank)
-    assert [{peer for _, _, peer, _, _ in log.messages} for log in logs] == [{1}, {0}, {3}, {2}]
+    logs = run_threads(5, rank)
+    assert matched(logs[:4]) > 4 * 4
+    assert {peer for _, _, peer, _, _ in logs[0].messages} == peers
 
 
 def test_a_recomputed_pass_has_a_name_of_its_own() -> None:
@@ -221,54 +205,19 @@ def test_layers_of_several_shards_are_properly_nested() -> None:
 
 
 def test_a_failure_ends_all_activities_and_the_observation() -> None:
-    log = Log()
-    trainer = observed_trainer(Serial(), log, callbacks=[Interrupt(2)])
+    """Of all observers of a trainer, which are told the same."""
+    log, second = Log(), Log()
+    trainer = observed_trainer(Serial(), log, second, callbacks=[Interrupt(2)])
     with pytest.raises(Interrupted):
         small_fit(trainer)
     assert not log.open
     assert len(log.steps) == 2
     told = len(log.paths)
-    other = Trainer(trainer.model, SGD(0.1), exchange=trainer.exchange, progress=False)
-    small_fit(other)
+    small_fit(Trainer(trainer.model, SGD(0.1), exchange=trainer.exchange, progress=False))
     assert len(log.paths) == told
+    assert second.paths == log.paths
 
 
 def test_an_observer_of_another_class_is_refused() -> None:
     with pytest.raises(TypeError, match="expected objects of a subclass of Observer, got 'trace'"):
         Trainer(small_model(), SGD(0.1), observers=["trace"], progress=False)  # type: ignore[list-item]
-
-
-def test_several_observers_are_told_the_same() -> None:
-    both, first, second = Log(), Log(), Log()
-    small_fit(observed_trainer(Serial(), both))
-    small_fit(observed_trainer(Serial(), first, second))
-    assert first.paths == second.paths == both.paths
-    assert isinstance(combine([first, second]), Observers)
-
-
-def test_a_phase_without_observer_does_nothing() -> None:
-    with phase(None, "step") as nothing:
-        assert nothing is None
-
-
-def test_one_rank_that_fails_ends_the_observation_of_all() -> None:
-    logs = [Log(), Log()]
-
-    class Failing(ArrayDataset):
-        def read(self, indices: Any) -> Any:
-            if Failing.reads > 3:
-                raise OSError("the disk is gone")
-            Failing.reads += 1
-            return super().read(indices)
-
-        reads = 0
-
-    def rank(comm: Communicator) -> None:
-        train, _ = small_data()
-        data = Failing(train.x, train.y) if comm.rank else train
-        observed_trainer(comm, logs[comm.rank]).fit(data, global_batch_size=8)
-
-    with pytest.raises(RankError, match="the disk is gone"):
-        run_threads(2, rank)
-    assert not logs[0].open
-    assert not logs[1].open

@@ -21,7 +21,6 @@ from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
 from pydtnn.training import LearningRates, NotFiniteError, find_learning_rate
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import (
@@ -63,7 +62,7 @@ def everything(trainer: Trainer) -> list[Any]:
 
 
 @pytest.mark.few(3)
-@pytest.mark.threads(1, 3)
+@pytest.mark.threads(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_is_changed_and_training_continues_as_without_the_search(
     comm: Communicator, scheme: str
@@ -85,29 +84,6 @@ def test_nothing_is_changed_and_training_continues_as_without_the_search(
     assert checksums(plain.model.state()) == checksums(searched.model.state())
     everywhere = comm.gather_object((found.rates.tolist(), found.losses.tolist()))
     assert all(own == everywhere[0] for own in everywhere)
-
-
-def test_a_run_that_was_resumed_within_an_epoch_is_not_changed(tmp_path: Path) -> None:
-    plain = small_trainer()
-    saver = Recorder(on_step=lambda t: t.optimizer.iterations == 6 and save_checkpoint(tmp_path, t))
-    plain.callbacks.append(saver)
-    small_fit(plain)
-    again = small_trainer()
-    load_checkpoint(tmp_path, again)
-    search(again, seed=9)
-    small_fit(again)
-    assert again.history == plain.history
-    assert checksums(again.model.state()) == checksums(plain.model.state())
-
-
-def test_callbacks_are_not_called_and_frozen_parameters_stay() -> None:
-    calls: list[int] = []
-    trainer = small_trainer(None, EMA(), Recorder(on_step=lambda t: calls.append(t.step)))
-    trainer.model.freeze("conv2d0")
-    before = checksums(trainer.model.state())
-    search(trainer)
-    assert (calls, trainer.callbacks[0].state()) == ([], {"updates": 0})
-    assert checksums(trainer.model.state()) == before
 
 
 def quadratic(curvature: float = 1.0) -> tuple[Trainer, ArrayDataset]:
@@ -142,12 +118,19 @@ def test_the_rates_are_those_of_the_updates_and_the_losses_those_before_them() -
 
 
 def test_a_loss_that_is_not_finite_ends_the_search() -> None:
-    trainer = small_trainer(model=small_model(dtype="float32"))
+    """And neither callbacks nor frozen parameters notice."""
+    calls: list[int] = []
+    callbacks = EMA(), Recorder(on_step=lambda t: calls.append(t.step))
+    trainer = small_trainer(None, *callbacks, model=small_model(dtype="float32"))
     before = everything(trainer)
     found = search(trainer, lowest=1e-3, highest=1e38, stop_at=1e300)
     assert 3 <= len(found.losses) < 9
     assert np.isfinite(found.losses).all()
     assert everything(trainer) == before
+    assert (calls, trainer.callbacks[0].state()) == ([], {"updates": 0})
+    trainer.model.freeze("conv2d0")
+    search(trainer)
+    assert checksums(trainer.model.state()) == before[0]
 
 
 def test_data_that_are_not_finite_are_an_error_and_nothing_is_changed() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import (
@@ -33,7 +34,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 
-SHAPE = (6, 5, 2)
+SHAPE = (7, 5, 2)
 
 
 def net() -> Sequential:
@@ -56,10 +57,15 @@ def net() -> Sequential:
     )
 
 
+def samples(number: int) -> ArrayDataset:
+    rng = np.random.default_rng(0)
+    x = 3 + rng.normal(size=(number, *SHAPE))
+    return ArrayDataset(x, rng.integers(3, size=number), classes=3)
+
+
 def train(comm: Communicator, recompute: Any, mode: dict[str, Any], **options: Any) -> list[bytes]:
     """Two epochs of three steps."""
-    rng = np.random.default_rng(0)
-    data = ArrayDataset(3 + rng.normal(size=(24, *SHAPE)), rng.integers(3, size=24), classes=3)
+    data = samples(24)
     backend = create_backend("cpu", threads=1, tuning="fixed")
     model = Model(net(), SHAPE, backend=backend, recompute=recompute, **options)
     mode = dict(mode)
@@ -76,66 +82,55 @@ def train(comm: Communicator, recompute: Any, mode: dict[str, Any], **options: A
     return [np.asarray(array).tobytes() for array in model.state().values()]
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "accumulation": {"accumulation": 2},
-    "sync": {"sync_batch_norm": True},
-    "sync, accumulation": {"sync_batch_norm": True, "accumulation": 2},
-    "exact": {"exact": True},
-    "exact, sync": {"exact": True, "sync_batch_norm": True},
-}
-
-
 @pytest.mark.few(2)
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("mode", MODES)
-def test_training_has_the_same_bytes_with_recomputation(mode: str, ranks: int) -> None:
-    def both(comm: Communicator) -> None:
-        for recompute, fuse in ((4, True), ("auto", False)):
-            expected = train(comm, None, MODES[mode], fuse=fuse)
-            assert train(comm, recompute, MODES[mode], fuse=fuse) == expected
+@pytest.mark.threads(2)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"accumulation": 2},
+        {"sync_batch_norm": True, "accumulation": 2},
+        {"exact": True},
+        {"exact": True, "sync_batch_norm": True},
+    ],
+    ids=", ".join,
+)
+def test_training_has_the_same_bytes_with_recomputation(
+    comm: Communicator, mode: dict[str, Any]
+) -> None:
+    for recompute, fuse in ((4, True), ("auto", False)):
+        expected = train(comm, None, mode, fuse=fuse)
+        assert train(comm, recompute, mode, fuse=fuse) == expected
 
-    if ranks == 1:
-        both(Serial())
-    else:
-        run_threads(ranks, both)
 
-
-def limited(comm: Communicator, limit: int) -> Trainer:
-    model = Model(net(), SHAPE, recompute="auto", memory_limit=limit)
-    return Trainer(model, SGD(0.05, momentum=0.9), exchange=AllReduce(comm), progress=False)
-
-
-def test_a_limit_that_one_rank_cannot_keep_is_refused_on_all_before_the_first_step() -> None:
-    data = ArrayDataset(np.ones((16, *SHAPE)), np.zeros(16, int), classes=3)
-
-    def run(comm: Communicator) -> None:
-        trainer = limited(comm, 10 if comm.rank else 1 << 40)
-        with pytest.raises(AgreedError, match="rank 1: Model: memory_limit must be at least"):
-            trainer.fit(data, epochs=1, batch_size=4)
-        assert not trainer.losses
-        trainer = limited(comm, 1 << 40)
-        trainer.fit(data, epochs=1, batch_size=4)
-        assert trainer.model.cuts == ()
-
-    run_threads(2, run)
+@pytest.mark.threads(2)
+def test_a_limit_that_one_rank_cannot_keep_is_refused_on_all_before_the_first_step(
+    comm: Communicator,
+) -> None:
+    for limit, cut in ((10 if comm.rank else 1 << 40, True), (1 << 40, False)):
+        model = Model(net(), SHAPE, recompute="auto", memory_limit=limit)
+        trainer = Trainer(model, SGD(0.05), exchange=AllReduce(comm), progress=False)
+        with (
+            pytest.raises(AgreedError, match="rank 1: Model: memory_limit must be at least")
+            if cut
+            else nullcontext()
+        ):
+            trainer.fit(samples(16), epochs=1, batch_size=4)
+        assert (trainer.losses == []) == cut
+        assert cut or model.cuts == ()
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("axis", ["filter", "spatial"])
 def test_ranks_with_parts_of_a_network_repeat_the_same_exchanges(axis: str) -> None:
-    rng = np.random.default_rng(0)
-    data = ArrayDataset(rng.normal(size=(12, 7, 5, 2)), rng.integers(3, size=12), classes=3)
-
     def run(comm: Communicator) -> None:
         states = []
         for recompute in (None, 4, "auto"):
             mesh = Mesh(comm, **{axis: 2})
             model = Model(
-                net(), (7, 5, 2), dtype="float64", mesh=mesh, recompute=recompute, backend="numpy"
+                net(), SHAPE, dtype="float64", mesh=mesh, recompute=recompute, backend="numpy"
             )
             trainer = Trainer(model, SGD(0.05), exchange=AllReduce(mesh.data), progress=False)
-            trainer.fit(data, epochs=1, batch_size=4)
+            trainer.fit(samples(12), epochs=1, batch_size=4)
             states.append([array.tobytes() for array in model.state().values()])
         assert states[0] == states[1] == states[2]
 
@@ -143,23 +138,14 @@ def test_ranks_with_parts_of_a_network_repeat_the_same_exchanges(axis: str) -> N
 
 
 def test_a_stage_of_a_pipeline_recomputes_its_own_layers() -> None:
-    rng = np.random.default_rng(0)
-    data = ArrayDataset(rng.normal(size=(8, *SHAPE)), rng.integers(3, size=8), classes=3)
-
     def run(comm: Communicator) -> None:
         states = []
         for recompute in (None, 2, ["conv2d0", "conv2d7"]):
             mesh = Mesh(comm, pipeline=2)
             model = Model(net(), SHAPE, mesh=mesh, recompute=recompute, backend="numpy")
-            trainer = Trainer(
-                model,
-                SGD(0.05),
-                exchange=AllReduce(mesh.data),
-                micro_batches=2,
-                pipeline_schedule="gpipe",
-                progress=False,
-            )
-            trainer.fit(data, epochs=1, batch_size=8)
+            options: Any = {"micro_batches": 2, "pipeline_schedule": "gpipe", "progress": False}
+            trainer = Trainer(model, SGD(0.05), exchange=AllReduce(mesh.data), **options)
+            trainer.fit(samples(8), epochs=1, batch_size=8)
             assert (recompute is None) == (not model.cuts)
             if recompute == 2:  # both micro-batches of GPipe are in flight: nothing is kept
                 assert model.cuts[-1] == len(model.graph.nodes)

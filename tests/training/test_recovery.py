@@ -101,9 +101,7 @@ def check_failures(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("victim", "calls"), [(0, (4, 34, 53, 68, 122)), (2, (4, 33, 41, 60, 107))]
-)
+@pytest.mark.parametrize(("victim", "calls"), [(0, (4, 34, 53, 122)), (2, (33, 41, 60, 107))])
 def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
     tmp_path: Path, kill: Callable[[Failures], None], victim: int, calls: tuple[int, ...]
 ) -> None:
@@ -114,7 +112,7 @@ def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
 def test_two_ranks_may_die_together_or_while_the_others_recover(
     tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
-    check_failures(tmp_path, kill, [{0: 60, 1: 60}, {1: 60, 2: 66}, {0: 60, 1: 75}])
+    check_failures(tmp_path, kill, [{0: 60, 1: 60}, {0: 60, 1: 75}])
 
 
 @pytest.mark.long
@@ -130,28 +128,17 @@ def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
     tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:
     """Also if a rank fails before the first attempt has counted its samples."""
-    for number, failures in enumerate(({0: 1}, {2: 3}, {1: 60})):
+    for number, failures in enumerate(({0: 1}, {1: 60})):
         kill(failures)
-        train(tmp_path / str(number), batch_size=5, global_batch_size=None)
+        train(tmp_path / str(number), batch_size=6, global_batch_size=None, accumulation=2)
         content = json.loads((tmp_path / str(number) / "run" / "run.json").read_text())
-        assert content["global_batch_size"] == 15
+        assert content["global_batch_size"] == 18
+        [failure] = content["failures"]
+        assert (failure["ranks"], failure["remaining"]) == ([*failures], 2)
+        assert all(failure[name] >= 0 for name in ("agreement", "rebuilding", "next_step"))
 
 
-def test_plain_training_continues_with_the_same_global_batch(
-    tmp_path: Path, kill: Callable[[Failures], None]
-) -> None:
-    kill({1: 40})
-    train(tmp_path, accumulation=2)
-    [failure] = failures_in(tmp_path)
-    assert (failure["ranks"], failure["remaining"], failure["lost_steps"]) == ([1], 2, 0)
-    assert all(failure[name] >= 0 for name in ("agreement", "rebuilding", "next_step"))
-    history = json.loads((tmp_path / "run" / "history.json").read_text())
-    assert len(history) == 2
-    arrays = decode((tmp_path / "end.safetensors").read_bytes())
-    assert all(np.isfinite(array).all() for array in arrays.values())
-
-
-@pytest.mark.parametrize("call", [350, 900])
+@pytest.mark.parametrize("call", [pytest.param(350, marks=pytest.mark.long), 900])
 def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(
     tmp_path: Path, kill: Callable[[Failures], None], call: int
 ) -> None:
@@ -182,19 +169,9 @@ def test_with_too_few_ranks_a_checkpoint_is_saved(
         train(tmp_path, min_ranks=3)
     assert TooFewRanksError.status == 75
     assert find_checkpoints(tmp_path / "run")
-
-
-def test_without_survive_a_failure_ends_the_run(
-    tmp_path: Path, kill: Callable[[Failures], None]
-) -> None:
     kill({1: 50})
     with pytest.raises(RankFailure, match="a rank has failed; start with --survive"):
-        train(tmp_path, survive=False)
-
-
-def test_other_errors_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(AgreedError, match="--monitor"):
-        train(tmp_path, monitor="val_other")
+        train(tmp_path / "without", survive=False)
 
 
 @pytest.mark.few(2)
@@ -204,7 +181,6 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
         {"scheme": "sharded", "exact": True},
         {"scheme": "sharded_parameters"},
         {"compress": "top_k"},
-        {"scheme": "local_sgd", "scheme_options": {"period": 3}},
         {"parallel": "data=1,filter=3"},
         {"parallel": "pipeline=3", "exact": True},
     ],
@@ -277,34 +253,23 @@ def test_the_state_is_captured_while_messages_to_a_failed_rank_are_pending() -> 
     assert run_threads(2, work) == [True, None]
 
 
-def test_ranks_of_several_hosts_survive() -> None:
+def test_the_remaining_ranks_of_several_hosts_keep_their_order() -> None:
     """Their sums go through a communicator that chooses the algorithm."""
 
-    def work(comm: Communicator) -> bool:
+    def work(comm: Communicator) -> tuple[int, int, tuple[int, ...]]:
         ruled = by_rule(comm)
         try:
             if comm.rank == 1:
                 raise Killed
             ruled.barrier()
         except RankFailure:
-            return not ruled.why_not_survived() and ruled.lost_ranks()
-        return False
-
-    assert run_threads(3, work, hosts=[0, 0, 1]) == [True, None, True]
-
-
-def test_the_remaining_ranks_keep_their_order() -> None:
-    def work(comm: Communicator) -> tuple[int, int, tuple[int, ...]]:
-        try:
-            if comm.rank == 1:
-                raise Killed
-            comm.barrier()
-        except RankFailure:
-            assert comm.lost_ranks()
+            assert not ruled.why_not_survived()
+            assert ruled.lost_ranks()
             comm = comm.shrink()
         total = np.array([1.0])
         comm.allreduce(total)
         return comm.rank, int(total[0]), tuple(comm.members)
 
     remaining = (0, 2, 3)
-    assert run_threads(4, work) == [(0, 3, remaining), None, (1, 3, remaining), (2, 3, remaining)]
+    found = run_threads(4, work, hosts=[0, 0, 1, 1])
+    assert found == [(0, 3, remaining), None, (1, 3, remaining), (2, 3, remaining)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pydtnn.schedules import Cosine
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
+from tests.each import each
 from tests.small_training import (
     STEPS,
     Interrupt,
@@ -80,36 +81,6 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("at", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS + 2])
-def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
-    at: int, optimizer: str, tmp_path: Path
-) -> None:
-    whole, parts = (
-        build(Serial(), tmp_path / name, *extra, optimizer=optimizer, every_steps=1)
-        for name, extra in (("whole", []), ("parts", [Interrupt(at)]))
-    )
-    small_fit(whole, EPOCHS)
-    with pytest.raises(Interrupted):
-        small_fit(parts, EPOCHS)
-    resumed = build(Serial(), tmp_path / "parts", optimizer=optimizer, every_steps=1)
-    assert load_checkpoint(tmp_path / "parts", resumed) is not None
-    assert resumed.optimizer.iterations == at
-    small_fit(resumed, EPOCHS)
-    assert fingerprint(resumed) == fingerprint(whole)
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-
-
-def test_a_serial_run_does_not_depend_on_whether_checkpoints_are_saved(tmp_path: Path) -> None:
-    saving = build(Serial(), tmp_path, every_steps=1)
-    plain = build(Serial(), tmp_path)
-    plain.callbacks.pop()
-    small_fit(saving, EPOCHS)
-    small_fit(plain, EPOCHS)
-    assert fingerprint(saving) == fingerprint(plain)
-
-
 def test_a_run_that_dies_between_checkpoints_repeats_the_steps_since(tmp_path: Path) -> None:
     whole = build(Serial(), tmp_path / "whole")
     small_fit(whole, EPOCHS)
@@ -122,52 +93,52 @@ def test_a_run_that_dies_between_checkpoints_repeats_the_steps_since(tmp_path: P
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
-def test_a_run_that_is_interrupted_again_and_again_still_ends_in_the_same_bytes(
-    tmp_path: Path,
-) -> None:
-    whole = build(Serial(), tmp_path / "whole", every_steps=1)
+def resumed_at(steps: Sequence[int], comm: Communicator, folder: Path, **options: Any) -> Trainer:
+    """Train in parts that are interrupted after some steps, and compare with a whole run."""
+    whole = build(comm, folder / "whole", every_steps=1, **options)
     small_fit(whole, EPOCHS)
-    for at in range(1, STEPS * EPOCHS + 1):
-        trainer = build(Serial(), tmp_path / "parts", Interrupt(at), every_steps=1)
-        load_checkpoint(tmp_path / "parts", trainer)
+    for at in steps:
+        trainer = build(comm, folder / "parts", Interrupt(at), every_steps=1, **options)
+        load_checkpoint(folder / "parts", trainer)
         with pytest.raises(Interrupted):
             small_fit(trainer, EPOCHS)
-    trainer = build(Serial(), tmp_path / "parts", every_steps=1)
-    load_checkpoint(tmp_path / "parts", trainer)
-    small_fit(trainer, EPOCHS)
-    assert fingerprint(trainer) == fingerprint(whole)
-
-
-@pytest.mark.few(2)
-@pytest.mark.threads(2, 3)
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("at", [STEPS - 1, STEPS + 2])
-def test_a_run_of_several_ranks_ends_in_the_same_bytes(
-    comm: Communicator, at: int, shared_path: Path
-) -> None:
-    whole = build(comm, shared_path / "whole", every_steps=1)
-    small_fit(whole, EPOCHS)
-    with pytest.raises(Interrupted):
-        small_fit(build(comm, shared_path / "parts", Interrupt(at), every_steps=1), EPOCHS)
-    resumed = build(comm, shared_path / "parts", every_steps=1)
-    load_checkpoint(shared_path / "parts", resumed)
-    assert resumed.optimizer.iterations == at
+    resumed = build(comm, folder / "parts", every_steps=1, **options)
+    assert load_checkpoint(folder / "parts", resumed) is not None
+    assert resumed.optimizer.iterations == steps[-1]
     small_fit(resumed, EPOCHS)
     assert fingerprint(resumed) == fingerprint(whole)
+    assert files(folder / "parts") == files(folder / "whole")
+    return resumed
+
+
+@each(
+    ("steps", "optimizer"),
+    [
+        ([1], "momentum"),
+        ([STEPS - 1], "adam"),
+        ([STEPS], "momentum"),
+        ([STEPS + 1, 2 * STEPS + 2], "adam"),
+    ],
+)
+def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
+    steps: Sequence[int], optimizer: str, tmp_path: Path
+) -> None:
+    resumed = resumed_at(steps, Serial(), tmp_path, optimizer=optimizer)
+    plain = build(Serial(), tmp_path, optimizer=optimizer)
+    plain.callbacks.pop()
+    small_fit(plain, EPOCHS)
+    assert plain.history == resumed.history
+
+
+@pytest.mark.threads(3)
+@pytest.mark.mpi(2)
+def test_a_run_of_several_ranks_ends_in_the_same_bytes(
+    comm: Communicator, shared_path: Path
+) -> None:
+    resumed = resumed_at([STEPS - 1, STEPS + 2], comm, shared_path)
     prints = comm.gather_object(fingerprint(resumed))
     assert all(other == prints[0] for other in prints)
-    assert files(shared_path / "parts") == files(shared_path / "whole")
     comm.barrier()
-
-
-def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
-    whole = build(Serial(), tmp_path / "whole")
-    small_fit(whole, EPOCHS)
-    small_fit(build(Serial(), tmp_path / "parts"), 1)
-    longer = build(Serial(), tmp_path / "parts")
-    load_checkpoint(tmp_path / "parts", longer)
-    small_fit(longer, EPOCHS)
-    assert fingerprint(longer) == fingerprint(whole)
 
 
 class Residual(AllReduce):
@@ -191,7 +162,7 @@ class Residual(AllReduce):
             array[...] = state[f"kept{i}"]
 
 
-@pytest.mark.threads(1, 2)
+@pytest.mark.threads(2)
 def test_a_scheme_continues_with_what_it_held_on_each_rank(
     comm: Communicator, shared_path: Path
 ) -> None:

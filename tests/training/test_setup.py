@@ -22,7 +22,7 @@ from pydtnn.parallel.schemes import SCHEMES, OneBitAdam
 from pydtnn.schedules import OneCycle
 from pydtnn.training.trainer import Trainer
 from tests.each import each
-from tests.small_training import checksums, small_data, small_fit, small_model, small_trainer
+from tests.small_training import checksums, small_fit, small_model, small_trainer
 
 
 def results(trainer: Trainer) -> Any:
@@ -45,8 +45,9 @@ def test_an_optimizer_begins_anew_in_a_second_training(name: str) -> None:
     assert train(used, 1) == train(make(), 1)
 
 
+@pytest.mark.few(6)
 @pytest.mark.threads(2)
-@each("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
+@pytest.mark.parametrize("name", [*SCHEMES, *(name for name in COMPRESSORS if name != "float")])
 def test_a_scheme_begins_anew_in_a_second_training(comm: Communicator, name: str) -> None:
     def make() -> Any:
         if name in SCHEMES:
@@ -103,18 +104,3 @@ def test_metrics_of_two_models_have_the_sizes_of_each() -> None:
     small.fit(data, batch_size=5)
     assert small.history == alone.history
     assert small.logs["confusion_matrix"].shape == (3, 3)
-
-
-def test_a_model_without_formats_does_not_round_the_state_of_an_optimizer_used_before() -> None:
-    train, _ = small_data()
-
-    def fit(optimizer: Any, formats: str | None) -> Any:
-        net = Sequential(Flatten(), Linear(3))
-        model = Model(net, (5, 5, 2), backend="numpy", formats=formats)
-        trainer = Trainer(model, optimizer, progress=False)
-        trainer.fit(train, batch_size=8)
-        return checksums(trainer.optimizer.state())
-
-    used = SGD(0.1, momentum=0.9)
-    fit(used, "optimizer=e5m2")
-    assert fit(used, None) == fit(SGD(0.1, momentum=0.9), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from pydtnn.parallel.compression import PowerSGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ParameterServer, ShardedOptimizer, StaleGradients
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.equality.check import Hashes
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
@@ -44,6 +43,9 @@ class Flip(Callback):
 
 def parameter(name: str) -> Find:
     return lambda trainer: trainer.model.parameters[name].master
+
+
+HEAD = parameter("head.b")
 
 
 def slot(name: str) -> Find:
@@ -102,39 +104,31 @@ def found_by(ranks: int, run: Callable[[Communicator], Any]) -> AgreedError:
     return raised.value
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks: int) -> None:
-    flip = Flip(1, 250, parameter("conv2d0.w"))
-    error = found_by(ranks, lambda comm: steps(trainer_of(comm, flip, CheckEqual(100)), 400))
-    given = "another one on rank 1" if ranks == 4 else "different ones"
+@each(("ranks", "given"), [(2, "different ones"), (4, "another one on rank 1")])
+def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks: int, given: str) -> None:
+    flip = Flip(1, 50, parameter("conv2d0.w"))
+    error = found_by(ranks, lambda comm: steps(trainer_of(comm, flip, CheckEqual(40)), 80))
     assert re.search(
         f"^CheckEqual: expected the same parameter conv2d0.w on all ranks, got {given} since (step "
-        r"250|one of the steps \d+ to \d+): 1 of 72 elements differs, by at most \S+ \(\S+ on "
-        r"rank 0, \S+ on rank 1\); .* continue from a checkpoint of step 200 or an earlier one$",
+        r"50|one of the steps \d+ to \d+): 1 of 72 elements differs, by at most \S+ \(\S+ on "
+        r"rank 0, \S+ on rank 1\); .* continue from a checkpoint of step 40 or an earlier one$",
         str(error),
     )
     assert error.ranks == ((1,) if ranks == 4 else ())
 
 
-def test_the_step_is_exact_if_every_array_is_hashed_after_each(
-    monkeypatch: pytest.MonkeyPatch,
+@each(("spread", "width"), [(1, 0), (8, 7)])
+def test_steps_between_two_hashes_of_an_array_are_named(
+    spread: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of so small a step would have arrays take turns."""
-    monkeypatch.setattr("pydtnn.training.equality.check.Pace.spread", lambda self: 1)
-    flip = Flip(2, 50, parameter("head.b"))
-    error = found_by(4, lambda comm: steps(trainer_of(comm, flip, check_equal=40), 80))
-    assert "parameter head.b on all ranks, got another one on rank 2 since step 50:" in str(error)
-
-
-def test_steps_between_two_hashes_of_an_array_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pydtnn.training.equality.check.Pace.spread", lambda self: 8)
+    monkeypatch.setattr("pydtnn.training.equality.check.Pace.spread", lambda self: spread)
     flip = Flip(0, 37, parameter("conv2d0.b"))
     error = found_by(4, lambda comm: steps(trainer_of(comm, flip, check_equal=50), 60))
-    found = re.search(r"on rank 0 since one of the steps (\d+) to (\d+):", str(error))
+    found = re.search(r"on rank 0 since (?:one of the steps|step) (\d+)(?: to (\d+))?:", str(error))
     assert found
-    first, last = map(int, found.groups())
-    assert first <= 37 <= last == first + 7
+    first, last = (int(found[n] or found[1]) for n in (1, 2))
+    assert first <= 37 <= last == first + width
 
 
 @each(
@@ -152,19 +146,21 @@ def test_steps_between_two_hashes_of_an_array_are_named(monkeypatch: pytest.Monk
     ],
 )
 def test_the_first_array_that_differs_is_named(
-    name: str, find: Find, options: dict[str, Any]
+    name: str, find: Find, options: dict[str, Any], tmp_path: Path
 ) -> None:
+    """After a further call of `fit`, at the end of training or where a checkpoint is saved."""
+
     def run(comm: Communicator) -> None:
-        steps(trainer_of(comm, Flip(1, 6, find), **options), 20)
+        saver = Checkpointer(tmp_path, every_epochs=2, keep=9)
+        trainer = trainer_of(comm, Flip(1, 6, find), saver, **options)
+        steps(trainer, 4)
+        trainer.model.freeze("batchnorm1") if not options else None
+        steps(trainer, 6)
 
     error = found_by(3, run)
     assert f"expected the same {name} on all ranks, got another one on rank 1 " in str(error)
-
-
-def test_the_last_steps_are_compared_when_training_ends() -> None:
-    flip = Flip(1, 20, parameter("head.b"), bit=0)
-    error = found_by(3, lambda comm: steps(trainer_of(comm, flip), 20))
-    assert re.search(r"on rank 1 since (step 20|one of the steps \d+ to 20): ", str(error))
+    assert str(error).endswith("continue from a checkpoint of step 4 or an earlier one")
+    assert [path.name for path in find_checkpoints(tmp_path)] == ["checkpoint-00000004"]
 
 
 def test_a_state_that_differs_before_the_first_step_is_found() -> None:
@@ -174,12 +170,10 @@ def test_a_state_that_differs_before_the_first_step_is_found() -> None:
             slot("velocity/head.b")(trainer)[0] = np.nan
         steps(trainer, 2)
 
-    error = found_by(3, run)
-    assert "velocity of head.b on all ranks, got another one on rank 2 when training sta" in str(
-        error
-    )
-    assert "by at most inf (0 on rank 0, nan on rank 2)" in str(error)
-    assert str(error).endswith("start again")
+    error = str(found_by(3, run))
+    assert "velocity of head.b on all ranks, got another one on rank 2 when training sta" in error
+    assert "by at most inf (0 on rank 0, nan on rank 2)" in error
+    assert error.endswith("start again")
 
 
 def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_changes() -> None:
@@ -189,18 +183,15 @@ def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_chan
 
         steps(trainer_of(comm, optimizer=lambda: SGD(course), check_equal=10), 20)
 
-    error = found_by(3, run)
-    assert "the same number of updates or learning rate on all ranks, got another one on" in str(
-        error
-    )
-    assert "further arrays differ" in str(error)
-    assert "(0.1 on rank 0, 0.2 on rank 1)" in str(error)
+    error = str(found_by(3, run))
+    assert "the same number of updates or learning rate on all ranks, got another one on" in error
+    assert "further arrays differ" in error
+    assert "(0.1 on rank 0, 0.2 on rank 1)" in error
 
 
 @each(
     "options",
     [
-        {},
         {"scheme": ShardedOptimizer},
         {"sums": PowerSGD},
         {"sync_batch_norm": True, "optimizer": lambda: Adam(0.01)},
@@ -217,40 +208,32 @@ def test_equal_ranks_train_as_without_the_check(options: dict[str, Any]) -> None
 
 
 @each(
-    ("axes", "flipped", "place", "whole"),
+    ("axes", "flipped", "place", "where"),
     [
-        ({"data": 2, "filter": 2}, 3, "conv2d0.w", False),  # each half on two ranks
-        ({"data": 1, "filter": 2}, 1, "head.w", False),
-        ({"spatial": 4}, 2, "conv2d0.w", True),
-        ({"data": 2, "pipeline": 2}, 3, "head.w", False),
+        ({"data": 2, "filter": 2}, 3, "conv2d0.w", "ranks"),  # each half on two ranks
+        ({"data": 1, "filter": 2}, 1, "head.w", ""),  # no other rank has this part
+        ({"spatial": 4}, 2, "conv2d0.w", "all ranks, got another one"),
+        ({"data": 2, "pipeline": 2}, 3, "head.w", "ranks"),
     ],
 )
 def test_ranks_of_a_mesh_compare_what_they_have_in_common(
-    axes: dict[str, int], flipped: int, place: str, whole: bool
+    axes: dict[str, int], flipped: int, place: str, where: str
 ) -> None:
-    def run(comm: Communicator, *callbacks: Callback) -> Any:
-        norm = "pipeline" not in axes
-        mesh_fit(mesh_trainer(comm, axes, *callbacks, norm=norm), epochs=2)
+    def run(comm: Communicator) -> None:
+        flip, norm = Flip(flipped, 2, parameter(place)), "pipeline" not in axes
+        mesh_fit(mesh_trainer(comm, axes, flip, norm=norm), epochs=2)
 
-    on_ranks(axes, run)
-    if axes.get("data") == 1:  # no other rank has this part
-        on_ranks(axes, lambda comm: run(comm, Flip(flipped, 2, parameter(place))))
+    if not where:
+        on_ranks(axes, run)
         return
-    ranks = int(np.prod([*axes.values()]))
-    error = found_by(ranks, lambda comm: run(comm, Flip(flipped, 2, parameter(place))))
-    where = "all ranks, got another one" if whole else "ranks"
-    assert f"expected the same parameter {place} on {where}" in str(error)
-    assert str(flipped) in str(error)
+    error = str(found_by(4, run))
+    assert f"expected the same parameter {place} on {where}" in error
+    assert str(flipped) in error
 
 
-def test_ranks_that_differ_by_design_are_not_compared() -> None:
+def test_ranks_that_differ_by_design_are_compared_on_request_only_which_is_refused() -> None:
     run_threads(2, lambda comm: steps(trainer_of(comm, scheme=LocalSGD), 4))
-    trainer = trainer_of(Serial(), CheckEqual(1))
-    steps(trainer, 4)
-    assert trainer.callbacks[0].spread == 0
-
-
-def test_a_comparison_of_ranks_that_differ_by_design_is_refused() -> None:
+    run_threads(2, lambda comm: steps(trainer_of(comm, Flip(1, 2, HEAD), check_equal=0), 4))
     sentence = "check_equal requires the same parameters on all ranks, got LocalSGD, with differ"
     with pytest.raises(ValueError, match=sentence):
         trainer_of(Serial(), scheme=LocalSGD, check_equal=100)
@@ -260,39 +243,6 @@ def test_a_comparison_of_ranks_that_differ_by_design_is_refused() -> None:
         trainer_of(Serial(), check_equal=-1)
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         CheckEqual(0)
-
-
-def test_a_check_among_the_callbacks_replaces_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[int] = []
-    complete = Hashes.complete
-
-    def counted(self: Hashes, step: int) -> np.ndarray:
-        compared.append(step)
-        return complete(self, step)
-
-    monkeypatch.setattr(Hashes, "complete", counted)
-    cases: Sequence[tuple[Any, list[int]]] = [
-        ({"check_equal": 0}, []),
-        ({"check_equal": 4}, [0, 4, 6]),
-        ({}, [0, 6]),
-    ]
-    for options, expected in cases:
-        compared.clear()
-        run_threads(2, lambda comm, options=options: steps(trainer_of(comm, **options), 6))
-        assert sorted(compared) == sorted(2 * expected)
-    compared.clear()
-    run_threads(2, lambda comm: steps(trainer_of(comm, CheckEqual(3), check_equal=1), 6))
-    assert sorted(compared) == [0, 0, 3, 3, 6, 6]
-
-
-def test_training_that_continues_is_compared_again() -> None:
-    def run(comm: Communicator) -> None:
-        trainer = trainer_of(comm, Flip(1, 6, parameter("head.b")))
-        steps(trainer, 4)
-        trainer.model.freeze("conv2d0")
-        steps(trainer, 8)
-
-    assert "parameter head.b on all ranks, got another one on rank 1 " in str(found_by(3, run))
 
 
 def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_difference() -> None:
@@ -307,16 +257,3 @@ def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_differe
     error = found_by(3, lambda comm: run(comm, 100))
     assert "parameter head.b on all ranks, got another one on rank 2 since " in str(error)
     assert "the loss is not finite" in str(found_by(3, lambda comm: run(comm, 0)))
-
-
-def test_a_checkpoint_of_ranks_that_differ_is_not_saved(tmp_path: Path) -> None:
-    flip, saving = Flip(2, 5, parameter("head.w")), {"every_epochs": 1, "keep": 9}
-
-    def run(comm: Communicator) -> None:
-        steps(trainer_of(comm, flip, Checkpointer(tmp_path, **saving)), 20)
-
-    error = found_by(3, run)
-    assert "parameter head.w on all ranks, got another one on rank 2 since " in str(error)
-    assert str(error).endswith("continue from a checkpoint of step 4 or an earlier one")
-    saved = [int(path.name.removeprefix("checkpoint-")) for path in find_checkpoints(tmp_path)]
-    assert saved == [2, 4]

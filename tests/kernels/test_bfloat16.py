@@ -1,6 +1,6 @@
-"""Compiled kernels of bfloat16 on awkward sizes: what float64 gives for the same numbers, rounded.
+"""Compiled convolutions and products of bfloat16 on awkward sizes, and deferred arrays.
 
-`test_16_bits.py` has one case of every kernel.
+`test_every_kernel.py` has cases of every kernel.
 """
 
 from __future__ import annotations

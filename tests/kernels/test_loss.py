@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient, same_for_all_threads
+from tests.each import each
+from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient
 
-SHAPES = [(0, 3), (1, 1), (7, 3), (5, 10), (3, 16), (4, 17), (2, 1000), (701, 100)]
 ELEMENTWISE = ("binary_cross_entropy", "squared_error", "absolute_error")
 BACKENDS = ("reference", "cpu")
 
@@ -74,28 +74,9 @@ def test_reference_loss_of_outputs_is_the_mean_over_a_sample_summed(name: str) -
     np.testing.assert_allclose(out, gradient_by_differences(loss, y, target, 0.5), atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_cross_entropy_equals_the_reference(
-    cpu_backend: Backend, shape: tuple[int, int], smoothing: float, dtype: str
-) -> None:
-    rng = np.random.default_rng(0)
-    x, target = rng.normal(0, 3, shape).astype(dtype), rng.integers(shape[1], size=shape[0])
-    out, exact = np.empty(shape, dtype), np.empty(shape)
-    loss = cpu_backend.loss.cross_entropy(x, target, smoothing, 0.25, out=out)
-    expected = REFERENCE.loss.cross_entropy(x.astype(float), target, smoothing, 0.25, out=exact)
-    # exponentials of floats, up to 1000 of them added
-    assert loss == pytest.approx(expected, rel=20 * eps(dtype), abs=20 * eps(dtype))
-    np.testing.assert_allclose(out, exact, rtol=30 * eps(dtype), atol=2 * eps(dtype))
-
-
-@pytest.mark.few(40)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("ignored", [None, 0, -100])
-@pytest.mark.parametrize("weighted", [False, True])
+@each("dtype", DTYPES)
+@each("smoothing, shape", [(0.0, (7, 3)), (0.1, (3, 16)), (0.1, (301, 17)), (0.1, (0, 3))])
+@each("ignored, weighted", [(None, False), (0, True), (-100, True), (-100, False)])
 def test_weighted_cross_entropy_equals_the_reference(
     cpu_backend: Backend,
     shape: tuple[int, int],
@@ -138,43 +119,13 @@ def test_targets_that_are_no_classes_are_refused_unless_ignored(cpu_backend: Bac
             )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_hinge_equals_the_reference(
-    cpu_backend: Backend, shape: tuple[int, int], dtype: str
-) -> None:
-    rng = np.random.default_rng(0)
-    y, target = rng.normal(0, 2, shape).astype(dtype), rng.integers(shape[1], size=shape[0])
-    out, exact = np.empty(shape, dtype), np.empty(shape)
-    loss = cpu_backend.loss.hinge(y, target, 0.25, out=out)
-    expected = REFERENCE.loss.hinge(y.astype(float), target, 0.25, out=exact)
-    assert loss == pytest.approx(expected, rel=20 * eps(dtype), abs=4 * eps(dtype))
-    np.testing.assert_array_equal(out, exact)  # multiples of a quarter
-
-
-@pytest.mark.few(40)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 5, 2), (17,)])
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_losses_of_outputs_equal_the_reference(
-    cpu_backend: Backend, name: str, shape: tuple[int, ...], dtype: str
-) -> None:
-    rng = np.random.default_rng(0)
-    y, target = rng.normal(0, 3, shape).astype(dtype), rng.random(shape).astype(dtype)
-    out, exact = np.empty(shape, dtype), np.empty(shape)
-    loss = getattr(cpu_backend.loss, name)(y, target, 0.25, out=out)
-    expected = getattr(REFERENCE.loss, name)(y.astype(float), target.astype(float), 0.25, out=exact)
-    assert loss == pytest.approx(expected, rel=10 * eps(dtype))
-    np.testing.assert_allclose(out, exact, rtol=4 * eps(dtype), atol=4 * eps(dtype))
-
-
-@pytest.mark.parametrize("backend_name", BACKENDS)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("shape", [(1, 1), (4, 17), (3, 1000)])
+@each("name", BACKENDS)
+@each("smoothing", [0.0, 0.1])
+@each("shape", [(1, 1), (4, 17), (3, 1000)])
 def test_gradients_that_overwrite_the_predictions_have_the_same_bytes(
-    cpu_backend: Backend, backend_name: str, shape: tuple[int, int], smoothing: float
+    cpu_backend: Backend, name: str, shape: tuple[int, int], smoothing: float
 ) -> None:
-    losses, rng = choose(backend_name, cpu_backend).loss, np.random.default_rng(0)
+    losses, rng = choose(name, cpu_backend).loss, np.random.default_rng(0)
     y, classes = rng.normal(0, 3, shape).astype("float32"), rng.integers(shape[1], size=shape[0])
     weights, target = rng.random(shape[1], "float32"), rng.random(shape, "float32")
     calls: list[tuple[Callable[..., float], tuple[object, ...]]] = [
@@ -182,7 +133,7 @@ def test_gradients_that_overwrite_the_predictions_have_the_same_bytes(
         (losses.weighted_cross_entropy, (classes, weights, 0, smoothing)),
         (losses.weighted_cross_entropy, (target, weights, None, smoothing)),
         (losses.hinge, (classes,)),
-        *((getattr(losses, name), (target,)) for name in ELEMENTWISE),
+        *((getattr(losses, kind), (target,)) for kind in ELEMENTWISE),
     ]
     for loss, arguments in calls:
         apart, own = np.empty_like(y), y.copy()
@@ -190,13 +141,13 @@ def test_gradients_that_overwrite_the_predictions_have_the_same_bytes(
         assert own.tobytes() == apart.tobytes()
 
 
-@pytest.mark.parametrize("backend_name", BACKENDS)
-@pytest.mark.parametrize("kind", ["cross_entropy", "hinge"])
-@pytest.mark.parametrize("wrong", [-1, 10, 2**40])
+@each("name", BACKENDS)
+@each("kind", ["cross_entropy", "hinge"])
+@each("wrong", [-1, 10, 2**40])
 def test_a_target_that_is_no_class_is_refused_before_anything_is_written(
-    cpu_backend: Backend, backend_name: str, kind: str, wrong: int
+    cpu_backend: Backend, name: str, kind: str, wrong: int
 ) -> None:
-    loss = choose(backend_name, cpu_backend).loss
+    loss = choose(name, cpu_backend).loss
     x, out = np.zeros((6, 10), "float32"), np.full((6, 10), 7, "float32")
     target = np.array([0, 1, 9, wrong, 3, 10])
     arguments = (0.1, 1.0) if kind == "cross_entropy" else (1.0,)
@@ -205,12 +156,12 @@ def test_a_target_that_is_no_class_is_refused_before_anything_is_written(
     assert np.all(out == 7)
 
 
-@pytest.mark.parametrize("backend_name", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("name", BACKENDS)
+@each("dtype", DTYPES)
 def test_extreme_logits_neither_overflow_nor_lose_the_loss(
-    cpu_backend: Backend, backend_name: str, dtype: str
+    cpu_backend: Backend, name: str, dtype: str
 ) -> None:
-    loss, out = choose(backend_name, cpu_backend).loss, np.empty((1, 3), dtype)
+    loss, out = choose(name, cpu_backend).loss, np.empty((1, 3), dtype)
     x = np.array([[1e4, -1e4, 0]], dtype)
     assert loss.cross_entropy(x, np.array([1]), 0.0, 1.0, out=out) == 2e4
     np.testing.assert_array_equal(out, [[1, -1, 0]])
@@ -228,16 +179,16 @@ def test_extreme_logits_neither_overflow_nor_lose_the_loss(
     assert tiny == pytest.approx(math.exp(-40))
 
 
-@pytest.mark.parametrize("backend_name", BACKENDS)
-def test_nan_makes_the_loss_nan(cpu_backend: Backend, backend_name: str) -> None:
-    loss = choose(backend_name, cpu_backend).loss
+@each("name", BACKENDS)
+def test_nan_makes_the_loss_nan(cpu_backend: Backend, name: str) -> None:
+    loss = choose(name, cpu_backend).loss
     x, out = np.zeros((3, 5), "float32"), np.empty((3, 5), "float32")
     x[1, 2] = np.nan
     target, likely = np.array([0, 1, 2]), np.zeros((3, 5), "float32")
     assert math.isnan(loss.cross_entropy(x, target, 0.0, 1.0, out=out))
     assert math.isnan(loss.hinge(x, target, 1.0, out=out))
-    for name in ELEMENTWISE:
-        assert math.isnan(getattr(loss, name)(x, likely, 1.0, out=out))
+    for kind in ELEMENTWISE:
+        assert math.isnan(getattr(loss, kind)(x, likely, 1.0, out=out))
         assert np.isnan(out[1, 2])
 
 
@@ -257,21 +208,3 @@ def test_targets_of_other_kinds_are_taken(cpu_backend: Backend) -> None:
     labels = np.ones((4, 3), "int64")
     square = cpu_backend.loss.squared_error(x, labels, 1.0, out=out)
     assert square == pytest.approx(((x - 1) ** 2).sum() / 3, rel=1e-14)
-
-
-def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
-    rng = np.random.default_rng(0)
-    x, t = rng.normal(size=(2, 1003, 77)).astype("float32")
-    target = rng.integers(77, size=1003)
-
-    def run(backend: Backend) -> list[np.ndarray | float]:
-        loss, outs = backend.loss, [np.empty_like(x) for _ in range(4)]
-        return [
-            *outs,
-            loss.cross_entropy(x, target, 0.1, 1.0, out=outs[0]),
-            loss.hinge(x, target, 1.0, out=outs[1]),
-            loss.binary_cross_entropy(x, t, 1.0, out=outs[2]),
-            loss.squared_error(x, t, 1.0, out=outs[3]),
-        ]
-
-    same_for_all_threads(cpu_backend, run)

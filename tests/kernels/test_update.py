@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from tests.kernels.checks import DTYPES, REFERENCE, eps, same_for_all_threads
+from tests.each import each
+from tests.kernels.checks import DTYPES, REFERENCE
 
-SIZES = [0, 1, 3, 16, 17, 100, 1009, 40001]
 STEPS = 3
 ADAM = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8}
 
@@ -74,8 +74,8 @@ def scalar_step(case: str, t: int, w: float, g: float, s: list[float], decay: fl
     return w - lr * m_hat / (math.sqrt(v_hat) + e)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("case", CASES)
+@each("decay", [0.0, 0.3])
+@each("case", CASES)
 def test_reference_update_is_the_rule_of_the_paper(case: str, decay: float) -> None:
     rng = np.random.default_rng(0)
     w, slots = rng.normal(size=5), [np.zeros(5), np.zeros(5)]
@@ -91,49 +91,9 @@ def test_reference_update_is_the_rule_of_the_paper(case: str, decay: float) -> N
     np.testing.assert_allclose(w, numbers, rtol=1e-12)
 
 
-@pytest.mark.few(75)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("case", CASES)
-def test_update_equals_the_reference_over_several_steps(
-    cpu_backend: Backend, case: str, n: int, dtype: str
-) -> None:
-    arrays = []
-    for backend in (cpu_backend, REFERENCE):
-        rng = np.random.default_rng(0)
-        w = rng.normal(size=n).astype(dtype)
-        slots = [np.zeros(n, dtype), np.zeros(n, dtype)]
-        for t in range(1, STEPS + 1):
-            # no gradient is so small that epsilon and rounding decide the step
-            g = (rng.normal(size=n) + np.sign(rng.normal(size=n))).astype(dtype)
-            step(backend, case, t, [w, g, *slots], 0.1)
-        arrays.append([w, *slots])
-    for actual, expected in zip(*arrays, strict=True):
-        # three steps of a dozen roundings of numbers up to 10
-        np.testing.assert_allclose(actual, expected, rtol=20 * eps(dtype), atol=40 * eps(dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", SIZES)
-def test_squared_norm_and_scale_equal_the_reference(
-    cpu_backend: Backend, n: int, dtype: str
-) -> None:
-    x = np.random.default_rng(0).normal(size=n).astype(dtype)
-    assert cpu_backend.update.squared_norm(x) == pytest.approx(
-        math.fsum(float(v) ** 2 for v in x), rel=1e-13
-    )
-    assert REFERENCE.update.squared_norm(x) == pytest.approx(
-        math.fsum(float(v) ** 2 for v in x), rel=1e-13
-    )
-    scaled = x.copy()
-    cpu_backend.update.scale(scaled, 0.3)
-    REFERENCE.update.scale(x, 0.3)
-    np.testing.assert_array_equal(scaled, x)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 1023, 1025, 8193, 40001])
-@pytest.mark.parametrize("case", ["sgd", "momentum", "nesterov", "adam", "adamw"])
+@each("dtype", DTYPES)
+@each("size", [1, 1023, 40001])
+@each("case", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(
     cpu_backend: Backend, case: str, size: int, dtype: str
 ) -> None:
@@ -154,12 +114,6 @@ def test_a_factor_has_the_bytes_of_gradients_that_are_scaled_first(
         assert results[0] == results[1]
 
 
-def test_squared_norm_does_not_overflow_in_float(cpu_backend: Backend) -> None:
-    for value in (1e30, 1e-30):
-        x = np.full(1000, value, "float32")
-        assert cpu_backend.update.squared_norm(x) == pytest.approx(1000 * value**2, rel=1e-6)
-
-
 def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend: Backend) -> None:
     for case in CASES:
         g = np.full(37, np.nan, "float32")
@@ -169,33 +123,9 @@ def test_nan_in_the_gradient_reaches_the_parameters(cpu_backend: Backend) -> Non
         assert math.isnan(cpu_backend.update.squared_norm(g))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_arrays_of_other_kinds_give_the_same_values(cpu_backend: Backend, case: str) -> None:
-    rng = np.random.default_rng(0)
-    start, g = rng.normal(size=(2, 40))
-    expected = [start.copy(), g, np.zeros(40), np.zeros(40)]
-    step(REFERENCE, case, 1, expected, 0.1)
-    spread = [start.copy(), np.repeat(g, 2)[::2], np.zeros(80)[::2], np.zeros(80)[::2]]
-    step(cpu_backend, case, 1, spread, 0.1)
-    every_other = np.zeros(80)[::2]
-    every_other[:] = start
-    strided = [every_other, g, np.zeros(40), np.zeros(40)]
-    step(cpu_backend, case, 1, strided, 0.1)
-    for arrays in (spread, strided):
-        for actual, exact in zip(arrays, expected, strict=True):
-            np.testing.assert_allclose(actual, exact, rtol=1e-13)
-
-
-def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
-    rng = np.random.default_rng(0)
-    w, g = rng.normal(size=(2, 100003)).astype("float32")
-
-    def run(backend: Backend) -> list[np.ndarray | float]:
-        results: list[np.ndarray | float] = [backend.update.squared_norm(g)]
-        for case in CASES:
-            arrays = [w.copy(), g, np.zeros_like(w), np.zeros_like(w)]
-            step(backend, case, 1, arrays, 0.1)
-            results += arrays
-        return results
-
-    same_for_all_threads(cpu_backend, run)
+def test_a_squared_norm_is_added_up_in_double(cpu_backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(size=40001).astype("float32")
+    for values in (x, np.full(1000, 1e30, "float32"), np.full(1000, 1e-30, "float32")):
+        exact = math.fsum(float(v) ** 2 for v in values)
+        for update in (cpu_backend.update, REFERENCE.update):
+            assert update.squared_norm(values) == pytest.approx(exact, rel=1e-13)

@@ -114,7 +114,7 @@ class Attention(Widened, Compiled, reference.Attention):
         dropout: Dropped | None = None,
     ) -> None:
         """Compute the terms of a block in the gradients of `q` and `kv`."""
-        if not native(out, dy, q, kv, y, log_sums, out_kv):
+        if not (native(out, dy, q, kv, y, log_sums) and native(out_kv)):
             return super().backward_block(
                 *(dy, q, kv, y, log_sums, heads, at),
                 out=out,

@@ -1,4 +1,4 @@
-"""Convolutions, products and pooling on a GPU against the reference; they say why where none is."""
+"""Convolutions, pooling and a step on a GPU against the reference; they say why where none is."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import CudaBackend, Unavailable
-from pydtnn.kernels.reference import Conv, Linear, Pool
+from pydtnn.kernels.reference import Conv
 from tests.kernels.cuda.test_backend import BATCH, CLASSES, SHAPE, step
-from tests.kernels.cuda.test_linear import run as run_linear
+from tests.kernels.cuda.test_every_kernel import check
+from tests.kernels.every_kernel import MAKERS, cases
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import AWKWARD, DIRECTIONS, geometry, operands
 from tests.kernels.test_fused import away_from_zero, deferred
 from tests.kernels.test_fused import cast as cast_deferred
-from tests.kernels.test_linear import KERNELS, SIZES
-from tests.kernels.test_linear import operands as matrices
-from tests.kernels.test_pool import BINS, GEOMETRIES
 
 # In norm, beside the reference on the same (rounded) inputs in float64. TF32 rounds both factors to
 # 2^-11; 16-bit results are rounded to 2^-12 and 2^-9, and more than once where rows are added up.
@@ -165,119 +163,13 @@ def to_gpu(backend: CudaBackend, value: Any) -> Any:
     return type(value)(*terms, shift=move(value.shift), relu=value.relu)
 
 
-def test_a_convolution_that_was_captured_reads_what_is_there_when_it_is_replayed(
-    gpu: CudaBackend, rng: np.random.Generator
+@pytest.mark.parametrize("kernel", [name for name in MAKERS if name.startswith("pool")])
+def test_pooling_and_bins_agree_with_the_reference(
+    gpu: CudaBackend, rng: np.random.Generator, kernel: str
 ) -> None:
-    for case in ("16 filters", "primes", "three groups"):
-        batch, shape = AWKWARD[case]
-        arrays = operands(rng, batch, shape)
-        given = {name: gpu.asarray(array, "float32") for name, array in arrays.items()}
-        outputs = {d: convolve(gpu.conv, d, given, shape, gpu_empty(gpu)) for d in DIRECTIONS}
-        stream = gpu.xp.cuda.Stream(non_blocking=True)
-        gpu.xp.cuda.Device().synchronize()
-        with stream:
-            for _ in range(2):
-                again = {d: convolve(gpu.conv, d, given, shape, gpu_empty(gpu)) for d in DIRECTIONS}
-            stream.begin_capture()
-            again = {d: convolve(gpu.conv, d, given, shape, gpu_empty(gpu)) for d in DIRECTIONS}
-            graph = stream.end_capture()
-            given["x"] *= 2
-            given["dy"] *= 2
-            graph.launch(stream)
-        stream.synchronize()
-        for direction in DIRECTIONS:
-            factor = {"forward": 2, "backward_data": 2, "backward_filter": 4}[direction]
-            bias = arrays["b"] if direction == "forward" else 0
-            expected = factor * (gpu.to_numpy(outputs[direction]) - bias) + bias
-            assert_close(gpu.to_numpy(again[direction]), expected, TOLERANCE["float32"])
-
-
-def gpu_empty(backend: CudaBackend) -> Any:
-    return lambda size: backend.empty(size, "float32")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_products_agree_with_the_reference(
-    gpu: CudaBackend, rng: np.random.Generator, size: tuple[int, int, int], dtype: str
-) -> None:
-    exact = rounded(matrices(rng, size), dtype)
-    given = {name: gpu.asarray(array, dtype) for name, array in exact.items()}
-    for kernel in KERNELS:
-        expected = run_linear(Linear(np), kernel, exact)
-        value = run_gpu_linear(gpu, kernel, given)
-        assert_close(gpu.to_numpy(value).astype(np.float64), expected, TOLERANCE[dtype])
-
-
-def run_gpu_linear(backend: CudaBackend, kernel: str, arrays: dict[str, Any]) -> Any:
-    x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
-    like = {"forward": dy, "backward_data": x, "backward_filter": w, "backward_bias": b}[kernel]
-    out = backend.empty(like.shape, like.dtype)
-    inputs = {
-        "forward": (x, w, b),
-        "backward_data": (dy, w),
-        "backward_filter": (x, dy),
-        "backward_bias": (dy,),
-    }
-    family = backend.linear
-    {
-        "forward": family.forward,
-        "backward_data": family.backward_data,
-        "backward_filter": family.backward_filter,
-        "backward_bias": family.backward_bias,
-    }[kernel](*inputs[kernel], out=out)
-    return out
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", GEOMETRIES)
-def test_pooling_agrees_with_the_reference(
-    gpu: CudaBackend, rng: np.random.Generator, name: str, dtype: str
-) -> None:
-    g = GEOMETRIES[name]
-    whole = {"x": (3, *g.size, 3), "dy": (3, *g.output, 3)}
-    draws = {n: rng.integers(-4, 4, size).astype(np.float64) for n, size in whole.items()}
-    exact, reference = rounded(draws, dtype), Pool(np)
-    x, dy = (gpu.asarray(exact[n], dtype) for n in ("x", "dy"))
-    y, dx = gpu.empty(dy.shape, dtype), gpu.empty(x.shape, dtype)
-    index = gpu.empty(dy.shape, "uint8")
-    expected_y, expected_dx = np.empty(dy.shape), np.empty(x.shape)
-    expected_index = np.empty(dy.shape, "uint8")
-    gpu.pool.max_forward(x, g, out=y, index=index)
-    reference.max_forward(exact["x"], g, out=expected_y, index=expected_index)
-    np.testing.assert_array_equal(gpu.to_numpy(index), expected_index)
-    np.testing.assert_array_equal(gpu.to_numpy(y).astype(np.float64), expected_y)
-    gpu.pool.max_backward(dy, index, g, out=dx)
-    reference.max_backward(exact["dy"], expected_index, g, out=expected_dx)
-    assert_close(gpu.to_numpy(dx).astype(np.float64), expected_dx, TOLERANCE[dtype])
-    for counted in (False, True):
-        gpu.pool.average_forward(x, g, out=y, count_padding=counted)
-        gpu.pool.average_backward(dy, g, out=dx, count_padding=counted)
-        reference.average_forward(exact["x"], g, out=expected_y, count_padding=counted)
-        reference.average_backward(exact["dy"], g, out=expected_dx, count_padding=counted)
-        assert_close(gpu.to_numpy(y).astype(np.float64), expected_y, TOLERANCE[dtype])
-        assert_close(gpu.to_numpy(dx).astype(np.float64), expected_dx, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("channels", [3, 64])
-@pytest.mark.parametrize(("size", "output"), BINS)
-def test_means_of_bins_agree_with_the_reference(
-    gpu: CudaBackend,
-    rng: np.random.Generator,
-    size: tuple[int, int],
-    output: tuple[int, int],
-    channels: int,
-) -> None:
-    x = rng.standard_normal((300, *size, channels))
-    dy = rng.standard_normal((300, *output, channels))
-    y, dx = gpu.empty(dy.shape, "float32"), gpu.empty(x.shape, "float32")
-    gpu.pool.adaptive_forward(gpu.asarray(x, "float32"), out=y)
-    gpu.pool.adaptive_backward(gpu.asarray(dy, "float32"), out=dx)
-    expected_y, expected_dx = np.empty_like(dy), np.empty_like(x)
-    Pool(np).adaptive_forward(x, out=expected_y)
-    Pool(np).adaptive_backward(dy, out=expected_dx)
-    assert_close(gpu.to_numpy(y), expected_y, TOLERANCE["float32"])
-    assert_close(gpu.to_numpy(dx), expected_dx, TOLERANCE["float32"])
+    for dtype in DTYPES:
+        for case in cases(kernel, rng):
+            check(gpu, case, dtype)
 
 
 @pytest.mark.parametrize("fuse", [False, True])

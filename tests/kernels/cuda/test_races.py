@@ -20,8 +20,8 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.cuda import pool
 from pydtnn.kernels.cuda.module import elements, source_names
 from pydtnn.kernels.dtypes import DTYPES
-from tests.kernels.cuda.cases import Case
-from tests.kernels.cuda.every_kernel import MAKERS, cases
+from tests.kernels.cases import Case
+from tests.kernels.every_kernel import MAKERS, cases
 from tests.simulated import kernels
 from tests.simulated.host import HostModule, on_device
 from tests.simulated.watched import Site, Watched, kernel_names, sites
@@ -29,25 +29,18 @@ from tests.simulated.watched import Site, Watched, kernel_names, sites
 pytestmark = pytest.mark.skipif(kernels.COMPILER is None, reason="there is no g++")
 
 WRONG = str(Path(kernels.__file__).parent / "wrong")
-ELSEWHERE = ("float16", "bfloat16")
-
 FLAT = ("forward", "backward", "add", "binary_cross_entropy", "squared_error", "absolute_error")
 """Kernels beside those of `update` whose vectors depend on addresses alone."""
+
+OURS = [name for name in MAKERS if not name.startswith("linear")] + ["linear.backward_bias"]
+"""Kernels that are not those of a library of NVIDIA."""
 
 Run = Callable[[Watched], None]
 
 
-def typed(name: str, dtype: str) -> str:
-    """Type of an array by its name, see `Case`."""
-    fine = "float32" if dtype in ELSEWHERE else dtype
-    return {"x": dtype, "t": fine, "d": "float64", "i": "int64", "b": "uint8"}[name[0]]
-
-
 def run(watched: Watched, case: Case, dtype: str = "float32") -> None:
-    case.run(
-        watched.families,
-        {name: watched.array(a, typed(name, dtype)) for name, a in case.arrays.items()},
-    )
+    given = case.typed(dtype).items()
+    case.run(watched.families, {name: watched.array(a, a.dtype.name) for name, a in given})
     watched.forget()
 
 
@@ -60,7 +53,7 @@ def of_kernel(kernel: str, watched: Watched, dtype: str = "float32") -> None:
 def not_aligned(watched: Watched) -> None:
     """Arrays from which no vectors can be loaded."""
     watched.shift = 1
-    for kernel in MAKERS:
+    for kernel in OURS:
         family, name = kernel.split(".")
         if family == "update" or name in FLAT:
             of_kernel(kernel, watched)
@@ -116,7 +109,7 @@ def of_pooling(watched: Watched) -> None:
     """With several channels for a thread, and large windows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "MIN_BUSY_THREADS", 0)
-        for kernel in MAKERS:
+        for kernel in OURS:
             if kernel.startswith("pool"):
                 of_kernel(kernel, watched)
         for name in ("pool.max_forward", "pool.max_backward"):
@@ -137,7 +130,7 @@ def all_kernels() -> Watched:
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # they wait for compilers
         list(threads.map(lambda pair: kernels.build(*pair, watched=True), pairs))
     watched = Watched()
-    for kernel in MAKERS:
+    for kernel in OURS:
         of_kernel(kernel, watched)
     of_kernel("linear.backward_bias", watched, "bfloat16")
     for more in (not_aligned, of_other_types, of_images, in_place, of_pooling):

@@ -2,7 +2,7 @@
 
 A case draws arrays, says which type each has beside elements of a type, and calls a kernel of a
 backend that writes to some of them. Numbers are multiples of 1/16, so that they are the same in
-every type, and what decides about a sign (`gate`, `max_forward`) is not nearly 0.
+every type of 16 bits, and what decides about a sign (`gate`, `max_forward`) is not nearly 0.
 """
 
 from __future__ import annotations
@@ -13,10 +13,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels import PoolGeometry
+from pydtnn.kernels.dtypes import arithmetic
 
 Arrays = dict[str, Any]
-SHAPES = ((1, 1), (5, 3), (70, 16), (3000, 8), (200, 300), (513, 64), (40, 2000))
+SHAPES = (
+    *((0, 4), (1, 1), (7, 1), (5, 3), (70, 16), (257, 17), (3000, 8), (200, 300), (513, 64)),
+    *((40, 2000), (2, 9001)),
+)
+"""Rows and channels: none, one, primes, less and more than a vector, several parts and blocks."""
+
 IMAGES = ((2, 7, 5, 3), (3, 9, 9, 64), (40, 12, 12, 64))
+LOSSES = ((0, 3), (1, 1), (7, 3), (9, 10), (3, 17), (3, 1001), (70, 64), (2, 9000), (3000, 11))
+PRODUCTS = (  # batch, inputs, outputs
+    *((1, 1, 1), (0, 5, 7), (1, 37, 53), (2, 784, 10), (7, 13, 11), (16, 16, 16), (17, 33, 31)),
+    *((64, 70, 10), (64, 784, 129), (65, 512, 32), (250, 128, 19), (113, 47, 257)),
+    *((600, 3, 1030), (70, 811, 230), (3, 1031, 300), (9, 18, 34), (31, 6, 7)),
+)
+"""None, one, primes; rows a power of two apart; more samples and outputs than a block; rows and
+columns that are cut otherwise for every number of threads."""
+
+UNEVEN = 1.0123456789
+"""Factor of elements and tables of float32 and float64, so that they need all of their digits. It
+is the same for all, and so near to 1 that it turns no sign of a sum."""
 
 
 class Case(NamedTuple):
@@ -26,13 +44,27 @@ class Case(NamedTuple):
     ----------
     arrays : dict
         All arrays in float64. The first letter of a name says what type it has: x the elements', t
-        (tables) that of their arithmetic, d float64, i int64, b uint8.
+        (tables) that of their arithmetic, d float64, s float64 (a number), i int64, b uint8.
     run : callable
         ``run(backend, arrays)``; returns a number or None.
     """
 
     arrays: Arrays
     run: Callable[[Any, Arrays], Any]
+
+    def typed(self, dtype: str) -> Arrays:
+        """The arrays beside elements of a type."""
+        uneven = 1.0 if np.dtype(dtype).itemsize == 2 else UNEVEN
+        return {
+            name: np.array(a * uneven if name[0] in "xt" else a, type_of(name, dtype))
+            for name, a in self.arrays.items()
+        }
+
+
+def type_of(name: str, dtype: str) -> str:
+    """Type of an array by its name, see `Case`."""
+    others = {"d": "float64", "s": "float64", "i": "int64", "b": "uint8"}
+    return {"x": dtype, "t": arithmetic(dtype).name, **others}[name[0]]
 
 
 def draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -50,9 +82,10 @@ def blank(*shape: int) -> np.ndarray:
 
 
 def columns(
-    run: Callable[[Any, Arrays], Any], outputs: Callable[[int], Arrays]
+    run: Callable[[Any, Arrays], Any],
+    outputs: Callable[[int, int], Arrays] = lambda rows, channels: {},
 ) -> Callable[[np.random.Generator], Any]:
-    """Cases over (rows, channels) with x, dy and tables u, v, w, whose outputs are given."""
+    """Cases over (rows, channels) with x, dy, tables and more outputs."""
 
     def make(rng: np.random.Generator) -> Any:
         for rows, channels in SHAPES:
@@ -64,7 +97,7 @@ def columns(
                 "t gamma": table(rng, channels),
                 "t beta": table(rng, channels),
                 "x out": np.zeros((rows, channels)),
-                **outputs(channels),
+                **outputs(rows, channels),
             }
             yield Case(arrays, run)
 
@@ -75,11 +108,11 @@ def flat(run: Callable[[Any, Arrays], Any]) -> Callable[[np.random.Generator], A
     """Cases over flat arrays x, y, z and out, above 0."""
 
     def make(rng: np.random.Generator) -> Any:
-        for n in (1, 7, 1024, 5003, 70001):
+        for n in (0, 1, 3, 17, 1024, 5003, 70001):
             names = ("x", "x y", "x z", "x out")
             arrays = {name: np.abs(draw(rng, n)) + 0.5 for name in names}
-            steering = {"d lr": np.array([0.125]), "d step": np.array([3.0]), "d go": np.ones(1)}
-            yield Case({**arrays, **steering}, run)
+            steering = {"s lr": np.array([0.125]), "s step": np.array([3.0]), "d go": np.ones(1)}
+            yield Case({**arrays, **steering, "d scale": np.array([8.0])}, run)
 
     return make
 
@@ -89,17 +122,17 @@ def loss(run: Callable[..., Any], *, classes: bool) -> Callable[[np.random.Gener
     target = "i target" if classes else "x target"
 
     def make(rng: np.random.Generator) -> Any:
-        for rows, outputs in ((1, 1), (9, 10), (3, 1001), (70, 64), (2, 9000), (3000, 8)):
+        for rows, outputs in LOSSES:
             wanted = rng.integers(0, outputs, rows) if classes else abs(table(rng, rows, outputs))
             arrays = {
                 "x": draw(rng, rows, outputs),
                 target: wanted,
-                "d scale": np.array([0.125]),
+                "s scale": np.array([0.125]),
                 "x out": blank(rows, outputs),
             }
             yield Case(
                 arrays,
-                lambda b, a: run(b.loss, a["x"], a[target], a["d scale"], out=a["x out"]),
+                lambda b, a: run(b.loss, a["x"], a[target], a["s scale"], out=a["x out"]),
             )
 
     return make
@@ -119,6 +152,29 @@ def images(run: Callable[[Any, Arrays, PoolGeometry], None]) -> Callable[..., An
                 "x bins": table(rng, n, 3, 2, channels),
             }
             yield Case(arrays, lambda b, a, g=geometry: run(b, a, g))
+
+    return make
+
+
+def products(run: Callable[[Any, Arrays], Any]) -> Callable[[np.random.Generator], Any]:
+    """Cases of fully connected layers of several samples, inputs and outputs."""
+
+    def make(rng: np.random.Generator) -> Any:
+        for batch, inputs, outputs in PRODUCTS:
+            arrays = {
+                "x": draw(rng, batch, inputs),
+                "x w": draw(rng, outputs, inputs),
+                "x dy": draw(rng, batch, outputs),
+                "t b": table(rng, outputs),
+                "x y": blank(batch, outputs),
+                "x dx": blank(batch, inputs),
+                "t dw": blank(outputs, inputs),
+                "t more": table(rng, outputs, inputs),
+                "t db": blank(outputs),
+                "i rows": rng.integers(0, outputs, batch),
+                "x rows": blank(batch, inputs),
+            }
+            yield Case(arrays, run)
 
     return make
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from functools import partial
 
 import numpy as np
 import pytest
@@ -132,34 +130,30 @@ def nadam(w, decay):
         w = w - LR * ahead / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
 
 
-def lars(w, decay):
+def lars(w, decay, always=False):
     v = 0
     while True:
         g = yield w
         norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
-        ratio = 0.001 * norm_w / (norm_g + decay * norm_w) if decay else 1
+        ratio = 0.001 * norm_w / (norm_g + decay * norm_w) if decay or always else 1
         v = 0.9 * v + LR * ratio * (g + decay * w)
         w = w - v
 
 
-def lamb(w, decay):
+def lamb(w, decay, always=False):
     m, v, t = 0, 0, 0
     while True:
         g, t = (yield w), t + 1
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         u = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6) + decay * w
-        w = w - LR * u * (np.linalg.norm(w) / np.linalg.norm(u) if decay else 1)
+        w = w - LR * u * (np.linalg.norm(w) / np.linalg.norm(u) if decay or always else 1)
 
 
+NESTEROV = {"momentum": 0.9, "nesterov": True}
 RULES = {
     "sgd": (SGD, {}, sgd, {}),
     "momentum": (SGD, {"momentum": 0.9}, sgd, {"momentum": 0.9}),
-    "nesterov": (
-        SGD,
-        {"momentum": 0.9, "nesterov": True},
-        sgd,
-        {"momentum": 0.9, "nesterov": True},
-    ),
+    "nesterov": (SGD, NESTEROV, sgd, NESTEROV),
     "rmsprop": (RMSProp, {}, rmsprop, {}),
     "adagrad": (Adagrad, {"initial": 0.5}, adagrad, {}),
     "lion": (Lion, {}, lion, {}),
@@ -167,17 +161,25 @@ RULES = {
     "adamw": (AdamW, {}, adam, {"decoupled": True}),
     "nadam": (Nadam, {}, nadam, {}),
     "lars": (LARS, {}, lars, {}),
+    "lars, always": (LARS, {"always_adapt": True}, lars, {"always": True}),
     "lamb": (LAMB, {}, lamb, {}),
+    "lamb, always": (LAMB, {"always_adapt": True}, lamb, {"always": True}),
 }
+
+
+def bound(backend, optimizer, **options):
+    buffer = make(backend, **options)
+    optimizer.bind(backend, [buffer])
+    return optimizer, buffer
 
 
 @each("rule", RULES)
 @each("decay", [0.0, DECAY])
-def test_five_steps_equal_the_formulas(backend, rule, decay):
+@each("clip_norm", [None, 0.5])
+def test_five_steps_equal_the_formulas(backend, rule, decay, clip_norm):
     kind, options, formula, constants = RULES[rule]
-    optimizer = kind(LR, weight_decay=decay, **options)
-    buffer = make(backend, bucket_bytes=1 << 20)
-    optimizer.bind(backend, [buffer])
+    optimizer = kind(LR, weight_decay=decay, clip_norm=clip_norm, **options)
+    optimizer, buffer = bound(backend, optimizer, bucket_bytes=1 << 20)
     expected = {
         name: formula(w, 0.0 if name == "b" else decay, **constants)
         for name, w in values(buffer).items()
@@ -188,134 +190,17 @@ def test_five_steps_equal_the_formulas(backend, rule, decay):
     for _ in range(5):
         g = draw_gradients(buffer, rng)
         optimizer.step()
+        if clip_norm is None or (optimizer.scales and backend.scales):
+            assert all((to_host(p.grad) == g[p.name]).all() for p in buffer.parameters)
+        factor = (clip_norm or 1) / (optimizer.gradient_norm if clip_norm else 1)
         for name, w in values(buffer).items():
+            wanted = expected[name].send(factor * g[name])
             # float64, another order of operations
-            np.testing.assert_allclose(w, expected[name].send(g[name]), rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(w, wanted, rtol=1e-12, atol=1e-14)
     assert optimizer.iterations == 5
-
-
-@each("rule", RULES)
-def test_padding_stays_zero(backend, rule):
-    optimizer = RULES[rule][0](LR, weight_decay=DECAY, **RULES[rule][1])
-    buffer = make(backend, dtype="float32", bucket_bytes=1 << 20)
-    optimizer.bind(backend, [buffer])
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        draw_gradients(buffer, rng)
-        optimizer.step()
-    assert (padding(buffer, buffer.values) == 0).all()
-    assert (padding(buffer, buffer.grads) == 0).all()
-    for slots in zip(*optimizer._slots.values(), strict=True):
-        assert (padding(buffer, np.concatenate(slots)) == 0).all()
-
-
-@each("rule", RULES)
-def test_a_step_is_the_same_for_any_buckets_and_leaves_the_gradients(backend, rule):
-    kind, options, *_ = RULES[rule]
-    results = []
-    for bucket_bytes in (1, 100, 1 << 20):
-        optimizer = kind(LR, weight_decay=DECAY, **options)
-        buffer = make(backend, bucket_bytes=bucket_bytes)
-        optimizer.bind(backend, [buffer])
-        rng = np.random.default_rng(0)
-        for _ in range(2):
-            gradients = draw_gradients(buffer, rng)
-            optimizer.step()
-            for p in buffer.parameters:
-                np.testing.assert_array_equal(to_host(p.grad), gradients[p.name])
-        results.append(values(buffer))
-    for other in results[1:]:
-        for name, w in results[0].items():
-            np.testing.assert_array_equal(other[name], w)
-
-
-CONVEX = {
-    "sgd": ({"lr": 0.2}, 200),
-    "rmsprop": ({"lr": Step(0.05, (150, 250))}, 350),
-    "adagrad": ({"lr": 0.5}, 200),
-    "lion": ({"lr": Step(0.05, (100, 200, 300))}, 400),
-    "adam": ({"lr": Step(0.1, (150, 250))}, 350),
-    "adamw": ({"lr": Step(0.1, (150, 250)), "weight_decay": 0.0}, 350),
-    "nadam": ({"lr": Step(0.1, (150, 250))}, 350),
-    "lars": ({"lr": Step(1.0, (200, 300)), "trust": 0.02, "weight_decay": 1e-6}, 400),
-    "lamb": ({"lr": Step(0.05, (150, 250)), "weight_decay": 1e-6}, 350),
-}
-
-
-@each("name", OPTIMIZERS)
-def test_every_rule_finds_the_minimum_of_a_convex_function(backend, name):
-    options, steps = CONVEX[name]
-    optimizer = get_optimizer(name, **options)
-    buffer = make(backend)
-    optimizer.bind(backend, [buffer])
-    rng = np.random.default_rng(1)
-    shapes = {p.name: p.shape for p in buffer.parameters}
-    goal = {n: backend.asarray(rng.normal(size=shape)) for n, shape in shapes.items()}
-    curvature = {n: backend.asarray(rng.uniform(0.5, 2, shape)) for n, shape in shapes.items()}
-
-    def distance():
-        return max(abs(p.value - goal[p.name]).max() for p in buffer.parameters)
-
-    start = distance()
-    for _ in range(steps):
-        for p in buffer.parameters:
-            p.grad[...] = curvature[p.name] * (p.value - goal[p.name])
-        optimizer.step()
-    assert distance() < 0.01 * start
-
-
-# ---- decay ----
-
-
-@each("rule", RULES)
-def test_weight_decay_leaves_out_parameters_that_do_not_decay(backend, rule):
-    kind, options, *_ = RULES[rule]
-    optimizer = kind(LR, weight_decay=DECAY, **options)
-    buffer = make(backend)
-    optimizer.bind(backend, [buffer])
-    before = values(buffer)
-    optimizer.step()  # all gradients are 0
-    after = values(buffer)
-    np.testing.assert_array_equal(after["b"], before["b"])
-    for name in ("a", "c"):
-        assert ((after[name] - before[name]) * before[name] < 0).all()
-
-
-def test_neighbours_of_equal_decay_are_updated_as_one(backend):
-    calls = []
-
-    class Count(Optimizer):
-        def update(self, w, g, *, lr, decay, step):
-            calls.append((w.size, decay))
-
-    buffer = make(backend, bucket_bytes=1 << 20)
-    for decay, expected in [
-        (0.0, [(8 + 16 + 3, 0.0)]),
-        (DECAY, [(8 + 9, DECAY), (3, 0.0)]),  # "c" has moved before "b"
-    ]:
-        calls.clear()
-        optimizer = Count(weight_decay=decay)
-        optimizer.bind(backend, [buffer])
-        optimizer.step()
-        assert calls == expected
-
-
-@each("kind", [LARS, LAMB])
-def test_a_layerwise_rule_adapts_all_parameters_when_told(backend, kind):
-    steps = []
-    for always in (False, True):
-        optimizer = kind(LR, weight_decay=0.0, always_adapt=always)
-        buffer = make(backend)
-        optimizer.bind(backend, [buffer])
-        before = to_host(buffer.values)
-        draw_gradients(buffer, np.random.default_rng(0))
-        optimizer.step()
-        steps.append(before - to_host(buffer.values))
-    for bucket in buffer.buckets:
-        plain, adapted = (s[bucket.start : bucket.stop][bucket.parameters[0].slice] for s in steps)
-        ratio = adapted / plain
-        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-9)
-        assert not math.isclose(ratio[0], 1, rel_tol=0.01)
+    slots = (np.concatenate(one) for one in zip(*optimizer._slots.values(), strict=True))
+    for array in (buffer.values, buffer.grads, *slots):
+        assert not padding(buffer, array).any()
 
 
 @each("kind", [LARS, LAMB])
@@ -352,41 +237,10 @@ def test_clipping_scales_all_gradients_by_their_common_norm(backend):
             np.testing.assert_allclose(step, expected, rtol=rtol, atol=1e-6 * rtol)
 
 
-@each("kind", [partial(SGD, momentum=0.9), Adam, AdamW])
-def test_a_rule_that_takes_the_factor_of_clipping_has_the_same_bytes(kind, monkeypatch):
-    backend, results = create_backend("cpu"), []
-    for scales in (True, False):
-        buffer, rng = make(backend), np.random.default_rng(0)
-        optimizer = kind(LR, clip_norm=0.5)
-        optimizer.bind(backend, [buffer])
-        monkeypatch.setattr(type(optimizer), "scales", scales)
-        for _ in range(3):
-            gradients = draw_gradients(buffer, rng)
-            optimizer.step()
-        unchanged = all((p.grad == gradients[p.name]).all() for p in buffer.parameters)
-        assert unchanged == scales
-        results.append(values(buffer))
-    for name, value in results[0].items():
-        assert value.tobytes() == results[1][name].tobytes()
-
-
-def test_clipping_leaves_small_gradients_alone(backend):
-    buffer = make(backend)
-    optimizer = SGD(1.0, clip_norm=100.0)
-    optimizer.bind(backend, [buffer])
-    gradients = draw_gradients(buffer, np.random.default_rng(0))
-    optimizer.step()
-    for p in buffer.parameters:
-        np.testing.assert_array_equal(to_host(p.grad), gradients[p.name])
-
-
-@each("size", [1e160, 1e200, 1e308])
-@each("limit", [1e-3, 1.0, 1e170])
+@each("size", [1e160, 1e308])
+@each("limit", [1e-3, 1e170])
 def test_a_norm_whose_square_overflows_is_clipped_all_the_same(size, limit):
-    backend = create_backend("numpy")
-    buffer = make(backend)
-    optimizer = SGD(1.0, clip_norm=limit)
-    optimizer.bind(backend, [buffer])
+    optimizer, buffer = bound(create_backend("numpy"), SGD(1.0, clip_norm=limit))
     draw_gradients(buffer, np.random.default_rng(0))
     buffer.grads *= size / abs(buffer.grads).max()
     scaled = buffer.grads / size
@@ -399,12 +253,9 @@ def test_a_norm_whose_square_overflows_is_clipped_all_the_same(size, limit):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@each("value", [np.inf, -np.inf, np.nan])
+@each("value", [np.inf, np.nan])
 def test_clipping_leaves_gradients_alone_that_are_not_finite(value):
-    backend = create_backend("numpy")
-    buffer = make(backend)
-    optimizer = SGD(1.0, clip_norm=1.0)
-    optimizer.bind(backend, [buffer])
+    optimizer, buffer = bound(create_backend("numpy"), SGD(1.0, clip_norm=1.0))
     draw_gradients(buffer, np.random.default_rng(0))
     buffer.parameters[0].grad.reshape(-1)[0] = value
     before = buffer.grads.copy()
@@ -415,46 +266,24 @@ def test_clipping_leaves_gradients_alone_that_are_not_finite(value):
 # ---- order of work ----
 
 
-@each("clip_norm", [None, 0.5])
-def test_a_step_waits_for_each_bucket_or_for_all_where_it_clips(backend, clip_norm):
+@each("whole", [None, "clip_norm", "class", "later"])
+def test_a_step_waits_for_each_bucket_or_for_all_where_the_rule_needs_them(backend, whole):
     events = []
 
     class Record(SGD):
+        needs_all_gradients = whole == "class"
+
         def step_bucket(self, bucket):
             events.append(("update", bucket.index))
-            super().step_bucket(bucket)
 
-    optimizer = Record(LR, clip_norm=clip_norm)
-    assert optimizer.needs_all_gradients == (clip_norm is not None)
-    optimizer.bind(backend, [make(backend)])
+    optimizer, _ = bound(backend, Record(LR, clip_norm=0.5 if whole == "clip_norm" else None))
+    optimizer.scale_loss(None)  # as Trainer does
+    if whole == "later":
+        optimizer.needs_all_gradients = True
     optimizer.step(lambda bucket: events.append(("wait", bucket.index)))
     waits, updates = [("wait", i) for i in range(3)], [("update", i) for i in range(3)]
     in_turn = [event for pair in zip(waits, updates, strict=True) for event in pair]
-    assert events == (in_turn if clip_norm is None else waits + updates)
-
-
-@each("by", ["class", "init", "later"])
-def test_a_rule_may_say_in_any_place_that_it_needs_all_gradients(backend, by):
-    events = []
-
-    class Whole(SGD):
-        needs_all_gradients = by == "class"
-
-        def __init__(self):
-            super().__init__(LR)
-            if by == "init":
-                self.needs_all_gradients = True
-
-        def step_bucket(self, bucket):
-            events.append("update")
-
-    optimizer = Whole()
-    optimizer.bind(backend, [make(backend)])
-    optimizer.scale_loss(None)  # as Trainer does
-    if by == "later":
-        optimizer.needs_all_gradients = True
-    optimizer.step(lambda bucket: events.append("wait"))
-    assert events == ["wait"] * 3 + ["update"] * 3
+    assert events == (waits + updates if whole else in_turn)
 
 
 def test_an_update_that_is_skipped_is_counted(backend):
@@ -468,25 +297,6 @@ def test_an_update_that_is_skipped_is_counted(backend):
     assert (optimizer.iterations, optimizer.lr_now) == (2, 0.5)
     np.testing.assert_array_equal(backend.to_numpy(buffer.values), before)
     assert not any(v.any() for k, v in optimizer.state().items() if k.startswith("velocity"))
-
-
-def test_a_rule_of_eight_lines_learns(backend):
-    class SignSGD(Optimizer):
-        slots = ("average",)
-
-        def update(self, w, g, average, *, lr, decay, step):
-            average += 0.1 * (g - average)
-            w -= lr * (np.sign(average) + decay * w)
-
-    optimizer = SignSGD(lambda step: 0.1 / (1 + step), weight_decay=0.01, clip_norm=1.0)
-    buffer = make(backend)
-    optimizer.bind(backend, [buffer])
-    start = np.square(buffer.values).sum()
-    for _ in range(20):
-        buffer.grads[:] = buffer.values
-        optimizer.step()
-    assert np.square(buffer.values).sum() < 0.5 * start
-    assert "average/a" in optimizer.state()
 
 
 # ---- learning rate ----
@@ -511,21 +321,16 @@ def test_updates_are_counted_from_zero_for_schedules_and_from_one_for_rules(back
     assert optimizer.lr_now == 6
 
 
-def test_a_schedule_that_leaves_the_numbers_is_refused(backend):
-    optimizer = SGD(lambda step: 1.0 - step)
-    optimizer.bind(backend, [make(backend)])
-    optimizer.step()
-    optimizer.step()
-    with pytest.raises(ValueError, match=r"SGD: lr of the schedule at step 2 must be at least 0"):
-        optimizer.step()
-
-
-def test_a_schedule_that_returns_nothing_is_told(backend):
-    optimizer = SGD(lambda step: None)
-    optimizer.bind(backend, [make(backend)])
-    with pytest.raises(
-        TypeError, match="SGD: lr of the schedule at step 0 must be a number, got N"
-    ):
+@each(
+    ("schedule", "error", "words"),
+    [
+        (lambda step: -1.0, ValueError, "SGD: lr of the schedule at step 0 must be at least 0"),
+        (lambda step: None, TypeError, "SGD: lr of the schedule at step 0 must be a number"),
+    ],
+)
+def test_a_schedule_that_gives_no_rate_is_refused(backend, schedule, error, words):
+    optimizer, _ = bound(backend, SGD(schedule))
+    with pytest.raises(error, match=words):
         optimizer.step()
 
 
@@ -533,35 +338,32 @@ def test_a_schedule_that_returns_nothing_is_told(backend):
 
 
 @each("rule", RULES)
-def test_a_run_continues_to_the_same_bytes_from_its_state(backend, rule):
+def test_a_run_continues_to_the_same_bytes_from_its_state_in_other_buckets(backend, rule):
     kind, options, *_ = RULES[rule]
 
     def build(bucket_bytes):
-        optimizer = kind(Step(LR, (4,)), weight_decay=DECAY, clip_norm=1.0, **options)
-        buffer = make(backend, dtype="float32", bucket_bytes=bucket_bytes)
-        optimizer.bind(backend, [buffer])
-        return optimizer, buffer
+        optimizer = kind(Step(LR, (4,)), weight_decay=DECAY, **options)
+        return bound(backend, optimizer, dtype="float32", bucket_bytes=bucket_bytes)
 
     def train(optimizer, buffer, steps):
         for step in steps:
             draw_gradients(buffer, np.random.default_rng(step))
             optimizer.step()
 
-    whole, expected = build(1)
-    train(whole, expected, range(6))
-    first, buffer = build(1)
-    train(first, buffer, range(3))
-    first.lr_factor = 0.5
-    state = first.state()
-    first.lr_factor = 1.0
-    assert state["lr_factor"] == 0.5
-    assert state["iterations"] == 3
-    second, resumed = build(1)
-    resumed.values[:] = buffer.values
-    train(first, buffer, range(3, 6))  # a state is a copy: this does not change it
-    second.load({**state, "lr_factor": 1.0})
-    train(second, resumed, range(3, 6))
-    for name, w in values(expected).items():
+    whole, buffer = build(1)
+    train(whole, buffer, range(3))
+    whole.lr_factor = 0.5
+    state, reached = whole.state(), values(buffer)
+    shapes = {name: np.shape(value) for name, value in state.items()}
+    slots = {f"{slot}/{name}": shape for slot in whole.slots for name, shape in SHAPES.items()}
+    assert shapes == {**slots, "iterations": (), "lr_factor": ()}  # without padding
+    train(whole, buffer, range(3, 6))  # a state is a copy: this does not change it
+    other, resumed = build(1 << 20)
+    for p in resumed.parameters:
+        p.master[...] = backend.asarray(reached[p.name])
+    other.load(state)
+    train(other, resumed, range(3, 6))
+    for name, w in values(buffer).items():
         np.testing.assert_array_equal(values(resumed)[name], w)
 
 
@@ -571,25 +373,6 @@ def test_the_product_of_nadams_momenta_does_not_depend_on_the_steps_before():
     assert products == sorted(products, reverse=True)
     for step in (5, 2, 4, 4, 1, 3):  # as if checkpoints of earlier steps were loaded
         assert rule.terms(step)["mu_product"] == products[step - 1]
-
-
-def test_a_state_holds_parameters_without_padding_for_any_buckets(backend):
-    optimizer, other = Adam(LR), Adam(LR)
-    buffer = make(backend, bucket_bytes=1)
-    optimizer.bind(backend, [buffer])
-    draw_gradients(buffer, np.random.default_rng(0))
-    optimizer.step()
-    optimizer.lr_factor = 0.25
-    state = optimizer.state()
-    assert {name: np.shape(value) for name, value in state.items()} == {
-        **{f"{slot}/{name}": shape for slot in "mv" for name, shape in SHAPES.items()},
-        "iterations": (),
-        "lr_factor": (),
-    }
-    other.bind(backend, [make(backend, bucket_bytes=1 << 20)])
-    other.load(state)
-    for name, value in other.state().items():
-        np.testing.assert_array_equal(value, state[name])
 
 
 def test_binding_starts_afresh(backend):
@@ -629,27 +412,26 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
 
 
 @each(
-    ("name", "options", "sentence"),
+    ("name", "options", "words"),
     [
-        ("sgd", {"lr": -0.1}, "SGD: lr (the learning rate) must be at least 0, got -0.1"),
-        ("adam", {"lr": math.nan}, "Adam: lr (the learning rate) must be at least 0, got nan"),
+        ("sgd", {"lr": -0.1}, "SGD: lr .* must be at least 0, got -0.1"),
+        ("adam", {"lr": math.nan}, "Adam: lr .* must be at least 0, got nan"),
         ("sgd", {"momentum": 1.0}, "SGD: momentum must be at least 0 and below 1, got 1.0"),
         ("sgd", {"nesterov": True}, "SGD: nesterov requires a momentum above 0"),
-        ("sgd", {"weight_decay": -1}, "SGD: weight_decay must be at least 0, got -1"),
-        ("sgd", {"clip_norm": 0}, "SGD: clip_norm must be above 0, got 0"),
-        ("rmsprop", {"rho": 1}, "RMSProp: rho must be at least 0 and below 1, got 1"),
-        ("adamw", {"beta2": 1.1}, "AdamW: beta2 must be at least 0 and below 1, got 1.1"),
-        ("adagrad", {"initial": -1}, "Adagrad: initial must be at least 0, got -1"),
-        ("lion", {"beta2": 1}, "Lion: beta2 must be at least 0 and below 1, got 1"),
-        ("nadam", {"epsilon": 0}, "Nadam: epsilon must be above 0, got 0"),
-        ("nadam", {"momentum_decay": -1}, "Nadam: momentum_decay must be at least 0, got -1"),
-        ("lars", {"trust": 0}, "LARS: trust must be above 0, got 0"),
+        ("sgd", {"weight_decay": -1}, "SGD: weight_decay must be at least 0"),
+        ("sgd", {"clip_norm": 0}, "SGD: clip_norm must be above 0"),
+        ("rmsprop", {"rho": 1}, "RMSProp: rho must be at least 0 and below 1"),
+        ("adamw", {"beta2": 1.1}, "AdamW: beta2 must be"),
+        ("adagrad", {"initial": -1}, "Adagrad: initial must be"),
+        ("lion", {"beta2": 1}, "Lion: beta2 must be"),
+        ("nadam", {"momentum_decay": -1}, "Nadam: momentum_decay must be"),
+        ("lars", {"trust": 0}, "LARS: trust must be above 0"),
         ("adm", {}, "unknown optimizer 'adm'; did you mean 'adam'"),
-        ("sgd", {"momentun": 0.9}, "unknown option of sgd 'momentun'; did you mean 'momentum'?"),
+        ("sgd", {"momentun": 0.9}, "unknown option of sgd 'momentun'; did you mean 'momentum'"),
     ],
 )
-def test_mistakes_are_refused_in_a_sentence(name, options, sentence):
-    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+def test_mistakes_are_refused_in_a_sentence(name, options, words):
+    with pytest.raises(ValueError, match=words):
         get_optimizer(name, **options)
 
 
@@ -675,11 +457,6 @@ def test_a_rule_that_forgets_to_begin_as_an_optimizer_is_told(backend):
 
     with pytest.raises(TypeError, match=r"Forgets: __init__ must call super\(\).__init__\(lr, "):
         Forgets(0.9).bind(backend, [make(backend)])
-
-
-def test_an_optimizer_is_returned_as_it_is():
-    optimizer = SGD(0.1)
-    assert get_optimizer(optimizer) is optimizer
 
 
 # ---- numbers that change from step to step ----
@@ -719,14 +496,12 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
 
 
 @each("name", sorted(OPTIMIZERS))
-@each("options", [{}, {"clip_norm": 1.0}])
-def test_a_model_without_parameters_is_stepped_like_any_other(backend, name, options):
+def test_a_model_without_parameters_is_stepped_like_any_other(backend, name):
     model = Model(ReLU(), (3,), backend=backend)
-    optimizer = get_optimizer(name, lr=Cosine(0.1, 5), **options)
+    optimizer = get_optimizer(name, lr=Cosine(0.1, 5), clip_norm=1.0)
     optimizer.bind(backend, model.buffers)
     optimizer.step()
     assert optimizer.iterations == 1
-    assert model.parameters == {}
 
 
 # ---- groups of parameters ----

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.layers import MultiHeadAttention, StepContext
+from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.models import vit
 from tests.each import each
@@ -33,34 +33,6 @@ def randomize(model: Model, rng: np.random.Generator) -> None:
     for p in model.parameters.values():
         p.master += model.backend.asarray(0.1 * rng.normal(size=p.shape))
     model.refresh()
-
-
-@each("causal", [False, True])
-@each(("length", "features", "heads"), [(1, 4, 2), (13, 15, 3), (150, 32, 2)])
-def test_multi_head_attention_equals_pytorch(
-    length: int, features: int, heads: int, causal: bool, backend: Backend
-) -> None:
-    rng = np.random.default_rng(0)
-    net = MultiHeadAttention(heads, causal=causal, name="a")
-    shape = (length, features)
-    model = Model(net, shape, backend=backend, dtype="float64", input_gradient=True)
-    randomize(model, rng)
-    module = nn.MultiheadAttention(features, heads, batch_first=True)
-    own = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, p in model.parameters.items():
-            own[NAMES[name.removeprefix("a.")]].copy_(torch.from_numpy(to_host(p.master)))
-    x, dy = rng.normal(size=(2, 3, *shape))
-    inputs = torch.from_numpy(x).requires_grad_()
-    mask = nn.Transformer.generate_square_subsequent_mask(length) if causal else None
-    output, _ = module(inputs, inputs, inputs, need_weights=False, attn_mask=mask, is_causal=causal)
-    output.backward(torch.from_numpy(dy))
-    y, saved = model.forward(backend.asarray(x), StepContext(training=True))
-    dx = model.backward(backend.asarray(dy), saved)
-    assert_equal(y, output, "the output")
-    assert_equal(dx, inputs.grad, "dx")
-    for name, p in model.parameters.items():
-        assert_equal(p.grad, own[NAMES[name.removeprefix("a.")]].grad, name)
 
 
 class Block(nn.Module):

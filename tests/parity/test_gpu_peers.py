@@ -17,32 +17,15 @@ def float32():
     torch.set_default_dtype(torch.float32)  # as in the benchmarks' own processes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("peer", ["eager", "compiled"])
+@pytest.mark.parametrize(("peer", "dtype"), [("eager", "float32"), ("compiled", "bfloat16")])
 def test_the_peer_makes_steps(peer, dtype, monkeypatch):
     from benchmarks.gpu.work import WORK, Theirs
 
-    asked_for = {}
-
-    def compile_nothing(function, **options):
-        asked_for.update(options)
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile_nothing)  # a minute, and CUDA graphs need a GPU
-    side, turns, said = Theirs(WORK["mlp-8"], dtype, "cpu", peer), [2, 1, 0], []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # it takes a minute
+    side, turns = Theirs(WORK["mlp-8"], dtype, "cpu", peer), [2, 1, 0]
     before = [p.detach().clone() for p in side.net.parameters()]
-
-    def ask(seconds):
-        said.append(seconds)
-        return turns.pop(0)
-
-    side.turns(ask)
-    assert said[0] is None
-    assert min(said[1:]) > 0
+    side.turns(lambda seconds: turns.pop(0))
     assert any((a != b).any() for a, b in zip(before, side.net.parameters(), strict=True))
-    assert asked_for == (
-        {"mode": "reduce-overhead", "dynamic": False} if peer == "compiled" else {}
-    )
 
 
 @pytest.mark.parametrize("augment", ["crop:4,flip", "none"])
@@ -94,22 +77,3 @@ def test_step_time_compares_both_sides(tmp_path):
     assert found["failed"] == {}
     assert float(ratio) == pytest.approx(found["ratio"]["eager"], abs=0.01)
     assert min(float(mine), float(other)) > 0
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_kernels_are_timed_beside_pytorch(dtype):
-    options = ("--families", "linear", "--only", "784", "--dtypes", dtype)
-    *_, direction, _, _, _, _, ratio = words(  # a CPU's rates in TFLOP/s may be 0.00
-        "kernels", *options, "--runs", "2", "--repeat", "1"
-    )
-    assert direction == "filter"
-    assert 0 < float(ratio.removesuffix("x")) < 1e6
-
-
-def test_the_training_of_both_sides_is_a_table(tmp_path):
-    numbers = tmp_path / "cifar.json"
-    small = ("--dataset", "synthetic", "--model", "mlp", "--samples", "200", "--epochs", "1")
-    words("cifar", *small, "--peers", "eager", "--json", str(numbers))
-    found = json.loads(numbers.read_text())
-    assert set(found["sides"]) == {"ours", "eager"}
-    assert found["failed"] == {}

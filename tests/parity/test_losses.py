@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,67 +18,39 @@ F = torch.nn.functional
 
 WEIGHTS = [0.5, 2.0, 1.0, 0.0, 3.5, 1.0, 0.25]
 
-CASES: dict[str, tuple[Any, Any, str]] = {
-    "cross_entropy": ({}, lambda y, t: F.cross_entropy(y, t), "classes"),
-    "cross_entropy, smoothed": (
-        {"label_smoothing": 0.1},
-        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
-        "classes",
-    ),
-    "cross_entropy, weighted": (
-        {"class_weights": WEIGHTS},
-        lambda y, t: (
-            F.cross_entropy(y, t, torch.tensor(WEIGHTS).double(), reduction="sum") / len(y)
-        ),
-        "classes",
-    ),
-    "cross_entropy, weighted and smoothed": (
-        {"class_weights": WEIGHTS, "label_smoothing": 0.1},
-        lambda y, t: (
-            F.cross_entropy(
-                y, t, torch.tensor(WEIGHTS).double(), reduction="sum", label_smoothing=0.1
-            )
-            / len(y)
-        ),
-        "classes",
-    ),
-    "cross_entropy, soft": ({}, lambda y, t: F.cross_entropy(y, t), "distributions"),
-    "cross_entropy, soft and smoothed": (
-        {"label_smoothing": 0.1},
-        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
-        "distributions",
-    ),
-    "cross_entropy, soft and weighted": (
-        {"class_weights": WEIGHTS},
-        lambda y, t: F.cross_entropy(y, t, torch.tensor(WEIGHTS).double()),
-        "distributions",
-    ),
-    "cross_entropy, ignoring": (
-        {"ignore_index": 3},
-        lambda y, t: F.cross_entropy(y, t, ignore_index=3),
-        "classes",
-    ),
-    "cross_entropy, ignoring and smoothed": (
-        {"ignore_index": 3, "label_smoothing": 0.1},
-        lambda y, t: F.cross_entropy(y, t, ignore_index=3, label_smoothing=0.1),
-        "classes",
-    ),
-    "binary_cross_entropy": (
-        {},
-        lambda y, t: F.binary_cross_entropy_with_logits(y, t),
-        "probabilities",
-    ),
-    "mse": ({}, lambda y, t: F.mse_loss(y, t), "numbers"),
-    "mae": ({}, lambda y, t: F.l1_loss(y, t), "numbers"),
+
+W = torch.tensor(WEIGHTS).double()
+SMOOTH: dict[str, Any] = {"label_smoothing": 0.1}
+IGNORED: dict[str, Any] = {"ignore_index": 3, **SMOOTH}
+WEIGHTED: dict[str, Any] = {"class_weights": WEIGHTS}
+
+
+def summed(y: Any, t: Any, **options: Any) -> Any:
+    """Cross-entropy whose sum is divided by samples, not by their weights."""
+    return F.cross_entropy(y, t, W, reduction="sum", **options) / len(y)
+
+
+CASES: list[tuple[str, dict[str, Any], Any, str]] = [
+    ("cross_entropy", {}, F.cross_entropy, "classes"),
+    ("cross_entropy", SMOOTH, partial(F.cross_entropy, **SMOOTH), "classes"),
+    ("cross_entropy", SMOOTH, partial(F.cross_entropy, **SMOOTH), "distributions"),
+    ("cross_entropy", IGNORED, partial(F.cross_entropy, **IGNORED), "classes"),
+    ("cross_entropy", WEIGHTED, summed, "classes"),
+    ("cross_entropy", WEIGHTED | SMOOTH, partial(summed, **SMOOTH), "classes"),
+    ("cross_entropy", WEIGHTED, partial(F.cross_entropy, weight=W), "distributions"),
+    ("binary_cross_entropy", {}, F.binary_cross_entropy_with_logits, "probabilities"),
+    ("mse", {}, F.mse_loss, "numbers"),
+    ("mae", {}, F.l1_loss, "numbers"),
     # PyTorch divides the hinges by the number of classes
-    "hinge": ({}, lambda y, t: F.multi_margin_loss(y, t) * y.shape[1], "classes"),
-}
+    ("hinge", {}, lambda y, t: F.multi_margin_loss(y, t) * y.shape[1], "classes"),
+]
 
 
 @each("whole", [False, True])
-@each("case", CASES)
-def test_a_loss_equals_pytorch(case: str, whole: bool, backend: Backend) -> None:
-    options, peer, kind = CASES[case]
+@each(("name", "options", "peer", "kind"), CASES)
+def test_a_loss_equals_pytorch(
+    name: str, options: dict[str, Any], peer: Any, kind: str, whole: bool, backend: Backend
+) -> None:
     rng = np.random.default_rng(0)
     y = 3 * rng.normal(size=(17, 7))
     target = {
@@ -92,7 +65,6 @@ def test_a_loss_equals_pytorch(case: str, whole: bool, backend: Backend) -> None
     theirs = torch.from_numpy(y.copy()).requires_grad_()
     loss = peer(theirs, torch.from_numpy(target))
     loss.backward()
-    name = case.partition(",")[0]
     loss_of = get_loss(name, **options)
     count = int(loss_of.count(y.shape, target))
     ours, dy = loss_of(backend, backend.asarray(y), backend.asarray(target), 1 / count)

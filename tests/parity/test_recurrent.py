@@ -153,31 +153,3 @@ def test_samples_with_lengths_equal_packed_sequences(kind: str, return_sequences
         return pad_packed_sequence(result[0], batch_first=True)[0]
 
     compare(model, module, (x, lengths[:, None].astype("float64")), call)
-
-
-@each("kind", KINDS)
-def test_first_states_and_their_gradients_equal_pytorch(kind: str, cpu_backend: Backend) -> None:
-    rng, (n, steps, features) = np.random.default_rng(0), (5, 6, 13)
-    module = getattr(torch.nn, kind)(3, features, batch_first=True).double()
-    w, u, b, b_u = (p.detach().numpy() for p in module.parameters())
-    x, dy = rng.normal(size=(n, steps, 3)), rng.normal(size=(n, steps, features))
-    first = [rng.normal(size=(n, features)) for _ in range(1 + (kind == "LSTM"))]
-    tensors = [torch.from_numpy(state[None].copy()).requires_grad_() for state in first]
-    state = tuple(tensors) if kind == "LSTM" else tensors[0]
-    output, last = module(torch.from_numpy(x), state)
-    output.backward(torch.from_numpy(dy))
-
-    gates, dfirst = x @ w.T + b, [np.empty_like(state) for state in first]
-    y, kept, dgates = np.empty_like(dy), np.empty_like(dy), np.empty_like(gates)
-    recurrent = cpu_backend.recurrent
-    if kind == "LSTM":
-        recurrent.lstm_forward(gates, u, b_u, out=y, cells=kept, first=first)
-        recurrent.lstm_backward(dy, gates, kept, u, out=dgates, first=first, dfirst=dfirst)
-        assert_close(kept[:, -1], last[1][0], "last cells")
-    else:
-        recurrent.gru_forward(gates, u, b_u, out=y, products=kept, first=first)
-        options: dict[str, Any] = {"dproducts": np.empty_like(gates), "first": first}
-        recurrent.gru_backward(dy, gates, y, kept, u, out=dgates, dfirst=dfirst, **options)
-    assert_close(y, output, "states")
-    for ours, theirs in zip(dfirst, tensors, strict=True):
-        assert_close(ours, theirs.grad[0], "gradient of the first states")

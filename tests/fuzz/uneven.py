@@ -79,7 +79,7 @@ class Uneven:
     last : int
         Samples of the last step, of all ranks: from 1 to those of two micro-batches each.
     **own
-        Attributes that are not drawn: the kind of network, axes, parts, the schedule.
+        Attributes that are not drawn: the kind of network, axes, parts, the schedule, some blocks.
     """
 
     def __init__(self, seed: int, most: int = 6, **own: Any) -> None:
@@ -103,7 +103,7 @@ class Uneven:
         self.adam, self.clip = rng.random() < 0.5, 0.5 if rng.random() < 0.3 else None
         self.norm = "pipeline" not in self.axes and self.last > 1
         self.recompute = 3 if rng.random() < 0.3 else None
-        self.blocks = self._blocks()
+        self.blocks = self._blocks() | own.get("blocks", {})
 
     def _blocks(self) -> dict[str, Any]:
         """Options of transformers; weights are not shared by stages of a pipeline."""

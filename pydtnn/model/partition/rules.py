@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any, cast
 
 from pydtnn.layers.activation import Activation
@@ -482,19 +483,19 @@ def _slice(draft: Draft, cut: Cut) -> bool:
 
 def _attention(draft: Draft, cut: Cut) -> bool:
     """Compute own heads of all positions, or own positions if there are fewer heads than ranks."""
-    layer = cast(DotProductAttention, draft.layer)
-    width = draft.whole.output_shape[-1] // layer.heads
-    if layer.heads < draft.ranks(cut.axis):
+    layer, whole = (cast(DotProductAttention, own) for own in (draft.layer, draft.whole))
+    width = (features := whole.output_shape[-1]) // whole.heads
+    others = [s for s in draft.inputs[0].values() if isinstance(s, Cut) and s.dim == 1]
+    # Some ranks have more heads than others along these axes, and all must decide alike.
+    if whole.heads // prod(len(s.bounds) - 1 for s in others) < draft.ranks(cut.axis):
         if cut.dim > 0 or len(draft.inputs) > 1:
             return False
         draft.layer = RingAttention(layer, cut)
         return _each(draft, cut)
-    if also_cut(draft.inputs[0], replace(cut, dim=1)):
+    if others:
         return False
-    if cut.blocks == 3 and not any(bound % width for bound in cut.bounds):
-        output = replace(cut, blocks=1)
-    else:
-        output = draft.even(1, cut.axis, layer.heads * width, "heads", width)
+    fits = cut.blocks == 3 and not any(bound % width for bound in cut.bounds)
+    output = replace(cut, blocks=1) if fits else draft.even(1, cut.axis, features, "heads", width)
     draft.inputs[0][cut.axis] = replace(output, blocks=3)
     draft.output[cut.axis] = output
     layer.first_head += output.range(draft.mesh.position).start // width

@@ -74,6 +74,10 @@ def test_a_transformer_equals_serial_training(net: str, mesh: Axes) -> None:
     check_plan(*NETS[net], meshes=[mesh], batch=3)
 
 
+def test_ranks_with_other_numbers_of_heads_cut_positions_alike() -> None:
+    check_plan(*NETS["gpt"], meshes=[{"filter": 2, "context": 2}], batch=3)  # 2 heads and 1
+
+
 def test_a_transformer_in_stages_equals_serial_training() -> None:
     mesh = {"pipeline": 2, "tensor": 2}
     check_plan(*NETS["vit"], meshes=[mesh], batch=3)

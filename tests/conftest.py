@@ -39,7 +39,6 @@ LONG = (
     *(f"tests/comm/test_{name}.py" for name in ("nccl", "staged", "training_on_device")),
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *("tests/parity/", "tests/parallel/compression/test_training.py"),
-    "tests/perfmodel/test_against_virtual.py",
     *("tests/interchange/test_onnx.py", "tests/interchange/test_torch.py"),
     *("tests/data/test_synthetic_learning.py", "tests/test_packaging.py"),
     *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
@@ -47,9 +46,9 @@ LONG = (
 )
 """Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
 benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, build
-distributions, emulate hosts, measure memory, export networks, combine schemes with compressors, or
-compare two ways to predict. Single tests are marked in their
-files: cases of a product of parameters all of which occur in other cases."""
+distributions, emulate hosts, measure memory, export networks, or combine schemes with compressors.
+Single tests are marked in their files: cases of a product of parameters all of which occur in other
+cases."""
 
 GPU = (
     *("tests/kernels/cuda/", "tests/simulated/"),

@@ -12,18 +12,7 @@ import json
 import sys
 from math import ceil
 
-from simgrid import (
-    Actor,
-    ClusterCallbacks,
-    Comm,
-    DragonflyParams,
-    Engine,
-    FatTreeParams,
-    Link,
-    LinkInRoute,
-    Mailbox,
-    NetZone,
-)
+from simgrid import Actor, Comm, Engine, Link, LinkInRoute, Mailbox, NetZone
 
 WEIGHT = "1e9"
 """weight-S, in B: large enough for latencies not to matter."""
@@ -93,28 +82,6 @@ def full_zone(case):
     return hosts
 
 
-def own_zone(case):
-    """One of SimGrid's own topologies, without latencies; one host for each rank."""
-    (kind, numbers), bandwidth = case["zone"], case["bandwidth"]
-    hosts = {}
-
-    def host(zone, coordinates, number):
-        hosts[number] = zone.create_host(f"rank{number}", 1e9)
-        return hosts[number].netpoint, None
-
-    create = {
-        "fat_tree": NetZone.create_fatTree_zone,
-        "dragonfly": NetZone.create_dragonfly_zone,
-        "torus": NetZone.create_torus_zone,
-    }[kind]
-    parameters = {"fat_tree": FatTreeParams, "dragonfly": DragonflyParams, "torus": list}[kind]
-    parameters = parameters(numbers) if kind == "torus" else parameters(*numbers)
-    duplex = Link.SharingPolicy.SPLITDUPLEX
-    callbacks = ClusterCallbacks(host, None, None)
-    create("cluster", None, parameters, callbacks, bandwidth, 0.0, duplex).seal()
-    return [hosts[number] for number in sorted(hosts)]
-
-
 def main():
     case = json.load(sys.stdin)
     engine = Engine(
@@ -130,7 +97,7 @@ def main():
             "--log=root.thresh:error",
         ]
     )
-    hosts = own_zone(case) if "zone" in case else full_zone(case)
+    hosts = full_zone(case)
     for own, rounds in enumerate(case["rounds"]):
         Actor.create(f"rank{own}", hosts[own], rank, own, rounds)
     engine.run()

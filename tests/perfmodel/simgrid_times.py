@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.network import Network
@@ -19,9 +18,6 @@ EXTRACTED = Path(os.environ.get("PYDTNN_SIMGRID", ROOT / "build" / "simgrid"))
 """Where Debian's packages are extracted, if they are not installed (`.ci/simgrid`)."""
 
 REPLAY = Path(__file__).with_name("simgrid_replay.py")
-
-Zone = tuple[str, list[Any]]
-"""A topology of SimGrid and its parameters."""
 
 REASON = "requires SimGrid: apt-get install python3-simgrid, or .ci/simgrid"
 
@@ -49,14 +45,8 @@ def interpreter() -> tuple[str, dict[str, str]] | None:
     return None
 
 
-def simulate(
-    algorithm: Algorithm | str, nbytes: int, network: Network, zone: Zone | None = None
-) -> float:
-    """Return the time of a schedule on a network by SimGrid, in s.
-
-    With a zone, routes are those of SimGrid's own topology, without latencies, whose links have
-    the bandwidth of a message.
-    """
+def simulate(algorithm: Algorithm | str, nbytes: int, network: Network) -> float:
+    """Return the time of a schedule on a network by SimGrid, in s."""
     plan = [
         [
             (
@@ -67,19 +57,12 @@ def simulate(
         ]
         for rank in range(len(network.hosts))
     ]
-    case: dict[str, Any] = {"rounds": plan}
-    if zone is None:
-        pairs = {
-            (rank, peer): None
-            for rank, own in enumerate(plan)
-            for sends, _ in own
-            for peer, _ in sends
-        }
-        case["routes"] = routes = [(*pair, *network.route(*pair)) for pair in pairs]
-        used = {link for *_, links in routes for link in links}
-        case["links"] = {link: network.links[link] for link in used}
-    else:
-        case |= {"zone": zone, "bandwidth": network.route(0, 1).bandwidth}
+    pairs = {
+        (rank, peer): None for rank, own in enumerate(plan) for sends, _ in own for peer, _ in sends
+    }
+    routes = [(*pair, *network.route(*pair)) for pair in pairs]
+    used = {link for *_, links in routes for link in links}
+    case = {"rounds": plan, "routes": routes, "links": {link: network.links[link] for link in used}}
     found = interpreter()
     assert found is not None
     python, environment = found

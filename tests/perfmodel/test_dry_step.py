@@ -11,7 +11,7 @@ from pydtnn.layers import Net
 from pydtnn.model.memory import DryMesh, forecast_memory
 from pydtnn.models import create_net
 from pydtnn.perfmodel.dry_step import DryStep, inner_position
-from pydtnn.perfmodel.outline import Compute, Linear, Outline, Ready, Start, Wait
+from pydtnn.perfmodel.outline import Compute, Outline, Ready, Start, Wait
 from pydtnn.perfmodel.workload import Workload
 from tests.each import each
 
@@ -35,11 +35,6 @@ def dry_model(shape: dict[str, int], work: Workload = WORK) -> Model:
 
 def nbytes(buckets: Iterable[Any]) -> int:
     return sum(bucket.nbytes for bucket in buckets)
-
-
-def test_a_line_passes_through_both_points() -> None:
-    line = Linear.through(2, 7.0, 5, 13.0)
-    assert (line.at(2), line.at(5)) == (7, 13)
 
 
 @each("shape", [{}, {"spatial": 2}, {"filter": 2}, {"channel": 2}])
@@ -86,44 +81,6 @@ def test_rows_travel_twice_in_each_pass_of_experts(ranks: int) -> None:
     assert groups == {("data",), ("data", "expert")}
 
 
-def test_every_collective_is_awaited_once_after_its_start() -> None:
-    own = outline({"spatial": 2})
-    for events in (own.forward, own.backward):
-        started: set[int] = set()
-        for event in events:
-            if isinstance(event, Start):
-                started.add(event.number)
-            if isinstance(event, Wait):
-                started.remove(event.number)
-        assert not started
-    assert any(isinstance(event, Start) for event in own.forward)
-
-
-def test_buckets_become_ready_in_order_during_backward() -> None:
-    own = outline()
-    ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
-    assert ready == [*range(len(own.buckets))]
-
-
-def test_a_step_without_a_mesh_has_no_messages() -> None:
-    own = outline()
-    assert all(isinstance(event, Compute | Ready) for event in (*own.forward, *own.backward))
-
-
-def test_segments_of_a_pass_are_numbered_from_0() -> None:
-    own = outline({"spatial": 2})
-    striped = [e.label for e in own.forward if isinstance(e, Compute)]
-    name = next(label.name for label in striped if label.index == 2)
-    assert [label.index for label in striped if label.name == name] == [0, 1, 2]
-
-
-def test_recomputation_repeats_passes_and_keeps_less() -> None:
-    plain, again = outline(), outline(recompute=3)
-    names = [e.label.name for e in again.backward if isinstance(e, Compute)]
-    assert any(name.endswith(" (recomputed)") for name in names)
-    assert again.memory.peak.at(64) < plain.memory.peak.at(64)
-
-
 def test_stages_send_what_the_next_one_receives() -> None:
     both = (outline({"pipeline": 2}, stage=place) for place in (0, 1))
     ((received, sent),), ((other, none),) = (one.transfers for one in both)
@@ -148,26 +105,12 @@ def test_passes_read_the_buckets_of_their_layers() -> None:
     assert own.reads["head.fc", 0].ahead == own.reads["stem.conv", 1].ahead == ()
 
 
-def test_parts_of_parameters_are_smaller() -> None:
-    assert nbytes(outline({"filter": 4}).buckets) < 0.3 * nbytes(outline().buckets)
-
-
 def test_the_net_is_not_changed() -> None:
     one: Net = create_net("resnet20", 10, INPUT)
     works = (replace(WORK, model=net) for net in (one, copy.deepcopy(one)))
     first, other = (DryStep(work, BACKEND).outline() for work in works)
     assert first.buckets == other.buckets
     assert not getattr(one, "bound", False)
-
-
-@each("other", ["spatial", "filter", "channel"])
-def test_a_stage_may_be_cut_along_another_axis(other: str) -> None:
-    assert outline({"pipeline": 2, other: 2}, stage=1).memory.kept(4) > 0
-
-
-def test_a_plan_that_is_not_possible_is_refused() -> None:
-    with pytest.raises(ValueError, match="spatial=64"):
-        outline({"spatial": 64})
 
 
 def test_buckets_are_shorter_between_hosts() -> None:
@@ -185,3 +128,29 @@ def test_buckets_are_shorter_between_hosts() -> None:
         assert memory.gradients == nbytes(own.buckets)
         above.append(memory.peak.at(4) - memory.flat)
     assert above[0] == above[1] > 0
+
+
+def test_events_of_a_step_are_in_its_order() -> None:
+    """Buckets become ready one after the other, and messages are awaited once."""
+    own = outline()
+    ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
+    assert ready == [*range(len(own.buckets))]
+    assert all(isinstance(event, Compute | Ready) for event in (*own.forward, *own.backward))
+    own = outline({"spatial": 2})
+    for events in (own.forward, own.backward):
+        started = [event.number for event in events if isinstance(event, Start)]
+        assert started == [event.number for event in events if isinstance(event, Wait)] != []
+    striped = [e.label for e in own.forward if isinstance(e, Compute)]
+    name = next(label.name for label in striped if label.index == 2)
+    assert [label.index for label in striped if label.name == name] == [0, 1, 2]
+    with pytest.raises(ValueError, match="spatial=64"):
+        outline({"spatial": 64})
+
+
+def test_recomputation_keeps_less_and_cut_layers_have_fewer_parameters() -> None:
+    plain, again = outline(), outline(recompute=3)
+    names = [e.label.name for e in again.backward if isinstance(e, Compute)]
+    assert any(name.endswith(" (recomputed)") for name in names)
+    assert again.memory.peak.at(64) < plain.memory.peak.at(64)
+    assert nbytes(outline({"filter": 4}).buckets) < 0.3 * nbytes(plain.buckets)
+    assert outline({"pipeline": 2, "filter": 2}, stage=1).memory.kept(4) > 0

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,10 @@ def test_ranks_of_a_host_are_one_platform_with_positive_rates(
     assert found[0] == found[1]
     platform = found[0]
     assert (platform.cluster.hosts, platform.cluster.ranks_per_host) == (1, 2)
-    assert platform.compute.peak["float32"] > 1e8
-    assert platform.compute.memory_bandwidth > 1e7
-    assert 0 <= platform.compute.call < 0.1  # 0: a difference of times under load
-    assert platform.compute.step > 0
-    assert platform.storage.loader > 0
-    assert platform.messages.inside.bandwidth > 1e5
+    compute = platform.compute
+    assert min(compute.peak["float32"], compute.memory_bandwidth, compute.step) > 0
+    assert compute.call >= 0  # 0: a difference of times under load
+    assert min(platform.storage.loader, platform.messages.inside.bandwidth) > 0
 
 
 def test_a_platform_is_measured_once_and_kept_in_the_cache(
@@ -57,46 +54,18 @@ def test_a_platform_is_measured_once_and_kept_in_the_cache(
     monkeypatch.setattr(job, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
     first = platform_of(Serial(), backend, WORK)
     (file,) = tmp_path.glob("platform-*.yaml")
-
     assert {name.rpartition(", ")[2] for name in first.compute.rates} == {"forward", "backward"}
     assert any(name.startswith("linear") for name in first.compute.rates)
-
-    def twice(*_: object, **__: object) -> None:
-        raise AssertionError("measured twice")
-
-    monkeypatch.setattr(job, "calibrate", twice)
+    for one in (WORK, replace(WORK, batch=16)):  # without rates it is that of all networks
+        platform_of(Serial(), backend, one, rates=False)
+        assert len([*tmp_path.glob("platform-*.yaml")]) == 2
+    monkeypatch.setattr(job, "calibrate", None)
     again = platform_of(Serial(), backend, WORK)
     assert again.compute.peak["float32"] == pytest.approx(first.compute.peak["float32"], rel=1e-3)
     other = Calibration(replace(first, name="again"), "", "", (), ())
     monkeypatch.setattr(job, "calibrate", lambda *_, **__: other)
     file.write_text("no platform")
     assert platform_of(Serial(), backend, WORK).name == "again"
-    monkeypatch.setattr(job, "_file", lambda *_: None)  # without a home directory
-    assert platform_of(Serial(), backend, WORK).name == "again"
-
-
-def test_a_platform_without_rates_is_that_of_all_networks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
-    backend = create_backend("cpu", threads=1)
-    monkeypatch.setattr(job, "calibrate", lambda *a, **k: replace(calibrate(*a, **k), spreads=()))
-    for one in (WORK, replace(WORK, model=Sequential(Flatten(), Linear(3)), batch=16)):
-        platform_of(Serial(), backend, one, rates=False)
-        assert len([*tmp_path.glob("platform-*.yaml")]) == 1
-    platform_of(Serial(), backend, WORK)
-    assert len([*tmp_path.glob("platform-*.yaml")]) == 2
-
-
-def test_messages_that_wait_for_cores_are_not_measured(monkeypatch: pytest.MonkeyPatch):
-    module = sys.modules[calibrate.__module__]
-    monkeypatch.setattr(module, "MAX_EXCHANGE_S", 0.0)
-    monkeypatch.setattr(module, "measure_messages", None)
-    first, second = run_threads(2, lambda comm: calibrate(comm, rates=False))
-    assert first.platform == second.platform
-    assert first.platform.messages == Platform.load("laptop").messages
-    assert first.spreads[-1] == "messages, which waited for cores"
-    assert first.assumed == ("messages",)
 
 
 def test_a_platform_that_is_measured_under_load_is_not_kept(
@@ -109,7 +78,7 @@ def test_a_platform_that_is_measured_under_load_is_not_kept(
     assert not [*tmp_path.iterdir()]
 
 
-@each("axis", ["data", "filter", "pipeline"])
+@each("axis", ["data", "pipeline"])
 def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
     axis: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -134,16 +103,11 @@ def test_a_job_is_predicted_with_the_compute_of_its_own_plan(
     assert first.memory.total > 1e6
 
 
-def test_on_a_busy_machine_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(job, "MAX_SPREAD", -1.0)
-    with pytest.raises(ValueError, match="the machine is busy: half of the measured steps differ"):
-        predict_job(Serial(), replace(WORK, axes={"data": 1}), Platform.load("laptop"))
-
-
-def test_measured_steps_do_not_diverge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_measured_steps_do_not_diverge(monkeypatch: pytest.MonkeyPatch):
     """With a learning rate of 1e6, an ordinary second step has a loss that is not finite."""
-    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
     monkeypatch.setattr(job, "MAX_SPREAD", math.inf)
     work = replace(WORK, axes={"data": 1}, optimizer_options={"lr": 1e6, "momentum": 0.9})
-    platform = platform_of(Serial(), create_backend("cpu", threads=1), work)
-    assert predict_job(Serial(), work, platform).seconds > 0
+    assert predict_job(Serial(), work, Platform.load("laptop")).seconds > 0
+    monkeypatch.setattr(job, "MAX_SPREAD", -1.0)
+    with pytest.raises(ValueError, match="the machine is busy"):
+        predict_job(Serial(), work, Platform.load("laptop"))

@@ -3,17 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
 from pydtnn.perfmodel import ComputeCosts
-from pydtnn.perfmodel.compression import temporary_memory
 from pydtnn.perfmodel.compute.measured import measure
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import Prediction
 from pydtnn.perfmodel.virtual.steps import predict
 from pydtnn.perfmodel.workload import Workload
-from tests.each import each
-from tests.perfmodel.small import SHAPE, small_work
+from tests.perfmodel.small import small_work
 
 PASS = 1e-3
 """Time of a pass of a layer, in s."""
@@ -36,37 +33,29 @@ def predicted(between: dict[str, float] | None = None, **options: object) -> Pre
     return predict(small_work(**options), platform(**(between or {})), Constant())
 
 
-def test_one_rank_has_no_communication():
+def test_the_parts_of_a_step_add_up_and_one_rank_has_no_communication():
     prediction = predicted()
     (rank,) = prediction.ranks
     assert rank.step.exposed == rank.step.idle == 0.0
     assert rank.step.seconds == pytest.approx(rank.step.compute)
     assert rank.step.compute == pytest.approx(PASS * round(rank.step.compute / PASS))
     assert prediction.bottleneck.startswith("compute (")
-
-
-def test_the_parts_of_a_step_add_up():
-    for rank in predicted(axes={"data": 2}).ranks:
-        assert sum(rank.step.parts().values()) == pytest.approx(rank.step.seconds)
-        assert min(rank.step.parts().values()) >= 0
-        assert rank.step.exposed > 0
-
-
-def test_a_prediction_is_the_same_in_every_run():
-    one, other = (predicted(axes={"data": 2}, compress="top_k") for _ in range(2))
-    assert one.seconds == other.seconds
+    (rank,) = predicted(recompute=2).ranks
+    assert rank.step.recomputed > 0
+    for one in (rank, *predicted(axes={"data": 2}).ranks):
+        parts = one.step.parts().values()
+        assert sum(parts) == pytest.approx(one.step.seconds)
+        assert min(parts) >= 0
+    assert one.step.exposed > 0
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [
-        {"axes": {"data": 2}},
         {"axes": {"data": 4}, "scheme": "sharded"},
         {"axes": {"data": 2}, "scheme": "local_sgd", "scheme_options": {"period": 3}},
         {"axes": {"data": 2}, "compress": "power_sgd"},
-        {"axes": {"spatial": 2}},
-        {"axes": {"filter": 2}},
         {"axes": {"pipeline": 2}},
         {"axes": {"data": 2, "spatial": 2}},
     ],
@@ -84,46 +73,12 @@ def test_a_faster_network_is_never_slower_and_an_infinitely_fast_one_has_the_tim
         assert step.seconds == pytest.approx(step.compute, rel=0.05)
 
 
-def test_gradients_travel_while_backward_computes():
-    overlapped, after = (
-        predicted(
-            {"bandwidth": 2e5, "shared": 2e5},
-            axes={"data": 2},
-            overlap=overlap,
-            bucket_bytes=512,
-        ).seconds
-        for overlap in (True, False)
-    )
-    assert overlapped < after
-
-
-def test_recomputation_takes_longer_and_needs_less_memory():
-    def deep(classes, shape):
-        return Sequential(*(Conv2d(4, 3, padding=1) for _ in range(9)), Flatten(), Linear(classes))
-
-    def of(**options):
-        work = Workload(deep, SHAPE, classes=4, batch=64, **options)
-        return predict(work, platform(), Constant())
-
-    usual, again = of(), of(recompute=3)
-    assert again.seconds > usual.seconds
-    assert again.memory.total < usual.memory.total
-
-
 def test_each_rank_stores_its_part_of_the_state_of_a_sharded_optimizer():
     whole, part = (
         predicted(axes={"data": 2}, scheme=scheme).ranks[0].memory.slots
         for scheme in ("allreduce", "sharded")
     )
     assert part == pytest.approx(whole / 2, rel=0.05)
-
-
-def test_residuals_of_compression_need_memory():
-    usual, compressed = (
-        predicted(axes={"data": 2}, compress=compress).ranks[0].memory
-        for compress in (None, "top_k")
-    )
-    assert compressed.messages >= usual.messages + 0.9 * usual.gradients
 
 
 def test_a_slow_loader_makes_the_step_longer():
@@ -152,12 +107,6 @@ def test_a_prediction_with_measured_costs_is_readable_and_json():
 def test_more_ranks_than_can_be_executed_are_an_error():
     with pytest.raises(ValueError, match="predict: expected at most 16 ranks, got 32; use the "):
         predicted(batch=32, axes={"data": 32})
-
-
-def test_without_costs_compute_is_that_of_the_peak_rates_of_the_platform():
-    fast, slow = platform(), platform()
-    slow = replace(slow, compute=replace(slow.compute, peak={"float32": 1e6}))
-    assert predict(small_work(), slow).seconds > predict(small_work(), fast).seconds > 0
 
 
 def test_parameters_are_updated_once_whatever_the_number_of_buckets():
@@ -191,23 +140,15 @@ def test_sums_that_are_pending_at_a_time_need_memory():
     )
     assert overlapped.memory.messages > after.memory.messages > 0
     assert overlapped.memory.messages <= 1.1 * overlapped.memory.gradients
+    assert overlapped.step.seconds < after.step.seconds
 
 
 def test_a_model_is_predicted_with_the_options_of_a_workload_on_a_platform_by_name():
     options = {"input_shape": (6, 6, 1), "batch": 4, "axes": {"data": 2}}
     short = predict("mlp", "cpu-1gbit", Constant(), **options)
     assert short.seconds == predict(Workload("mlp", **options), platform(), Constant()).seconds
-
-
-def test_options_belong_to_the_workload():
     with pytest.raises(TypeError, match="expected options as arguments of the Workload, got batch"):
         predict(small_work(), platform(), Constant(), batch=8)
-
-
-@each(("name", "least"), [("top_k", 3.0), ("power_sgd", 1.0)])
-def test_temporary_arrays_of_compression_need_memory(name, least):
-    """top_k: magnitudes, and their order in 8 bytes each; low rank: an approximation."""
-    assert least <= temporary_memory(name, {}) < least + 1.5
 
 
 def test_a_reduce_scatter_needs_memory_for_two_arrays_and_its_result():

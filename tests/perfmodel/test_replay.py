@@ -17,18 +17,19 @@ from pydtnn.perfmodel.replay import Replay, median_step, what_if
 from pydtnn.perfmodel.virtual import Processor, run_virtual
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances, Straggler
 from pydtnn.perfmodel.workload import Rank, Workload
+from pydtnn.tracing.analysis import CriticalPaths, slow_ranks
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import RankTrace
 from pydtnn.tracing.timeline import Timeline, build_timeline
 from pydtnn.tracing.writing import allreduce_of
 from pydtnn.utils import clock
-from tests.each import each
+from pydtnn.utils.observer import Kind
 from tests.perfmodel.costs import PerFlop
 
 STEPS, WARM_UP = 4, 1
 FAST, SLOW = "1 Gbit/s", "100 Mbit/s"
 RATES = {FAST: 1.25e8, SLOW: 1.25e7}
-PROCESSOR = Processor(call=3e-5)
+PROCESSOR, CPU = Processor(call=3e-5), Platform.load("cpu-1gbit")
 
 
 def network(rate: str, ranks: int) -> Network:
@@ -86,8 +87,6 @@ def recorded(timeline: Timeline) -> float:
 @pytest.mark.parametrize(
     "options",
     [
-        {"axes": {"data": 2}},
-        {"axes": {"data": 4}},
         {"axes": {"data": 4}, "scheme": "sharded"},
         {"axes": {"data": 4}, "scheme": "hierarchical"},
         {"axes": {"data": 2}, "compress": "top_k", "compress_options": {"share": 0.1}},
@@ -114,6 +113,13 @@ def test_a_trace_without_its_slow_rank_takes_as_long_as_a_run_without_one() -> N
     assert recorded(disturbed) > 1.3 * expected
     assert seconds(disturbed, FAST) == pytest.approx(recorded(disturbed), rel=0.02)
     assert seconds(disturbed, FAST, without={2}) == pytest.approx(expected, rel=0.02)
+    words = ("recorded", "cpu-1gbit ", "bandwidth x 2", "allreduce ring", "slow rank 2", "all of")
+    lines = what_if(disturbed, [CPU], bandwidths=[2.0], allreduces=["ring"], without=())
+    assert [word in line for word, line in zip(words, lines[2:], strict=True)] == [True] * 6
+    first = slow_ranks(disturbed)[0]
+    assert (first.rank, first.kind) == (2, Kind.BACKWARD)
+    late = [CriticalPaths(disturbed).find(step).late for step in range(1, WARM_UP + STEPS)]
+    assert {part.rank for part in late if part is not None} == {2}
 
 
 def test_sums_follow_another_algorithm() -> None:
@@ -125,43 +131,24 @@ def test_sums_follow_another_algorithm() -> None:
     assert seconds(ring, SLOW) == pytest.approx(expected, rel=0.02)
 
 
-def test_the_table_has_each_change_and_all_together() -> None:
-    disturbed = record(
-        work_of(axes={"data": 4}), FAST, Disturbances(stragglers=(Straggler(2, 2.0),))
-    )
-    lines = what_if(
-        disturbed, [Platform.load("cpu-1gbit")], bandwidths=[2.0], allreduces=["ring"], without=()
-    )
-    words = ("recorded", "cpu-1gbit ", "bandwidth x 2", "allreduce ring", "slow rank 2", "all of")
-    assert [word in line for word, line in zip(words, lines[2:], strict=True)] == [True] * 6
-
-
-@each("ranks", [(0, 1), (7,), ()])
-def test_ranks_that_cannot_be_replaced_are_refused(ranks: tuple[int, ...]) -> None:
+def test_ranks_that_cannot_be_replaced_and_traces_without_steps_are_refused() -> None:
     timeline = record(work_of(axes={"data": 2}), FAST)
-    with pytest.raises(ValueError, match="--without"):
-        what_if(timeline, [Platform.load("cpu-1gbit")], without=ranks)
-
-
-def test_a_trace_without_steps_is_refused() -> None:
+    for ranks in ((0, 1), (7,), ()):
+        with pytest.raises(ValueError, match="--without"):
+            what_if(timeline, [CPU], without=ranks)
+    timeline.names.append("replay")
+    with pytest.raises(ValueError, match="--no-graph"):
+        Replay(timeline)
     timeline = record(work_of(axes={"data": 2}), FAST)
     timeline.names[timeline.name_id("step")] = "evaluation"
     with pytest.raises(ValueError, match="training steps"):
         Replay(timeline)
 
 
-def test_a_trace_of_cuda_graphs_is_refused() -> None:
-    timeline = record(work_of(axes={"data": 2}), FAST)
-    timeline.names.append("replay")
-    with pytest.raises(ValueError, match="--no-graph"):
-        Replay(timeline)
-
-
 def test_ranks_are_placed_as_they_were_recorded() -> None:
     timeline = record(work_of(axes={"data": 4}), FAST)
-    platform = [Platform.load("cpu-1gbit")]
-    assert "4 hosts" in what_if(timeline, platform)[0]
-    for rank, about in enumerate(timeline.about):
-        about["host"] = f"host{rank // 2}"
-    assert "2 hosts" in what_if(timeline, platform)[0]
+    for hosts, found in (("abcd", 4), ("aabb", 2), ("abab", 4), ("abba", 4)):
+        for host, about in zip(hosts, timeline.about, strict=True):
+            about["host"] = host
+        assert f"{found} hosts" in what_if(timeline, [CPU])[0]
     assert np.all(np.diff(timeline.steps.stop, axis=0) > 0)

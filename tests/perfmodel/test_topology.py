@@ -45,33 +45,32 @@ def test_a_path_leads_from_the_switch_of_the_source_to_that_of_the_target(topolo
     assert all(len(switches) == 1 for switches in ends.values())
 
 
-def test_a_fat_tree_ascends_to_the_nearest_common_level():
+@each(
+    ("topology", "source", "target", "path"),
+    [
+        (Dragonfly(groups=5, routers=3, per_router=2), 0, 1, [(0, 0)]),
+        (Dragonfly(groups=5, routers=3, per_router=2), 0, 5, [(0, 0), (0, 2)]),
+        # group 0 reaches group 4 from its router 4 % 3, which enters at router 0 % 3
+        (Dragonfly(groups=5, routers=3, per_router=2), 0, 28, [(0, 0), (0, 1), (4, 0), (4, 2)]),
+        (Torus(dimensions=(5, 3)), 0, 4, [(0, 0), (4, 0)]),  # the shorter direction
+        (Torus(dimensions=(5, 3)), 0, 7, [(0, 0), (1, 0), (2, 0), (2, 1)]),
+        (Torus(dimensions=(5, 3)), 4, 11, [(4, 0), (0, 0), (1, 0), (1, 2)]),
+    ],
+)
+def test_a_message_takes_the_shortest_path(topology, source, target, path):
+    assert topology.path(source, target) == path
+
+
+def test_a_fat_tree_ascends_to_the_nearest_common_level_without_sharing_links():
+    """Shifts share none if it is not oversubscribed, for which its routing is known."""
     tree = FatTree(down=(2, 3, 4), up=(2, 3))
     assert [len(tree.path(0, target)) for target in (1, 2, 5, 6, 23)] == [1, 3, 3, 5, 5]
-
-
-def test_a_fat_tree_that_is_not_oversubscribed_shifts_without_sharing_links():
-    """The property for which its routing is known."""
     tree = FatTree(down=(4, 4), up=(4,))
     for by in range(1, 16):
         used = Counter(
             link for host in range(16) for link in pairwise(tree.path(host, (host + by) % 16))
         )
         assert max(used.values(), default=1) == 1
-
-
-def test_a_dragonfly_has_at_most_one_link_between_groups_on_a_route():
-    dragonfly = Dragonfly(groups=5, routers=3, per_router=2)
-    for target in range(1, dragonfly.hosts):
-        path = dragonfly.path(0, target)
-        assert sum(here[0] != there[0] for here, there in pairwise(path)) == (target >= 6)
-        assert len(path) <= 4
-
-
-def test_a_torus_takes_the_shorter_direction():
-    torus = Torus(dimensions=(5, 3))
-    assert torus.path(0, 4) == [(0, 0), (4, 0)]
-    assert torus.path(0, 7) == [(0, 0), (1, 0), (2, 0), (2, 1)]
 
 
 def network(topology: Topology, **numbers: float) -> Network:
@@ -89,20 +88,21 @@ def across(group: Group) -> Rounds:
         yield (receive(group.rank - half, ALL),)
 
 
-@each(("up", "factor"), [(8, 1), (4, 2), (2, 4), (1, 8)])
-def test_oversubscription_divides_the_bandwidth(up, factor):
-    net = network(FatTree(down=(8, 2), up=(up,)))
-    assert cost(across, 10**8, net) == pytest.approx(1e-6 + factor * 0.1, rel=1e-3)
-
-
-def test_a_switch_that_is_too_slow_is_shared():
-    net = network(FatTree(down=(16,), switch=4e9))
-    assert cost(across, 10**8, net) == pytest.approx(1e-6 + 2 * 0.1, rel=1e-3)
-
-
-def test_each_link_between_switches_has_a_latency():
-    net = network(FatTree(down=(2, 2), up=(1,), hop=1e-3))
-    assert [net.route(0, k).latency for k in (1, 2)] == pytest.approx([1e-6, 1e-6 + 2e-3])
+@each(
+    ("topology", "seconds"),
+    [
+        (FatTree(down=(8, 2), up=(8,)), 0.1),
+        (FatTree(down=(8, 2), up=(2,)), 0.4),  # oversubscribed
+        (FatTree(down=(16,), switch=4e9), 0.2),  # all share a slow switch
+        (Dragonfly(groups=2, routers=2, per_router=2), 0.4),  # one link between groups
+    ],
+)
+def test_links_of_a_topology_are_shared_and_have_latencies(topology, seconds):
+    assert cost(across, 10**8, network(topology)) == pytest.approx(1e-6 + seconds, rel=1e-3)
+    slow = network(replace(topology, hop=1e-3))
+    links = [len(topology.path(0, host)) - 1 for host in (1, topology.hosts - 1)]
+    latencies = [slow.route(0, host).latency for host in (1, topology.hosts - 1)]
+    assert latencies == pytest.approx([1e-6 + 1e-3 * each for each in links])
 
 
 def test_rails_are_networks_of_their_own():
@@ -115,9 +115,9 @@ def test_rails_are_networks_of_their_own():
     assert cost(across, 10**8, platform.network(64)) < 0.3 * cost(across, 10**8, single)
 
 
-@each("ranks", [8, 64])
 @each("path", sorted(EXAMPLES.glob("*.yaml")))
-def test_closed_formulas_and_virtual_ranks_agree_on_a_topology(path, ranks):
+def test_closed_formulas_and_virtual_ranks_agree_on_a_topology(path):
+    ranks = 64
     platform = Platform.load(path)
     platform = replace(platform, messages=replace(platform.messages, call=0.0, add=None))
     costs = MessageCosts(platform, Workload("cnn", (12, 12, 1), 10, 4 * ranks, {"data": ranks}))
@@ -154,28 +154,18 @@ BASE = "base: cpu-10gbit\nname: x\n"
     [
         ("topology: {fat_tree: {down: [4, 8], up: [2, 2]}}", "x.yaml: topology.fat_tree.up: expec"),
         ("topology: {fat_tree: {down: 4}}", "topology.fat_tree.down: expected a list, got 4"),
-        (
-            "topology: {fat_tree: {down: [0]}}",
-            r"topology.fat_tree.down\[0\] must be at least 1, got",
-        ),
-        ("topology: {fat_tre: {down: [4]}}", "topology: unknown entry 'fat_tre'; did you mean 'fa"),
-        (
-            "topology: torus",
-            "topology: expected one of the entries fat_tree, dragonfly, torus, got",
-        ),
+        ("topology: {fat_tre: {down: [4]}}", "topology: unknown entry 'fat_tre'"),
+        ("topology: torus", "topology: expected one of the entries fat_tree, dragonfly, torus"),
         ("topology: {torus: {dimensions: [2, 3]}}", "cluster.hosts: expected at most the 6 hosts"),
-        ("topology: {torus: {}}", "expected an entry 'topology.torus.dimensions', got none"),
         ("messages: {rails: 0}", "messages.rails must be at least 1, got 0"),
         ("compute: {slower: [{first: 1, last: 2}]}", r"'compute.slower\[0\].factor', got none"),
-        ("base: x.yaml", "x.yaml: expected a YAML file"),
     ],
 )
 def test_an_error_in_a_topology_is_one_sentence_with_the_entry(tmp_path, text, message):
     path = tmp_path / "x.yaml"
-    path.write_text(BASE + text + "\n")
-    with pytest.raises(ValueError, match=message) as error:
+    path.write_text(f"base: cpu-10gbit\nname: x\n{text}\n")
+    with pytest.raises(ValueError, match=message):
         Platform.load(path)
-    assert "\n" not in str(error.value)
 
 
 def test_a_base_is_a_platform_or_a_file_beside_it(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from pydtnn.perfmodel.engine.cores import TURN_S, Cores
 from pydtnn.perfmodel.virtual import SharedCores, run_virtual
 from pydtnn.utils import clock
+from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 
@@ -22,20 +23,20 @@ def ends(number: int, starts: list[tuple[float, int, float]]) -> dict[int, float
     return found
 
 
-def test_ranks_with_a_core_each_do_not_delay_each_other():
-    assert ends(2, [(0.0, 0, 1.0), (0.5, 1, 1.0)]) == pytest.approx({0: 1.0, 1: 1.5})
-
-
-def test_ranks_that_compute_share_the_cores_equally():
-    assert ends(2, [(0.0, rank, 1.0) for rank in range(4)]) == pytest.approx(
-        dict.fromkeys(range(4), 2.0)
-    )
-
-
-def test_ranks_that_sleep_while_they_wait_have_equal_parts_of_all_cores():
-    assert ends(2, [(0.0, rank, 1.0) for rank in range(3)]) == pytest.approx(
-        dict.fromkeys(range(3), 1.5)
-    )
+@each(
+    ("number", "starts", "expected"),
+    [
+        (2, [(0.0, 0, 1.0), (0.5, 1, 1.0)], [1.0, 1.5]),
+        (2, [(0.0, rank, 1.0) for rank in range(4)], [2.0] * 4),
+        (2, [(0.0, rank, 1.0) for rank in range(3)], [1.5] * 3),
+        # together until each has computed 1 s, at 2 s; then the second is alone
+        (1, [(0.0, 0, 1.0), (0.0, 1, 3.0)], [2.0, 4.0]),
+    ],
+)
+def test_ranks_that_sleep_while_they_wait_have_equal_parts_of_all_cores(number, starts, expected):
+    assert ends(number, starts) == pytest.approx(dict(enumerate(expected)))
+    with pytest.raises(ValueError, match="number must be at least 1"):
+        SharedCores(0, (0,))
 
 
 def test_ranks_that_poll_have_the_part_of_those_on_their_core():
@@ -68,11 +69,6 @@ def test_a_rank_that_polls_does_not_leave_its_core_to_others():
     network, cores = cluster("aa"), SharedCores(1, (0, 0), kept=True)
     run = run_virtual(rank, network=network, costs=UniformCosts(), cores=cores)
     assert run.results == pytest.approx([4.0, 4.0], rel=1e-3)
-
-
-def test_a_rank_is_faster_once_others_have_ended():
-    # together until each has computed 1 s, at 2 s; then the second is alone
-    assert ends(1, [(0.0, 0, 1.0), (0.0, 1, 3.0)]) == pytest.approx({0: 2.0, 1: 4.0})
 
 
 def test_groups_have_cores_of_their_own():
@@ -110,8 +106,3 @@ def test_a_rank_that_waits_for_a_message_leaves_its_core_to_others():
     run = run_virtual(rank, network=network, costs=costs, cores=SharedCores(1, (0, 0, 0)))
     # 0 and 2 share until 4 s; then 1 and 2, which both have 1 s left, until 6 s
     assert run.seconds == pytest.approx([4.0, 6.0, 6.0], abs=1e-3)
-
-
-def test_there_is_at_least_one_core():
-    with pytest.raises(ValueError, match="SharedCores: number must be at least 1"):
-        SharedCores(0, (0,))

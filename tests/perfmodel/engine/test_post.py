@@ -6,7 +6,7 @@ import pytest
 from pydtnn.comm.waiting import MAX_SLEEP_S
 from pydtnn.perfmodel.engine.post import WAITING
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
-from pydtnn.perfmodel.virtual.communicator import PIECE, Copies
+from pydtnn.perfmodel.virtual.communicator import PIECE
 from pydtnn.utils import clock
 from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
@@ -42,18 +42,25 @@ def pass_on(tests=0, nbytes=LENGTH):
 
 
 @each(
-    ("hosts", "eager", "tests", "expected"),
+    ("hosts", "tests", "options", "expected"),
     [
-        ("ab", np.inf, 0, COMPUTE),  # beside the computation
-        ("ab", 65536, 0, COMPUTE + 0.01),  # after it
-        ("ab", 65536, 99, COMPUTE),  # within its tests
-        ("aa", 65536, 0, COMPUTE),  # not between hosts
-        ("ab", LENGTH, 0, COMPUTE),  # just short enough
+        ("ab", 0, {}, COMPUTE),  # beside the computation
+        ("ab", 0, {"eager": 65536}, COMPUTE + 0.01),  # after it
+        ("ab", 99, {"eager": 65536}, COMPUTE),  # within its tests
+        ("aa", 0, {"eager": 65536}, COMPUTE),  # not between hosts
+        ("ab", 0, {"eager": LENGTH}, COMPUTE),  # just short enough
+        ("ab", 0, {"copy": 1e-8}, COMPUTE + LENGTH * 1e-8),
+        ("aa", 0, {"copy": 1e-8}, COMPUTE),
     ],
 )
-def test_a_long_message_proceeds_in_calls_of_its_ranks(hosts, eager, tests, expected):
-    found = seconds(hosts, pass_on(tests), Processor(eager=eager))
+def test_a_long_message_proceeds_in_calls_of_its_ranks_which_copy_it(
+    hosts, tests, options, expected
+):
+    found = seconds(hosts, pass_on(tests), Processor(**options))
     assert found == pytest.approx([expected] * 2, rel=0.01)
+    if "copy" not in options:
+        shared = seconds(hosts, pass_on(tests), Processor(**options), SharedCores(2, (0, 0)))
+        assert shared == pytest.approx([expected] * 2, rel=0.01)
 
 
 def test_ranks_that_sleep_notice_the_start_of_a_long_message_late():
@@ -92,23 +99,6 @@ def test_the_tests_of_ranks_that_sleep_are_work_on_shared_cores():
     assert found[1] == pytest.approx(2 * COMPUTE + COMPUTE / 5, rel=0.02)
 
 
-def test_a_rank_that_waits_lets_a_long_message_proceed():
-    found = seconds("ab", pass_on(0), Processor(eager=LENGTH // 100))
-    assert found == pytest.approx([COMPUTE + 0.01] * 2, rel=0.1)
-
-
-def test_a_long_message_starts_when_a_rank_that_computes_on_shared_cores_calls():
-    cores = SharedCores(2, (0, 0))
-    found = seconds("ab", pass_on(0), Processor(eager=65536), cores)
-    assert found == pytest.approx([COMPUTE + 0.01] * 2, rel=0.01)
-
-
-@each(("hosts", "copied"), [("ab", LENGTH), ("aa", 0)])
-def test_a_message_between_hosts_occupies_the_processors_of_its_ranks(hosts, copied):
-    found = seconds(hosts, pass_on(), Processor(copy=1e-8))
-    assert found == pytest.approx([COMPUTE + copied * 1e-8] * 2, rel=0.01)
-
-
 def test_a_rank_that_waits_copies_meanwhile_except_for_the_last_piece():
     def program(comm):
         array = np.zeros(LENGTH, "uint8")
@@ -126,17 +116,6 @@ def test_copies_are_work_beside_the_computation_of_ranks_that_share_cores():
     cores = SharedCores(1, (0, 0, 0))
     found = seconds("abc", pass_on(), Processor(copy=1e-8), cores)
     assert max(found) == pytest.approx(3 * COMPUTE + 2 * 0.0125, rel=0.01)
-
-
-def test_waits_are_used_once_to_copy():
-    copies = Copies()
-    copies.wait(9.0)  # for something else
-    copies.pending = 2
-    copies.wait(3.0)
-    assert copies.complete(2.0, 0.5) == 0.5
-    assert copies.complete(4.0, 0.5) == 2.5
-    copies.pending += 1
-    assert copies.complete(1.0, 0.5) == 1.0
 
 
 def test_a_rank_that_waits_copies_faster_than_one_that_computes():

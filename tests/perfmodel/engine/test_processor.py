@@ -46,14 +46,11 @@ def test_virtual_ranks_take_the_measured_time_after_the_last_one_has_called():
     assert np.subtract(run.seconds, before.seconds) == pytest.approx([10.0] * 2)
 
 
-def test_all_ranks_measure_the_same_processor():
+def test_all_ranks_measure_the_same_processor_and_one_rank_has_no_messages():
     one, other = run_threads(2, Processor.measure)
     assert one == other
     assert one.call > 0
     assert one.add >= 0
-
-
-def test_one_rank_has_no_messages_to_measure():
     assert run_threads(1, Processor.measure) == [Processor()]
 
 

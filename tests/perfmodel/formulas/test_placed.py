@@ -33,32 +33,17 @@ def compare(name: str, nbytes: int, per_host: int, hosts: int, **options: float)
     return found / cost(name, nbytes, net)
 
 
-@each("nbytes", [64, 100_000, 1 << 20])
-@each("ranks", [2, 3, 4, 7, 8, 16])
-def test_one_rank_on_each_host_costs_what_the_replay_does(ranks: int, nbytes: int) -> None:
-    for name in FLAT:
-        assert compare(name, nbytes, 1, ranks) == pytest.approx(1, abs=0.01), name
-
-
-@each("ranks", [2, 5, 8])
-def test_one_host_costs_what_the_replay_does(ranks: int) -> None:
-    for name in FLAT:
-        assert compare(name, 1 << 20, ranks, 1) == pytest.approx(1, abs=0.01), name
-
-
-@each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
-@each("name", ["ring", "hierarchical", "binomial_tree", "direct"])
-def test_ranks_that_share_a_card_cost_what_the_replay_does(
-    name: str, per_host: int, hosts: int
-) -> None:
-    for nbytes in (64, 1 << 20):
-        assert compare(name, nbytes, per_host, hosts) == pytest.approx(1, abs=0.02)
-
-
-@each("name", ["recursive_doubling", "halving_doubling"])
-@each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4)])
-def test_doubling_between_hosts_shares_the_card(name: str, per_host: int, hosts: int) -> None:
-    assert compare(name, 1 << 20, per_host, hosts) == pytest.approx(1, abs=0.01)
+@each(
+    ("per_host", "hosts"),
+    [(1, 2), (1, 3), (1, 7), (1, 16), (2, 1), (5, 1), (2, 2), (4, 2), (2, 4), (4, 4)],
+)
+@each("nbytes", [64, 1 << 20])
+def test_a_sum_costs_what_the_replay_does(per_host: int, hosts: int, nbytes: int) -> None:
+    alone = 1 in (per_host, hosts)
+    for name in FLAT if alone else ("hierarchical", *FLAT[:-1]):
+        if alone or nbytes > 64 or "doubling" not in name:  # whose short messages overlap
+            found = compare(name, nbytes, per_host, hosts)
+            assert found == pytest.approx(1, abs=0.01 if alone else 0.02), name
 
 
 @each(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
@@ -100,37 +85,33 @@ def test_each_rank_copies_its_own_messages_between_hosts() -> None:
         assert between.work == pytest.approx(sent * nbytes * links.copy), name
 
 
-def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
-    links = links_of(network([0, 1]))
-    alone, four = (
-        seconds(allreduce_terms("ring", group), 1 << 20, links, group)
-        for group in (Placement(4, 1), Placement(4, 1, sharing=4))
-    )
-    assert four == pytest.approx(4 * alone, rel=0.1)
-
-
 @each(
     ("axis", "expected"),
     [
         ((8, 1, 4), (8, 4, 1)),
         ((4, 2, 4), (4, 2, 2)),
         ((2, 8, 4), (2, 1, 4)),
-        ((1, 1, 4), (1, 1, 4)),
+        ((1, 1, 4), (1, 1, 1)),
     ],
 )
-def test_an_axis_of_a_mesh_is_placed_on_hosts(
+def test_an_axis_of_a_mesh_is_placed_on_hosts_whose_cards_it_shares(
     axis: tuple[int, int, int], expected: tuple[int, int, int]
 ) -> None:
     ranks, stride, per_host = axis
     placed = Placement.along(ranks, stride, per_host, ranks * stride)
-    if axis != (1, 1, 4):
-        assert (placed.ranks, placed.per_host, placed.sharing) == expected
-    else:
-        assert placed.per_host == 1
+    assert (placed.ranks, placed.per_host, placed.sharing) == expected
 
 
-def test_schedules_without_a_formula_are_refused() -> None:
+def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
+    """Six messages of a quarter of 1 MB, of which three are added."""
+    links = links_of(network([0, 1]))
+    for groups in (1, 4):
+        group = Placement(4, 1, sharing=groups)
+        found = seconds(allreduce_terms("ring", group), 10**6, links, group)
+        assert found == pytest.approx(6 * (50e-6 + groups * 2e-3) + 3 * 62.5e-6)
+
+
+@each(("name", "group"), [("torus", Placement(8, 2)), ("recursive_doubling", Placement(12, 4))])
+def test_schedules_without_a_formula_are_refused(name: str, group: Placement) -> None:
     with pytest.raises(ValueError, match="replays"):
-        allreduce_terms("torus", Placement(8, 2))
-    with pytest.raises(ValueError, match="replays"):
-        allreduce_terms("recursive_doubling", Placement(12, 4))
+        allreduce_terms(name, group)

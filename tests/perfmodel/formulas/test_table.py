@@ -23,10 +23,6 @@ def test_ranks_beyond_a_power_of_two_add_two_messages_of_the_whole_array() -> No
         assert folded == inner.plus(Terms(2, 2, 1, 2))
 
 
-def test_long_rings_send_the_array_twice() -> None:
-    assert terms_of("ring", MANY).sent == pytest.approx(2)
-
-
 @each("ranks", [2, 3, 4, 6, 7, 8, 12, 100, 1024])
 def test_no_algorithm_sends_less_than_the_minimum(ranks: int) -> None:
     for name in ALGORITHMS:

@@ -1,6 +1,5 @@
 import csv
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def test_the_best_strategy_of_each_number_of_ranks_is_listed(
 def test_hosts_that_the_platform_does_not_have_are_noted_or_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    note = "note: cpu-10gbit has 32 hosts, 64 ranks need 64: further ones of the same kind are ass"
+    note = "note: cpu-10gbit has 32 hosts, 64 ranks need 64: further ones"
     assert note in run(capsys, "--ranks", "64", "--strategies", "data")
     assert note in run(capsys, "--ranks", "2", "--explain", "data=64")
     assert "note: " not in run(capsys, "--ranks", "32", "--strategies", "data")
@@ -55,25 +54,29 @@ def test_hosts_that_the_platform_does_not_have_are_noted_or_refused(
     assert "tree has 32 hosts, 64 ranks need 64; use fewer ranks, or a larger topology" in said.err
 
 
-def test_all_strategies_of_one_number_of_ranks_are_ranked(
-    capsys: pytest.CaptureFixture[str],
+@each(
+    ("arguments", "words"),
+    [
+        (
+            "--ranks=2 --strategies=data,spatial,filter,pipeline",
+            ["\ndata 2 ", "\nspatial 2 ", "\nfilter 2 ", "\npipeline 2 "],
+        ),
+        (
+            "--ranks=4 --explain=data=2,filter=2",
+            ["stage3.2.conv2", "exchanges of layers, exposed", "memory of a rank"],
+        ),
+        (
+            "--ranks=2 --strategies=data,filter --sweep=bandwidth",
+            ["10 Gbit/s", "fastest that is possible:"],
+        ),
+        ("--ranks=1 --strategies=data --global-batch-size=20000000", [" TB of 64.0 GB"]),
+    ],
+)
+def test_a_ranking_an_explanation_and_a_sweep_are_tables(
+    arguments: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = run(capsys, "--ranks", "2", "--strategies", "data,spatial,filter,pipeline")
-    for name in ("data 2", "spatial 2", "filter 2", "pipeline 2"):
-        assert f"\n{name} " in out
-
-
-def test_a_prediction_is_explained_layer_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "--ranks", "4", "--explain", "data=2,filter=2")
-    assert "stage3.2.conv2" in out
-    assert "exchanges of layers, exposed" in out
-    assert "memory of a rank" in out
-
-
-def test_a_sweep_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "--ranks", "2", "--strategies", "data,filter", "--sweep", "bandwidth")
-    assert "10 Gbit/s" in out
-    assert "fastest that is possible:" in out
+    out = run(capsys, *arguments.split())
+    assert [word for word in words if word not in out] == []
 
 
 def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -91,16 +94,12 @@ def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 @each(
     ("arguments", "words"),
     [
-        (["--model", "resnet21"], "resnet20"),
-        (["--shape", "16 by 16"], "--shape: expected a shape such as 224,224,3, got '16 by 16'"),
+        (["--shape", "16 by 16"], "--shape: expected a shape"),
         (["--platform", "cpu-1gbi"], "cpu-1gbit"),
-        (["--ranks", "0"], "--ranks"),
         (["--global-batch", "0"], "--global-batch-size: expected at least 1"),  # an old spelling
         (["--batch-per-rank", "4"], "--batch-size exclude each other"),
         (["--strategies", "model"], "strategy"),
-        (["--compress", "zip"], "compressor"),
         (["--explain", "data=128"], "one sample for each of 128 ranks"),
-        (["--explain", "rows=2"], "unknown axis 'rows'"),
         (["--explain", "data"], "--explain must be axes with their ranks"),
         (["--sweep", "speed"], "bandwidth"),
     ],
@@ -112,35 +111,6 @@ def test_bad_input_is_one_sentence(
     captured = capsys.readouterr()
     assert words in captured.err
     assert captured.err.count("\n") == 1
-
-
-def test_a_broken_platform_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "broken.yaml"
-    path.write_text("name: broken\ncluster: 3\n")
-    assert main([*QUICK, "--platform", str(path)]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.measure
-@pytest.mark.long
-def test_all_strategies_up_to_1024_ranks_take_seconds_of_one_core(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ["--model", "resnet50", "--input", "224x224x3", "--platform", "cpu-10gbit"]
-    before = squares_seconds()
-    start = time.process_time()
-    assert main([*arguments, "--ranks", "1-1024", "--global-batch", "1024"]) == 0
-    seconds = time.process_time() - start
-    assert seconds < 15 * max(before, squares_seconds(), 0.5) / 0.5
-
-
-def squares_seconds() -> float:
-    """Time of 10 million squares in Python: 0.5 s on cores of 4 to 5 GHz, twice that on others."""
-    start = time.process_time()
-    sum(i * i for i in range(10_000_000))
-    return time.process_time() - start
 
 
 def test_limits_are_those_of_the_strategies_that_are_tried(
@@ -174,9 +144,3 @@ def test_times_of_a_column_have_one_unit(capsys: pytest.CaptureFixture[str]) -> 
     units = {tuple(word for word in row if word in ("us", "ms", "s", "h")) for row in rows}
     assert len(rows) == 5
     assert len(units) == 1  # of the step, and of the epoch
-
-
-def test_a_lack_of_memory_is_told_in_terabytes(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "--ranks", "1", "--strategies", "data", "--global-batch-size", "20000000")
-    assert " TB of 64.0 GB" in out
-    assert "e+" not in out

@@ -4,6 +4,7 @@ import pytest
 
 from pydtnn.perfmodel.oracle import Oracle, best, find_limits
 from pydtnn.perfmodel.oracle.ranking import Variants
+from pydtnn.perfmodel.oracle.table import Limit
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.workload import Workload
@@ -32,8 +33,17 @@ def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector: Pr
     assert best(entries) is entries[0]
 
 
-def test_one_rank_is_fully_efficient(projector: Projector) -> None:
-    assert Oracle(projector).entry(on()).efficiency == pytest.approx(1)
+def test_an_entry_has_its_efficiency_and_node_hours_or_says_why_it_does_not_fit(
+    projector: Projector,
+) -> None:
+    oracle = Oracle(projector)
+    assert oracle.entry(on()).efficiency == pytest.approx(1)
+    entry = oracle.entry(on(data=4))
+    assert entry.projection is not None
+    assert entry.node_hours == pytest.approx(4 * entry.projection.epoch / 3600)
+    impossible = oracle.entry(on(data=1, spatial=64))
+    assert (impossible.projection, impossible.efficiency, impossible.node_hours) == (None, 0, 0)
+    assert "spatial=64" in impossible.reason
 
 
 def test_a_rank_with_too_little_memory_is_named(projector: Projector) -> None:
@@ -45,22 +55,10 @@ def test_a_rank_with_too_little_memory_is_named(projector: Projector) -> None:
     assert best([entry]) is None
 
 
-def test_a_strategy_that_does_not_fit_says_why(projector: Projector) -> None:
-    entry = Oracle(projector).entry(on(data=1, spatial=64))
-    assert entry.projection is None
-    assert "spatial=64" in entry.reason
-
-
 def test_weak_scaling_keeps_the_samples_of_a_rank(projector: Projector) -> None:
     oracle = Oracle(projector, per_rank=4)
     found = [oracle.entry(on(data=ranks)).projection for ranks in (1, 2, 8)]
     assert [one.work.samples_per_rank for one in found if one] == [4, 4, 4]
-
-
-def test_node_hours_count_hosts(projector: Projector) -> None:
-    entry = Oracle(projector).entry(on(data=4))
-    assert entry.projection is not None
-    assert entry.node_hours == pytest.approx(4 * entry.projection.epoch / 3600)
 
 
 def test_slow_links_make_messages_the_bottleneck(projector: Projector) -> None:
@@ -76,8 +74,11 @@ def test_limits_name_the_layer(projector: Projector) -> None:
     limits = {x.kind: x for x in find_limits(WORK, projector.backend)}
     assert limits["data"].ranks == 64
     assert (limits["filter"].ranks, limits["filter"].reason) == (10, "head.fc has 10 features")
-    assert limits["channel"].ranks == 16
-    assert limits["spatial"].ranks == 4
+    assert (limits["channel"].ranks, limits["spatial"].ranks) == (16, 4)
+    experts = Workload("moe_gpt_nano", (16,), batch=64)
+    assert Limit("expert", 4, "block0.moe.experts has 4 experts") in find_limits(
+        experts, projector.backend
+    )
 
 
 def test_rows_of_the_output_have_all_terms(projector: Projector) -> None:
@@ -98,13 +99,3 @@ def test_strategies_of_a_transformer_are_predicted_or_refused_in_one_sentence() 
     # nothing has maps or experts; the last layer's matrix is tied
     for name in ("spatial 4", "expert 4", "pipeline 4"):
         assert "\n" not in entries[name].reason != ""
-
-
-def test_experts_are_divided_among_at_most_as_many_ranks() -> None:
-    work = Workload("moe_gpt_nano", (16,), batch=64, samples=1000)
-    oracle = Oracle(Projector(work, Platform.load("cpu-1gbit"), PerFlop()))
-    limits = {limit.kind: limit for limit in find_limits(work, oracle.projector.backend)}
-    assert limits["expert"].reason == "block0.moe.experts has 4 experts"
-    for ranks in (2, 4, 8):
-        entry = oracle.entry(replace(work, axes={"data": 1, "expert": ranks}))
-        assert entry.possible is (ranks <= limits["expert"].ranks), entry.reason

@@ -73,11 +73,7 @@ def test_with_a_limit_of_memory_all_choices_that_nothing_beats_are_found(seed):
     )
     found = solve(case.units, case.options, memory_limit=limit, most=1000)
     assert [(s.seconds, s.memory) for s in found] == front
-
-
-def test_nothing_fits_into_no_memory():
-    units = [Unit("a", ())]
-    assert solve(units, lambda i, s: [Option("x", (), 0, 1.0, 2.0)], memory_limit=1.0) == []
+    assert solve(case.units, case.options, memory_limit=-1.0) == []
 
 
 def test_few_kept_choices_contain_the_fastest_and_the_smallest():

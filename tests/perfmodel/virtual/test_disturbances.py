@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from pydtnn.perfmodel.virtual import VirtualRun, run_virtual
 from pydtnn.perfmodel.virtual.disturbances import DISTRIBUTIONS, Disturbances, Jitter
 from pydtnn.train import main
 from pydtnn.utils import clock
-from pydtnn.utils.errors import RankError
 from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts, cluster
 from tests.perfmodel.virtual.test_run import train
@@ -36,14 +36,9 @@ def load(text: str, tmp_path: Path) -> Disturbances:
     return Disturbances.load(path)
 
 
-def disturbed(function: object, disturbances: Disturbances, hosts: str = "ab") -> VirtualRun:
-    network = cluster([*range(len(hosts))] if hosts == "ab" else hosts)  # type: ignore[arg-type]
-    return run_virtual(
-        function,  # type: ignore[arg-type]
-        network=network,
-        costs=UniformCosts(),
-        disturbances=disturbances,
-    )
+def disturbed(function: Any, disturbances: Disturbances) -> VirtualRun:
+    network = cluster([0, 1])  # type: ignore[arg-type]
+    return run_virtual(function, network=network, costs=UniformCosts(), disturbances=disturbances)
 
 
 def test_a_file_is_read(tmp_path):
@@ -58,13 +53,9 @@ def test_a_file_is_read(tmp_path):
     ("text", "told"),
     [
         ("stragglers: [{rank: 1}]", "expected an entry 'stragglers\\[0\\].factor', got none"),
-        ("stragglers: [{rank: -1, factor: 2}]", "rank must be at least 0, got -1"),
-        ("stragglers: [{rank: 1, factor: 0}]", "factor must be above 0, got 0"),
         ("stragglers: [{rank: 1, factor: 2, begin: 2 s, end: 2 s}]", "expected an end after the"),
         ("jitter: [{spread: 0.1, distribution: gamma}]", "'gamma'"),
-        ("failures: [{rank: 1, at: 3}]", "at"),
         ("delays: []", "'delays'"),
-        ("[", "expected a YAML file"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_sentence(text, told, tmp_path):
@@ -114,11 +105,6 @@ def test_a_link_is_slow_from_its_begin_to_its_end(tmp_path):
     text = "slow_links: [{host: 0, other: 1, factor: 2, begin: 500 ms, end: 700 ms}]"
     run = disturbed(send, load(text, tmp_path))
     assert run.results == pytest.approx([1.1, 1.1], rel=1e-3)  # half of 0.2 s is lost
-
-
-def test_a_rank_that_fails_ends_all_with_its_virtual_time(tmp_path):
-    with pytest.raises(RankError, match="^rank 1: failed at virtual time 0.1 s, as disturb.yaml"):
-        disturbed(train, load("failures: [{rank: 1, at: 100 ms}]", tmp_path))
 
 
 def test_a_failure_ends_the_command_with_one_line(tmp_path, capsys):

@@ -29,7 +29,7 @@ def workload(ranks: int, **options: object) -> Workload:
     return Workload("cnn", (12, 12, 1), 10, 4 * ranks, {"data": ranks}, **options)  # type: ignore[arg-type]
 
 
-@each("ranks", [2, 4, 8])
+@each("ranks", [2, 8])
 @each("allreduce", ["rule", "ring", "vendor"])
 def test_one_rank_for_all_takes_about_the_time_of_every_one(ranks, allreduce):
     work = workload(ranks, allreduce=allreduce)
@@ -50,42 +50,15 @@ def test_many_ranks_are_one_that_is_executed():
     assert timing.alike
     assert timing.seconds > time_steps(workload(2), PLATFORM, UniformCosts()).seconds
     assert 0 < timing.efficiency < 1
-
-
-def test_one_rank_has_the_efficiency_1():
-    assert time_steps(workload(1), PLATFORM, UniformCosts()).efficiency == pytest.approx(
-        1, rel=0.02
-    )
+    alone = time_steps(workload(1), PLATFORM, UniformCosts())
+    assert alone.efficiency == pytest.approx(1, rel=0.02)
 
 
 @each("options", [{"scheme": "gossip"}, {"compress": "topk"}, {"scheme": "hierarchical"}])
 def test_ranks_with_messages_of_their_own_are_executed(options):
     assert not time_steps(workload(4, **options), PLATFORM, UniformCosts(), steps=1).alike
-
-
-def test_too_many_ranks_that_differ_are_refused():
-    with pytest.raises(
-        ValueError, match="at most 1024 ranks, .* a message between two ranks, got 1025"
-    ):
-        time_steps(workload(1025, scheme="gossip"), PLATFORM, UniformCosts())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("axis", "ranks"),
-    [
-        *(("filter", 68), ("pipeline", 68)),
-        *(pytest.param(axis, 128, marks=pytest.mark.matrix) for axis in ("filter", "spatial")),
-    ],
-)
-def test_cut_networks_are_executed_on_more_than_64_ranks(axis, ranks):
-    seconds = []
-    for data in (4, ranks // 2):
-        work = Workload("cnn", (12, 12, 1), 10, 8 * data, {"data": data, axis: 2})
-        timing = time_steps(work, PLATFORM, UniformCosts(), steps=1)
-        assert not timing.alike
-        seconds.append(timing.seconds)
-    assert seconds[0] < seconds[1] < 10 * seconds[0]  # the sums of gradients have more rounds
+    with pytest.raises(ValueError, match="at most 1024 ranks"):
+        time_steps(workload(1025, **options), PLATFORM, UniformCosts())
 
 
 def test_ranks_are_executed_where_links_are_slow_for_a_time():

@@ -113,118 +113,82 @@ def test_values_of_a_journal_are_not_executed_by_the_terminal() -> None:
     assert file.getvalue() == "best \\x1b]0;title\\x07\n\\x9b2J\n"
 
 
-def screen(shown: str, width: int) -> list[str]:
-    """Return the lines of a terminal after some output."""
-    lines, row, column = [""], 0, 0
-    for part in re.findall(r"\x1b\[\d*[A-Z]|\r|\n|[^\x1b\r\n]", shown):
-        if part == "\n":
-            row += 1
-        elif part == "\r":
-            column = 0
-        elif part.endswith("A") and part != "A":
-            row -= int(part[2:-1])
-        elif part == "\x1b[J":
-            del lines[row:]
-        else:
-            row, column = (row + 1, 0) if column == width else (row, column)
-            lines += [""] * (row + 1 - len(lines))
-            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + 1 :]
-            column += 1
-        lines += [""] * (row + 1 - len(lines))
-    return lines
-
-
 class Terminal:
-    """A shell command in the foreground of a terminal of 24 lines."""
+    """A shell command in the foreground of a terminal of 24 lines of 40 characters."""
 
-    def __init__(self, command: str, folder: Path, width: int) -> None:
+    def __init__(self, command: str, folder: Path) -> None:
         settings = OPENMPI if is_openmpi() else MPICH
         environment = {**settings, **os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
         environment.pop("COLUMNS", None)
+        (folder / "f.py").write_text(FUNCTION)
+        (folder / "space.yaml").write_text(json.dumps({**SPACE, "function": "f.py:f"}))
         self.shown = ""
         self.process, self.file = pty.fork()
         if self.process == 0:
             os.chdir(folder)
-            self.resize(width, 1)
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
             os.execve("/bin/sh", ["sh", "-c", command], environment)
 
-    def resize(self, width: int, file: int | None = None) -> None:
-        size = struct.pack("HHHH", 24, width, 0, 0)
-        fcntl.ioctl(self.file if file is None else file, termios.TIOCSWINSZ, size)
-
-    def read(self, until: str = "") -> bool:
-        """Read until the output has a text, or to its end; return whether it has the text."""
+    def read(self, until: str = "") -> None:
+        """Read until the output has a text, or to its end."""
         with contextlib.suppress(OSError):  # the command has ended
             while not (until and until in self.shown):
                 part = os.read(self.file, 4096)
                 if not part:
                     break
                 self.shown += part.decode()
-        return until in self.shown
+        assert until in self.shown, self.shown
 
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a search of a function."""
-    (tmp_path / "f.py").write_text(FUNCTION)
-    (tmp_path / "space.yaml").write_text(json.dumps({**SPACE, "function": "f.py:f"}))
-    return tmp_path
-
-
 PYTHON = f"{sys.executable} -m pydtnn.search space.yaml"
 
 
-@pytest.mark.parametrize("width", [40, pytest.param(80, marks=pytest.mark.long)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(
-    ranks: int, width: int, folder: Path
+    ranks: int, tmp_path: Path
 ) -> None:
     if ranks > 1 and why_not():
         pytest.skip(why_not())
     command = PYTHON if ranks == 1 else f"{mpiexec()} -n {ranks} {PYTHON}"
-    terminal = Terminal(command, folder, width)
-    assert terminal.read("ranks used"), terminal.shown
-    terminal.resize(60)
+    terminal = Terminal(command, tmp_path)
     terminal.read()
     assert terminal.wait() == 0
-    tables = re.split("\r\x1b\\[\\d+A\x1b\\[J", terminal.shown)
+    _, *tables = re.split("\r\x1b\\[\\d+A\x1b\\[J", terminal.shown)
     row = re.compile(r"^ +\d +[01] +\d/4 .* \d\.\d s\r$", re.MULTILINE)
     assert max(len(row.findall(table)) for table in tables) == ranks
-    assert all(len(line) < width for line in tables[0].split("\r\n")[-4:])
-    kept = "\n".join(screen(terminal.shown, 1000))
-    assert re.findall(r"^(\d)/6  trial \d  x", kept, re.MULTILINE) == [*"123456"]
-    assert "ranks used" not in kept
-    assert "page: runs/space/search.html\nbest: val_accuracy" in kept
+    assert all(len(line) < 40 for line in tables[0].split("\r\n")[-4:])
+    assert "ranks used" in tables[0]
+    assert "ranks used" not in tables[-1]
+    lines = re.findall(r"(\d)/6  trial \d  x", terminal.shown)
+    assert lines == [*"123456"]
+    assert "page: runs/space/search.html\r\nbest: val_accuracy" in tables[-1]
 
 
-def test_a_search_goes_on_after_its_terminal_was_closed(folder: Path) -> None:
-    terminal = Terminal(f"trap '' HUP; {PYTHON} --export=best.yaml", folder, 80)
-    assert terminal.read("ranks used"), terminal.shown
+@pytest.mark.parametrize("end", ["closed", "Ctrl-C"])
+def test_a_search_ends_with_ctrl_c_and_goes_on_after_its_terminal_was_closed(
+    end: str, tmp_path: Path
+) -> None:
+    terminal = Terminal(f"trap '' HUP; {PYTHON} --export=best.yaml", tmp_path)
+    terminal.read("ranks used")
+    if end == "Ctrl-C":
+        os.write(terminal.file, b"\x03")
+        terminal.read()
+        assert terminal.wait() == -signal.SIGINT
+        assert "interrupted (Ctrl-C)" in terminal.shown
+        return
     os.close(terminal.file)
     terminal.wait()
-    study = SharedStudy(folder / "runs/space", make_space(**SPACE, function="f.py:f")).study
+    study = SharedStudy(tmp_path / "runs/space", make_space(**SPACE, function="f.py:f")).study
     assert [one.state.name for one in study.trials] == ["COMPLETE"] * 6
-    assert "x: " in (folder / "best.yaml").read_text()
-    assert (folder / "runs/space/search.html").exists()
+    assert "x: " in (tmp_path / "best.yaml").read_text()
 
 
-def test_ctrl_c_ends_a_search_with_its_table(folder: Path) -> None:
-    terminal = Terminal(PYTHON, folder, 80)
-    assert terminal.read("ranks used"), terminal.shown
-    os.write(terminal.file, b"\x03")
-    terminal.read()
-    assert terminal.wait() == -signal.SIGINT
-    assert "interrupted (Ctrl-C)" in terminal.shown
-    assert "ranks used" not in "\n".join(screen(terminal.shown, 80))
-
-
-def test_a_terminal_that_cannot_move_its_cursor_shows_lines(folder: Path) -> None:
-    terminal = Terminal(f"TERM=dumb {PYTHON}", folder, 80)
+def test_a_terminal_that_cannot_move_its_cursor_shows_lines(tmp_path: Path) -> None:
+    terminal = Terminal(f"TERM=dumb {PYTHON}", tmp_path)
     terminal.read()
     assert terminal.wait() == 0
-    assert "ranks used" not in terminal.shown
     assert "\x1b" not in terminal.shown
     assert len(re.findall(r"^\d/6  trial", terminal.shown, re.MULTILINE)) == 6

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.each import each
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,38 +35,25 @@ def spaces() -> list[str]:
     return [name for name in names.split() if name.startswith(f"pydtnn-{os.getpid()}-")]
 
 
-@each(
-    ("rate", "expected"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5Gbit", 2.5e9), ("800kbit", 8e5)]
-)
-def test_rates_are_read_as_tc_writes_them(rate, expected):
-    from benchmarks.comm.cluster_hosts import bits_per_second
+def test_rates_are_read_as_tc_writes_them_and_others_refused_in_a_sentence():
+    from benchmarks.comm.cluster_hosts import Hosts, bits_per_second
 
-    assert bits_per_second(rate) == pytest.approx(expected)
-
-
-@each("rate", ["", "fast", "0gbit", "1 gbit", "1gbyte", "-1mbit"])
-def test_other_rates_are_refused_in_a_sentence(rate):
-    from benchmarks.comm.cluster_hosts import Hosts
-
-    with pytest.raises(ValueError, match="expected a rate such as 1gbit"):
-        Hosts(2, rate)
+    assert bits_per_second("2.5Gbit") == pytest.approx(2.5e9)
+    assert bits_per_second("800kbit") == pytest.approx(8e5)
+    for rate in ("fast", "0gbit", "1 gbit", "1gbyte", "-1mbit"):
+        with pytest.raises(ValueError, match="expected a rate such as 1gbit"):
+            Hosts(2, rate)
 
 
-def test_only_root_can_make_hosts(monkeypatch):
+def test_what_is_missing_to_make_hosts_is_named(monkeypatch):
+    from benchmarks.comm.cluster_hosts import why_no_hosts
     from benchmarks.comm.cluster_launch import why_not
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert why_not() == "network namespaces can be made by root only"
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    from benchmarks.comm import cluster_hosts as cluster_hosts
-
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(
-        cluster_hosts.shutil, "which", lambda name: None if name == "tc" else f"/sbin/{name}"
-    )
-    assert "no tc (" in cluster_hosts.why_no_hosts()
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "tc" else f"/sbin/{name}")
+    assert "no tc (" in why_no_hosts()
 
 
 def test_hosts_are_linked_and_vanish(hosts):
@@ -122,16 +107,8 @@ def test_commands_run_on_all_ranks_until_they_end_or_are_interrupted(hosts, numb
 
     if reason := why_not():
         pytest.skip(reason)
-    program = [
-        sys.executable,
-        "-m",
-        "benchmarks.comm.cluster",
-        "--hosts",
-        "2",
-        "--ranks",
-        "1",
-        "--",
-    ]
+    cluster = "-m benchmarks.comm.cluster --hosts 2 --ranks 1 --"
+    program = [sys.executable, *cluster.split()]
     done = subprocess.run([*program, "hostname"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert {name.rpartition("-")[2] for name in done.stdout.split()} == {"host0", "host1"}
@@ -161,8 +138,14 @@ def test_the_place_of_ssh_is_taken_by_a_script_that_knows_every_host(tmp_path):
     assert "no host has the address 10.9.9.9" in done.stderr
 
 
-def test_the_output_of_allreduce_is_read():
-    from benchmarks.comm.cluster_table import read_allreduces
+def test_what_the_programs_print_is_read():
+    from benchmarks.comm.cluster_table import (
+        EPOCHS,
+        STEPS,
+        read_allreduces,
+        read_share,
+        read_training,
+    )
 
     text = (
         "     bytes algorithm            median us    min us / vendor  predicted / median\n"
@@ -170,22 +153,11 @@ def test_the_output_of_allreduce_is_read():
         "   2600000 ring                   32330.0   32220.0     1.52    31920.0     0.99\n"
     )
     assert dict(read_allreduces(text)) == {"vendor": (0.04532, None), "ring": (0.03233, 0.03192)}
-
-
-def test_the_share_that_the_default_has_of_the_fastest_is_read():
-    from benchmarks.comm.cluster_table import read_share
-
     text = (
-        "the default and the fastest, again:\n"
         "default                         95.21     12\n"
         "default, 4 buckets: 0.987 of the speed of hierarchical 128 KiB\n"
     )
     assert read_share(text) == 0.987
-
-
-def test_the_report_of_a_training_run_is_read():
-    from benchmarks.comm.cluster_table import EPOCHS, STEPS, read_training
-
     text = (
         "epoch 2/2  loss 2.0  lr 0.01  118 samples/s  4.4 s\n"
         "samples/s               119\n"
@@ -193,5 +165,4 @@ def test_the_report_of_a_training_run_is_read():
         "time in communication  6.0 s not overlapped with computation\n"
         "exchanged per rank     33.6 MB\n"
     )
-    expected = (119, 0.6, 33.6 / (STEPS * EPOCHS))
-    assert read_training(text) == pytest.approx(expected)
+    assert read_training(text) == pytest.approx((119, 0.6, 33.6 / (STEPS * EPOCHS)))

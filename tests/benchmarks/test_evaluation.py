@@ -16,7 +16,6 @@ from benchmarks.comm.cluster_launch import why_not
 from benchmarks.common.pages import median
 from benchmarks.evaluation import mahon, statistics
 from benchmarks.evaluation.__main__ import PLANS, main
-from benchmarks.evaluation.frameworks import FRAMEWORKS
 from benchmarks.evaluation.networks import NETWORKS, parameters, walk, weights
 from benchmarks.evaluation.observations import time_to
 from benchmarks.evaluation.plan import Plan
@@ -56,11 +55,8 @@ def test_the_shipped_plan_has_what_the_protocol_asks_for() -> None:
     assert [*plan.cells()] == cells
     changes = sum(one[2:] != other[2:] for one, other in pairwise(blocks[0]))
     assert changes == len(plan.networks) * len(plan.ranks) - 1  # compared runs follow each other
-
-
-def test_adapters_are_short() -> None:
-    for framework in FRAMEWORKS.values():
-        assert 0 < framework.lines() <= 120
+    for path in PLANS.glob("*.yaml"):
+        assert bool(Plan.load(path).link) == ("cluster" in path.name)
 
 
 @each(
@@ -68,11 +64,8 @@ def test_adapters_are_short() -> None:
     [
         (("[pydtnn]", "[pydtn]"), "unknown framework 'pydtn'; did you mean 'pydtnn'"),
         (("[mlp]", "[]"), "networks: expected a list"),
-        (("ranks: [1]", "ranks: [0]"), "ranks: expected a whole number from 1, got 0"),
         (("steps: 3", "stpes: 3"), "did you mean 'steps'"),
         (("steps: 3", "steps: many"), "steps: expected a whole number from 1, got 'many'"),
-        (("steps: 3", "steps: {mlp: 0}"), "steps mlp: expected a whole number from 1, got 0"),
-        (("steps: 3", "steps: {vgg11: 3}"), "steps: expected a number, or one for each network"),
         ((SMALL, "1"), "expected entries"),
         (("batch: 4", "batch: 4\nepochs: 2"), "expected both `data` and `epochs`"),
         (
@@ -94,18 +87,6 @@ def test_a_bad_plan_is_refused_in_one_sentence(
     assert words in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_framework_without_its_python_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    plan = write(tmp_path / "plan.yaml", SMALL.replace("[pydtnn]", "[pydtnn, pydtnn_uji]"))
-    out = tmp_path / "out"
-    arguments = ["run", str(plan), "--output", str(out), "--environments", str(tmp_path / "env")]
-    assert main([*arguments, "--install"]) == 1
-    assert "pydtnn_uji: expected python3.13, got none" in capsys.readouterr().err
-    assert not out.exists()
 
 
 def test_nothing_is_downloaded_unless_it_is_asked_for(
@@ -171,27 +152,6 @@ def test_cells_that_vary_much_do_not_hide_what_others_show() -> None:
     assert found >= 2 * sum(statistics.compare(*one).significant for one in alike)
 
 
-def test_equal_programs_are_called_different_as_often_as_p_says() -> None:
-    rng = np.random.default_rng(5)
-    p = np.array([statistics.compare_cells(cells(rng, 1.0)).p for _ in range(1000)])
-    assert 0.07 < np.mean(p < 0.1) < 0.13
-    assert np.mean(p < 0.01) <= 0.02
-    assert statistics.compare_cells([([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * 2).p == 1
-
-
-def test_a_comparison_with_itself_finds_nothing() -> None:
-    found = statistics.compare([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-    assert found.ratio == (1.0, 1.0, 1.0)
-    assert not found.significant
-
-
-def test_intervals_cover_the_value_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(1)
-    found = [statistics.mean(rng.normal(size=6)) for _ in range(1000)]
-    inside = sum(one.low <= 0 <= one.high for one in found)
-    assert 930 <= inside <= 970
-
-
 def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_test() -> None:
     assert median([3.0]).text() == statistics.mean([3.0]).text() == "3"
     assert median([3.0, 4.0]).text() == statistics.mean([3.0, 4.0]).text() == "3.5"
@@ -201,6 +161,10 @@ def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_tes
     assert not few.significant
     assert statistics.compare([31.92] * 5, [1.0] * 5).p == 2 / 2**5
     assert statistics.threshold([1.0, 1.1], [1.0, 1.0], 10) == np.inf
+    assert statistics.compare([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).ratio == (1.0, 1.0, 1.0)
+    assert statistics.compare_cells([([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * 2).p == 1
+    values = statistics.mean(np.arange(5.0))
+    assert values.high - values.value == pytest.approx(stats.t.ppf(0.975, 4) * np.sqrt(2.5 / 5))
 
 
 def test_a_p_is_the_share_of_all_choices_of_signs() -> None:
@@ -216,12 +180,9 @@ def equal(rng: np.random.Generator, experiments: int, pairs: int) -> statistics.
     return statistics.compare_cells([(first, second) for first, second in drawn])
 
 
-@pytest.mark.parametrize("draws", [20, pytest.param(1000, marks=pytest.mark.matrix)])
-def test_equal_programs_are_called_different_at_the_nominal_rate_in_100_designs(
-    draws: int,
-) -> None:
-    rng, p = np.random.default_rng(6), []
-    for experiments, pairs in product(range(1, 11), repeat=2):
+def test_equal_programs_are_called_different_at_the_nominal_rate_in_25_designs() -> None:
+    rng, p, draws = np.random.default_rng(6), [], 20
+    for experiments, pairs in product((1, 2, 4, 7, 10), repeat=2):
         own = np.array([equal(rng, experiments, pairs).p for _ in range(draws)])
         assert np.isnan(own).all() == (experiments * pairs < statistics.MIN_PAIRS)
         # of so many draws, more are called different with a probability below 1e-6
@@ -243,61 +204,36 @@ def test_variation_is_that_of_jains_example() -> None:
     for name, effect in effects.items():
         assert shares[name] == pytest.approx(12 * effect**2 / total)
     assert shares["error"] == pytest.approx(102 / total)
-
-
-def test_variation_of_three_factors_adds_up() -> None:
-    rng = np.random.default_rng(2)
-    cells = {cell: rng.normal(size=4) for cell in product("ab", "cde", "fg")}
-    shares = statistics.variation(cells, ("x", "y", "z"))
-    assert len(shares) == 8
-    assert sum(shares.values()) == pytest.approx(1)
-    within = sum(((values - values.mean()) ** 2).sum() for values in cells.values())
-    every = np.concatenate([*cells.values()])
-    assert shares["error"] == pytest.approx(within / ((every - every.mean()) ** 2).sum())
+    del observed["+", "+"]
     with pytest.raises(ValueError, match="every combination"):
-        statistics.variation(dict.fromkeys(cells, ()), ("x", "y", "z"))
-    del cells["a", "c", "f"]
-    with pytest.raises(ValueError, match="every combination"):
-        statistics.variation(cells, ("x", "y", "z"))
+        statistics.variation(observed, ("memory", "cache"))
 
 
-def test_efficiency_is_that_of_the_share_of_a_core(tmp_path: Path) -> None:
-    text = SMALL.replace("[1]", "[1, 4]").replace("repetitions: 2", "repetitions: 1")
-    plan = Plan.load(write(tmp_path / "plan.yaml", text))
+@each(("strong", "sharing", "second"), [(False, 2, 2.5), (True, 1, 0.625)])
+def test_efficiency_is_that_of_the_share_of_a_core_and_of_a_divided_batch(
+    strong: bool, sharing: int, second: float
+) -> None:
+    plan = Plan(("pydtnn",), ("mlp",), (1, 4 // 2 * sharing), batch=32, strong=strong)
+    assert plan.batch_of(2) == (16 if strong else 32)
     runs = [
         {"framework": "pydtnn", "network": "mlp", "repetition": 0, "ranks": ranks}
-        | {"sharing": sharing, "times": [9.0, *[step] * 3]}
-        for ranks, sharing, step in ((1, 1, 1.0), (4, 2, 2.5))
+        | {"sharing": own, "times": [step] * 9}
+        for ranks, own, step in zip(plan.ranks, (1, sharing), (1.0, second), strict=True)
     ]
     title, _, rows = scaling(plan, runs)
-    assert "up to 2 ranks share a core" in title
-    assert rows == [["mlp", "pydtnn", "100", "80"]]
+    assert ("Strong scaling" if strong else "up to 2 ranks share a core") in title
+    assert rows[0][3].startswith("80")
 
 
 # -- predictions ----------------------------------------------------------------------------------
 
 
-def test_predictions_for_12_devices_are_printed_beside_what_was_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    mahon.main()
-    lines = capsys.readouterr().out.splitlines()
-    found = [*mahon.predictions()]
-    assert lines[2 + len(found) :] == ["", *mahon.table(found)]
-    assert "10.11" in lines[0]
-    for one in found:
-        assert 1 < one.times < mahon.DEVICES
-        shared = one.all + one.missing
-        assert one.work * one.one / shared == pytest.approx(mahon.MEASURED)
-    for fast, slow in zip(found, found[2:], strict=False):
-        if fast.overlap and not slow.overlap:
-            assert fast.one == slow.one
-            assert fast.all < slow.all
-
-
 def test_the_page_has_the_predictions_that_are_printed() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
     found = [*mahon.predictions()]
+    for one in found:
+        assert 1 < one.times < mahon.DEVICES
+        assert one.work * one.one / (one.all + one.missing) == pytest.approx(mahon.MEASURED)
     assert "\n".join(mahon.table(found)) in page
     weak, strong = ([one for one in found if one.scaling == kind] for kind in ("weak", "strong"))
     times = [one.times for one in weak]
@@ -308,13 +244,6 @@ def test_the_page_has_the_predictions_that_are_printed() -> None:
         f"even 512 samples give at most {max(one.times for one in strong):.1f}",
     ):
         assert text in words
-
-
-def test_all_plans_that_are_shipped_can_be_loaded() -> None:
-    for path in PLANS.glob("*.yaml"):
-        plan = Plan.load(path)
-        assert [*plan.cells()], path
-        assert bool(plan.link) == ("cluster" in path.name)
 
 
 # -- traces ---------------------------------------------------------------------------------------
@@ -489,16 +418,3 @@ def test_epochs_have_an_accuracy_and_a_planted_slow_down_is_timed(tmp_path: Path
     rows = (out / "observations.csv").read_text().splitlines()
     assert sum(",accuracy," in row for row in rows) == 12
     assert sum(",time to accuracy," in row for row in rows) == 4
-
-
-def test_strong_scaling_divides_the_batch() -> None:
-    plan = Plan(("pydtnn",), ("mlp",), (1, 2), batch=32, strong=True)
-    assert [plan.batch_of(ranks) for ranks in plan.ranks] == [32, 16]
-    runs = [
-        {"framework": "pydtnn", "network": "mlp", "ranks": ranks, "repetition": 0, "sharing": 1}
-        | {"times": [seconds] * 6}
-        for ranks, seconds in ((1, 1.0), (2, 0.625))
-    ]
-    title, _, rows = scaling(plan, runs)
-    assert title == "Strong scaling: efficiency in % of 1 rank"
-    assert rows[0][3].startswith("80")

@@ -46,7 +46,7 @@ def asked(turns):
 
 
 @simulated
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each("dtype", ["float32", "bfloat16"])
 def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
     from benchmarks.gpu.work import WORK, Ours
 
@@ -59,16 +59,6 @@ def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
     assert side.trainer.step == 8
     assert side.note == "one CUDA graph"
     assert side.memory() > 0
-
-
-def test_our_side_runs_on_a_cpu_to_try_it_out():
-    from benchmarks.gpu.work import WORK, Ours
-
-    side = Ours(WORK["mlp-8"], "float32", "cpu")
-    ask, said = asked([2, 0])
-    side.turns(ask)
-    assert len(said) == 2
-    assert side.memory() == 0
 
 
 def test_images_are_repeated_but_the_epoch_is_long():
@@ -179,30 +169,12 @@ def test_a_peer_that_fails_leaves_the_others(table, capsys):
     assert "compiled: no compiler" in capsys.readouterr().out
 
 
-def test_without_us_there_is_no_ratio(table):
-    _, rows = table({"ours": StandIn(1, "broke"), "eager": StandIn(1)}, ["resnet44-128:float32"])
-    assert rows["resnet44-128 float32"]["ratio"] == {}
-
-
 def test_rows_for_which_there_is_no_time_are_left_out(table, capsys):
     sides = {"ours": StandIn(0.01), "eager": StandIn(0.03)}
     complete, rows = table(sides, ["resnet44-64:float32"], seconds=-1.0)
     assert not complete
     assert rows == {}
     assert "no time was left for resnet44-64:float32" in capsys.readouterr().out
-
-
-def test_rows_that_are_known_are_kept(table):
-    from benchmarks.gpu.step_time import complete
-
-    done = {"resnet44-64 float32": {"failed": {}, "ratio": {"eager": 2.0}}}
-    sides = {"ours": StandIn(0.01), "eager": StandIn(0.03)}
-    _, rows = table(sides, ["resnet44-128:float32"], done=done)
-    assert set(rows) == {"resnet44-64 float32", "resnet44-128 float32"}
-    assert complete(done["resnet44-64 float32"], ["eager"])
-    assert not complete(done["resnet44-64 float32"], ["eager", "compiled"])
-    assert not complete(done["resnet44-64 float32"] | {"failed": {"eager": "?"}}, ["eager"])
-    assert not complete(None, [])
 
 
 # -- kernels
@@ -309,25 +281,6 @@ def test_kernels_for_which_there_is_no_time_are_not_complete(kernels, capsys):
     assert "no time was left" in capsys.readouterr().out
 
 
-@simulated
-def test_what_cannot_be_captured_is_timed_with_its_launches(gpu):
-    from benchmarks.gpu.timing import OursReplay
-    from benchmarks.gpu.work import create_backend
-
-    backend = create_backend("cuda")
-    x = backend.zeros((4,), "float32")
-    replay = OursReplay(backend, lambda: float(x.sum()), 2)
-    assert not replay.captured
-    assert replay.seconds() >= 0
-
-
-@each("dtype", ["float64", "float32", "bfloat16"])
-def test_large_tensors_have_256_megabytes_in_every_type(dtype):
-    from benchmarks.gpu.kernels import shape_of
-
-    assert math.prod(shape_of("cold", dtype)) * np.dtype(dtype).itemsize == 2**28
-
-
 # -- accuracy
 
 
@@ -351,17 +304,6 @@ def test_as_many_epochs_are_trained_as_fit():
     assert epochs_that_fit(30 + 10 * 391 * 0.01 * 1.15 + 1, 391, sides, rates) == 10
     assert epochs_that_fit(1e6, 391, sides, rates) == MOST_EPOCHS
     assert epochs_that_fit(10, 391, sides, {}) == 3
-
-
-def test_measured_rates_are_read_where_there_are_some(tmp_path):
-    from benchmarks.gpu.cifar import measured_rates
-
-    path = tmp_path / "steps.json"
-    assert measured_rates(None, "float32") == {}
-    assert measured_rates(path, "float32") == {}
-    path.write_text(json.dumps({"resnet44-128 float32": {"images/s": {"ours": 64000.0}}}))
-    assert measured_rates(path, "float32") == {"ours": 0.002}
-    assert measured_rates(path, "bfloat16") == {}
 
 
 def test_a_side_that_fails_or_is_late_leaves_what_the_others_found(tmp_path, capsys):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-c")
 
@@ -60,57 +62,36 @@ def test_parts_run_to_their_end_and_each_end_is_told(tmp_path):
 
 def test_a_part_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path):
     from benchmarks.common.processes import lives
+    from tests.gpu_check.parts import run as run_parts
 
     child = tmp_path / "child"
     code = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
         "                         start_new_session=True)\n"
-        f"open({str(child)!r}, 'w').write(str(child.pid))\n"
         "print('begun', flush=True)\n"
+        f"open({str(child)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    hanging, other = part("hanging", code, limit=5), part("other")
-    run([hanging, other], tmp_path)
+    waits = f"while not open({str(child)!r}, 'a+').tell(): pass"
+    hanging, other = part("hanging", code, limit=600), part("other", waits, limit=600)
+    over = time.monotonic() + 600
+    run_parts([hanging, other], tmp_path, over, lambda: setattr(hanging, "limit", 0.0))
     assert hanging.state.startswith("ended after")
     assert hanging.tail(1) == ["begun"]
     assert other.state == "done"
     assert not lives(int(child.read_text()))
 
 
-def test_a_part_that_asks_to_live_on_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.common.processes.GRACE", 0.5)
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
-    stubborn = part("stubborn", code + "time.sleep(600)", limit=1.5)
-    run([stubborn], tmp_path)
-    assert stubborn.state.startswith("ended after")
-    assert stubborn.process.poll() is not None
-
-
-def test_what_cannot_be_started_says_so(tmp_path):
+def test_what_cannot_be_started_says_so_and_late_parts_are_left_out(tmp_path):
     from tests.gpu_check.parts import Part
 
-    missing = Part("missing", (str(tmp_path / "nothing"),), 1, 1)
-    run([missing], tmp_path)
+    missing = Part("missing", (str(tmp_path / "nothing"),), 1, 1, alone=True)
+    late = part("late", expected=600, alone=True)
+    run([missing, late], tmp_path, seconds=100)
     assert missing.state.startswith("not started: ")
     assert "nothing" in missing.state
-
-
-def test_later_parts_are_left_out_when_the_time_is_over(tmp_path):
-    parts = [part("first", expected=30, alone=True), part("second", expected=60, alone=True)]
-    run(parts, tmp_path, seconds=32)
-    assert parts[0].state == "done"
-    assert parts[1].state.startswith("not started: it takes about 60 s, ")
-
-
-def test_side_by_side_parts_leave_their_time_to_those_that_are_alone(tmp_path):
-    hanging = part("hanging", "import time; time.sleep(600)", limit=600)
-    alone = part("alone", expected=27, alone=True)
-    start = time.monotonic()
-    run([hanging, alone], tmp_path, seconds=29)
-    assert time.monotonic() - start < 29
-    assert hanging.state.startswith("ended after")
-    assert alone.state == "done"
+    assert late.state.startswith("not started: it takes about 600 s, ")
 
 
 def test_an_interrupt_ends_what_runs_and_is_told(tmp_path):
@@ -136,17 +117,15 @@ PASSED = "tests/test_a.py::test_x[cuda-float32] PASSED [ 50%]\ntests/test_a.py::
 SUMMARY = "========= ERROR SUMMARY: {} errors\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("output", "status", "tool", "state", "told"),
     [
         (PASSED, 0, None, "passed", ""),
         (PASSED + "tests/test_a.py::test_z[a b] FAILED [100%]\n", 1, None, "failed", "test_z[a b]"),
-        (PASSED + "tests/test_a.py::test_z ERROR\n", 1, None, "failed", "ERROR tests/test_a.py"),
         (PASSED + "Fatal Python error: Segmentation fault", -11, None, "failed", "Segmentation"),
         (PASSED + "tests/test_a.py::test_z ", None, None, "not done", "ended in tests/test_a.py::"),
         ("", None, None, "not done", "before its first test"),
         ("tests/t.py::test_x SKIPPED (no)\nSKIPPED [1] t.py:1: no GPU", 0, None, "empty", "no GPU"),
-        ("collected 0 items", 5, None, "empty", ""),
         (PASSED + SUMMARY.format(0), 0, "memcheck", "passed", ""),
         (PASSED + SUMMARY.format(2), 9, "memcheck", "failed", "memcheck: 2 errors"),
         (PASSED, 0, "memcheck", "failed", "status 0"),
@@ -169,20 +148,6 @@ def test_the_output_of_pytest_and_of_a_sanitizer_is_judged(output, status, tool,
     assert told in " ".join(result.told)
     if output.startswith(PASSED):
         assert (result.passed, result.on_gpu) == (2, 1)
-
-
-def test_only_files_with_tests_on_a_gpu_are_chosen(monkeypatch):
-    from tests.gpu_check import suite
-
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/layers/test_linear.py"]
-        + ["tests/kernels/cuda/test_on_gpu.py", "tests/utils", "tests/comm/test_nccl.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    monkeypatch.setattr("tests.gpu_check.suite.subprocess.run", lambda *a, **k: done)
-    assert suite.on_gpu() == ["tests/kernels/cuda/test_on_gpu.py", "tests/layers/test_linear.py"]
 
 
 def test_files_are_tested_side_by_side_and_what_happened_to_each_is_written(tmp_path):
@@ -218,15 +183,6 @@ def test_files_that_take_too_long_are_ended_and_late_ones_left_out(tmp_path):
     assert suite.results[str(slow)].told[0].startswith("ended ")
     suite.deadline = time.monotonic()
     assert suite.one(str(slow)).told == ["no time was left"]
-
-
-def test_files_that_use_a_gpu_come_first_and_named_tests_stay():
-    from tests.gpu_check.suite import test_files
-
-    files = test_files(["tests/kernels", "tests/comm/test_nccl.py::TestOneGpu"])
-    assert files[0] == "tests/comm/test_nccl.py::TestOneGpu"
-    assert "cuda" in files[1]
-    assert set(files[1:]) >= {"tests/kernels/test_norm.py", "tests/kernels/cuda/test_on_gpu.py"}
 
 
 # -- the whole
@@ -287,17 +243,6 @@ def test_the_report_has_a_line_for_every_promise_and_says_what_did_not_run(
     assert "test suite, cuda backend" in capsys.readouterr().out
 
 
-def test_a_second_call_adds_to_the_first(stand_ins, tmp_path):
-    out = tmp_path / "out"
-    first = [part("tests", writes(out / "tests.json", {"a.py": FILE}))]
-    assert "| **PASS** |" in stand_ins(first)[1]
-    second = [part("nccl", writes(out / "nccl.json", {"a.py": FILE}))]
-    assert stand_ins(second, "--only", "nccl")[1].count("| **PASS** |") == 2
-    assert (
-        stand_ins([part("tests")])[1].count("| **PASS** |") == 1
-    )  # its result was of another call
-
-
 def test_few_files_are_brought_home_whatever_happens(stand_ins, tmp_path):
     out, home = tmp_path / "out", tmp_path / "home"
     table = f"open({str(out / 'gpu_kernels.txt')!r}, 'w').write('a table')"
@@ -315,60 +260,47 @@ def test_few_files_are_brought_home_whatever_happens(stand_ins, tmp_path):
         assert {"tests.json", "logs/tests.log", "logs/setup.log"} <= set(archive.getnames())
 
 
-def test_without_an_environment_nothing_is_started(stand_ins):
-    parts = [part("first"), part("tests")]
-    status, report = stand_ins(parts, setup="raise SystemExit('gcc: not found')")
-    assert "| first | 0 s |  | not started" in report
+@each(
+    ("failing", "reason"),
+    [
+        ("setup", "the environment could not be set up (status 1)"),
+        ("probe", "Unavailable: no driver"),
+    ],
+)
+def test_without_an_environment_or_a_gpu_no_tests_are_started(stand_ins, failing, reason):
+    parts = [part("first", "print('looked')"), part("tests")]
+    code = "raise SystemExit('Unavailable: no driver')"
+    status, report = stand_ins(parts, **{failing: code})
     assert status == 1
-    assert "gcc: not found" in report
-    assert "not started: the environment could not be set up (status 1)" in report
+    assert ("looked" in report) == (failing == "probe")  # into what is wrong with the GPU
+    assert f"not started: {reason}" in report
+    assert "no driver" in report
 
 
-def test_without_a_gpu_one_part_looks_into_it_and_each_of_the_others_tells_the_reason(stand_ins):
-    parts = [part("first", "print('no libcuda')"), part("tests")]
-    status, report = stand_ins(parts, probe="raise SystemExit('Unavailable: no driver')")
-    assert status == 1
-    assert "no libcuda" in report
-    assert "| tests | 0 s |  | not started: Unavailable: no driver |" in report
-
-
-def test_the_plan_fits_into_the_budget_and_every_command_is_understood(tmp_path):
+def test_the_plan_fits_into_the_budget_and_every_command_is_understood(tmp_path, capsys):
     from tests.gpu_check import check as gpu_check
+    from tests.gpu_check.promises import PROMISES
 
     parts = gpu_check.parts(Path("python"), tmp_path, tmp_path, 570)
     alone = sum(one.expected for one in parts if one.alone)
     together = max(one.expected for one in parts if not one.alone)
+    assert gpu_check.main(["--list"]) == 0
+    assert "cifar" in capsys.readouterr().out
     setup = gpu_check.setup_part(tmp_path, None)
     assert setup.expected + together + alone <= 570
     for one in parts:
         dash, module, *options = one.command[1:]
         assert dash == "-m"
         importlib.import_module(module).arguments().parse_args(options)
-
-
-def test_the_tests_that_are_named_exist(tmp_path):
-    from tests.gpu_check import check as gpu_check
-
-    parts = gpu_check.parts(Path("python"), tmp_path, None, 570)
-    named = [word for one in parts for word in one.command if word.startswith("tests/")]
-    assert any("::" in word for word in named)
-    for word in named:
-        file, _, name = word.partition("::")
-        assert (ROOT / file).exists()
-        if name:
+        for word in (word for word in options if word.startswith("tests/")):
+            file, _, name = word.partition("::")
             module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-            assert hasattr(module, name)
-
-
-def test_promises_name_parts_that_there_are(tmp_path):
-    from tests.gpu_check import check as gpu_check
-    from tests.gpu_check.promises import PROMISES
-
-    names = {one.name for one in gpu_check.parts(Path("python"), tmp_path, None, 570)}
+            assert not name or hasattr(module, name)
+    names = {one.name for one in parts}
     assert {name for promise in PROMISES for name in promise.parts} <= names
 
 
-@pytest.mark.parametrize("options", [["--only", "nothing"], []])
+@each("options", [["--only", "nothing"], []])
 def test_mistakes_in_the_command_are_told(options, capsys):
     from tests.gpu_check import check as gpu_check
 
@@ -377,20 +309,6 @@ def test_mistakes_in_the_command_are_told(options, capsys):
     assert "no part nothing; there are first, tests, " in (told := capsys.readouterr().err) or (
         "--out is needed" in told
     )
-
-
-def test_the_plan_can_be_read_without_running_it(capsys):
-    from tests.gpu_check import check as gpu_check
-
-    assert gpu_check.main(["--list"]) == 0
-    assert "cifar" in capsys.readouterr().out
-
-
-def test_the_wheels_to_bring_are_named_as_pip_reads_them():
-    lines = (ROOT / "tests/gpu_check/wheels.txt").read_text().splitlines()
-    names = {line.split()[0] for line in lines if line and not line.startswith("#")}
-    assert {"mpich", "mpi4py"} <= names
-    assert not {name for name in names if name.startswith(("nvidia", "cupy", "torch"))}
 
 
 def test_the_check_needs_nothing_but_python_before_its_environment_is_there(tmp_path):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.each import each
 from tests.simulated.backend import installed, why_not
 from tests.simulated.cupy import SimulatedCupy
 
@@ -62,14 +63,11 @@ SAID = {
 
 
 @simulated
-@pytest.mark.parametrize("name", SAID)
+@each("name", SAID)
 def test_each_check_says_what_it_saw(first, gpu, capsys, name):
+    assert set(first.CHECKS) == set(SAID)
     assert first.main([name, *SMALL]) == 0
     assert SAID[name] in capsys.readouterr().out
-
-
-def test_there_are_no_other_checks(first):
-    assert set(first.CHECKS) == set(SAID)
 
 
 @simulated
@@ -82,17 +80,6 @@ def test_what_is_computed_wrongly_is_told_and_the_rest_goes_on(first, gpu, monke
     assert "winograd WRONG (winograd: error " in lines[0]
     assert "WRONG" not in lines[3]
     assert lines[-1].startswith("FAILED: Wrong: forward float32 graph, ")
-
-
-@simulated
-def test_one_type_that_fails_does_not_hide_the_others(first, gpu, monkeypatch, capsys):
-    from tests.gpu_check import first_checks as gpu_first_checks
-
-    monkeypatch.setitem(gpu_first_checks.ERROR, "float64", -1.0)
-    assert first.main(["kernels", *SMALL]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["float32", "bfloat16", "float16", "FAILED"]
-    assert "Wrong: float64 (Wrong: map: error " in lines[-1]
 
 
 @simulated
@@ -114,11 +101,6 @@ def test_a_check_is_a_process_that_tells_its_last_words(first, capsys):
     assert any(line.startswith("    | ") and "Error" in line for line in lines)
     told = [line for line in lines if line.startswith(("steps ", "bandwidth "))]
     assert lines[lines.index("") + 1 :] == told[len(told) // 2 :]  # once more, without last words
-
-
-def test_a_check_that_does_not_end_is_ended(first, capsys):
-    assert first.main(["gpu", "--limit", "0.01"]) == 1
-    assert "FAILED: no end in 0 s" in capsys.readouterr().out
 
 
 def test_checks_that_there_are_not_are_refused(first, capsys):

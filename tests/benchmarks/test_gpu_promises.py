@@ -33,7 +33,6 @@ FILE = {"state": "passed", "passed": 3, "on_gpu": 2, "failed": 0, "skipped": 0, 
     ("files", "verdict"),
     [
         ({"a": FILE}, "PASS"),
-        ({"a": FILE, "b": FILE | {"state": "empty"}}, "PASS"),
         ({"a": FILE, "b": FILE | {"state": "failed", "failed": 1}}, "FAIL"),
         ({"a": FILE, "b": {"state": "not done"}}, "NOT RUN"),
         ({"a": FILE | {"on_gpu": 0}}, "NOT RUN"),
@@ -71,7 +70,6 @@ def row(eager, compiled, failed=None):
         ({"float32": row(2.6, 1.2), "bfloat16": row(2.5, 1.1)}, ("PASS", "PASS")),
         ({"float32": row(2.6, 1.2), "bfloat16": row(2.4, 1.2)}, ("FAIL", "PASS")),
         ({"float32": row(2.6, 1.2)}, ("NOT RUN", "NOT RUN")),
-        ({"float32": row(2.4, 1.0)}, ("FAIL", "FAIL")),
         (
             {"float32": row(2.6, None, {"compiled": "cannot"}), "bfloat16": row(3, 2)},
             ("PASS", "NOT RUN"),
@@ -98,7 +96,6 @@ def test_ratios_must_all_be_there_and_large_enough(tmp_path, rows, verdicts):
         ({"cold": {"add": 0.9, "relu": 0.84}, "failed": {}, "complete": True}, "FAIL"),
         ({"cold": {"add": 0.9}, "failed": {"relu": "broke"}, "complete": True}, "FAIL"),
         ({"cold": {"add": 0.9}, "failed": {}, "complete": False}, "NOT RUN"),
-        ({"failed": {}, "complete": False}, "NOT RUN"),
     ],
 )
 def test_every_kernel_must_reach_the_bandwidth(tmp_path, table, verdict):
@@ -115,12 +112,10 @@ def side(accuracy, seconds):
     [
         ({"ours": side(0.900, 9), "eager": side(0.902, 20)}, {}, "PASS"),
         ({"ours": side(0.900, 9), "eager": side(0.904, 20)}, {}, "FAIL"),
-        ({"ours": side(0.900, 21), "eager": side(0.900, 20)}, {}, "FAIL"),
         ({"ours": side(0.9, 9), "eager": side(0.9, 20), "compiled": side(0.9, 8)}, {}, "FAIL"),
         ({"ours": side(0.9, 9), "eager": side(0.9, 20)}, {"compiled": "broke"}, "PASS"),
         ({"ours": side(0.9, 9)}, {"eager": "not done"}, "NOT RUN"),
         ({"eager": side(0.9, 20)}, {"ours": "status 1"}, "FAIL"),
-        ({"eager": side(0.9, 20)}, {"ours": "not done in its time"}, "NOT RUN"),
     ],
 )
 def test_accuracy_and_time_are_both_compared(tmp_path, sides, failed, verdict):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.cases import CROWDED, HERE, ON_CLUSTER, PLANS, ranks_of, workload_of
+from benchmarks.accuracy.cases import PLANS, ranks_of, workload_of
 from benchmarks.oracle import Row, kendall, regret, summary
 from tests.each import each
 
@@ -23,22 +23,13 @@ def row(plan: str, measured: float, predicted: float, layout: str = "1gbit 2x2")
 ROWS = [row("data-4", 0.1, 0.09), row("sharded-4", 0.2, 0.21), row("top_k-4", 0.12, 0.08)]
 
 
-def test_accuracy_is_one_minus_the_relative_error():
-    assert ROWS[0].accuracy == pytest.approx(0.9)
-    assert ROWS[0].memory_error == pytest.approx(-0.03)
-
-
-def test_regret_is_that_of_the_plan_with_the_least_predicted_time():
-    assert regret(ROWS) == pytest.approx(0.2)
-    assert regret(ROWS[:2]) == 0.0
-
-
 @each(("ys", "tau"), [([1, 2, 3], 1.0), ([3, 2, 1], -1.0), ([2, 1, 3], 1 / 3)])
 def test_kendalls_tau_compares_the_order_of_pairs(ys, tau):
     assert kendall([10, 20, 30], ys) == pytest.approx(tau)
 
 
 def test_the_summary_has_mean_and_worst_and_the_order_on_each_cluster():
+    assert regret(ROWS[:2]) == 0.0
     lines = list(summary(ROWS))
     assert lines[0] == "accuracy of times: mean 83.9%, worst 66.7%"
     assert lines[1] == ("memory: 3 of 3 within 5 % or 3 MiB, worst error -3.0% (resnet20, data-4)")
@@ -50,13 +41,7 @@ def test_every_plan_is_a_workload_of_its_number_of_ranks(plan):
     assert workload_of(f"resnet20/{plan}/64").ranks == ranks_of(plan)
 
 
-def test_both_tables_have_the_plans_that_they_can_run():
-    assert {ranks_of(plan) for plan in HERE} == {1, 2}
-    assert {ranks_of(plan) for plan in ON_CLUSTER} == {4}
-    assert {ranks_of(plan) for plan in CROWDED} == {3, 4, 8}
-
-
-@each("case", ["resnet20", "resnet20/data-2/many", "vgg99/one/8"])
+@each("case", ["resnet20", "vgg99/one/8"])
 def test_a_case_that_does_not_exist_is_an_error(case):
     with pytest.raises(ValueError, match="oracle: expected NETWORK/PLAN/BATCH with one of"):
         workload_of(case)

@@ -18,7 +18,7 @@ JOB = ROOT / "docs" / "slurm-resnet44.sh"
 SMALL = ("--model", "mlp", "--ours", "--ranks", "1", "2", "--runs", "1", "--epochs", "1")
 
 
-@each(("freedom", "expected"), [(1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042)])
+@each(("freedom", "expected"), [(1, 12.706), (11, 2.201)])
 def test_students_t_is_that_of_the_tables(freedom, expected):
     from benchmarks.comm.intervals import student_t
 
@@ -30,13 +30,8 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(rng):
 
     samples = np.exp(rng.normal(np.log(3), 0.2, size=(2000, 4)))
     held = np.mean([one.low <= 3 <= one.high for one in map(geometric, samples.tolist())])
-    assert held == pytest.approx(0.95, abs=0.02)  # four standard deviations of 2000 draws
-
-
-def test_a_single_measurement_has_no_interval():
-    from benchmarks.comm.intervals import geometric
-
     assert geometric([5.0]) == (pytest.approx(5.0), 0.0, np.inf)
+    assert held == pytest.approx(0.95, abs=0.02)  # four standard deviations of 2000 draws
 
 
 def test_speed_ups_are_taken_within_a_round():
@@ -51,12 +46,6 @@ def test_speed_ups_are_taken_within_a_round():
     row = summarise(found)[Case("weak", "ours", 2)]
     assert row.speedup == pytest.approx((1.9, 1.9, 1.9))
     assert row.rate.low < row.rate.mean < row.rate.high
-
-
-def test_the_parts_of_a_batch_make_up_the_whole():
-    from benchmarks.comm.rank import part
-
-    assert sum(part(100, rank, 7) for rank in range(7)) == 100
 
 
 def needs_ranks():
@@ -77,10 +66,6 @@ def test_scaling_prints_every_case():
     assert [row[2].rstrip("*") for row in rows] == ["1", "2"]
     assert all(float(row[3]) > 0 for row in rows)
     assert "10.11 times on 12 GPUs" in done.stdout
-
-
-def test_the_job_file_is_bash():
-    subprocess.run(["bash", "-n", str(JOB)], check=True)
 
 
 def test_the_job_file_runs_under_a_stand_in_for_slurm(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.paradl import LayerList, read_network
 from pydtnn.perfmodel.platform import Platform
-from tests.benchmarks.paradl.networks import ALEXNET, COSMOFLOW, cosmoflow256, resnet50, vgg16
+from tests.benchmarks.paradl.networks import ALEXNET, cosmoflow, resnet50, vgg16
 
 
 @pytest.fixture
@@ -25,32 +25,16 @@ def slower(abci: Platform) -> Platform:
 
 
 @pytest.fixture
-def alexnet(tmp_path: Path) -> LayerList:
-    (tmp_path / "alexnet.net").write_text(ALEXNET)
-    return read_network(tmp_path / "alexnet.net")
-
-
-@pytest.fixture
-def vgg(tmp_path: Path) -> LayerList:
-    (tmp_path / "vgg.net").write_text(vgg16())
-    return read_network(tmp_path / "vgg.net")
-
-
-@pytest.fixture
-def resnet(tmp_path: Path) -> LayerList:
-    (tmp_path / "resnet.net").write_text(resnet50())
-    return read_network(tmp_path / "resnet.net")
-
-
-@pytest.fixture
-def cosmoflow(tmp_path: Path) -> dict[int, LayerList]:
-    """The network for 512 and 256 values along each axis, with two convolutions divided."""
+def nets(tmp_path: Path) -> dict[str, LayerList]:
+    """The published networks; those of CosmoFlow have two convolutions divided."""
     found = {}
-    for size, text in {512: COSMOFLOW, 256: cosmoflow256()}.items():
-        (path := tmp_path / f"cosmoflow{size}.net").write_text(text)
-        network = read_network(path)
-        divided = ("CONV_1", "CONV_2")
-        found[size] = network.with_split([x.name in divided for x in network.layers])
+    texts = {"alexnet": ALEXNET, "vgg": vgg16(), "resnet": resnet50()}
+    for name, text in {**texts, **{f"cosmoflow_{n}": cosmoflow(n) for n in (256, 512)}}.items():
+        (path := tmp_path / f"{name}.net").write_text(text)
+        found[name] = network = read_network(path)
+        if "cosmoflow" in name:
+            divided = [x.name in ("CONV_1", "CONV_2") for x in network.layers]
+            found[name] = network.with_split(divided)
     return found
 
 

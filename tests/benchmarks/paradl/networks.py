@@ -79,53 +79,32 @@ def resnet50() -> str:
     return "\n".join(lines)
 
 
-COSMOFLOW = """\
-Dataset|CosmoFlow
-Input|1584x4x512x512x512
-Model|CosmoFlow
-CONV_1|4x512x512x512|4x16x3x3x3|16x510x510x510|2.108143184
-RELU|16x510x510x510|16x16x0x0x0|16x510x510x510|0
-APOOL|16x510x510x510|0x0x2x2x2|16x255x255x255|0
-CONV_2|16x255x255x255|16x32x3x3x3|32x253x253x253|0
-RELU|32x253x253x253|32x32x0x0x0|32x253x253x253|0
-APOOL|32x253x253x253|0x0x2x2x2|32x126x126x126|0
-CONV_3|32x126x126x126|32x64x3x3x3|64x62x62x62|0
-RELU|64x62x62x62|64x64x0x0x0|64x62x62x62|0
-APOOL|64x62x62x62|0x0x2x2x2|64x31x31x31|0
-CONV_4|64x31x31x31|64x128x3x3x3|128x29x29x29|0
-RELU|128x29x29x29|128x128x0x0x0|128x29x29x29|0
-APOOL|128x29x29x29|0x0x2x2x2|128x14x14x14|0
-CONV_5|128x14x14x14|128x256x2x2x2|256x13x13x13|0
-RELU|256x13x13x13|256x256x0x0x0|256x13x13x13|0
-APOOL|256x13x13x13|0x0x2x2x2|256x6x6x6|0
-CONV_6|256x6x6x6|256x256x2x2x2|256x5x5x5|0
-RELU|256x5x5x5|256x256x0x0x0|256x5x5x5|0
-APOOL|256x5x5x5|0x0x2x2x2|256x2x2x2|0
-CONV_7|256x2x2x2|256x128x2x2x2|128x1x1x1|0
-RELU|128x1x1x1|128x128x0x0x0|128x1x1x1|0
-FC_1|128x1x1x1|128x2048x1x1x1|2048x1x1x1|0
-RELU|2048x1x1x1|2048x2048x0x0x0|2048x1x1x1|0
-FC_2|2048x1x1x1|2048x256x1x1x1|256x1x1x1|0
-RELU|256x1x1x1|256x256x0x0x0|256x1x1x1|0
-FC_3|256x1x1x1|256x4x1x1x1|4x1x1x1|0
-"""
+SIZES = {
+    512: (512, 510, 255, 253, 126, 62, 31, 29, 14, 13, 6, 5, 2, 1),
+    256: (256, 256, 128, 128, 64, 64, 32, 16, 8, 8, 4, 4, 2, 1),
+}
+"""Values along each axis before and after each convolution of CosmoFlow."""
 
 
-def cosmoflow256() -> str:
-    """Return the published CosmoFlow for 256 values along each axis, with its slip of a digit."""
-    lines = COSMOFLOW.replace("512x512x512", "256x256x256").splitlines()
-    inside = iter(
-        [
-            *("256:256", "256:256", "256:128", "128:128", "128:128", "128:64", "64:64", "64:64"),
-            *("64:32", "32:16", "16:16", "16:8", "8:8", "8:8", "8:4", "4:4", "4:4", "4:2"),
-        ]
-    )
-    for number in range(3, 21):
-        name, x, w, y, seconds = lines[number].split("|")
-        before, _, after = next(inside).partition(":")
-        x = "x".join([x.split("x")[0], *[before] * 3])
-        y = "x".join([y.split("x")[0], *[after] * 3])
-        if number == 7:
-            x = "32x2128x128x128"
-        lines[number] = "|".join([name, x, w, y, "0.263517898" if number == 3 else seconds])
-    return "\n".join(lines)
+def cosmoflow(size: int) -> str:
+    """Return CosmoFlow; the published one for 256 values along each axis has a slip of a digit."""
+    lines = ["Dataset|CosmoFlow", f"Input|1584x4{3 * f'x{size}'}", "Model|CosmoFlow"]
+    filters, seconds = (4, 16, 32, 64, 128, 256, 256, 128), {512: 2.108143184, 256: 0.263517898}
+
+    def maps(count: int, along: int) -> str:
+        return f"{count}{3 * f'x{along}'}"
+
+    for i in range(7):
+        (before, after), y = SIZES[size][2 * i : 2 * i + 2], filters[i + 1]
+        kernel = 3 * ("x3" if i < 4 else "x2")
+        w, time = f"{filters[i]}x{y}{kernel}", 0 if i else seconds[size]
+        lines.append(f"CONV_{i + 1}|{maps(filters[i], before)}|{w}|{maps(y, after)}|{time}")
+        x = "32x2128x128x128" if (i, size) == (1, 256) else maps(y, after)
+        lines.append(f"RELU|{x}|{y}x{y}x0x0x0|{maps(y, after)}|0")
+        if i < 6:
+            smaller = SIZES[size][2 * i + 2]
+            lines.append(f"APOOL|{maps(y, after)}|0x0x2x2x2|{maps(y, smaller)}|0")
+    for i, (one, other) in enumerate(((128, 2048), (2048, 256), (256, 4)), start=1):
+        lines.append(f"FC_{i}|{maps(one, 1)}|{one}x{other}x1x1x1|{maps(other, 1)}|0")
+        lines.append(f"RELU|{maps(other, 1)}|{other}x{other}x0x0x0|{maps(other, 1)}|0")
+    return "\n".join(lines[:-1])

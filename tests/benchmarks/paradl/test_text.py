@@ -15,7 +15,8 @@ layers:
 """
 
 
-def test_yaml_and_text_describe_networks(tmp_path, alexnet):
+def test_yaml_and_text_describe_networks(tmp_path, nets):
+    alexnet = nets["alexnet"]
     assert (alexnet.name, alexnet.samples, len(alexnet.layers)) == ("AlexNet", 1_280_000, 20)
     assert sum(x.items_w for x in alexnet.layers) == 62_367_776
     (tmp_path / "net.yaml").write_text(YAML)
@@ -26,18 +27,18 @@ def test_yaml_and_text_describe_networks(tmp_path, alexnet):
     assert (fc.items_w, fc.forward, fc.split) == (3840, 2e-5, False)
 
 
-def test_a_split_file_chooses_layers(tmp_path, alexnet):
+def test_a_split_file_chooses_layers(tmp_path, nets):
     names = [line.split("|")[0] for line in ALEXNET.splitlines()[3:]]
     lines = [f"{i} {name} |{int(name.startswith('CONV'))}" for i, name in enumerate(names)]
     (tmp_path / "filter.lc").write_text("\n".join(lines))
-    net = read_split(tmp_path / "filter.lc", alexnet)
+    net = read_split(tmp_path / "filter.lc", nets["alexnet"])
     assert [x.name for x in net.split] == ["CONV1", "CONV2", "CONV3", "CONV4", "CONV5"]
     (tmp_path / "filter.lc").write_text("CONV1|1")
     with pytest.raises(ValueError, match="each of the 20 layers of AlexNet, got 1; add one line"):
-        read_split(tmp_path / "filter.lc", alexnet)
+        read_split(tmp_path / "filter.lc", nets["alexnet"])
     (tmp_path / "filter.lc").write_text("CONV1|yes")
     with pytest.raises(ValueError, match=r"filter.lc: line 1: expected NAME\|0 or NAME\|1"):
-        read_split(tmp_path / "filter.lc", alexnet)
+        read_split(tmp_path / "filter.lc", nets["alexnet"])
 
 
 def test_a_plat_file_changes_memory_and_hosts(tmp_path):
@@ -61,12 +62,10 @@ def test_a_plat_file_changes_memory_and_hosts(tmp_path):
     ("content", "message"),
     [
         (ALEXNET.replace("3x226x226|3x96", "3y226|3x96"), "line 4: CONV1: expected sizes such as"),
-        (ALEXNET.replace("0.000610938", "fast"), "line 4: expected a time in seconds, got 'fast'"),
         (ALEXNET.replace("0.000610938", "-1"), "line 4: expected a time in seconds, got '-1'"),
         (ALEXNET.replace("|1000x1x1|0", ""), r"line 23: expected NAME\|x\|w\|y\|seconds"),
         (ALEXNET.replace("Input", "#"), r"expected a line Input\|samplesxCxWxH, got none"),
         ("Input|10x3\nModel|m\n", "m must have layers, got none"),
-        ("Input|0x3\n", "expected a line Input"),
     ],
 )
 def test_damaged_text_is_one_sentence(tmp_path, content, message):
@@ -81,11 +80,9 @@ def test_damaged_text_is_one_sentence(tmp_path, content, message):
         ("samples: 1000", "samples: many", "samples must be a whole number, got 'many'"),
         ("samples: 1000", "sample: 1000", "unknown entry 'sample'; did you mean 'samples'"),
         ("forward: 1 ms", "forward: 1", r"layers\[0\]: forward: expected a number with a unit"),
-        ("forward: 1 ms", "forward: -1 ms", r"layers\[0\]: forward: expected a finite quantity"),
         ("y: 10,", "", r"layers\[1\]: expected an entry 'y', got none; add it"),
         ("y: 10,", "y: ten,", r"layers\[1\]: y: expected sizes such as 3x224x224, got 'ten'"),
         ("split: false", "split: 2", r"layers\[1\]: split must be true or false, got 2"),
-        ("layers:", "layers: none\nrest:", "unknown entry 'rest'"),
         ("name: small", "name: [", "expected a YAML file"),
     ],
 )

@@ -100,19 +100,15 @@ def find_signals(description: Description) -> dict[str, bool | None]:
             read.update(part.inputs)
     found: dict[str, bool | None] = {name: name in read for name, _ in description.inputs}
     for part in parts:
-        given = {found[name] for name in part.inputs if _wide(shapes[name])}
-        kept = (given.pop() if len(given) == 1 else None) if given and _keeps_axes(part) else False
+        wide = [name for name in part.inputs if len(shapes[name]) == 2 and 1 not in shapes[name]]
+        given = {found[name] for name in wide or part.inputs}  # joined ones may be wide, too
+        kept = (given.pop() if len(given) == 1 else None) if _keeps_axes(part) else False
         found[part.name] = True if issubclass(part.layer.kind, SIGNALS) else kept
     return found
 
 
 def _keeps_axes(part: Part) -> bool:
     return issubclass(part.layer.kind, (*KEEPS, Add, Concat, Multiply, Pad, Slice))
-
-
-def _wide(shape: Shape) -> bool:
-    """Return whether a shape is one of several positions with several features."""
-    return len(shape) == 2 and 1 not in shape
 
 
 def shapes_by_name(description: Description) -> dict[str, Shape]:
@@ -157,7 +153,7 @@ def _order(
         (source,) = shapes
         if len(source) == len(part.shape) == 1 or source == part.shape:
             return given[0]
-        if len(part.shape) == 1 and signal is None and not exported:
+        if len(part.shape) == 1 and signal is None and 1 not in source and not exported:
             return unknown or part.name
         if (len(source) >= 3 or signal) and len(part.shape) == 1 and not unknown:
             return flatten_order(source)

@@ -1,14 +1,52 @@
-"""What onnxruntime computes beside a model."""
+"""ONNX files of nodes, and what onnxruntime computes beside a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from pydtnn.model import Model
+
+
+class Node(NamedTuple):
+    """A node of a graph, of which `write` makes one of onnx, which takes long to import."""
+
+    operator: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any]
+
+
+def node(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Node:
+    return Node(operator, inputs, outputs, attributes)
+
+
+def write(
+    path: Path,
+    nodes: list[Node],
+    shape: tuple[Any, ...],
+    constants: dict[str, Any] | None = None,
+    opset: int = 18,
+) -> Path:
+    """A file of nodes that read "x" and compute "y"."""
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node(*one[:3], **one.attributes) for one in nodes],
+        "graph",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", kind, None)],
+        [
+            onnx.numpy_helper.from_array(np.asarray(array), name)
+            for name, array in (constants or {}).items()
+        ],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
 
 
 def compute(path: Path, *xs: np.ndarray) -> Any:

@@ -9,6 +9,7 @@ import re
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +214,11 @@ def test_embeddings_and_batch_norms_without_factors_or_terms_are_read(
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
 @each("suffix", [".keras", ".h5", ".weights.h5"])
 def test_networks_of_keras_3_give_the_same_outputs(suffix: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
     os.environ["KERAS_BACKEND"] = "torch"
-    keras = pytest.importorskip("keras", reason="Keras 3 is not installed; pip install keras")
+    if not find_spec("keras"):
+        pytest.skip("Keras 3 is not installed; pip install keras")
+    pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+    keras = pytest.importorskip("keras")
     layers = keras.layers
     inner = keras.Sequential(
         [
@@ -414,7 +417,7 @@ def test_random_damage_is_refused_in_a_sentence_or_changes_values_only(tmp_path:
         write_third(tmp_path / "b.weights.h5", names),
     ]
     ours = model()
-    for path, seed in itertools.product(files, range(60)):
+    for path, seed in itertools.product(files, range(30)):
         whole = path.read_bytes()
         damaged, done = damage(whole, np.random.default_rng(seed), [whole])
         path.write_bytes(damaged)

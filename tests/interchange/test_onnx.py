@@ -15,46 +15,18 @@ from pydtnn.data.statistics import Statistics
 from pydtnn.interchange import export_onnx, import_onnx
 from pydtnn.interchange.__main__ import main
 from pydtnn.layers import (
-    ELU,
-    GELU,
-    AdaptiveAvgPool2d,
-    ArcTan,
-    AvgPool2d,
-    BatchNorm,
-    Branches,
-    Concat,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Identity,
-    LeakyReLU,
-    Linear,
     LocalResponseNorm,
-    LogSoftmax,
-    MaxPool2d,
-    Pad,
-    ReLU6,
     Rescale,
-    Reshape,
-    Residual,
-    Sequential,
-    Sigmoid,
-    SiLU,
-    Slice,
-    Softmax,
-    Softplus,
-    Tanh,
 )
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
 from pydtnn.saving.weights import encode
 from tests.each import each
-from tests.interchange.runtime import assert_close, compute, randomized, samples
+from tests.interchange.runtime import assert_close, compute, node, randomized, samples, write
 from tests.saving.networks import two
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
-helper = onnx.helper
 
 
 LARGE = pytest.mark.long
@@ -92,63 +64,6 @@ def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
     back = import_onnx(path)
     np.testing.assert_array_equal(back.predict(x), expected)
     assert encode(back.state()) == encode(model.state())
-
-
-SEVERAL = {
-    "activations": Sequential(
-        *(
-            kind()
-            for kind in (
-                ELU,
-                GELU,
-                LeakyReLU,
-                SiLU,
-                Softplus,
-                Sigmoid,
-                Tanh,
-                ArcTan,
-                ReLU6,
-                Identity,
-            )
-        ),
-        GELU("none"),
-    ),
-    "softmax": Softmax(),
-    "log softmax": LogSoftmax(),
-    "convolutions": Sequential(
-        Conv2d(6, (3, 2), padding=((1, 0), (0, 1)), stride=(1, 2), groups=3, bias=False),
-        Conv2d(4, 3, dilation=2, padding="same"),
-    ),
-    "pools": Branches(
-        Sequential(AvgPool2d(3, stride=2, padding=1), MaxPool2d(2, padding=1)),
-        Sequential(
-            AvgPool2d(3, stride=2, padding=1, count_padding=False),
-            MaxPool2d(2, padding=((1, 1), (1, 1))),
-        ),
-        merge=Concat(),
-    ),
-    "uneven bins": Sequential(AdaptiveAvgPool2d((3, 4)), AdaptiveAvgPool2d((3, 2))),
-    "cuts": Sequential(
-        Slice(slice(1, None, 2), slice(-5, -1)), Pad(((1, 0), (0, 2), (1, 1))), Conv2d(2, 1)
-    ),
-    "sides": Branches(Conv2d(3, 1), Conv2d(3, 1), merge=Concat(axis=0)),
-    "features": Sequential(
-        Flatten(), BatchNorm(), Dropout(0.3), Linear(6), Residual(Linear(6)), Softmax(), Linear(2)
-    ),
-    "decoder": Sequential(Flatten(), Linear(5 * 6 * 4), Reshape((5, 6, 4)), Conv2d(3, 2)),
-    "joined": Sequential(
-        Branches(Sequential(Conv2d(2, 3), Flatten()), Flatten(), merge=Concat()), Linear(3)
-    ),
-}
-
-
-@each("name", SEVERAL)
-def test_onnxruntime_computes_what_layers_compute(name: str, tmp_path: Path) -> None:
-    model, path = randomized(Model(SEVERAL[name], (7, 9, 3))), tmp_path / "net.onnx"
-    export_onnx(model, path)
-    (x,) = samples(model)
-    assert_close(model.predict(x), compute(path, x))
-    assert_close(import_onnx(path, verify=True).predict(x), model.predict(x))
 
 
 def test_several_inputs_and_outputs_and_a_shared_layer_are_exported(tmp_path: Path) -> None:
@@ -211,35 +126,12 @@ def test_layers_that_cannot_be_exported_are_refused(
     assert not [*tmp_path.iterdir()]
 
 
-def write(
-    path: Path,
-    nodes: list[Any],
-    shape: tuple[Any, ...],
-    outputs: tuple[Any, ...],
-    constants: dict[str, np.ndarray] | None = None,
-    opset: int = 17,
-) -> Path:
-    """A file of nodes that read "x" and compute "y"."""
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info("x", kind, shape)],
-        [helper.make_tensor_value_info("y", kind, outputs)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
-    )
-    imports = [helper.make_opsetid("", opset)]
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
-    return path
-
-
 def test_networks_of_other_programs_are_read(tmp_path: Path, rng: np.random.Generator) -> None:
     """A product with an addition, a Reshape to a constant, a Gemm of both kinds, a Clip."""
 
     def floats(*shape: int) -> np.ndarray:
         return rng.normal(size=shape).astype("float32")
 
-    node = helper.make_node
     target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
     nodes = [
         node("Conv", ["x", "w"], ["a"], name="/body/conv", auto_pad="SAME_UPPER", strides=[2, 1]),
@@ -255,7 +147,7 @@ def test_networks_of_other_programs_are_read(tmp_path: Path, rng: np.random.Gene
     constants = {"w": floats(4, 3, 3, 3), "m": floats(24, 6), "v": floats(6), "g": floats(6, 5)}
     constants |= {"s": floats(1), "low": np.float32(0), "high": np.float32(6)}
     arrays = {name: np.asarray(value) for name, value in constants.items()}
-    path = write(tmp_path / "net.onnx", nodes, ("n", 3, 8, 6), ("n", 5), arrays)
+    path = write(tmp_path / "net.onnx", nodes, ("n", 3, 8, 6), arrays, 17)
     model = import_onnx(path)
     (x,) = samples(model)
     assert_close(model.predict(x), compute(path, x))
@@ -263,66 +155,6 @@ def test_networks_of_other_programs_are_read(tmp_path: Path, rng: np.random.Gene
     assert names == ["body.conv", "clip", "maxpool", "flat", "sum", "gemm", "softmax"]
     save_model(model, tmp_path / "net.pydtnn")
     np.testing.assert_array_equal(load(tmp_path / "net.pydtnn").predict(x), model.predict(x))
-
-
-def refused(kind: str, path: Path) -> Path:
-    """A file that cannot be imported."""
-    node, w = helper.make_node, np.ones((2, 3, 3, 3), "float32")
-    image: tuple[Any, ...] = ("n", 3, 8, 8)
-    files: dict[str, tuple[list[Any], tuple[Any, ...], dict[str, np.ndarray]]] = {
-        "operator": (
-            [node("Relu", ["x"], ["a"]), node("Asin", ["a"], ["y"], name="asin")],
-            image,
-            {},
-        ),
-        "option": (
-            [node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], dilations=[2, 1])],
-            image,
-            {},
-        ),
-        "size": ([node("Relu", ["x"], ["y"])], ("n", 3, "h", "w"), {}),
-        "computed": ([node("Conv", ["x", "x"], ["y"], name="dynamic")], image, {}),
-        "shape": ([node("Conv", ["x", "w"], ["y"], name="conv")], ("n", 4, 8, 8), {"w": w}),
-        "not finite": ([node("Conv", ["x", "w"], ["y"], name="conv")], image, {"w": w * np.inf}),
-        "axis": ([node("Softmax", ["x"], ["y"], name="soft", axis=0)], image, {}),
-        "opset": ([node("Relu", ["x"], ["y"])], image, {}),
-    }
-    if kind in ("truncated", "text"):
-        export_onnx(Model(Linear(3), (4,)), path)
-        data = path.read_bytes()
-        path.write_bytes(data[: len(data) // 2] if kind == "truncated" else b"a text, not a file")
-        return path
-    nodes, shape, constants = files[kind]
-    opset = 6 if kind == "opset" else 17
-    return write(path, nodes, shape, tuple("nabc"), constants, opset)
-
-
-@each(
-    ("kind", "message"),
-    [
-        ("operator", "node asin has the operator Asin, which cannot be imported; expected one of"),
-        ("option", "node maxpool, operator MaxPool: dilations must be 1, got [2, 1]"),
-        ("size", "input x must be of shape (N, C, H, W), (N, C, D, H, W), (N, T, C) or (N, C) w"),
-        ("computed", "node dynamic, operator Conv: input 1 must be a constant, got x, which is co"),
-        (
-            "shape",
-            "node conv, operator Conv: conv.w must have shape (2, 3, 3, 4), got (2, 3, 3, 3)",
-        ),
-        ("not finite", "conv.w must be finite, got inf"),
-        ("axis", "node soft, operator Softmax: the axis must not be that of the batch, got 0"),
-        ("opset", "expected operators of opset 7 or later, got opset 6"),
-        ("truncated", "not an ONNX file, or damaged ("),
-        ("text", "not an ONNX file, or damaged ("),
-    ],
-)
-def test_files_that_cannot_be_imported_are_refused_in_a_sentence(
-    kind: str, message: str, tmp_path: Path
-) -> None:
-    path = refused(kind, tmp_path / "net.onnx")
-    expected = "^" + re.escape(f"import_onnx: {path}: {message}")
-    with pytest.raises(ValueError, match=expected) as caught:
-        import_onnx(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_command_imports_and_exports(

@@ -12,9 +12,14 @@ import pytest
 from pydtnn.interchange import export_onnx, import_onnx, load_state_dict, state_dict
 from pydtnn.interchange.__main__ import main
 from pydtnn.layers import (
+    ELU,
+    GELU,
     GRU,
     LSTM,
+    AdaptiveAvgPool2d,
+    ArcTan,
     AvgPool1d,
+    AvgPool2d,
     AvgPool3d,
     BatchNorm,
     Branches,
@@ -33,18 +38,30 @@ from pydtnn.layers import (
     GroupNorm,
     HardSigmoid,
     HardSwish,
+    Identity,
     LayerNorm,
+    LeakyReLU,
     Linear,
     LocalResponseNorm,
+    LogSoftmax,
     MaxPool1d,
+    MaxPool2d,
     MaxPool3d,
     MultiHeadAttention,
     Multiply,
+    Pad,
     PositionalEmbedding,
     ReLU,
+    ReLU6,
     Reshape,
+    Residual,
     Sequential,
+    Sigmoid,
+    SiLU,
     Slice,
+    Softmax,
+    Softplus,
+    Tanh,
     Transpose,
     Upsample,
 )
@@ -54,10 +71,46 @@ from pydtnn.saving import save_model
 from tests.each import each
 from tests.interchange.runtime import assert_close, compute, randomized, samples
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+NO_ONNX = "onnx is not installed; pip install onnx"
 
 SHARED = Embedding(11, 6, tied=True, name="token")
+IMAGES = {
+    "activations": Sequential(
+        *(ELU(), GELU(), LeakyReLU(), SiLU(), Softplus(), Sigmoid(), Tanh(), ArcTan()),
+        *(ReLU6(), Identity()),
+        GELU("none"),
+    ),
+    "softmax": Softmax(),
+    "log softmax": LogSoftmax(),
+    "convolutions": Sequential(
+        Conv2d(6, (3, 2), padding=((1, 0), (0, 1)), stride=(1, 2), groups=3, bias=False),
+        Conv2d(4, 3, dilation=2, padding="same"),
+    ),
+    "pools": Branches(
+        Sequential(AvgPool2d(3, stride=2, padding=1), MaxPool2d(2, padding=1)),
+        Sequential(
+            AvgPool2d(3, stride=2, padding=1, count_padding=False),
+            MaxPool2d(2, padding=((1, 1), (1, 1))),
+        ),
+        merge=Concat(),
+    ),
+    "uneven bins": Sequential(AdaptiveAvgPool2d((3, 4)), AdaptiveAvgPool2d((3, 2))),
+    "cuts": Sequential(
+        Slice(slice(1, None, 2), slice(-5, -1)), Pad(((1, 0), (0, 2), (1, 1))), Conv2d(2, 1)
+    ),
+    "sides": Branches(Conv2d(3, 1), Conv2d(3, 1), merge=Concat(axis=0)),
+    "features": Sequential(
+        Flatten(), BatchNorm(), Dropout(0.3), Linear(6), Residual(Linear(6)), Softmax(), Linear(2)
+    ),
+    "decoder": Sequential(Flatten(), Linear(5 * 6 * 4), Reshape((5, 6, 4)), Conv2d(3, 2)),
+    "joined": Sequential(
+        Branches(Sequential(Conv2d(2, 3), Flatten()), Flatten(), merge=Concat()), Linear(3)
+    ),
+}
+"""Networks of images (7, 9, 3)."""
+
 NETWORKS = {
+    **{name: (net, (7, 9, 3)) for name, net in IMAGES.items()},
     "norms of sequences": (Sequential(BatchNorm(), GroupNorm(2)), (6, 6)),
     "features at the end": (Sequential(Conv2d(4, 3), Flatten(), ReLU()), (6, 5, 3)),
     "last axes": (Sequential(Linear(4), LayerNorm(), LayerNorm(axes=2)), (6, 5, 3)),
@@ -150,12 +203,14 @@ def test_a_file_says_that_it_does_not_round_as_the_model(
     save_model(model, tmp_path / "net.pydtnn")
     assert main(["export", str(tmp_path / "net.pydtnn"), str(tmp_path / "net.onnx")]) == 0
     assert "outputs differ by the rounding of the bfloat16 model" in capsys.readouterr().out
+    onnx: Any = pytest.importorskip("onnx", reason=NO_ONNX)
     properties = onnx.load(tmp_path / "net.onnx").metadata_props
     assert {entry.key: entry.value for entry in properties}["trained_as"] == "bfloat16"
 
 
 @each("name", NETWORKS)
 def test_onnxruntime_computes_what_the_network_computes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason=NO_ONNX)
     net, shape = deepcopy(NETWORKS[name])
     model = randomized(Model(net, shape))
     export_onnx(model, tmp_path / "net.onnx")
@@ -174,6 +229,7 @@ def inputs(model: Model, shape: tuple[int, ...]) -> np.ndarray:
 def test_tokens_are_integers_and_a_tied_matrix_is_stored_once(tmp_path: Path) -> None:
     net, shape = deepcopy(NETWORKS["tied"])
     export_onnx(Model(net, shape), tmp_path / "net.onnx")
+    onnx: Any = pytest.importorskip("onnx", reason=NO_ONNX)
     graph = onnx.load(tmp_path / "net.onnx").graph
     assert graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.INT64
     assert [c.name for c in graph.initializer if list(c.dims) == [11, 6]] == ["token.weight"]
@@ -188,44 +244,3 @@ def test_layouts_are_those_of_pytorch_and_come_back(name: str) -> None:
     load_state_dict(other, theirs)
     for array, again in zip(model.state().values(), other.state().values(), strict=True):
         np.testing.assert_array_equal(array, again)
-
-
-def test_signals_are_flattened_in_the_order_of_pytorch(
-    rng: np.random.Generator, tmp_path: Path
-) -> None:
-    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
-    twin = torch.nn.Sequential(
-        *(torch.nn.Conv1d(2, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool1d(2)),
-        *(torch.nn.Flatten(), torch.nn.Linear(4 * 4, 5)),
-    )
-    net = Sequential(Conv1d(4, 3), ReLU(), MaxPool1d(2), Flatten(), Linear(5))
-    model = Model(net, (10, 2))
-    load_state_dict(model, twin.state_dict())
-    x = rng.normal(size=(3, 10, 2)).astype("float32")
-    with torch.no_grad():
-        expected = twin(torch.from_numpy(np.moveaxis(x, -1, 1).copy())).numpy()
-    assert_close(model.predict(x), expected)
-
-
-def test_filters_of_volumes_have_the_layout_of_pytorch(rng: np.random.Generator) -> None:
-    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
-    twin = torch.nn.Sequential(
-        torch.nn.Conv3d(2, 4, (1, 2, 3)), torch.nn.Flatten(), torch.nn.Linear(4 * 3 * 2 * 2, 5)
-    )
-    model = Model(Sequential(Conv3d(4, (1, 2, 3)), Flatten(), Linear(5)), (3, 3, 4, 2))
-    load_state_dict(model, twin.state_dict())
-    x = rng.normal(size=(2, 3, 3, 4, 2)).astype("float32")
-    with torch.no_grad():
-        expected = twin(torch.from_numpy(np.moveaxis(x, -1, 1).copy())).numpy()
-    assert_close(model.predict(x), expected)
-
-
-def test_transposed_filters_have_the_layout_of_pytorch(rng: np.random.Generator) -> None:
-    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
-    twin = torch.nn.ConvTranspose2d(4, 6, (3, 2), stride=2, groups=2)
-    model = Model(ConvTranspose2d(6, (3, 2), stride=2, groups=2), (3, 4, 4))
-    load_state_dict(model, {f"conv.{k}": v for k, v in twin.state_dict().items()})
-    x = rng.normal(size=(2, 3, 4, 4)).astype("float32")
-    with torch.no_grad():
-        expected = twin(torch.from_numpy(np.moveaxis(x, -1, 1).copy())).numpy()
-    assert_close(model.predict(x), np.moveaxis(expected, 1, -1))

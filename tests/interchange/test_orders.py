@@ -1,6 +1,6 @@
 """Features behind Flatten have the order of other programs, in random networks of joined branches.
 
-What PyTorch computes of images or signals with channels first is computed here by NumPy.
+What PyTorch computes of signals, images or volumes with channels first is computed here by NumPy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from tests.each import each
 Arrays = Iterator[np.ndarray]
 Call = Callable[[np.ndarray, Arrays], np.ndarray]
 """Computes outputs of inputs with channels first, and of the next arrays of a state dict."""
+
+
+CONVOLUTIONS: list[Any] = [layers.Conv1d, layers.Conv2d, layers.Conv3d]
 
 
 def joined(rng: np.random.Generator, axes: int, depth: int = 2) -> tuple[Any, Call]:
@@ -45,7 +48,7 @@ def branch(rng: np.random.Generator, axes: int, depth: int) -> tuple[Any, Call]:
     if depth and rng.random() < 0.4:
         return joined(rng, axes, depth - 1)
     twice, padded, sliced, mixed = rng.random(4) < 0.3
-    ours: list[Any] = [(layers.Conv1d, layers.Conv2d)[axes - 1](int(rng.integers(1, 5)), 2)]
+    ours: list[Any] = [CONVOLUTIONS[axes - 1](int(rng.integers(1, 5)), 2)]
     if twice:
         ours.append(Branches(layers.Identity(), layers.Identity(), merge=Concat()))
     if padded:
@@ -59,7 +62,7 @@ def branch(rng: np.random.Generator, axes: int, depth: int) -> tuple[Any, Call]:
         y = np.tensordot(windows, w, ([1, *range(x.ndim, windows.ndim)], [*range(1, w.ndim)]))
         y = np.moveaxis(y + b, -1, 1)
         y = np.concatenate([y, y], 1) if twice else y
-        y = np.pad(y, ((0, 0), (0, 0), (1, 2), (0, 0))[: y.ndim]) if padded else y
+        y = np.pad(y, ((0, 0), (0, 0), (1, 2), *[(0, 0)] * (axes - 1))) if padded else y
         y = (y[:, :, 1:-1] if sliced else y).reshape(len(y), -1)
         return y @ next(arrays).T + next(arrays) if mixed else y
 
@@ -69,7 +72,7 @@ def branch(rng: np.random.Generator, axes: int, depth: int) -> tuple[Any, Call]:
 @each("seed", range(25))
 def test_joined_and_nested_branches_have_the_columns_of_pytorch(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    axes = int(rng.integers(1, 3))
+    axes = int(rng.integers(1, 4))
     shape = (*(int(n) for n in rng.integers(5, 8, axes)), int(rng.integers(2, 4)))
     net, call = joined(rng, axes)
     model = Model(Sequential(net, Linear(3)), shape, dtype="float64")

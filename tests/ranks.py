@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.launch import Program
@@ -14,16 +15,21 @@ MONITOR = b"monitor/process.py"
 VARIABLES = ("PMI_RANK=", "OMPI_COMM_WORLD_RANK=")
 
 
-def rank_processes(program: Program) -> dict[int, int]:
-    """Return the process of each rank, without those that ranks have started."""
+def ranks_of(processes: Iterable[int]) -> dict[int, int]:
+    """Return the process of each rank among some, without those that ranks have started."""
     found: dict[int, int] = {}
-    for process in program.descendants():
+    for process in processes:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{process}/cmdline").read_bytes()
             for entry in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0"):
                 if entry.startswith(VARIABLES) and MONITOR not in command:
                     found.setdefault(int(entry.partition("=")[2]), process)
     return found
+
+
+def rank_processes(program: Program) -> dict[int, int]:
+    """Return the process of each rank of a program."""
+    return ranks_of(program.descendants())
 
 
 def monitor_process(program: Program) -> int:

@@ -20,6 +20,8 @@ from tests.launch import Finished, Program, run, why_not
 from tests.ranks import rank_processes, wait_for
 from tests.small_run import TINY, TRAIN, only_line, processes_in
 
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
 RANKS = 3
 EPOCHS = 12
 OPTIONS = [*TINY, f"--epochs={EPOCHS}", "--output-dir=run", "--tuning=fixed", "--momentum=0.9"]
@@ -85,26 +87,25 @@ def check_resumed(folder: Path, *options: str) -> None:
     assert files(folder / "run") == reference(*options)
 
 
-@pytest.mark.few(1)
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, "job"), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("number", "to", "options"),
+    [
+        (signal.SIGTERM, "job", ()),
+        # It prints the table of ranks as usual, and then is as SIGTERM.
+        (signal.SIGUSR1, 1, ("--grace=30",)),
+        pytest.param(signal.SIGINT, 1, (), marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_all_ranks_after_the_same_step(
-    number: int, to: int | str, tmp_path: Path
+    number: int, to: int | str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    check_end(interrupted(tmp_path, number, to), number, tmp_path)
-
-
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("to", [pytest.param("job"), pytest.param(1, marks=pytest.mark.long)])
-def test_a_job_that_will_be_preempted_saves_and_ends(to: int | str, tmp_path: Path) -> None:
-    """SIGUSR1 prints the table of ranks as usual, and then is as SIGTERM."""
-    done = interrupted(tmp_path, signal.SIGUSR1, to, "--grace=30")
-    *_, line = done.stderr.splitlines()
-    check_end(replace(done, stderr=f"{line}\n"), signal.SIGUSR1, tmp_path)
+    done = interrupted(tmp_path, number, to, *options)
+    *table, line = done.stderr.splitlines()
+    assert bool(table) == (number == signal.SIGUSR1)
+    check_end(replace(done, stderr=f"{line}\n"), number, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize(
     ("case", "mode"),
     [
@@ -122,16 +123,14 @@ def test_signals_at_random_moments_lose_no_step(case: int, mode: str, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param(("--scheme=local_sgd",), marks=pytest.mark.matrix),
-        ("--scheme=stale", "--lr=0.002"),
-        ("--exact", "--shards=3"),
+        pytest.param(("--scheme=stale", "--lr=0.002"), marks=pytest.mark.matrix),
         ("--parallel=pipeline=3",),
         pytest.param(("--parallel=filter=3",), marks=pytest.mark.matrix),
-        ("--checkpoint-steps=3", "--ema=0.9"),
+        ("--exact", "--shards=3", "--checkpoint-steps=3", "--ema=0.9"),
     ],
     ids=" ".join,
 )

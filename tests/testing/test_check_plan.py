@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm.thread import communicator_of_thread
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, striped_conv
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, ReduceScatter, Steps, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
 from pydtnn.layers.parameters import Cut, Part
@@ -40,22 +40,15 @@ def layers() -> list[Layer]:
     ]
 
 
-def test_the_report_is_a_table() -> None:
-    report = check_plan(layers(), (5, 7, 2), "filter", meshes=[{"filter": 2}])
-    (row,) = report.rows
-    assert max(row.differences.values()) < 1e-13
-    title, head, line = str(report).splitlines()
-    assert title.startswith("filter: 379 parameters, 3 steps of 5 samples")
-    assert len(head) == len(line)
-
-
-def test_default_meshes_that_are_not_possible_are_left_out() -> None:
+def test_the_report_is_a_table_without_default_meshes_that_are_not_possible() -> None:
     net = [Conv2d(2, 1), Flatten(), Linear(2)]
     report = check_plan(net, (2, 3, 2), {"*": {"filter": "model"}})
-    assert [row.mesh for row in report.rows if not row.refused] == [
-        {"model": 2},
-        {"data": 2, "model": 2},
-    ]
+    possible = [row for row in report.rows if not row.refused]
+    assert [row.mesh for row in possible] == [{"model": 2}, {"data": 2, "model": 2}]
+    assert all(max(row.differences.values()) < 1e-13 for row in possible)
+    title, head, line, *_ = str(report).splitlines()
+    assert title.startswith("plan: 32 parameters, 3 steps of 5 samples")
+    assert len(head) == len(line)
     assert "at least the 3 ranks, got 2" in str(report)
     with pytest.raises(ValueError, match="filters must be at least the 3 ranks, got 2"):
         check_plan(net, (2, 3, 2), {"*": {"filter": "model"}}, meshes=[{"model": 3}])
@@ -117,12 +110,6 @@ def a_halo_on_the_wrong_side(patch: Patch) -> None:
     patch.setattr(Halo, "fetch", wrong)
 
 
-@breaks("spatial", SPATIAL, "first: the output is the first that differs")
-def a_halo_of_zeros(patch: Patch) -> None:
-    right = striped_conv.rows_of
-    patch.setattr(striped_conv, "rows_of", lambda *args: right(*args) * 0)
-
-
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")
 def a_halo_missing_in_backward(patch: Patch) -> None:
     right = ExtendedConv2d.gated_steps
@@ -150,23 +137,6 @@ def rows_that_are_off_by_one(patch: Patch) -> None:
         return (start, stop), around
 
     patch.setattr(rules, "window_rows", wrong)
-
-
-@breaks("filter", FILTER, "pool/channels-partial: the output is the first that differs")
-def a_gather_in_the_wrong_order(patch: Patch) -> None:
-    right = AllGather.start
-
-    def wrong(self: Any, group: Any, tag: int) -> Any:
-        pending, half = right(self, group, tag), self.bounds[1]
-        parts = [slice(None)] * self.dim
-        return Pending(
-            None,
-            lambda: np.concatenate(
-                [pending.wait()[*parts, half:], pending.wait()[*parts, :half]], axis=self.dim
-            ),
-        )
-
-    patch.setattr(AllGather, "start", wrong)
 
 
 @breaks(
@@ -309,19 +279,12 @@ def test_a_fault_is_refused_with_the_name_of_the_layer(
 
 # -- the training loop
 
-TWELVE: list[tuple[str | None, dict[str, int]]] = [
+MESHES: list[tuple[str | None, dict[str, int]]] = [
     (None, {"data": 2}),
-    (None, {"data": 3}),
-    ("filter", {"filter": 2}),
-    ("filter", {"filter": 3}),
-    ("channel", {"channel": 2}),
-    ("spatial", {"spatial": 2}),
-    ("spatial", {"spatial": 3}),
     ("filter", {"data": 2, "filter": 2}),
-    ("channel", {"data": 2, "channel": 2}),
-    ("spatial", {"data": 2, "spatial": 2}),
-    ("pipeline", {"pipeline": 2}),
     ("pipeline", {"data": 2, "pipeline": 2}),
+    ("channel", {"data": 2, "channel": 2}),
+    ("spatial", {"spatial": 3}),
 ]
 
 
@@ -365,10 +328,7 @@ def test_a_gradient_of_another_scale_is_found_in_the_passes(monkeypatch: Patch) 
 
 @pytest.mark.parametrize(
     ("plan", "mesh"),
-    [
-        pytest.param(*case, marks=[] if place in (0, 7, 11) else pytest.mark.long)
-        for place, case in enumerate(TWELVE)
-    ],
+    [pytest.param(*case, marks=[pytest.mark.long] * (case in MESHES[2:])) for case in MESHES],
     ids=str,
 )
 def test_a_gradient_of_another_scale_is_found_in_every_mesh(
@@ -388,10 +348,8 @@ def test_other_faults_of_a_training_loop_are_found(monkeypatch: pytest.MonkeyPat
     """Equal weights of uneven parts of a batch, and the norm of a rank's part of the gradient."""
 
     def equal_weights(trainer: Trainer) -> None:
-        size = trainer.exchange.comm.size
-        trainer.exchange.loss_scale = (  # type: ignore[method-assign]
-            lambda local, total: 1 / (max(local, 1) * size)
-        )
+        size, exchange = trainer.exchange.comm.size, trainer.exchange
+        exchange.loss_scale = lambda local, total: 1 / (max(local, 1) * size)  # type: ignore
 
     def own_norm(trainer: Trainer) -> None:
         trainer.optimizer.distribute(Parts())
@@ -425,10 +383,7 @@ def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
 @each(
     ("arguments", "words"),
     [
-        (
-            [f"{__file__}:network", "--mesh=spatial"],
-            "--mesh must be axes with their ranks",
-        ),
+        ([f"{__file__}:network", "--mesh=spatial"], "--mesh must be axes with their ranks"),
         ([f"{__file__}:network", "--plan=spatal"], "unknown strategy 'spatal'; did you mean"),
         ([f"{__file__}:nothing", "--plan=spatial"], "network: unknown name in"),
         (["nothing", "--plan=spatial"], "network: expected path/to/file.py:name, got nothing"),
@@ -445,19 +400,16 @@ def test_the_command_fails_in_one_line(
 
 
 @each(
-    ("arguments", "error", "words"),
+    ("arguments", "words"),
     [
-        ({"meshes": [{"filter": 0}]}, ValueError, "filter must be at least 1, got 0"),
-        ({"meshes": [{"filter": 65}]}, ValueError, "ranks of a mesh to be at most 64, got"),
-        ({"meshes": ["filter"]}, TypeError, 'expected meshes such as {"filter": 2}'),
-        ({}, ValueError, "expected a plan or meshes, got neither"),
-        ({"plan": "filter", "batch": 0}, ValueError, "batch must be at least 1, got 0"),
-        ({"plan": "filter", "tolerance": 0}, ValueError, "tolerance must be above 0, got 0"),
-        ({"plan": "filtr"}, ValueError, "unknown strategy 'filtr'; did you mean 'filter'"),
+        ({"meshes": [{"filter": 0}]}, "filter must be at least 1, got 0"),
+        ({"meshes": [{"filter": 65}]}, "ranks of a mesh to be at most 64, got"),
+        ({"meshes": ["filter"]}, 'expected meshes such as {"filter": 2}'),
+        ({}, "expected a plan or meshes, got neither"),
+        ({"plan": "filter", "batch": 0}, "batch must be at least 1, got 0"),
+        ({"plan": "filter", "tolerance": 0}, "tolerance must be above 0, got 0"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(
-    arguments: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
+def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
         check_plan(network(), (5, 7, 2), **arguments)

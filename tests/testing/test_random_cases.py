@@ -65,7 +65,7 @@ def test_other():
 """
 
 
-def test_a_failure_names_its_case(pytester: pytest.Pytester) -> None:
+def test_a_kind_is_selected_and_a_failure_names_its_case(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(PLUGIN)
     pytester.makepyfile(NUMBERS)
     result = pytester.runpytest("--fuzz-minutes", "1", "--fuzz-kind", "numbers")
@@ -76,11 +76,6 @@ def test_a_failure_names_its_case(pytester: pytest.Pytester) -> None:
         ]
     )
     result.assert_outcomes(failed=1, deselected=2)
-
-
-def test_a_kind_is_selected_and_its_time_divided(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(PLUGIN)
-    pytester.makepyfile(NUMBERS)
     result = pytester.runpytest("--fuzz-minutes", "0", "--fuzz-kind", "all")
     result.stdout.fnmatch_lines(["numbers: 1 cases, *", "words: 1 cases, *"])
     result.assert_outcomes(passed=2, deselected=1)

@@ -38,17 +38,6 @@ class Plain(Square):
     new_output = new_gradient = may_overwrite_dy = False
 
 
-def test_correct_layers_pass() -> None:
-    check_layer(Square(), (3, 2))
-    check_layer(Plain(), (3, 2))
-
-
-def test_the_layer_can_be_used_afterwards() -> None:
-    layer = Linear(3)
-    check_layer(layer, (2,))
-    assert not layer.bound
-
-
 class WrongBehindReLU(Plain):
     """Adds the positive part of the sum of a sample, without its derivative."""
 
@@ -86,15 +75,10 @@ def test_a_gradient_of_0_throughout_is_a_warning() -> None:
     assert len(caught) == 2
 
 
-class WrongFactor(Square):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return 2.001 * saved * dy
-
-
 class WrongInOnePlace(Square):
     def backward(self, dy: Any, saved: Any) -> Any:
         dx = 2 * saved * dy
-        dx[-1, -1, -1] *= 1.1
+        dx[-1, -1, -1] *= 1.001
         return dx
 
 
@@ -202,13 +186,6 @@ class ChangesItsWeights(Linear):
     def backward(self, dy: Any, saved: Any) -> Any:
         dx = super().backward(dy, saved)
         self.w.value *= 0.9
-        return dx
-
-
-class NoGradientOfTheBias(Linear):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        dx = super().backward(dy, saved)
-        self.b.grad[...] = 0
         return dx
 
 
@@ -322,48 +299,30 @@ class WrongInEvaluation(BatchNorm):
         return y, (x, min(n, 3.0), *moments)
 
 
-IMAGE = ((3, 2),)
+IMAGE, ROW = ((3, 2),), ((5,),)
 BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
-    (WrongFactor(), IMAGE, r"gradient of input 0 at .* is wrong: central differences give"),
-    (WrongInOnePlace(), IMAGE, r"gradient of input 0 at \(2, 2, 1\) is wrong"),
+    (WrongInOnePlace(), IMAGE, r"gradient of input 0 at \(2, 2, 1\) is wrong: central differences"),
     (WrongShape(), IMAGE, r"must return 3 outputs of shape \(3, 2, 1\), as returned by build, got"),
-    (
-        WrongGradientShape(),
-        IMAGE,
-        r"must return a gradient of shape \(3, 2\) besides the batch, got shape \(3, 1, 2\)",
-    ),
-    (
-        KeepsOnSelf(),
-        IMAGE,
-        "the gradient of input 0 is wrong with two batches in flight; keep what",
-    ),
-    (
-        Noise(),
-        IMAGE,
-        "^Noise in training: forward is not repeatable: the output .* function of `context.seed`",
-    ),
+    (WrongGradientShape(), IMAGE, r"a gradient of shape \(3, 2\) besides .* got shape \(3, 1, 2\)"),
+    (KeepsOnSelf(), IMAGE, "the gradient of input 0 is wrong with two batches in flight"),
+    (Noise(), IMAGE, "in training: forward is not repeatable: the output .* `context.seed`"),
     (NoisyGradient(), IMAGE, "backward is not repeatable: the gradient of input 0 of the same b"),
     (OverwritesInput(), IMAGE, "input 0 is overwritten, although `overwrites_input` is not set"),
     (OverwritesDy(), IMAGE, "dy is overwritten, although `overwrites_dy` is not set"),
     (SavesMore(), IMAGE, r"its input is still referenced after forward, but `saves` is \(\)"),
-    (
-        SavesOutput(),
-        IMAGE,
-        r"its output is still referenced after forward, but `saves` is \('input',\)",
-    ),
+    (SavesOutput(), IMAGE, "its output is still referenced after forward, but `saves` is"),
     (NotNew(), IMAGE, "the output shares memory with input 0, despite `new_output`"),
     (GradientNotNew(), IMAGE, "the gradient of input 0 shares memory .* despite `new_gradient`"),
     (OneGradientTwice(), IMAGE * 2, "the gradient of input 1 shares memory .* or with another"),
     (NoView(), IMAGE, "the output is not a view of the input"),
     (NeverInPlace(), IMAGE, "backward must overwrite dy if `overwrites_dy` is set"),
     (InPlaceTooEarly(), IMAGE, "the gradient of input 0 is wrong when it may overwrite input"),
-    (NeverAdds(4), ((5,),), r"the gradient of neveradds\.b is wrong with accumulate=True"),
-    (ChangesItsWeights(4), ((5,),), r"the value of changesitsweights\.w is changed"),
-    (NoGradientOfTheBias(4), ((5,),), r"the gradient of .*\.b at .* is wrong: .* got 0"),
-    (SkipsParameters(4), ((5,),), r"the gradient of .* is wrong where `needs_dx` is not set"),
-    (ForgetsTheSecondHalf(4), ((5,),), r"the gradient of .*\.w is wrong in two halves"),
-    (AddsInBothHalves(4), ((5,),), r"the gradient of .*\.w is wrong in two halves"),
-    (LeavesItsGradient(4), ((5,),), r"the gradient of .*\.w is wrong in two halves"),
+    (NeverAdds(4), ROW, r"the gradient of neveradds\.b is wrong with accumulate=True"),
+    (ChangesItsWeights(4), ROW, r"the value of changesitsweights\.w is changed"),
+    (SkipsParameters(4), ROW, r"the gradient of .* is wrong where `needs_dx` is not set"),
+    (ForgetsTheSecondHalf(4), ROW, r"the gradient of .*\.w is wrong in two halves"),
+    (AddsInBothHalves(4), ROW, r"the gradient of .*\.w is wrong in two halves"),
+    (LeavesItsGradient(4), ROW, r"the gradient of .*\.w is wrong in two halves"),
     (FailsOnEmpty(), IMAGE, r"must return 0 outputs of shape \(3, 2\), .* got shape \(1, 3, 2\)"),
     (Promotes(), IMAGE, "forward returns float64 in a float32 model"),
     (Imprecise(), IMAGE, "the output is wrong in float32"),
@@ -371,6 +330,16 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (Coarse(), IMAGE, "the output is wrong in bfloat16"),
     (WrongInEvaluation(), ((4,),), "WrongInEvaluation in evaluation: the gradient of input 0"),
 ]
+
+
+def test_correct_layers_pass() -> None:
+    check_layer(Square(), (3, 2))
+    check_layer(Plain(), (3, 2))
+    check_layer(SeededNoise(), (3, 2))  # random numbers of the context
+    check_layer(CoarseInFloat32(), (3, 2))  # does not take 16 bits
+    for layer in (Linear(3), ReLU(), Dropout(0.5)):
+        check_layer(layer, (4,), batch=1)
+        assert not layer.bound  # it can be used afterwards
 
 
 @each(("layer", "shapes", "sentence"), BROKEN)
@@ -382,71 +351,47 @@ def test_a_broken_layer_is_told_what_it_breaks(
     assert str(caught.value).startswith(type(layer).__name__)
 
 
-def test_random_numbers_of_the_context_pass() -> None:
-    check_layer(SeededNoise(), *IMAGE)
+def twin(width: int, classes: int = 2) -> list[Layer]:
+    return [Linear(width, name="first"), Linear(classes, name="last")]
 
 
 @each(
-    ("target", "sentence"),
+    ("target", "arguments", "sentence"),
     [
-        (
-            __file__,
-            r"^testing: expected path/to/file\.py:name, got .*; use .*:Square or .*:Plain or",
-        ),
-        (f"{__file__}:Nothing", r"^testing: unknown name in .* 'Nothing'"),
-        (
-            f"{__file__}:IMAGE",
-            r"^testing .*:IMAGE: expected a layer, loss, metric or scheme, got \(",
-        ),
-        (f"{__file__}:Model", r"expected a layer, loss, metric or scheme, got <class '.*Model'>"),
-        (f"{__file__}:Noise", r"^Noise in training: forward is not repeatable"),
+        ("", [], r"expected path/to/file\.py:name, got .*; use .*:Square or .*:Plain or"),
+        (":Nothing", [], "^testing: unknown name in .* 'Nothing'"),
+        (":IMAGE", [], r"^testing .*:IMAGE: expected a layer, loss, metric or scheme, got \("),
+        (":Model", [], "expected a layer, loss, metric or scheme, got <class '.*Model'>"),
+        (":Noise", ["--shape=3,2"], "^Noise in training: forward is not repeatable"),
+        (":Linear", [], "Linear: a layer requires the shape of an input .*; add --shape"),
+        (":Linear", ["--shape=3"], "missing a required argument: 'features'; add --options"),
+        (":twin", ["--plan=data", "--shape=3"], "missing a required argument: 'width'"),
+        (":twin", ["--plan=data", '--options={"width": 4}'], "a network requires the shape"),
     ],
 )
-def test_the_command_line_names_what_it_expects(
-    target: str, sentence: str, capsys: pytest.CaptureFixture[str]
+def test_the_command_line_says_what_is_missing_or_wrong(
+    target: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([target, "--shape=3,2"]) == 1
-    assert re.search(sentence, capsys.readouterr().err)
-
-
-@each(
-    ("arguments", "sentence"),
-    [
-        (["Linear"], "Linear: a layer requires the shape of an input .*; add --shape, such as 8,8"),
-        (["Linear", "--shape=3"], r"missing a required argument: 'features'; add --options, such"),
-        (["twin", "--plan=data", "--shape=3"], "missing a required argument: 'width'; add --opt"),
-        (["twin", "--plan=data", '--options={"width": 4}'], "a network requires the shape"),
-    ],
-)
-def test_the_command_line_asks_for_what_is_missing(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, *rest = arguments
-    assert main([f"{__file__}:{target}", *rest]) == 1
+    assert main([f"{__file__}{target}", *arguments]) == 1
     told = capsys.readouterr().err
     assert re.search(sentence, told)
     assert told.count("\n") == 1
 
 
-def twin(width: int, classes: int = 2) -> list[Layer]:
-    return [Linear(width, name="first"), Linear(classes, name="last")]
-
-
-def test_the_command_line_takes_options_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--mesh=data=2", "--shape=3", '--options={"width": 4}']
-    assert main([f"{__file__}:twin", *arguments]) == 0
-    assert capsys.readouterr().out.startswith("plan: 26 parameters")
-
-
-def test_the_command_line_takes_options_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
-    target = f"{__file__}:Linear"
-    for option in ("--options", "--scheme-options"):
-        assert main([target, f'{option}={{"features": 4}}', "--shape=3"]) == 0
-        assert capsys.readouterr().out.startswith("Linear: all checks passed")
-
-
-def test_a_layer_that_does_not_take_16_bits_gets_more() -> None:
-    check_layer(CoarseInFloat32(), *IMAGE)
+@each(
+    ("arguments", "shown"),
+    [
+        ([":twin", "--mesh=data=2", '--options={"width": 4}'], "plan: 26 parameters"),
+        ([":Linear", '--options={"features": 4}'], "Linear: all checks passed"),
+        ([":Linear", '--scheme-options={"features": 4}'], "Linear: all checks passed"),
+    ],
+)
+def test_the_command_line_takes_options(
+    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, *rest = arguments
+    assert main([f"{__file__}{target}", *rest, "--shape=3"]) == 0
+    assert capsys.readouterr().out.startswith(shown)
 
 
 def test_domains_without_negative_numbers_can_be_asked_for() -> None:
@@ -456,11 +401,6 @@ def test_domains_without_negative_numbers_can_be_asked_for() -> None:
     with np.errstate(invalid="ignore"), pytest.raises(AssertionError, match="Root in training"):
         check_layer(Root(), (4,))
     check_layer(Root(), (4,), positive=True)
-
-
-def test_a_batch_of_one_is_enough() -> None:
-    check_layer(ReLU(), (4,), batch=1)
-    check_layer(Dropout(0.5), (4,), batch=1)
 
 
 def test_a_layer_of_a_model_is_refused() -> None:

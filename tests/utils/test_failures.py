@@ -34,7 +34,6 @@ def one_run(
     ("work", "hosts", "mtbf", "lost", "speed"),
     [
         (1e4, 10, 1e6, 10.0, lambda n: n / 10),
-        (1e5, 10, 1e6, 300.0, lambda n: n / 10),
         (3e5, 16, 2e6, 100.0, lambda n: 1 / (0.2 + 0.8 * 16 / n)),
         (2e5, 64, 3e6, 60.0, lambda n: 16 / ceil(1024 / n)),
     ],
@@ -50,16 +49,13 @@ def test_a_run_that_continues_takes_the_mean_of_simulated_ones(
     assert found.failures == pytest.approx(hosts * (1 - exp(-found.seconds / mtbf)))
 
 
-def test_without_failures_nothing_is_lost() -> None:
+def test_without_failures_nothing_is_lost_and_without_hosts_there_is_no_end() -> None:
     assert continued(100.0, 8, 1e9, 10.0, lambda n: n / 8).seconds == pytest.approx(100, rel=1e-4)
     interval = optimal_interval(1.0, 1e9)
     assert restarted(100.0, interval, 1.0, 60.0, 1e9).seconds == pytest.approx(100, rel=1e-4)
-
-
-@each("hosts", [1, 2, 3])
-def test_a_run_whose_hosts_all_fail_has_no_end(hosts: int) -> None:
-    with pytest.raises(NoHostError, match=f"fewer than two of {hosts} hosts"):
-        continued(1e9, hosts, 100.0, 1.0, lambda n: n / hosts)
+    for hosts in (1, 3):
+        with pytest.raises(NoHostError, match=f"fewer than two of {hosts} hosts"):
+            continued(1e9, hosts, 100.0, 1.0, lambda n: n / 3)
 
 
 def test_a_run_that_is_restarted_takes_the_mean_of_simulated_ones() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,12 +73,6 @@ def in_folder(path: Path) -> None:
     load_folder(data_dir=path)[0].read([0, 1, 2, 3, 4, 5])
 
 
-def in_traces(path: Path) -> None:
-    path.mkdir()
-    os.mkfifo(path / "rank-0000.npz")
-    read_traces(path)
-
-
 def in_model(path: Path) -> None:
     path.mkdir()
     for name in ("SHA256SUMS", "model.json", "weights.safetensors"):
@@ -85,18 +80,22 @@ def in_model(path: Path) -> None:
     load(path)
 
 
-def in_text(path: Path) -> None:
-    os.mkfifo(path)
-    load_text(path)
+def as_file(name: str, read: Callable[[Path], object], path: Path) -> None:
+    path.mkdir()
+    os.mkfifo(path / name)
+    read(path / name)
 
 
-def in_plan(path: Path) -> None:
-    path = path.with_suffix(".yaml")
-    os.mkfifo(path)
-    find_plan(str(path), ["a"])
-
-
-@each("read", [in_folder, in_traces, in_model, in_text, in_plan])
+@each(
+    "read",
+    [
+        in_folder,
+        partial(as_file, "rank-0000.npz", lambda file: read_traces(file.parent)),
+        in_model,
+        partial(as_file, "text", load_text),
+        partial(as_file, "plan.yaml", lambda file: find_plan(str(file), ["a"])),
+    ],
+)
 def test_readers_of_files_refuse_a_named_pipe(tmp_path: Path, read: Callable[[Path], None]) -> None:
     with pytest.raises((OSError, ValueError), match="named pipe|found no file|does not exist"):
         read(tmp_path / "x")
@@ -134,17 +133,6 @@ def test_a_file_of_any_length_without_blocks_on_the_disk_is_not_read(
 ) -> None:
     with pytest.raises(ValueError, match=r"must have at most|the others are holes"):
         SPARSE[name](tmp_path / name)
-
-
-@each("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
-def test_a_file_of_a_model_without_blocks_on_the_disk_is_not_read(
-    name: str, tmp_path: Path
-) -> None:
-    fill_folder(tmp_path / "m", {"model.json": b"{}", "weights.safetensors": b"x"})
-    file = tmp_path / "m" / name
-    without_blocks(file, file.read_bytes())
-    with pytest.raises(ValueError, match=f"{name} cannot be read .*(at most|are holes)"):
-        load(tmp_path / "m")
 
 
 def test_holes_that_others_than_strangers_make_are_read(tmp_path: Path) -> None:
@@ -190,14 +178,20 @@ def test_links_are_followed_inside_of_a_folder_only(tmp_path: Path) -> None:
             path_inside("test", root, "outside")
 
 
-def test_a_file_of_a_folder_is_not_a_link_that_leaves_it(tmp_path: Path) -> None:
+@each("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
+def test_a_file_of_a_model_is_neither_a_link_that_leaves_it_nor_has_holes(
+    name: str, tmp_path: Path
+) -> None:
     fill_folder(tmp_path / "m", {"model.json": b"{}", "weights.safetensors": b"x"})
-    for name in ("SHA256SUMS", "model.json", "weights.safetensors"):
-        (tmp_path / "m" / name).rename(tmp_path / name)
-        (tmp_path / "m" / name).symlink_to(tmp_path / name)
-        with pytest.raises(ValueError, match=f"{name} cannot be read .*, a link to .*{name}"):
-            load(tmp_path / "m")
-        (tmp_path / name).rename(tmp_path / "m" / name)
+    file = tmp_path / "m" / name
+    file.rename(tmp_path / name)
+    file.symlink_to(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} cannot be read .*, a link to .*{name}"):
+        load(tmp_path / "m")
+    (tmp_path / name).rename(file)
+    without_blocks(file, file.read_bytes())
+    with pytest.raises(ValueError, match=f"{name} cannot be read .*(at most|are holes)"):
+        load(tmp_path / "m")
 
 
 def test_data_may_expand_to_a_hundred_times_their_length() -> None:

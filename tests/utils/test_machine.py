@@ -6,6 +6,7 @@ import os
 import platform
 from fractions import Fraction
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -47,12 +48,9 @@ def test_a_cpu_is_known_by_its_name_and_numbers(
 
 
 def test_a_system_without_proc_tells_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(path: Path) -> str:
-        raise FileNotFoundError(path)
-
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
     assert cpu_name() == cpu_model() == "riscv64"
 
 
@@ -108,7 +106,8 @@ def test_no_quota_is_no_limit(files: dict[str, str], tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_wish(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "MPI_LOCALNRANKS", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_one_process_takes_no_more_than_its_share_of_a_control_group(monkeypatch):
@@ -120,24 +119,15 @@ def test_one_process_takes_no_more_than_its_share_of_a_control_group(monkeypatch
     assert machine.default_threads() == 2
 
 
-@each("wish", ["3", " 3 ", "3,2"])
-def test_omp_num_threads_wins(monkeypatch, wish):
-    monkeypatch.setenv("OMP_NUM_THREADS", wish)
-    assert machine.default_threads() == 3
-
-
-@each("wish", ["0", "-1", "many", ","])
-def test_omp_num_threads_that_is_no_number_is_refused(monkeypatch, wish):
-    monkeypatch.setenv("OMP_NUM_THREADS", wish)
-    with pytest.raises(ValueError, match="OMP_NUM_THREADS: expected a number from 1"):
-        machine.default_threads()
-
-
-def test_more_threads_than_a_process_bears_are_refused(monkeypatch):
-    """A hundred thousand of OpenMP's end the interpreter."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
-    with pytest.raises(ValueError, match="OMP_NUM_THREADS: expected a number from 1 to 1024"):
-        machine.default_threads()
+def test_omp_num_threads_wins_and_is_a_number(monkeypatch):
+    """A hundred thousand threads of OpenMP end the interpreter."""
+    for wish in ("3", " 3 ", "3,2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wish)
+        assert machine.default_threads() == 3
+    for wish in ("0", "-1", "many", ",", "100000"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wish)
+        with pytest.raises(ValueError, match="OMP_NUM_THREADS: expected a number from 1 to 1024"):
+            machine.default_threads()
 
 
 def test_blas_is_limited_as_long_as_one_wants():
@@ -153,19 +143,17 @@ def test_blas_is_limited_as_long_as_one_wants():
         assert pools() == {2}
 
 
-def test_ranks_of_a_host_share_its_cores_by_the_launchers_word(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine, "cores_here", lambda: list(range(os.cpu_count())))
-    monkeypatch.setenv("MPI_LOCALNRANKS", str(2 * os.cpu_count()))
-    assert machine.default_threads() == 1
-    monkeypatch.setattr(machine, "cores_here", lambda: list(range(3)))
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert machine.default_threads() == 3  # pinned to cores of its own
-
-
-def test_where_srun_does_not_say_how_many_are_here_cores_suffice_for_all(monkeypatch):
-    monkeypatch.delenv("MPI_LOCALNRANKS", raising=False)
-    monkeypatch.setattr(machine, "cores_here", lambda: list(range(8)))
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setenv("PMI_SIZE", "4")
-    assert machine.default_threads() == 2
+@each(
+    ("ranks", "here", "cores", "threads"),
+    [
+        ({"MPI_LOCALNRANKS": "8"}, 4, 4, 1),
+        ({"MPI_LOCALNRANKS": "8"}, 3, 64, 3),  # pinned to cores of its own
+        ({"PMI_SIZE": "4"}, 8, 8, 2),  # srun does not say how many are here
+    ],
+)
+def test_ranks_of_a_host_share_its_cores(monkeypatch, ranks, here, cores, threads):
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machine, "cores_here", lambda: list(range(here)))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert machine.default_threads() == threads

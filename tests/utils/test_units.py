@@ -12,14 +12,12 @@ from tests.each import each
     ("text", "unit", "value"),
     [
         ("50 us", "s", 50e-6),
-        ("50us", "s", 50e-6),
         ("1.5e-3 s", "s", 1.5e-3),
         ("2 min", "s", 120.0),
         ("50 \N{MICRO SIGN}s", "s", 50e-6),
         ("1 Gbit/s", "B/s", 125e6),
         ("100 Gbps", "B/s", 12.5e9),
         ("100Gb/s", "B/s", 12.5e9),
-        ("12.5 GB/s", "B/s", 12.5e9),
         ("125 MB/s", "B/s", 125e6),
         ("8 bit/s", "B/s", 1.0),
         ("1 MiB/s", "B/s", 1048576.0),
@@ -54,13 +52,10 @@ def test_advice_keeps_bits_apart_from_bytes(text: object, advice: str) -> None:
         parse_quantity("link", text, "B/s")
 
 
-@each("text", ["-1 us", "0 us", "1e999 s"])
-def test_negative_zero_and_infinite_quantities_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="x: expected a finite quantity above 0, got"):
-        parse_quantity("x", text, "s")
-
-
-def test_zero_is_accepted_where_it_is_allowed() -> None:
+def test_quantities_are_finite_and_above_0_unless_zero_is_allowed() -> None:
+    for text in ("-1 us", "0 us", "1e999 s"):
+        with pytest.raises(ValueError, match="x: expected a finite quantity above 0, got"):
+            parse_quantity("x", text, "s")
     assert parse_quantity("x", "0 us", "s", positive=False) == 0.0
 
 

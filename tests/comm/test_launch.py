@@ -6,7 +6,6 @@ import pytest
 
 from pydtnn.comm import create_communicator
 from pydtnn.utils.launcher import _RANK_VARIABLES, _SIZE_VARIABLES, launched, launched_ranks
-from tests.each import each
 from tests.launch import is_openmpi
 
 
@@ -27,24 +26,26 @@ def test_a_process_by_itself_is_serial_and_needs_no_mpi4py(no_mpi4py):
     assert launched_ranks() is None
 
 
-@each("name", _RANK_VARIABLES)
-def test_a_launcher_is_recognised_by_what_it_sets(monkeypatch, name):
-    monkeypatch.setenv(name, "0")
-    assert launched()
-
-
-@each("name", _SIZE_VARIABLES)
-def test_the_launcher_says_how_many_it_started(monkeypatch, name):
-    monkeypatch.setenv(name, "3")
-    assert launched_ranks() == 3
-
-
-def test_mpi_without_mpi4py_is_refused_in_one_sentence(no_mpi4py):
-    with pytest.raises(ImportError, match=r"^mpi: mpi4py cannot be imported .*pip install"):
-        create_communicator("mpi")
+def test_a_launcher_is_recognised_by_what_it_sets(monkeypatch):
+    for name in _RANK_VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "0")
+            assert launched()
+    for name in _SIZE_VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "3")
+            assert launched_ranks() == 3
+            for text in ("x", "0", "-1", "2.5"):
+                patch.setenv(name, text)
+                with pytest.raises(
+                    ValueError, match=f"^{name}: expected a positive number.*'{text}"
+                ):
+                    launched_ranks()
 
 
 def test_a_launcher_without_mpi4py_is_no_excuse_for_many_serial_runs(monkeypatch, no_mpi4py):
+    with pytest.raises(ImportError, match=r"^mpi: mpi4py cannot be imported .*pip install"):
+        create_communicator("mpi")
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(ImportError, match="mpi4py cannot be imported"):
         create_communicator()
@@ -54,20 +55,11 @@ def test_srun_without_mpi_is_refused(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(ValueError, match=r"srun: expected tasks with MPI, got 4 .*--mpi=pmix"):
         create_communicator()
-
-
-@each("text", ["x", "0", "-1", "2.5"])
-@each("name", _SIZE_VARIABLES)
-def test_a_number_of_ranks_that_is_none_is_refused_by_its_name(monkeypatch, name, text):
-    monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=f"^{name}: expected a positive number.*got '{text}'"):
-        launched_ranks()
-
-
-def test_a_step_of_slurm_without_a_number_of_tasks_is_refused_by_its_name(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "x")
     with pytest.raises(ValueError, match="^SLURM_STEP_NUM_TASKS: expected a positive number"):
         create_communicator()
+    with pytest.raises(ValueError, match=r"unknown communicator 'mpj'"):
+        create_communicator("mpj")
 
 
 def test_a_missing_mpi_is_told_once_on_a_host(mpiexec, tmp_path):
@@ -77,11 +69,6 @@ def test_a_missing_mpi_is_told_once_on_a_host(mpiexec, tmp_path):
     finished = mpiexec(3, ["-m", "pydtnn.train"], environment=environment)
     assert finished.returncode != 0
     assert finished.stderr.count("mpi: mpi4py cannot be imported (no MPI)") == 1
-
-
-def test_an_unknown_communicator_is_refused():
-    with pytest.raises(ValueError, match=r"unknown communicator 'mpj'"):
-        create_communicator("mpj")
 
 
 def test_the_launcher_of_another_mpi_is_named(mpiexec):

@@ -109,16 +109,6 @@ def test_a_group_connects_when_it_is_needed_and_is_never_taken_down(comm):
     assert watched() is not None
 
 
-@pytest.mark.threads(2)
-def test_a_rank_without_messages_connects_with_the_others(comm):
-    group = connected(comm)[0].split(0)
-    x = group.device.xp.ones(3)
-    group.exchange([(x, 1)] if comm.rank == 0 else [], [(x, 0)] if comm.rank else []).wait()
-    third = comm.split(0)
-    assert group._group is not None
-    third.barrier()
-
-
 def test_ranks_that_share_a_gpu_are_refused_on_all_ranks():
     with pytest.raises(
         AgreedError, match=r"^nccl: ranks 0, 2 share GPU 0000, .* use --comm mpi\.$"

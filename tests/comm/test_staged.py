@@ -54,11 +54,6 @@ class TestCudaAware(CommunicatorContract):
     pass
 
 
-@pytest.mark.threads(2, through=lambda comm: Staged(comm, SimulatedCupy(Fabric())))
-class TestHostArrays(CommunicatorContract):
-    pass
-
-
 def with_device(comm, seed=0):
     xp = SimulatedCupy(Fabric(), seed=seed + comm.rank)
     return Staged(comm, xp), xp

@@ -7,11 +7,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator, run_threads
-from pydtnn.data import ArrayDataset
-from pydtnn.layers import Linear
-from pydtnn.model import Model
-from pydtnn.optimizers import SGD
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankError
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
@@ -33,19 +28,6 @@ def test_create_communicator_returns_that_of_the_thread():
 
     assert run_threads(3, same) == [(True, 1, 1, [True, True])] * 3
     assert create_communicator().size == 1
-
-
-def test_a_trainer_made_by_a_thread_trains_with_the_others():
-    data = ArrayDataset(np.arange(24.0).reshape(8, 3), np.arange(8) % 2)
-
-    def rank(comm):
-        trainer = Trainer(Model(Linear(2), (3,), backend="numpy", seed=comm.rank), SGD(0.01))
-        trainer.fit(data, batch_size=2)
-        return trainer.comm.size, trainer.model.parameters["linear.w"].master.tobytes()
-
-    (size, first), (_, second) = run_threads(2, rank)
-    assert size == 2
-    assert first == second
 
 
 def test_reductions_and_results_have_the_order_of_the_ranks():

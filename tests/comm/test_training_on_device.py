@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, Serial
+from pydtnn.comm import Communicator
 from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
 from pydtnn.kernels.cuda.memory import DeviceMemory
-from pydtnn.layers import BatchNorm, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
@@ -21,10 +20,9 @@ from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.device import Device
 from tests.comm.devices import TRANSPORTS, device_of, reference_on
-from tests.parallel.schemes.course import CASES, RULES, Weights, fit, trainer_of
+from tests.parallel.schemes.course import CASES, Weights, fit, trainer_of
 
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
-over_mpi = pytest.mark.parametrize("transport", ["staged", "handed"])
 
 
 def label(value: str | dict[str, Any]) -> str:
@@ -47,11 +45,6 @@ def on_device(
     trainer = trainer_of(exchange, rule(), backend=reference_on(xp), **options)
     assert all(isinstance(bucket.grads, xp.ndarray) for bucket in trainer.model.buckets)
     return trainer
-
-
-def normalised() -> Sequential:
-    """Return a network with a batch norm that has two rows even of a single sample."""
-    return Sequential(Linear(14), Reshape((2, 7)), BatchNorm(), ReLU(), Flatten(), Linear(3))
 
 
 def assert_same(ours: Weights, expected: Weights) -> None:
@@ -78,21 +71,6 @@ def test_a_scheme_trains_to_the_bytes_of_the_host(
     check(comm, transport, lambda comm: create_scheme(name, comm, **options))
 
 
-@pytest.mark.mpi(2)
-@over_mpi
-@every_scheme
-def test_a_scheme_trains_to_the_bytes_of_the_host_over_mpi(
-    comm: Communicator, transport: str, name: str, options: dict[str, Any]
-) -> None:
-    check(comm, transport, lambda comm: create_scheme(name, comm, **options))
-
-
-@pytest.mark.threads(2)
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_trains_with_a_sharded_state(comm: Communicator, rule: str) -> None:
-    check(comm, "nccl", ShardedOptimizer, RULES[rule])
-
-
 @pytest.mark.threads(2)
 @pytest.mark.parametrize("transport", ["nccl", "staged"])
 @pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
@@ -102,23 +80,6 @@ def test_compressors_work_on_the_gradients_of_a_device(
 ) -> None:
     """Summed on the way, gathered, and in two rounds."""
     check(comm, transport, partial(scheme, sums=create_sums(name)))
-
-
-@pytest.mark.threads(1, 3)
-@every_transport
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
-@pytest.mark.parametrize("sync", [False, True])
-def test_exact_training_gives_the_bytes_of_one_rank_on_the_host(
-    comm: Communicator, transport: str, scheme: type[GradientExchange], sync: bool
-) -> None:
-    """With batch norm, by shards or over the whole batch."""
-
-    exact = partial(scheme, sums=partial(ExactSums, shards=5))
-    ours = on_device(comm, transport, exact, net=normalised(), sync_batch_norm=sync)
-    alone = trainer_of(exact(Serial()), momentum(), net=normalised(), sync_batch_norm=sync)
-    assert_same(fit(ours, 1), fit(alone, 1))
-    assert ours.history == alone.history
-    comm.barrier()
 
 
 @pytest.mark.threads(2)

@@ -25,15 +25,6 @@ while True:
     comm.allreduce(np.zeros(4))
 """
 
-KILLED = """
-import os, signal, time
-from pydtnn.comm import create_communicator
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
-create_communicator()
-"""
-
 FAILS_AT = """
 import atexit, os, signal, sys
 moment, failing = sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"] in {failing}
@@ -80,13 +71,20 @@ def test_a_rank_that_is_killed_or_stopped_at_any_moment_is_left_behind(
     assert ("no progress for 2 s (--timeout): " in finished.stderr) == (number == "SIGSTOP")
 
 
-def test_a_rank_that_is_stopped_before_mpi_has_started_ends_all() -> None:
-    code = FAILS_AT.format(failing="'1'", number="SIGSTOP")
+@each(
+    ("number", "words"),
+    [
+        ("SIGSTOP", "no progress for 2 s (--timeout): rank 1 is stopped; killed"),
+        ("SIGKILL", "failed before MPI had started, which no rank survives"),
+    ],
+)
+def test_a_rank_that_fails_before_mpi_has_started_ends_all(number: str, words: str) -> None:
+    code = FAILS_AT.format(failing="'1'", number=number)
     with Program(3, ["-c", code, "start"], options=["--with-ft", "ulfm"]) as program:
         assert program.wait(200)
         finished = program.finished()
     assert finished.returncode == 34
-    assert "no progress for 2 s (--timeout): rank 1 is stopped; killed" in finished.stderr
+    assert words in finished.stderr
 
 
 @pytest.mark.long
@@ -110,11 +108,3 @@ def test_an_error_of_one_rank_ends_all(survives: bool, rank: int) -> None:
         finished = program.finished()
     assert finished.returncode != 0
     assert finished.stderr.count(f"rank {rank}: an error of its own") == 1
-
-
-def test_a_rank_that_is_killed_before_mpi_has_started_ends_all() -> None:
-    with Program(3, ["-c", KILLED], options=["--with-ft", "ulfm"]) as program:
-        assert program.wait(200)
-        finished = program.finished()
-    assert finished.returncode == 34
-    assert finished.stderr.count("failed before MPI had started, which no rank survives") == 1

@@ -32,21 +32,6 @@ def test_a_case_that_fails_stays_current_and_is_not_counted() -> None:
     assert case.number == 7
 
 
-PLUGIN = """
-import pytest
-from tests.random_cases import Fuzz, add_options
-
-pytest_addoption = add_options
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "fuzz(kind): random")
-    config.pluginmanager.register(Fuzz(), "fuzz")
-
-@pytest.fixture
-def cases(request):
-    return request.config.pluginmanager.get_plugin("fuzz").cases(request)
-"""
-
 NUMBERS = """
 import pytest
 
@@ -66,7 +51,7 @@ def test_other():
 
 
 def test_a_kind_is_selected_and_a_failure_names_its_case(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(PLUGIN)
+    pytester.makeconftest("from tests.conftest import *")
     pytester.makepyfile(NUMBERS)
     result = pytester.runpytest("--fuzz-minutes", "1", "--fuzz-kind", "numbers")
     result.stdout.fnmatch_lines(

@@ -20,7 +20,5 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     for module in ("numpy", "numpy.linalg"):
         with pytest.raises(ImportError, match="^draw requires numpy; install it with: pip install"):
             import_optional(module, "numpy", "draw")
-    with pytest.raises(
-        ImportError, match="requires numpy and rich; .* install numpy rich$"
-    ):
+    with pytest.raises(ImportError, match="requires numpy and rich; .* install numpy rich$"):
         import_optional("numpy", "numpy rich", "x")

@@ -136,8 +136,3 @@ def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(
     with pytest.raises(OSError, match="run"):
         written(slot)
     assert [*tmp_path.iterdir()] == [tmp_path / "run"]
-
-
-def test_a_folder_whose_name_is_too_long_is_none(slot: Slot) -> None:
-    slot.folder = "x" * 5000
-    assert slot.folder == ""

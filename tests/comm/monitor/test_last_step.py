@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-
 from pydtnn.comm import supervision as of_rank
 from pydtnn.comm.monitor.monitor import LastStep
 from pydtnn.comm.supervision import Last
-from tests.each import each
 
 
 def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:
@@ -32,53 +27,6 @@ def test_the_run_ends_at_once_if_a_rank_is_not_in_training() -> None:
     agreement.answer(0, 4)
     agreement.answer(1, -1)
     assert told[-1] == "last -1 15 1"
-
-
-@each("seed", range(5))
-def test_ranks_of_any_speed_end_after_the_same_step(seed: int) -> None:
-    """Without messages between the steps, the ranks are arbitrarily far apart."""
-    random_ = random.Random(seed)
-    lock = threading.Lock()
-    ranks: list[of_rank.LastStep] = []
-
-    def tell(line: str) -> None:
-        def later() -> None:
-            for rank, one in enumerate(ranks):
-                time.sleep(random_.random() * 0.005)
-                if line == "freeze":
-                    begun = one.hold()
-                    with lock:
-                        agreement.answer(rank, begun)
-                else:
-                    one.decide(Last(*map(int, line.split()[1:])))
-
-        threading.Thread(target=later).start()
-
-    agreement = LastStep(4, tell)
-
-    def ask(signal: int) -> bool:
-        agreement.request(signal, 0)
-        return True
-
-    ranks += [of_rank.LastStep(ask) for _ in range(4)]
-    steps = [0] * 4
-
-    def run(rank: int) -> None:
-        while ranks[rank].passed() is None:
-            steps[rank] += 1
-            time.sleep(0.0005 * (1 + rank))
-
-    for one in ranks:
-        one.start()
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.05)
-    assert ranks[2].request(15)
-    for thread in threads:
-        thread.join(60)
-    assert steps == [steps[0]] * 4
-    assert all(one.reached for one in ranks)
 
 
 def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:

@@ -161,23 +161,6 @@ def test_a_ring_begins_every_part_at_another_rank():
         assert len(associations("ring", p)) == max(p, 1) - (p == 2)  # 0 + 1 is 1 + 0
 
 
-def test_float_sums_of_the_fixed_tree_do_not_depend_on_the_number_of_ranks(rng):
-    contributions = rng.standard_normal((8, 1001)).astype(np.float32)
-    results = []
-    for p in (1, 2, 4, 8):
-        # rank r of p holds the sum of its aligned block of 8 / p contributions
-        blocks = contributions.reshape(p, 8 // p, 1001)  # (rank, own contribution, element)
-        arrays = [tree_sum(block) for block in blocks]
-        carry_out(plan("fixed_tree", p), arrays)
-        results += [array.tobytes() for array in arrays]
-    assert len(set(results)) == 1
-
-
-def tree_sum(rows: np.ndarray) -> np.ndarray:
-    half = len(rows) // 2
-    return tree_sum(rows[:half]) + tree_sum(rows[half:]) if half else rows[0].copy()
-
-
 # -- the words -------------------------------------------------------------------------------------
 
 
@@ -237,14 +220,6 @@ def test_fold_makes_an_algorithm_for_any_number_of_ranks_and_keeps_its_name():
     for p in RANKS:
         check(doubling, p)
     assert (doubling.__name__, doubling.__doc__) == ("doubling", "Double.")
-
-
-def test_an_algorithm_of_ones_own_may_be_sequenced_from_the_others():
-    def one_element_first(group):
-        yield from over(group, range(group.size), SCHEDULES["direct"], part(0, 8))
-        yield from over(group, range(group.size), ring, Part(Fraction(1, 8), Fraction(1)))
-
-    check(one_element_first, 5)
 
 
 def test_an_unknown_name_and_a_rank_outside_the_group_are_refused():

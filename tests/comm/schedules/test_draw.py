@@ -125,16 +125,6 @@ def test_the_text_of_a_vector_picture_stays_text(tmp_path):
     assert (tmp_path / "ring.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.usefixtures("matplotlib")
-def test_there_is_a_strand_for_each_message_and_piece_of_the_array(tmp_path):
-    draw(tmp_path / "few.svg", "halving_doubling", check("halving_doubling", 4), range(4))
-    # 4 rounds of 4 messages with 2, 1, 1, 2 pieces each; their number is that of the arrows
-    drawn = (tmp_path / "few.svg").read_text()
-    assert drawn.count('<g id="PathCollection_1">') == 1
-    arrows = drawn[drawn.index('<g id="PathCollection_1">') : drawn.index('id="PolyCollection_1"')]
-    assert arrows.count("<path") == 4 * (2 + 1 + 1 + 2)
-
-
 def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
     two = check("ring", 2)
     with pytest.raises(ValueError, match=r"must end in one of \.png, \.pdf, \.svg, got "):

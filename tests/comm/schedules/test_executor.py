@@ -74,37 +74,6 @@ def test_all_ranks_get_the_same_bytes_every_time(comm, algorithm):
     assert len(results) == 1
 
 
-@pytest.mark.threads(2, 5)
-@pytest.mark.mpi(2)
-@each("algorithm", ["ring", "binomial_tree", "fixed_tree"])
-def test_ranks_may_wait_for_sums_in_different_orders(comm, algorithm):
-    scheduled = Scheduled(comm, algorithm, chunk_bytes=1000, active=4)
-    lengths = (1013, 1, 0, 4001, 53)
-    arrays = [whole(comm.rank, n) for n in lengths]
-    requests = [scheduled.iallreduce(x) for x in arrays]
-    for request in requests[:: -1 if comm.rank % 2 else 1]:
-        request.wait()
-        assert request.test()
-    for x, n in zip(arrays, lengths, strict=True):
-        np.testing.assert_array_equal(x, total(comm, n))
-
-
-@pytest.mark.threads(3)
-@pytest.mark.mpi(2)
-def test_who_waits_for_a_message_moves_sums_on(comm):
-    scheduled = Scheduled(comm, "ring", chunk_bytes=1000)
-    x, message = whole(comm.rank, 1013), np.zeros(1)
-    request = scheduled.iallreduce(x)
-    if comm.rank == 0:
-        scheduled.recv(message, 1, tag=1)  # which rank 1 sends when it has the sum
-        assert message[0] == x.sum()
-    else:
-        request.wait()
-        if comm.rank == 1:
-            scheduled.send(np.array([x.sum()]), 0, tag=1)
-    request.wait()
-
-
 CALLS = [
     lambda comm: comm.barrier(),
     lambda comm: comm.broadcast(np.ones(3), 1),
@@ -198,17 +167,6 @@ def test_tags_may_come_round(comm, monkeypatch):
 
 
 @pytest.mark.threads(2)
-def test_a_schedule_may_be_a_function_of_the_user(comm):
-    def swap(group):
-        peer = 1 - group.rank
-        yield send(peer, ALL), receive(peer, ALL)  # what is sent is from before the round
-
-    x = whole(comm.rank, 53)
-    Scheduled(comm, swap).allreduce(x)
-    np.testing.assert_array_equal(x, whole(1 - comm.rank, 53))
-
-
-@pytest.mark.threads(2)
 @pytest.mark.mpi(2)
 def test_messages_of_a_pair_meet_in_their_order_whatever_their_rounds(comm):
     def uneven(group):
@@ -225,21 +183,6 @@ def test_messages_of_a_pair_meet_in_their_order_whatever_their_rounds(comm):
     x = whole(comm.rank, 1013)
     Scheduled(comm, uneven, chunk_bytes=1000).allreduce(x)
     np.testing.assert_array_equal(x, total(comm, 1013))
-
-
-@pytest.mark.threads(3)
-def test_scratch_memory_is_used_again(comm):
-    scheduled, taken = Scheduled(comm, "recursive_doubling", chunk_bytes=400, active=2), set()
-
-    def take(n, dtype):
-        memory = Scheduled.take_scratch(scheduled, n, dtype)
-        taken.add(memory.ctypes.data)
-        return memory
-
-    scheduled.take_scratch = take
-    for _ in range(3):
-        scheduled.allreduce(np.ones(1013))  # 20 chunks
-    assert len(taken) <= scheduled.active
 
 
 def test_chunks_take_turns_inside_a_host_and_travel_together_between_hosts():

@@ -33,40 +33,32 @@ class OnDevice(Wrapper):
     def wrapped(self, group: Communicator) -> Communicator:
         return OnDevice(group, self.xp)
 
-    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        copy = self.xp.asarray(array)
-        return _Fetching(self.inner.iallreduce(copy, op), lambda: _fetch(copy, array))
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        copies, fetch = self._copied(what, args)
+        result = call(*copies)
+        fetch()
+        return result
 
-    def _allreduce(self, array: np.ndarray, op: str) -> None:
-        copy = self.xp.asarray(array)
-        self.inner.allreduce(copy, op)
-        _fetch(copy, array)
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        copies, fetch = self._copied(what, args)
+        return _Fetching(call(*copies), fetch)
 
-    def _broadcast(self, array: np.ndarray, root: int) -> None:
-        copy = self.xp.asarray(array)
-        self.inner.broadcast(copy, root)
-        _fetch(copy, array)
+    def _copied(self, what: str, args: tuple[Any, ...]) -> tuple[list[Any], Callable[[], None]]:
+        """Return arguments with copies of the arrays, and what copies these back."""
+        moves = what != "gather_object"
+        copies = [
+            self.xp.asarray(arg) if moves and isinstance(arg, np.ndarray) else arg for arg in args
+        ]
+        if what == "allgather" and overlap(args[0], args[2]):  # the part is in its place
+            begin = sum(args[1][: self.rank])
+            copies[0] = copies[2][begin : begin + args[1][self.rank]]
 
-    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        given, result = self.xp.asarray(array), self.xp.asarray(out)
-        self.inner.reduce_scatter(given, counts, result)
-        _fetch(result, out)
+        def fetch() -> None:
+            for copy, arg in zip(copies, args, strict=True):
+                if copy is not arg and what != "send":
+                    arg[...] = copy.get()
 
-    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        result, begin = self.xp.asarray(out), sum(counts[: self.rank])
-        if overlap(array, out):
-            given = result[begin : begin + counts[self.rank]]
-        else:
-            given = self.xp.asarray(array)
-        self.inner.allgather(given, counts, result)
-        _fetch(result, out)
-
-    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        return self.inner.isend(self.xp.asarray(array), to, tag)
-
-    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
-        copy = self.xp.asarray(array)
-        return _Fetching(self.inner.irecv(copy, source, tag), lambda: _fetch(copy, array))
+        return copies, fetch
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
         copies = [self.xp.asarray(array) for array, _ in receives]
@@ -78,7 +70,7 @@ class OnDevice(Wrapper):
 
         def fetch() -> None:
             for copy, (array, _) in zip(copies, receives, strict=True):
-                _fetch(copy, array)
+                array[...] = copy.get()
 
         return _Fetching(request, fetch)
 
@@ -137,7 +129,3 @@ class _Fetching(Request):
         if not self.fetched:
             self.fetched = True
             self.fetch()
-
-
-def _fetch(copy: Any, array: np.ndarray) -> None:
-    array[...] = copy.get()

@@ -49,21 +49,6 @@ def test_every_value_of_16_bits_is_added_as_in_the_reference(name, isa, rng):
         check(name, isa, values.copy(), other)
 
 
-@each(
-    ("name", "x", "y", "total"),
-    [
-        ("float16", 2048, 1, 2048),  # half way between 2048 and 2050: to the even mantissa
-        ("float16", 2050, 1, 2052),
-        ("bfloat16", 256, 1, 256),
-        ("bfloat16", 258, 1, 260),
-    ],
-)
-def test_the_reference_rounds_to_nearest_even(name, x, y, total):
-    into = np.full(1, x, TYPES[name])
-    add(into, np.full(1, y, TYPES[name]))
-    assert into.astype("float64") == total
-
-
 def test_integers_are_added_by_numpy():
     x = np.array([2**62, -1, 5])
     adder_for(x.dtype)(x, np.array([2**62 - 1, 1, -7]))

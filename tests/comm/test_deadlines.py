@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from pydtnn.comm import create_communicator
 from pydtnn.comm.monitor.monitor import TIMEOUT_STATUS
 from tests.ahead import mpiexec
 from tests.launch import Finished
@@ -43,7 +42,7 @@ def late(rank: int, act: str) -> Finished:
     ],
 )
 def test_a_wait_that_lasts_too_long_ends_all_ranks_in_one_table(
-    ahead: Finished, rank: int, words: str, others: str
+    ahead: Finished, rank: int, act: str, words: str, others: str
 ) -> None:
     assert ahead.returncode == TIMEOUT_STATUS, ahead
     assert ahead.stderr.count("no progress for 2 s (--timeout): ") == 1, ahead.stderr
@@ -89,8 +88,3 @@ def test_ranks_of_several_hosts_end_after_the_same_step(ahead: Finished) -> None
     (step,) = {*ahead.stdout.split("\n")} - {""}
     assert 20 < int(step.removeprefix("last step ")) < 1000
     assert ahead.stdout.count(step) == 4
-
-
-def test_a_negative_deadline_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"timeout must be at least 0 s, got -1"):
-        create_communicator("serial", timeout=-1)

@@ -21,7 +21,9 @@ def no_mpi4py(monkeypatch):
 
 
 def test_a_process_by_itself_is_serial_and_needs_no_mpi4py(no_mpi4py):
-    assert create_communicator().size == 1
+    assert create_communicator(timeout=0).size == 1  # without a limit
+    with pytest.raises(ValueError, match=r"timeout must be at least 0 s, got -1"):
+        create_communicator("serial", timeout=-1)
     assert not launched()
     assert launched_ranks() is None
 

@@ -1,17 +1,10 @@
-"""The communicator of one rank keeps the contract."""
+"""Messages of one rank to itself."""
 
 import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator
-from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
-
-
-class TestSerial(CommunicatorContract):
-    @pytest.fixture
-    def comm(self):
-        return create_communicator("serial")
 
 
 @each("call", ["send", "recv"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +130,14 @@ def test_where_there_is_no_monitor_deadlines_are_kept(capfd: pytest.CaptureFixtu
     with contextlib.closing(Rank(connected=False)) as rank:
         check_deadline(rank)
     assert capfd.readouterr().err == ""
+
+
+def test_a_folder_of_flight_records_is_absolute(rank: Rank, tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        rank.supervision.folder = "flight"  # type: ignore[assignment]
+    assert rank.slots[0].folder == str(tmp_path / "flight")
+    rank.supervision.folder = ""  # type: ignore[assignment]
+    assert rank.slots[0].folder == ""
 
 
 def test_what_is_no_message_is_ignored(rank: Rank) -> None:

@@ -10,12 +10,11 @@ import pytest
 
 from pydtnn.comm.thread import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU
-from pydtnn.layers.collectives import AllGather, AllReduce, Pending, ReduceScatter, Steps, parts_of
+from pydtnn.layers.collectives import AllGather, AllReduce, Pending, Steps
 from pydtnn.layers.exchange import Exchange, Spread
 from pydtnn.layers.parameters import Cut, Part
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.layers.striped_conv import ExtendedConv2d
-from pydtnn.layers.stripes import Halo
 from pydtnn.model.partition import rules
 from pydtnn.optimizers.base import Parts
 from pydtnn.parallel import exchange
@@ -83,33 +82,6 @@ def changes(patch: Patch, kind: type, name: str, change: Callable[[Any, Any], An
     patch.setattr(kind, name, wrong)
 
 
-def changes_draft(patch: Patch, rule: str, change: Callable[[Any, str], None]) -> None:
-    """Replace a rule of the pass over the graph by one that makes a change afterwards."""
-    right = getattr(rules, rule)
-
-    def wrong(draft: Any, axis: Any, *args: Any) -> Any:
-        result = right(draft, axis, *args)
-        change(draft, axis)
-        return result
-
-    patch.setattr(rules, rule, wrong)
-
-
-@breaks("spatial", SPATIAL, "pool/halo: the output is the first that differs")
-def a_halo_on_the_wrong_side(patch: Patch) -> None:
-    right = Halo.fetch
-
-    def wrong(self: Any, x: Any, backend: Any) -> Any:
-        messages = right(self, x, backend)
-        messages.sends = [
-            (x[:, -rows.shape[1] :] if to < self.place else x[:, : rows.shape[1]], to)
-            for rows, to in messages.sends
-        ]
-        return messages
-
-    patch.setattr(Halo, "fetch", wrong)
-
-
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")
 def a_halo_missing_in_backward(patch: Patch) -> None:
     right = ExtendedConv2d.gated_steps
@@ -148,17 +120,15 @@ def gradients_that_are_not_reduced_over_the_data_axis(patch: Patch) -> None:
 
 @breaks("spatial", SPATIAL, r"second: the gradient second\.w of rank \d differs")
 def a_partial_gradient_that_is_not_summed(patch: Patch) -> None:
-    def forget(draft: Any, axis: str) -> None:
+    right = rules.stripes
+
+    def wrong(draft: Any, axis: Any, *args: Any) -> Any:
+        result = right(draft, axis, *args)
         if draft.whole.name == "second":
             draft.summed.clear()
+        return result
 
-    changes_draft(patch, "stripes", forget)
-
-
-@breaks("spatial", SPATIAL, "norm: the output is the first that differs")
-def statistics_of_one_stripe(patch: Patch) -> None:
-    patch.setattr(rules, "_batch_norm", rules._each)
-    patch.setitem(rules.FOLLOWERS, BatchNorm, rules._each)
+    patch.setattr(rules, "stripes", wrong)
 
 
 @breaks("filter", FILTER, r"norm: the statistic norm\.running_mean of rank \d differs")
@@ -171,23 +141,6 @@ def statistics_of_other_channels(patch: Patch) -> None:
             self.statistics[0].mean[:] = self.statistics[0].mean[::-1].copy()
 
     patch.setattr(RunningStatistics, "fold", wrong)
-
-
-@breaks("channel", CHANNEL, "first: the output is the first that differs")
-def a_bias_that_every_rank_adds(patch: Patch) -> None:
-    def add(draft: Any, axis: str) -> None:
-        draft.layer.adds_bias = True
-
-    changes_draft(patch, "channels", add)
-
-
-@breaks("channel", CHANNEL, "first/partial-channels: the output is the first that differs")
-def a_slice_instead_of_a_reduce_scatter(patch: Patch) -> None:
-    def wrong(self: Any, group: Any, tag: int) -> Any:
-        own = self.array[parts_of(self.bounds, self.dim)[group.rank]].copy()
-        return Pending(None, lambda: own)
-
-    patch.setattr(ReduceScatter, "start", wrong)
 
 
 @breaks("filter", FILTER, "last: the gradient of the input, which is the output of flatten6,")
@@ -281,8 +234,8 @@ def test_a_fault_is_refused_with_the_name_of_the_layer(
 
 MESHES: list[tuple[str | None, dict[str, int]]] = [
     (None, {"data": 2}),
-    ("filter", {"data": 2, "filter": 2}),
     ("pipeline", {"data": 2, "pipeline": 2}),
+    ("filter", {"data": 2, "filter": 2}),
     ("channel", {"data": 2, "channel": 2}),
     ("spatial", {"spatial": 3}),
 ]

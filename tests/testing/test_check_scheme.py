@@ -79,8 +79,8 @@ def test_the_library_s_schemes_pass(name: str) -> None:
 
 
 def test_the_report_counts_messages_and_bytes() -> None:
-    report = check_scheme(AllReduce, ranks=[1, 3], optimizer=lambda: SGD(1e-3))
-    alone, three = report.rows
+    report = check_scheme(AllReduce, optimizer=lambda: SGD(1e-3))
+    alone, _, three, _ = report.rows
     assert all(row.always_equal and row.difference < 1e-12 for row in report.rows)
     assert report.scheme == "AllReduce"
     assert report.buckets == 4
@@ -91,8 +91,16 @@ def test_the_report_counts_messages_and_bytes() -> None:
     title, loss, head, *lines = str(report).splitlines()
     assert title.startswith("AllReduce: 57 parameters in 4 buckets")
     assert "serial training" in loss
-    assert [line.split()[0] for line in lines] == ["1", "3"]
+    assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
     assert all(len(line) == len(head) for line in lines)
+
+
+def test_a_reference_that_differs_is_refused() -> None:
+    def unchanged(start: np.ndarray, steps: Any) -> Any:
+        yield from (start for _ in steps)
+
+    with pytest.raises(AssertionError, match="differ from those of the reference after step 1"):
+        check_scheme(AllReduce, ranks=[2], reference=unchanged)
 
 
 # -- broken schemes
@@ -123,12 +131,6 @@ class DividesBySize(Plain):
     def wait(self, bucket: Bucket) -> None:
         super().wait(bucket)
         bucket.grads[...] /= self.comm.size
-
-
-@breaks(2, r"differs from that of serial training after step 1")
-class ScalesByItsOwnShare(Plain):
-    def loss_scale(self, local: int, total: int) -> float:
-        return 1 / (max(local, 1) * self.comm.size)
 
 
 @breaks(2, r"rank 0 calls allreduce sum of .* where rank 1 calls allreduce")

@@ -58,13 +58,6 @@ def test_a_simulated_gpu_runs_some(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({*seen["cuda"]}) == 3
 
 
-@each("case", range(10))
-@each("letter", "ab")
-@pytest.mark.threads(2)
-def test_marks_and_fixtures_work_as_with_any_test(comm, case: int, letter: str) -> None:
-    assert comm.gather_object((case, letter)) == [(case, letter)] * 2
-
-
 @each("case", range(3))
 def test_a_case_does_not_see_what_the_last_has_left(tmp_path, capsys, monkeypatch, case) -> None:
     assert [*tmp_path.iterdir()] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -160,18 +159,11 @@ def test_what_is_neither_is_refused() -> None:
         check_metric(Far(), (3,), batch=2)
 
 
-@each(
-    ("name", "arguments", "words"),
-    [
-        ("Square", [], r"Square: all checks passed for samples of shape \(3,\)"),
-        ("Far", ["--shape=2,2"], r"Far: all checks passed for samples of shape \(2, 2\)"),
-        ("Mean", [], "Mean: the sum of the results"),
-    ],
-)
-def test_the_command_line_checks_them(
-    name: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = main([f"{__file__}:{name}", *arguments])
+def test_the_command_line_checks_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__file__}:Square"]) == 0
+    assert main([f"{__file__}:Far", "--shape=2,2"]) == 0
+    assert main([f"{__file__}:Mean"]) == 1
     printed = capsys.readouterr()
-    assert status == (name == "Mean")
-    assert re.match(words, printed.out + printed.err)
+    assert "Square: all checks passed for samples of shape (3,)" in printed.out
+    assert "Far: all checks passed for samples of shape (2, 2)" in printed.out
+    assert printed.err.startswith("Mean: the sum of the results")

@@ -51,13 +51,6 @@ def test_only_what_concerns_the_machine_reads_its_time(room: str) -> None:
     assert not found, f"{', '.join(found)}: read pydtnn.utils.clock instead"
 
 
-@each("module", REAL)
-def test_the_exceptions_do_read_it(module: str) -> None:
-    path = ROOT / module
-    sources = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    assert any(True for source in sources for _ in readings(source))
-
-
 class Fixed(clock.Clock):
     def now_ns(self) -> int:
         return 5_000_000_000

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.cli.hosts import read_placement
 from pydtnn.cli.parser import Arguments
 from pydtnn.data import Tokenizer, load_folder, load_text
 from pydtnn.data.packing import verify_shards
@@ -20,7 +19,6 @@ from pydtnn.model.partition.plan import find_plan
 from pydtnn.perfmodel import Platform
 from pydtnn.perfmodel.compute.profile import load_profiles
 from pydtnn.saving import load
-from pydtnn.search.space import read_space
 from pydtnn.tracing import read_traces
 from pydtnn.utils.files import (
     MIN_LIMIT,
@@ -110,14 +108,9 @@ def without_blocks(path: Path, content: bytes = b"{") -> Path:
 
 SPARSE: dict[str, Callable[[Path], object]] = {
     "model.onnx": lambda path: import_onnx(without_blocks(path)),
-    "state.safetensors": lambda path: read_state_dict("test", without_blocks(path)),
     "state.pth": lambda path: read_state_dict("test", without_blocks(path)),
-    "weights.h5": lambda path: read_file("test", without_blocks(path)),
     "platform.yaml": lambda path: Platform.load(without_blocks(path)),
-    "space.yaml": lambda path: read_space(without_blocks(path)),
-    "plan.yaml": lambda path: find_plan(str(without_blocks(path)), ["a"]),
     "config.yaml": lambda path: Arguments([f"--config={without_blocks(path)}"]),
-    "hosts": lambda path: read_placement(["mpirun", "-f", str(without_blocks(path))]),
     "profile.json": lambda path: load_profiles(without_blocks(path)),
     "tokenizer.json": lambda path: Tokenizer(without_blocks(path)),
     "rank-0000.npz": lambda path: read_traces(without_blocks(path).parent),

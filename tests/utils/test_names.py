@@ -10,6 +10,7 @@ from tests.each import each
         ("cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
         ("COSINE", "unknown schedule 'COSINE'; did you mean 'cosine'?"),
         ("warm", "unknown schedule 'warm'; did you mean 'Warmup'?"),
+        ("quadratic", "unknown schedule 'quadratic'; choose one of 'Warmup', 'cosine', 'step'"),
         ("xyz", "unknown schedule 'xyz'; choose one of 'Warmup', 'cosine', 'step'"),
     ],
 )

@@ -21,6 +21,7 @@ from tests.each import each
         ("125 MB/s", "B/s", 125e6),
         ("8 bit/s", "B/s", 1.0),
         ("1 MiB/s", "B/s", 1048576.0),
+        ("2 KiB", "B", 2048.0),
         ("16 GiB", "B", 2.0**34),
         ("7.8 Tflop/s", "flop/s", 7.8e12),
     ],

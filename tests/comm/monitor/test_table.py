@@ -25,6 +25,7 @@ def test_a_rank_that_does_not_wait_is_late() -> None:
 def test_a_rank_in_an_earlier_call_of_a_group_is_late() -> None:
     rows = [waiting(0), Row(1, "a", waits="barrier", group="all", number=5), waiting(2)]
     assert late(rows) == rows[1:2]
+    assert late([waiting(0), Row(1, "a", waits="recv", group="all", peer=0)]) == []  # a message
 
 
 def test_ranks_that_wait_for_each_other_are_equals() -> None:

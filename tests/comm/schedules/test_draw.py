@@ -81,15 +81,6 @@ def test_a_schedule_is_a_table_of_who_sends_what_to_whom(name, hosts):
     assert text(name, check(name, hosts), hosts) + "\n" == SHOWN[name, hosts]
 
 
-def test_a_tree_sends_the_whole_array_over_growing_distances():
-    _, whole, *_, first, second, _, _, _, _, _, _, _, _ = text(
-        "binomial_tree", check("binomial_tree", 17), range(17)
-    ).splitlines()
-    assert whole == "the array of n bytes stays whole"
-    assert first.split() == ["0", "8", "8", "8", "1", "n", "n"]
-    assert second.split() == ["1", "4", "4", "4", "2", "n", "n"]
-
-
 def test_titles_of_other_schedules():
     assert text("ring", check("ring", 1), ["a"]) == "ring of 1 rank: 0 rounds; nothing is sent"
     assert "in 2 parts, 0 to 1" in text("mine", check(UNEQUAL), "ab")

@@ -39,7 +39,7 @@ def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm,
 
 @pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
-@each("end", ["freed", "dropped in a cycle", "a group of a group"])
+@pytest.mark.parametrize("end", ["freed", "dropped in a cycle", "a group of a group"])
 def test_there_may_be_more_groups_one_after_the_other_than_mpi_can_hold(comm, end):
     """MPICH holds some 2,000 at a time."""
     for _ in range(2500):

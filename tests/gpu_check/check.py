@@ -76,6 +76,7 @@ def parts(python: Path, out: Path, data: Path | None, budget: float) -> list[Par
     one_thread = {"OMP_NUM_THREADS": "1"}
     several = {**one_thread, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     nccl, staged = "tests/comm/test_nccl.py", "tests/comm/test_staged.py"
+    on_gpu = "tests/kernels/cuda/test_on_gpu.py"  # what everything needs
     sanitizers = [
         Part(
             tool,
@@ -87,7 +88,7 @@ def parts(python: Path, out: Path, data: Path | None, budget: float) -> list[Par
     ]
     cifar = ("--data", str(data)) if data else ()
     return [
-        Part("first", script("tests.gpu_check.first"), 60, 240, environment=one_thread),
+        Part("first", test("first", on_gpu), 60, 240, environment=one_thread),
         Part(
             "tests", test("tests", "--on-gpu", "--workers", "9"), 150, 260, environment=one_thread
         ),

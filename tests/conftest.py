@@ -40,7 +40,7 @@ LONG = (
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *("tests/parity/", "tests/parallel/compression/test_training.py"),
     *("tests/interchange/test_onnx.py", "tests/interchange/test_torch.py"),
-    *("tests/data/test_synthetic_learning.py", "tests/test_packaging.py"),
+    "tests/test_packaging.py",
     *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
     "tests/parallel/schemes/test_between_hosts.py",
 )

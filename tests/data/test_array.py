@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,24 @@ from pydtnn.data.dataset import read_samples
 from tests.each import each
 
 
-def test_samples_and_labels_come_back_by_index(rng: np.random.Generator) -> None:
+def test_samples_and_labels_come_back_by_index(rng):
     x = rng.normal(size=(6, 3))
     data = ArrayDataset(x, [2, 0, 1, 1, 0, 0])
+    before = x.copy()
     got, labels = data.read(np.array([0, 3]))
     np.testing.assert_array_equal(got, x[[0, 3]])
     assert labels.dtype == np.int64
     assert labels.tolist() == [2, 1]
     assert (len(data), data.input_shape, data.classes) == (6, (3,), 3)
+    got[:] = 0
+    np.testing.assert_array_equal(data.x, before)  # what is read is a copy
+    assert ArrayDataset(x[:2], [0, 1], like=data).classes == 3
+    numbers = ArrayDataset(x, rng.normal(size=(6, 2)))
+    assert numbers.classes is None
+    assert numbers.read(np.array([1]))[1].shape == (1, 2)
 
 
-def test_what_is_read_is_a_copy_that_may_be_changed(images: ArrayDataset) -> None:
-    before = images.x.copy()
-    images.read(np.arange(4))[0][:] = 0
-    np.testing.assert_array_equal(images.x, before)
-
-
-def test_channels_first_are_read_channels_last(rng: np.random.Generator) -> None:
+def test_channels_first_are_read_channels_last(rng):
     x = rng.integers(0, 256, (4, 3, 6, 5)).astype(np.uint8)
     data = ArrayDataset(x, np.zeros(4, int), channels_first=True)
     assert data.input_shape == (6, 5, 3)
@@ -37,22 +37,12 @@ def test_channels_first_are_read_channels_last(rng: np.random.Generator) -> None
     np.testing.assert_array_equal(got, x[[2, 1]].transpose(0, 2, 3, 1))
 
 
-def test_float_targets_have_no_classes(rng: np.random.Generator) -> None:
-    data = ArrayDataset(rng.normal(size=(4, 3)), rng.normal(size=(4, 2)))
-    assert data.classes is None
-    assert data.read(np.array([1]))[1].shape == (1, 2)
-
-
-def test_a_test_set_has_the_classes_of_the_training_set(images: ArrayDataset) -> None:
-    assert ArrayDataset(images.x[:2], [0, 1], like=images).classes == 4
-
-
 FOUR = np.zeros((4, 8, 8, 3), np.uint8)
 
 
 @each("shape", [(4,), (4, 8, 8)])
-@each("dtype", [bool, np.uint8, np.int64])
-def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -> None:
+@each("dtype", [bool, np.uint8])
+def test_labels_may_be_booleans_and_masks(shape, dtype):
     labels = np.arange(np.prod(shape)).reshape(shape) % 2
     data = ArrayDataset(FOUR, labels.astype(dtype))
     assert data.classes == 2
@@ -63,54 +53,7 @@ def test_labels_may_be_booleans_and_masks(shape: tuple[int, ...], dtype: type) -
     assert ignoring.y.max() == 255
 
 
-@each(
-    ("x", "y", "options", "reason"),
-    [
-        (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples, got shape"),
-        (FOUR, 0, {}, "one target for each of the 4 samples, got shape"),
-        (
-            FOUR,
-            [0, 1, 2, -1],
-            {},
-            "labels must be at least 0, got -1; use y.astype",
-        ),
-        (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must be in 0..2, got 3"),
-        (FOUR, [1, 2, 3, 4], {"classes": 4}, "in 0..3, got 4; labels start at 0: use y - 1"),
-        (FOUR, [0, 1, 2, 255], {"classes": 3}, "got 255; set ignore_index if these have no"),
-        (FOUR, [0, 1, 2, 3], {"classes": 3, "ignore_index": 255}, "in 0..2, got 3"),
-        (FOUR[:, 0, 0, 0], [0] * 4, {}, "must have at least two axes"),
-        (FOUR[:, 0, 0], [0] * 4, {"channels_first": True}, "channels_first requires"),
-        (
-            FOUR,
-            [0] * 4,
-            {"like": ArrayDataset(FOUR[:, :4], [0] * 4)},
-            r"expected samples of shape \(4, 8, 3\), as in array, got",
-        ),
-    ],
-)
-def test_shapes_and_labels_that_do_not_fit_are_told_in_one_sentence(
-    x: Any, y: Any, options: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        ArrayDataset(x, y, **options)
-
-
-@each(
-    ("x", "y", "options", "reason"),
-    [
-        (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats, got int64; convert it with"),
-        (FOUR, ["a"] * 4, {}, "integer labels, booleans or float targets"),
-        (FOUR, [0.5] * 4, {"classes": 2}, "2 classes require integer labels"),
-    ],
-)
-def test_types_that_do_not_fit_are_told_in_one_sentence(
-    x: Any, y: Any, options: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(TypeError, match=reason):
-        ArrayDataset(x, y, **options)
-
-
-def test_names_of_classes_give_their_number_and_are_those_of_the_training_set() -> None:
+def test_names_of_classes_give_their_number_and_are_those_of_the_training_set():
     x, y = np.zeros((4, 3), np.uint8), [0, 1, 0, 1]
     train = ArrayDataset(x, y, class_names=["cat", "dog", "hen"])
     assert (train.classes, train.class_names) == (3, ("cat", "dog", "hen"))
@@ -120,45 +63,6 @@ def test_names_of_classes_give_their_number_and_are_those_of_the_training_set() 
     two = ArrayDataset(x, (y, np.zeros(4)), class_names=(["cat", "dog"], None))
     assert (two.classes, two.class_names) == ((2, None), (("cat", "dog"), None))
     assert repr(train) == "ArrayDataset(array, 4 samples of (3,), classes 3)"
-
-
-@each(
-    ("names", "classes", "error", "message"),
-    [
-        (["cat"], 2, ValueError, "one name for each class, got 1 names of 2 classes"),
-        ("ab", None, TypeError, r"must be a list of str, such as \['cat', 'dog'\], got ab"),
-        ([1, 2], None, TypeError, r"must be a list of str, .*, got \[1, 2\]"),
-        (["cat"], None, ValueError, r"labels must be in 0\.\.0, got 1"),
-    ],
-)
-def test_names_that_do_not_fit_are_told(
-    names: Any, classes: int | None, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        ArrayDataset(np.zeros((2, 3)), [0, 1], classes=classes, class_names=names)
-
-
-MASKED = np.ma.masked_less(np.array([[1.0, 2], [3, 4]]), 2)
-
-
-@each(
-    "call",
-    [
-        lambda: ArrayDataset(MASKED, [0, 1]),
-        lambda: ArrayDataset([*MASKED], [0, 1]),
-        lambda: ArrayDataset((MASKED, np.zeros((2, 2))), [0, 1]),
-        lambda: ArrayDataset(np.zeros((2, 2)), MASKED),
-        lambda: ArrayDataset(np.zeros((2, 2)), (MASKED, np.arange(2))),
-        lambda: TokenDataset(np.ma.masked_less(np.arange(300), 2)),
-        lambda: WeightedDataset(ArrayDataset(np.zeros((2, 2)), [0, 1]), MASKED[0]),
-        lambda: Model(Linear(3), (2,), backend="numpy").predict(MASKED),
-        lambda: read_samples(Returning(MASKED, np.arange(2)), np.arange(2)),
-        lambda: read_samples(Returning(np.zeros((2, 2)), MASKED), np.arange(2)),
-    ],
-)
-def test_arrays_with_a_mask_are_refused(call: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match=r"must be an array without a mask.*\.filled\("):
-        call()
 
 
 class Returning(Dataset):
@@ -176,45 +80,64 @@ class Returning(Dataset):
         return self.both
 
 
-RAGGED = [np.zeros(3), np.zeros(4)]
+TWO, RAGGED = np.zeros((2, 3)), [np.zeros(3), np.zeros(4)]
+OTHER = ArrayDataset(FOUR[:, :4], [0] * 4)
 
 
 @each(
-    ("call", "reason"),
+    ("x", "y", "options", "reason"),
     [
-        (lambda: ArrayDataset(RAGGED, [0, 1]), "array: x must have samples of one shape"),
-        (
-            lambda: ArrayDataset(np.array(RAGGED, dtype=object), [0, 1]),
-            "x must have samples of one shape, got different ones; pad them, and pass",
-        ),
-        (lambda: ArrayDataset(np.zeros((2, 3)), RAGGED), "y must have samples of one shape"),
-        (lambda: ArrayDataset([[[1], [1, 2]]] * 2, [0, 1]), "x must have samples of one shape"),
-        (
-            lambda: ArrayDataset((np.zeros((2, 3)), np.zeros((3, 3))), [0, 1]),
-            "the inputs of a sample must be arrays of one length, got lengths .2, 3.; use a list",
-        ),
-        (
-            lambda: read_samples(Returning(RAGGED, np.arange(2)), np.arange(2)),
-            "own: x must have samples of one shape",
-        ),
+        (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples, got shape"),
+        (FOUR, [0, 1, 2, -1], {}, "must be at least 0, got -1; use y.astype"),
+        (TWO, [-1, 1], {}, "got -1; use y > 0 for the classes 0 and 1"),
+        (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must be in 0..2, got 3"),
+        (FOUR, [1, 2, 3, 4], {"classes": 4}, "in 0..3, got 4; labels start at 0: use y - 1"),
+        (FOUR, [0, 1, 2, 255], {"classes": 3}, "got 255; set ignore_index if these have no"),
+        (FOUR, [0, 1, 2, 3], {"classes": 3, "ignore_index": 255}, "in 0..2, got 3"),
+        (FOUR[:, 0, 0, 0], [0] * 4, {}, "must have at least two axes"),
+        (FOUR[:, 0, 0], [0] * 4, {"channels_first": True}, "channels_first requires"),
+        (FOUR, [0] * 4, {"like": OTHER}, r"of shape \(4, 8, 3\), as in array, got"),
+        (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats, got int64; convert it with"),
+        (FOUR, ["a"] * 4, {}, "integer labels, booleans or float targets"),
+        (FOUR, [0.5] * 4, {"classes": 2}, "2 classes require integer labels"),
+        (TWO, [0, 1], {"classes": 2, "class_names": ["cat"]}, "one name for each class, got 1"),
+        (TWO, [0, 1], {"class_names": "ab"}, r"must be a list of str, such as \['cat', 'dog'\]"),
+        (TWO, [0, 1], {"class_names": [1, 2]}, "must be a list of str"),
+        (TWO, [0, 1], {"class_names": ["cat"]}, r"labels must be in 0\.\.0, got 1"),
+        (RAGGED, [0, 1], {}, "array: x must have samples of one shape"),
+        (np.array(RAGGED, dtype=object), [0, 1], {}, "x must have samples of one shape"),
+        (TWO, RAGGED, {}, "y must have samples of one shape"),
+        ((TWO, np.zeros((3, 3))), [0, 1], {}, "must be arrays of one length, got lengths .2, 3."),
     ],
 )
-def test_arrays_of_different_lengths_are_told_in_a_sentence(
-    call: Callable[[], Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
+def test_arrays_that_do_not_fit_are_told_in_one_sentence(x, y, options, reason):
+    with pytest.raises((TypeError, ValueError), match=reason):
+        ArrayDataset(x, y, **options)
+
+
+MASKED = np.ma.masked_less(np.array([[1.0, 2], [3, 4]]), 2)
+
+
+@each(
+    "call",
+    [
+        lambda: ArrayDataset([*MASKED], [0, 1]),
+        lambda: ArrayDataset((MASKED, TWO), [0, 1]),
+        lambda: ArrayDataset(TWO, (MASKED, np.arange(2))),
+        lambda: TokenDataset(np.ma.masked_less(np.arange(300), 2)),
+        lambda: WeightedDataset(ArrayDataset(TWO, [0, 1]), MASKED[0]),
+        lambda: Model(Linear(3), (2,), backend="numpy").predict(MASKED),
+        lambda: read_samples(Returning(TWO, MASKED), np.arange(2)),
+    ],
+)
+def test_arrays_with_a_mask_are_refused(call):
+    with pytest.raises(TypeError, match=r"must be an array without a mask.*\.filled\("):
         call()
 
 
-def test_the_message_of_integer_targets_says_what_each_loss_takes() -> None:
-    x = np.zeros((4, 2))
-    with pytest.raises(ValueError, match=r"got -1; use y > 0 for the classes 0 and 1"):
-        ArrayDataset(x, [-1, 1, 1, -1])
-    words = r"labels must be at least 0, got -3; use y.astype\('float32'\) for numbers, as mse"
-    with pytest.raises(ValueError, match=words):
-        ArrayDataset(x, [-3, 44, 1, 0])
+def test_the_message_of_integer_targets_says_what_a_loss_takes():
+    with pytest.raises(ValueError, match="own: x must have samples of one shape"):
+        read_samples(Returning(RAGGED, np.arange(2)), np.arange(2))
     trainer = Trainer(Model(Linear(1), (2,)), SGD(0.1), loss="bce", metrics=(), progress=False)
-    with pytest.raises(
-        ValueError, match=r"got -1.0 .*; use \(y \+ 1\) / 2 for targets of -1 and 1"
-    ):
-        trainer.fit(ArrayDataset(x, [-1.0, 1, 1, -1]))
+    with pytest.raises(ValueError, match=r"use \(y \+ 1\) / 2 for targets of -1 and 1"):
+        trainer.fit(ArrayDataset(np.zeros((4, 2)), [-1.0, 1, 1, -1]))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from pydtnn.data import (
 from tests.data.image_files import write_images
 
 
-def test_a_subset_reads_the_chosen_samples_in_the_order_given(images: ArrayDataset) -> None:
+def test_a_subset_reads_the_chosen_samples_in_the_order_given(images):
     part = images.subset([5, 3, 3]).subset([2, 0])
     x, y = part.read(np.array([1, 0]))
     np.testing.assert_array_equal(x, images.x[[5, 3]])
@@ -29,21 +28,16 @@ def test_a_subset_reads_the_chosen_samples_in_the_order_given(images: ArrayDatas
 
 def data_of_every_kind(images: ArrayDataset, folder: Path) -> list[Dataset]:
     """Data sets with 16 samples at least, of each class that reads by index."""
-    return [
-        *(
-            images,
-            images.subset(range(20)),
-            WeightedDataset(images),
-            Synthetic(30, shape=(8, 8, 3)),
-        ),
-        TokenDataset(np.arange(200), 4),
-        load_folder(data_dir=write_images(folder))[0],
+    made = [
+        images,
+        images.subset(range(20)),
+        WeightedDataset(images),
+        Synthetic(30, shape=(8, 8, 3)),
     ]
+    return [*made, TokenDataset(np.arange(200), 4), load_folder(data_dir=write_images(folder))[0]]
 
 
-def test_a_mask_selects_samples_wherever_indices_are_taken(
-    images: ArrayDataset, rng: np.random.Generator, tmp_path: Path
-) -> None:
+def test_a_mask_selects_samples_wherever_indices_are_taken(images, rng, tmp_path):
     for data in data_of_every_kind(images, tmp_path):
         mask = rng.random(len(data)) < 0.4
         expected = data.read(np.flatnonzero(mask))
@@ -55,39 +49,31 @@ def test_a_mask_selects_samples_wherever_indices_are_taken(
         assert len(data.subset([])) == 0
 
 
-@pytest.mark.parametrize(
-    ("indices", "reason"),
-    [
-        ([0.5, 1.7], "whole numbers, or a mask of .* booleans, got float64"),
-        ([0.0, 1.0], "whole numbers, or a mask of .* booleans, got float64"),
+WHOLE = "whole numbers, or a mask of .* booleans, got"
+
+
+def test_other_indices_are_refused(images, tmp_path):
+    every = data_of_every_kind(images, tmp_path)
+    for indices, reason in (
+        ([0.0, 1.0], f"{WHOLE} float64"),
         (["0"], "whole numbers, or a mask"),
-        ([True, False], "or a mask of .* booleans, got bool of shape"),
-        ([[True], [False]], "or a mask of .* booleans, got bool of shape"),
+        ([True, False], f"{WHOLE} bool of shape"),
+        ([[True], [False]], f"{WHOLE} bool of shape"),
         (np.ma.masked_less([1, 0, 3], 1), "without a mask, got one of np.ma"),
         ([[0], [0, 1]], "samples of one shape"),
-    ],
-    ids=str,
-)
-def test_other_indices_are_refused(
-    images: ArrayDataset, tmp_path: Path, indices: Any, reason: str
-) -> None:
-    for data in data_of_every_kind(images, tmp_path):
-        with pytest.raises((TypeError, ValueError), match=reason):
-            data.subset(indices)
-        if not isinstance(data, ArrayDataset):  # NumPy refuses them, in words of its own
+    ):
+        for data in every:
             with pytest.raises((TypeError, ValueError), match=reason):
-                data.read(indices)
+                data.subset(indices)
+            if not isinstance(data, ArrayDataset):  # NumPy refuses them, in words of its own
+                with pytest.raises((TypeError, ValueError), match=reason):
+                    data.read(indices)
+    for outside in ([23], [-1], [[0, 1]]):
+        with pytest.raises((TypeError, ValueError), match="Subset: indices must"):
+            images.subset(outside)
 
 
-@pytest.mark.parametrize("indices", [[23], [-1], [[0, 1]]])
-def test_a_subset_outside_the_data_is_refused(images: ArrayDataset, indices: list[int]) -> None:
-    with pytest.raises((TypeError, ValueError), match="Subset: indices must"):
-        images.subset(indices)
-
-
-def test_a_validation_split_uses_each_sample_once_and_depends_on_the_seed(
-    images: ArrayDataset,
-) -> None:
+def test_a_validation_split_uses_each_sample_once_and_depends_on_the_seed(images):
     train, validation = split_validation(images, 0.2, seed=1)
     assert (len(train), len(validation)) == (18, 5)
     np.testing.assert_array_equal(
@@ -98,19 +84,11 @@ def test_a_validation_split_uses_each_sample_once_and_depends_on_the_seed(
     assert (split_validation(images, 0.2, seed=2)[1].indices != validation.indices).any()
 
 
-@pytest.mark.parametrize(("fraction", "held"), [(1e-9, 1), (1 - 1e-9, 22)])
-def test_both_parts_of_a_split_have_a_sample(
-    images: ArrayDataset, fraction: float, held: int
-) -> None:
-    assert len(split_validation(images, fraction)[1]) == held
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 2, float("nan")])
-def test_a_fraction_that_is_none_is_refused(images: ArrayDataset, fraction: float) -> None:
-    with pytest.raises(ValueError, match="fraction must be between 0 and 1"):
-        split_validation(images, fraction)
-
-
-def test_a_single_sample_cannot_be_split(images: ArrayDataset) -> None:
+def test_both_parts_of_a_split_have_a_sample(images):
+    for fraction, held in ((1e-9, 1), (1 - 1e-9, 22)):
+        assert len(split_validation(images, fraction)[1]) == held
+    for wrong in (0, 1, -0.1, 2, float("nan")):
+        with pytest.raises(ValueError, match="fraction must be between 0 and 1"):
+            split_validation(images, wrong)
     with pytest.raises(ValueError, match="expected at least 2 samples, got 1"):
         split_validation(images.subset([0]), 0.5)

@@ -4,16 +4,13 @@ import importlib
 import io
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pydtnn import Flatten, Linear, Model, Sequential
 from pydtnn.data.images import Decoder
-from pydtnn.predict import read_image
 from tests.each import each
 
 image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
@@ -31,16 +28,10 @@ def pixels(rng: np.random.Generator) -> NDArray[np.uint8]:
     return rng.integers(0, 256, (7, 11, 3)).astype(np.uint8)
 
 
-def test_a_png_has_the_pixels_that_were_written(pixels: NDArray[np.uint8]) -> None:
+def test_a_png_has_the_pixels_that_were_written(pixels):
     found = Decoder("test")(encoded(pixels), "a.png")
     np.testing.assert_array_equal(found, pixels)
     found[0] = 0  # augmentation changes samples in place
-
-
-def test_a_jpeg_has_about_the_pixels_that_were_written() -> None:
-    smooth = np.add.outer(4 * np.arange(24), 5 * np.arange(16))[:, :, None] + np.array([0, 20, 40])
-    found = Decoder("test")(encoded(smooth.astype(np.uint8), "JPEG"), "a.jpg")
-    assert abs(found.astype(int) - smooth).max() < 16
 
 
 def random_jpeg(rng: np.random.Generator) -> bytes:
@@ -58,9 +49,7 @@ def random_jpeg(rng: np.random.Generator) -> bytes:
     return data if rng.integers(10) else data[: int(rng.integers(3, len(data)))]
 
 
-def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(rng, monkeypatch):
     pytest.importorskip("simplejpeg", reason="simplejpeg is not installed: the extra `data`")
     fast = 0
     for _ in range(300):
@@ -84,24 +73,17 @@ def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(
 
 @each("mode", ["1", "L", "LA", "P", "RGBA"])
 @each("channels", [1, 3, 4])
-def test_images_of_any_mode_get_the_channels_asked_for(
-    pixels: NDArray[np.uint8], mode: str, channels: int
-) -> None:
+def test_images_of_any_mode_get_the_channels_asked_for(pixels, mode, channels):
     found = Decoder("test", channels=channels)(encoded(pixels, mode=mode), "a.png")
     assert (found.shape, found.dtype) == ((7, 11, channels), np.uint8)
     if channels == 4:
         assert (found[..., 3] == 255).all()
-
-
-def test_a_grey_image_has_equal_colours(pixels: NDArray[np.uint8]) -> None:
-    found = Decoder("test")(encoded(pixels[..., 0]), "a.png")
-    np.testing.assert_array_equal(found, np.repeat(pixels[..., :1], 3, axis=2))
+    if channels > 1 and mode in ("1", "L"):
+        assert (found[..., 1:3] == found[..., :1]).all()
 
 
 @each("shape", [(7, 11), (11, 7), (7, 7), (8, 7)])
-def test_the_centre_of_an_image_whose_short_side_fits_is_cropped(
-    rng: np.random.Generator, shape: tuple[int, int]
-) -> None:
+def test_the_centre_of_an_image_whose_short_side_fits_is_cropped(rng, shape):
     pixels = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
     top, left = ((extent - 7) // 2 for extent in shape)
     found = Decoder("test", size=7)(encoded(pixels), "a.png")
@@ -110,7 +92,7 @@ def test_the_centre_of_an_image_whose_short_side_fits_is_cropped(
 
 @each("kind", ["PNG", "JPEG"])
 @each("size", [3, 10, 64, 200])
-def test_an_image_is_resized_by_its_short_side(kind: str, size: int) -> None:
+def test_an_image_is_resized_by_its_short_side(kind, size):
     """Columns of a wide ramp: in the crop, values rise from 64 to 192."""
     ramp = np.tile(np.linspace(0, 255, 128), (64, 1)).astype(np.uint8)
     found = Decoder("test", size=size, channels=1)(encoded(ramp, kind), "a")[..., 0]
@@ -120,31 +102,8 @@ def test_an_image_is_resized_by_its_short_side(kind: str, size: int) -> None:
     np.testing.assert_allclose(found, np.tile(expected, (size, 1)), rtol=0, atol=6)
 
 
-@each(
-    ("data", "reason"),
-    [
-        (b"", "expected a PNG, JPEG or WebP image in x/a.jpg, got other or damaged data"),
-        (b"not an image", "expected a PNG, JPEG or WebP image in x/a.jpg"),
-        (
-            encoded(np.zeros((9, 9), np.uint8), "BMP"),
-            "expected a PNG, JPEG or WebP image in x/a.jpg",
-        ),
-    ],
-)
-def test_other_files_are_told_by_name_in_one_sentence(data: bytes, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"^test: {reason}") as error:
-        Decoder("test", size=4)(data, "x/a.jpg")
-    assert "\n" not in str(error.value)
-
-
-def test_a_webp_has_the_pixels_that_were_written(pixels: NDArray[np.uint8]) -> None:
-    file = io.BytesIO()
-    image.fromarray(pixels).save(file, "WEBP", lossless=True)
-    np.testing.assert_array_equal(Decoder("test")(file.getvalue(), "a.webp"), pixels)
-
-
 @each("channels", [1, 3, 4])
-def test_of_16_bits_the_upper_8_are_used(rng: np.random.Generator, channels: int) -> None:
+def test_of_16_bits_the_upper_8_are_used(rng, channels):
     wide = rng.integers(0, 2**16, (7, 11)).astype(np.uint16)
     found = Decoder("test", channels=channels)(encoded(wide), "a.png")
     colours = [wide >> 8] * min(channels, 3) + [np.full_like(wide, 255)] * (channels == 4)
@@ -154,9 +113,7 @@ def test_of_16_bits_the_upper_8_are_used(rng: np.random.Generator, channels: int
 @each("number", range(10))
 @each("kind", ["PNG", "JPEG", "WEBP"])
 @each("size", [None, (6, 9), (3, 2)])
-def test_photographs_are_turned_to_the_orientation_in_their_metadata(
-    rng: np.random.Generator, number: int, kind: str, size: Any
-) -> None:
+def test_photographs_are_turned_to_the_orientation_in_their_metadata(rng, number, kind, size):
     """Numbers 0 and 9 do not exist. Blocks of 8 pixels survive JPEG and its reductions."""
     stored = rng.integers(0, 256, (3, 5, 1)).repeat(8, 0).repeat(8, 1).repeat(3, 2).astype(np.uint8)
     metadata = image.Exif()
@@ -183,7 +140,7 @@ def test_photographs_are_turned_to_the_orientation_in_their_metadata(
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_damaged_metadata_turn_nothing(pixels: NDArray[np.uint8]) -> None:
+def test_damaged_metadata_turn_nothing(pixels):
     file = io.BytesIO()
     image.fromarray(pixels).save(file, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
     plain = Decoder("test", exif_rotation=False)(file.getvalue(), "a.jpg")
@@ -191,9 +148,7 @@ def test_damaged_metadata_turn_nothing(pixels: NDArray[np.uint8]) -> None:
 
 
 @each("suffix", [".png", ".jpg", ".eps"])
-def test_no_program_is_started_for_an_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_no_program_is_started_for_an_image(tmp_path, monkeypatch, suffix):
     """Pillow starts Ghostscript (gs) for EPS, whatever a file is called."""
     program, started = tmp_path / "gs", tmp_path / "started"
     program.write_text(f"#!/bin/sh\ntouch {started}\n")
@@ -203,30 +158,22 @@ def test_no_program_is_started_for_an_image(
     for name in ("gs_binary", "gs_windows_binary"):
         monkeypatch.setattr(eps, name, None)  # it looks for the program once
     data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
-    model = Model(Sequential(Flatten(), Linear(2)), (8, 8, 3), backend="numpy")
-    path = tmp_path / f"a{suffix}"
-    path.write_bytes(data)
-    for call in (lambda: Decoder("test")(data, "a"), lambda: read_image(str(path), model)):
-        with pytest.raises(ValueError, match="expected a PNG, JPEG or WebP image"):
-            call()
+    with pytest.raises(ValueError, match="expected a PNG, JPEG or WebP image"):
+        Decoder("test")(data, f"a{suffix}")
     assert not started.exists()
     with suppress(OSError), image.open(io.BytesIO(data)) as opened:
         opened.load()
     assert started.exists()  # by Pillow alone
 
 
-@each("kind", ["PNG", "JPEG"])
-def test_an_image_that_is_cut_anywhere_is_told_by_name(rng: np.random.Generator, kind: str) -> None:
-    whole = encoded(rng.integers(0, 256, (40, 40, 3)).astype(np.uint8), kind)
-    for length in (1, 20, 100, len(whole) // 2, len(whole) * 3 // 4):
+def test_damaged_and_other_files_are_told_by_name_in_one_sentence(rng):
+    pixels = rng.integers(0, 256, (40, 40, 3)).astype(np.uint8)
+    other = [b"", b"not an image", encoded(pixels, "BMP")]
+    for whole in (encoded(pixels, "PNG"), encoded(pixels, "JPEG")):
+        other += [whole[:length] for length in (1, 20, 100, len(whole) // 2, len(whole) * 3 // 4)]
+    for data in other:
         with pytest.raises(ValueError, match=r"^test: .*x/a\.jpg.*; remove or replace it$"):
-            Decoder("test")(whole[:length], "x/a.jpg")
-
-
-@each(
-    ("options", "reason"),
-    [({"size": 0}, "image_size must be at least 1"), ({"channels": 2}, "must be 1, 3 or 4, got 2")],
-)
-def test_impossible_numbers_are_refused(options: dict[str, int], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Decoder("test", **options)
+            Decoder("test")(data, "x/a.jpg")
+    for options, reason in (({"size": 0}, "at least 1"), ({"channels": 2}, "must be 1, 3 or 4")):
+        with pytest.raises(ValueError, match=reason):
+            Decoder("test", **options)

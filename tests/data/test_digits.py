@@ -9,7 +9,7 @@ import pytest
 from pydtnn.data import load_digits
 
 
-def test_the_digits_have_a_fixed_split_and_all_grey_levels() -> None:
+def test_the_digits_have_a_fixed_split_and_all_grey_levels():
     datasets = pytest.importorskip("sklearn.datasets")
     images, labels = datasets.load_digits(return_X_y=True)
     train, test = load_digits()
@@ -22,9 +22,7 @@ def test_the_digits_have_a_fixed_split_and_all_grey_levels() -> None:
     assert test.mean is train.mean
 
 
-def test_scikit_learn_is_imported_only_where_its_file_is_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_scikit_learn_is_imported_only_where_its_file_is_elsewhere(monkeypatch):
     pytest.importorskip("sklearn")
     code = "import sys; from pydtnn.data import load_digits; load_digits(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -36,7 +34,7 @@ def test_scikit_learn_is_imported_only_where_its_file_is_elsewhere(
             np.testing.assert_array_equal(own, array)
 
 
-def test_without_scikit_learn_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_way_to_get_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match="digits requires scikit-learn; install it with: pip"):
         load_digits()

@@ -1,40 +1,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.data import (
-    Loader,
-    balanced_weights,
-    load_dataset,
-    load_folder,
-    load_shards,
-    pack_shards,
-)
+from pydtnn.data import load_dataset, load_folder, load_shards, pack_shards
 from pydtnn.data.__main__ import main
 from pydtnn.training.examination import examine
 from pydtnn.utils.errors import AgreedError
-from tests.data.image_files import (
-    CLASSES,
-    COUNTS,
-    image,
-    pixels_of,
-    read_all,
-    write_image,
-    write_images,
-)
+from tests.data.image_files import CLASSES, image, pixels_of, read_all, write_image, write_images
 from tests.each import each
 
 
-@each("suffix", ["png", "jpg", "jpeg", "PNG"])
-@each("test", ["val", "validation", "test"])
-def test_images_have_the_classes_of_their_folders(tmp_path: Path, suffix: str, test: str) -> None:
+@each(("suffix", "test"), [("png", "val"), ("jpeg", "validation"), ("PNG", "test")])
+def test_images_have_the_classes_of_their_folders(tmp_path, suffix, test):
     root = write_images(tmp_path, suffix)
     (root / "val").rename(root / test)
     for part, data in zip(("train", test), load_dataset("folder", root), strict=True):
@@ -44,31 +26,16 @@ def test_images_have_the_classes_of_their_folders(tmp_path: Path, suffix: str, t
         np.testing.assert_array_equal(y, expected[1])
         assert (data.classes, data.class_names) == (3, CLASSES)
         assert (data.name, data.input_shape, data.examined) == ("folder", (6, 5, 3), False)
+        indices = np.array([5, 2, 2])
+        part, labels = data.read(indices)
+        part_before = part.copy()
+        part[:] = 0  # a new array
+        np.testing.assert_array_equal(data.read(indices)[0], x[indices])
+        np.testing.assert_array_equal(part_before, x[indices])
+        np.testing.assert_array_equal(labels, data.read_targets(indices))
 
 
-def test_samples_are_read_in_any_order_and_as_new_arrays(tmp_path: Path) -> None:
-    train, _ = load_folder(data_dir=write_images(tmp_path))
-    whole = read_all(train)[0]
-    indices = np.array([9, 2, 2, 15])
-    x, y = train.read(indices)
-    np.testing.assert_array_equal(x, whole[indices])
-    np.testing.assert_array_equal(y, train.read_targets(indices))
-    x[:] = 0
-    np.testing.assert_array_equal(train.read(indices)[0], whole[indices])
-    assert train.read(np.arange(0))[0].shape == (0, 6, 5, 3)
-
-
-def test_a_test_set_without_a_class_has_the_numbers_of_the_training_set(tmp_path: Path) -> None:
-    root = write_images(tmp_path)
-    shutil.rmtree(root / "val" / "bee")
-    _, test = load_folder(data_dir=root)
-    np.testing.assert_array_equal(read_all(test)[1], [0, 0, 2])
-    assert test.class_names == CLASSES
-
-
-def test_images_in_folders_of_a_class_and_links_are_found_and_hidden_files_are_not(
-    tmp_path: Path,
-) -> None:
+def test_images_in_folders_of_a_class_and_links_are_found_and_hidden_files_are_not(tmp_path):
     root = write_images(tmp_path)
     deeper = root / "train" / "ant" / "deeper"
     deeper.mkdir()
@@ -81,15 +48,19 @@ def test_images_in_folders_of_a_class_and_links_are_found_and_hidden_files_are_n
     np.testing.assert_array_equal(train.read(np.array([5]))[0], test.read(np.array([0]))[0])
 
 
-def test_images_of_any_size_are_resized(tmp_path: Path) -> None:
+def test_images_of_any_size_are_resized_on_request(tmp_path):
     root = write_images(tmp_path)
-    write_image(root / "train" / "ant" / "9.jpg", np.zeros((30, 20), np.uint8))
+    write_image(root / "val" / "bee" / "9.jpg", np.zeros((30, 20), np.uint8))
+    shutil.rmtree(root / "val" / "ant")
     train, test = load_folder(data_dir=root, image_size=4, channels=1)
-    assert read_all(train)[0].shape == (17, 4, 4, 1)
-    assert read_all(test)[0].shape == (6, 4, 4, 1)
+    assert read_all(train)[0].shape == (16, 4, 4, 1)
+    assert read_all(test)[0].shape == (5, 4, 4, 1)
+    np.testing.assert_array_equal(test.labels, [1, 1, 1, 1, 2])  # as in training
+    with pytest.raises(ValueError, match=r"6 x 5 pixels, .* got 30 x 20 in .*bee/9\.jpg; set"):
+        read_all(load_folder(data_dir=root)[1])
 
 
-def test_one_level_of_folders_is_divided_by_the_seed(tmp_path: Path) -> None:
+def test_one_level_of_folders_is_divided_by_the_seed(tmp_path):
     root = write_images(tmp_path) / "train"
     sets = [load_folder(data_dir=root, test_fraction=0.25, seed=seed) for seed in (1, 1, 2)]
     everything = pixels_of(root)[0]
@@ -98,12 +69,14 @@ def test_one_level_of_folders_is_divided_by_the_seed(tmp_path: Path) -> None:
         both = np.concatenate([read_all(train)[0], read_all(test)[0]])
         rows = sorted(row.tobytes() for row in both)
         assert rows == sorted(row.tobytes() for row in everything)
+    with pytest.raises(ValueError, match=r"no image of the class \w+ is left for training; use"):
+        load_folder(data_dir=root, test_fraction=0.95)
     first, again, other = (read_all(test)[0] for _, test in sets)
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
-def test_statistics_are_those_of_the_training_set_or_given(tmp_path: Path) -> None:
+def test_statistics_are_those_of_the_training_set_or_given(tmp_path):
     root = write_images(tmp_path)
     train, test = load_folder(data_dir=root)
     x = pixels_of(root / "train")[0]
@@ -118,93 +91,33 @@ def test_statistics_are_those_of_the_training_set_or_given(tmp_path: Path) -> No
     assert not load_folder(data_dir=root, image_size=3, check=False)[0].examined
 
 
-def test_weights_of_classes_are_counted_without_decoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, _ = load_folder(data_dir=write_images(tmp_path))
-    monkeypatch.setattr(train, "read", None)
-    np.testing.assert_allclose(balanced_weights(train) * COUNTS["train"], 16 / 3)
-
-
-@each("threads", [1, 3])
-def test_ranks_decode_only_their_shares(tmp_path: Path, threads: int) -> None:
-    train, _ = load_folder(data_dir=write_images(tmp_path))
-    assert train.mean is not None
-    own, encoded = [], train.encoded
-    train.encoded = lambda index: own.append(index) or encoded(index)
-    seen = []
-    for rank in range(3):
-        options = {"global_batch_size": 6, "rank": rank, "size": 3, "threads": threads}
-        with Loader(train, **options) as loader:
-            batches = list(loader.epoch(2))
-        samples = [sample for batch in batches for sample in batch.samples]
-        assert sorted(own) == sorted(samples)
-        seen += own
-        own.clear()
-    assert sorted(seen) == list(range(16))
-
-
-def remove(*parts: str) -> Callable[[Path], object]:
-    return lambda root: [shutil.rmtree(root / part) for part in parts]
-
-
-def write(part: str, content: bytes = b"text") -> Callable[[Path], object]:
-    def change(root: Path) -> None:
-        (root / part).parent.mkdir(exist_ok=True)
-        (root / part).write_bytes(content)
-
-    return change
-
-
-def nothing(root: Path) -> None:
-    pass
-
-
 @each(
-    ("change", "options", "reason"),
+    ("removed", "written", "options", "reason"),
     [
-        (remove("."), {}, "the folder .* does not exist; specify a folder that contains"),
-        (
-            write("train/bee/notes.txt"),
-            {},
-            ".*bee/notes.txt is not named as a PNG, JPEG or WebP image; convert it, or move",
-        ),
-        (write("train/notes.txt"), {}, "train/notes.txt is beside the folders of classes; move"),
-        (write("val/cat/a.gif"), {}, "val/cat/a.gif is not named as a PNG"),
-        (
-            remove("train/ant", "train/bee"),
-            {},
-            "at least 2 classes .*, got only the class cat; add",
-        ),
-        (
-            remove(*(f"train/{name}" for name in CLASSES)),
-            {},
-            "at least 2 classes .*, got none; add",
-        ),
-        (
-            lambda root: (root / "train/dog").mkdir(),
-            {},
-            "train/dog has no PNG, JPEG or WebP images; add",
-        ),
-        (write("val/dog/0.png"), {}, "val contains the class dog, which .*train does not contain"),
-        (remove("val"), {}, "contains train, but no val, validation or test for the test set; add"),
-        (remove("train"), {}, "contains no train; add train and val, or set test_fraction, "),
-        (nothing, {"test_fraction": 0.1}, "test_fraction divides a folder without train, and "),
-        (remove("train"), {"test_fraction": 1.5}, "test_fraction must be above 0 and below 1"),
-        (nothing, {"mean": [0.5]}, "must both be lists of 3 numbers, .* got mean .0.5."),
-        (nothing, {"mean": [0.5] * 3}, "must both be lists of 3 numbers, .* got std None"),
-        (
-            nothing,
-            {"mean": [0.5] * 3, "std": [1, 1, 0]},
-            "std must be above 0 and at most 1, got 0",
-        ),
+        (".", None, {}, "the folder .* does not exist; specify a folder that contains"),
+        (None, "train/notes.txt", {}, "train/notes.txt is beside the folders of classes; move"),
+        (None, "val/cat/a.gif", {}, "val/cat/a.gif is not named as a PNG"),
+        ("train/[ab]*", None, {}, "at least 2 classes .*, got only the class cat; add"),
+        ("train/*", None, {}, "at least 2 classes .*, got none; add"),
+        (None, "train/dog/", {}, "train/dog has no PNG, JPEG or WebP images; add"),
+        (None, "val/dog/0.png", {}, "val contains the class dog, which .*train does not contain"),
+        ("val", None, {}, "contains train, but no val, validation or test for the test set; add"),
+        ("train", None, {}, "contains no train; add train and val, or set test_fraction, "),
+        (None, None, {"test_fraction": 0.1}, "test_fraction divides a folder without train, and "),
+        ("train", None, {"test_fraction": 1.5}, "test_fraction must be above 0 and below 1"),
+        (None, None, {"mean": [0.5]}, "must both be lists of 3 numbers, .* got mean .0.5."),
+        (None, None, {"mean": [0.5] * 3, "std": [1, 1, 0]}, "std must be above 0 and at most 1"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_told_in_one_sentence(
-    tmp_path: Path, change: Callable[[Path], object], options: dict[str, Any], reason: str
-) -> None:
+    tmp_path, removed, written, options, reason
+):
     root = write_images(tmp_path / "data")
-    change(root)
+    for path in tmp_path.glob(f"data/{removed}") if removed else ():
+        shutil.rmtree(path)
+    if written:
+        (root / written).parent.mkdir(exist_ok=True)
+        (root / written).mkdir() if written[-1] == "/" else (root / written).write_bytes(b"text")
     with pytest.raises((ValueError, FileNotFoundError), match=f"^folder: .*{reason}") as error:
         load_folder(data_dir=root, **options)
     assert "\n" not in str(error.value)
@@ -227,45 +140,28 @@ def messy(tmp_path: Path) -> Path:
     return root
 
 
-LISTED = (
-    *(
-        "train/Thumbs.db is beside the folders",
-        "train/ant/a.bmp is not named as a PNG",
-        "train/dog has no PNG",
-    ),
-    "val/bee/a.gif is not named as a PNG",
-)
-DAMAGED = (
-    "the image {}/train/cat/cut.png is damaged",
-    "JPEG or WebP image in {}/val/ant/empty.jpg",
-)
+LISTED = ("train/Thumbs.db is beside", "train/ant/a.bmp is not named as", "train/dog has no PNG")
+LISTED += ("val/bee/a.gif is not named as a PNG",)
+DAMAGED = ("image {}/train/cat/cut.png is damaged", "WebP image in {}/val/ant/empty.jpg")
 
 
-def test_all_bad_files_are_named_at_once(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_bad_files_are_named_at_once(messy, capsys):
     with pytest.raises(ValueError, match="4 files cannot be used: .*set skip_bad") as error:
         load_folder(data_dir=messy)
     for part in LISTED:
         assert f"{messy}/{part}" in str(error.value)
     assert main(["check", str(messy)]) == 1
     out, told = capsys.readouterr()
-    for part in (
-        *(f"{messy}/{part}" for part in LISTED),
-        *(part.format(messy) for part in DAMAGED),
-    ):
+    for part in (*(f"{messy}/{part}" for part in LISTED), *(p.format(messy) for p in DAMAGED)):
         assert out.count(part) == 1
     assert out.count("\n") == 6
     assert "check: 6 problems beside 24 good images; set skip_bad" in told
 
 
-def test_bad_files_are_omitted_if_this_is_set(
-    messy: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_files_are_omitted_if_this_is_set(messy, caplog, capsys):
     train, test = load_folder(data_dir=messy, skip_bad=True)
     (line,) = caplog.messages
-    for part in (
-        *(f"{messy}/{part}" for part in LISTED),
-        *(part.format(messy) for part in DAMAGED),
-    ):
+    for part in (*(f"{messy}/{part}" for part in LISTED), *(p.format(messy) for p in DAMAGED)):
         assert part in line
     assert (len(train), len(test), train.class_names) == (18, 6, CLASSES)
     assert len(read_all(train)[0]) == 18
@@ -278,7 +174,7 @@ def test_bad_files_are_omitted_if_this_is_set(
 
 
 @each("size", [1, 2])
-def test_the_examination_names_all_damaged_images(tmp_path: Path, size: int) -> None:
+def test_the_examination_names_all_damaged_images(tmp_path, size):
     root = write_images(tmp_path)
     for part in ("train/ant/3.png", "train/cat/0.png", "train/cat/3.png"):
         (root / part).write_bytes((root / part).read_bytes()[:-40])
@@ -289,15 +185,10 @@ def test_the_examination_names_all_damaged_images(tmp_path: Path, size: int) -> 
         assert str(error.value).count(f"the image {root}/{part} is damaged") == 1
 
 
-def test_names_of_classes_have_one_form_of_unicode(tmp_path: Path) -> None:
+def test_names_of_classes_have_one_form_of_unicode(tmp_path):
     composed, decomposed = "caf\u00e9", "cafe\u0301"
-    for part, name in (
-        ("train", decomposed),
-        ("val", composed),
-        ("train", "caff"),
-        ("val", "caff"),
-    ):
-        write_image(tmp_path / part / name / "0.png", np.zeros((4, 4), np.uint8))
+    for name in (f"train/{decomposed}", f"val/{composed}", "train/caff", "val/caff"):
+        write_image(tmp_path / name / "0.png", np.zeros((4, 4), np.uint8))
     train, test = load_folder(data_dir=tmp_path)
     assert train.class_names == test.class_names == ("caff", composed)
     np.testing.assert_array_equal(test.labels, [0, 1])
@@ -306,7 +197,7 @@ def test_names_of_classes_have_one_form_of_unicode(tmp_path: Path) -> None:
 
 
 @each("packed", [False, True])
-def test_photographs_are_turned_unless_this_is_switched_off(tmp_path: Path, packed: bool) -> None:
+def test_photographs_are_turned_unless_this_is_switched_off(tmp_path, packed):
     root, metadata = write_images(tmp_path / "data"), image.Exif()
     metadata[0x0112] = 3
     pixels = np.arange(90, dtype=np.uint8).reshape(6, 5, 3)
@@ -317,19 +208,3 @@ def test_photographs_are_turned_unless_this_is_switched_off(tmp_path: Path, pack
         load, folder = load_shards, tmp_path / "shards"
     for options, expected in (({}, pixels[::-1, ::-1]), ({"exif_rotation": False}, pixels)):
         np.testing.assert_array_equal(load(data_dir=folder, **options)[0].read([0])[0][0], expected)
-
-
-def test_a_class_that_would_be_for_testing_only_is_told(tmp_path: Path) -> None:
-    for name in CLASSES[:2]:
-        write_image(tmp_path / name / "0.png", np.zeros((4, 4), np.uint8))
-    with pytest.raises(ValueError, match=r"no image of the class \w+ is left for training; use"):
-        load_folder(data_dir=tmp_path, test_fraction=0.5)
-
-
-def test_images_of_other_sizes_are_told_by_name(tmp_path: Path) -> None:
-    root = write_images(tmp_path)
-    write_image(root / "val" / "bee" / "1.png", np.zeros((5, 6, 3), np.uint8))
-    train, test = load_folder(data_dir=root)
-    read_all(train)
-    with pytest.raises(ValueError, match=r"6 x 5 pixels, .* got 5 x 6 in .*val/bee/1\.png; set"):
-        read_all(test)

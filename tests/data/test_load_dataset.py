@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import pydtnn.data
 import pydtnn.utils.names
-from pydtnn.data import DATASETS, array, load_dataset, mixing, order
+from pydtnn.data import array, load_dataset, mixing, order
 from pydtnn.data.augment import augmentation, named
 from tests.each import each
 
 
-def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
+def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path):
     train, test = load_dataset(
         "synthetic", data_dir=tmp_path, seed=3, samples=20, test_samples=5, shape=[9, 8, 2]
     )
@@ -32,23 +30,16 @@ def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
         ("mnist", {"labels": "fine"}, "there is none to choose from"),
     ],
 )
-def test_an_unknown_name_or_option_is_told_with_the_nearest_ones(
-    name: str, options: dict[str, Any], reason: str
-) -> None:
+def test_an_unknown_name_or_option_is_told_with_the_nearest_ones(name, options, reason):
     with pytest.raises(ValueError, match=reason):
         load_dataset(name, **options)
-
-
-def test_the_names_of_the_data_sets_are_known() -> None:
-    names = "cifar10 cifar100 digits folder mnist shards synthetic text"
-    assert sorted(DATASETS) == names.split()
 
 
 MODULES = [pydtnn.data, array, augmentation, mixing, named, order, pydtnn.utils.names]
 
 
 @each("module", MODULES)
-def test_the_examples_in_the_documentation_hold(module: Any) -> None:
+def test_the_examples_in_the_documentation_hold(module):
     result = doctest.testmod(module, extraglobs={"np": np})
     assert result.attempted
     assert not result.failed

@@ -17,9 +17,7 @@ def touch(*paths: Path) -> None:
         path.touch()
 
 
-def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_argument_goes_before_the_variable_and_that_before_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PYDTNN_DATA", str(tmp_path / "variable"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert data_folder(tmp_path) == tmp_path
@@ -32,21 +30,16 @@ def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
     assert data_folder("~/data") == tmp_path / "data"
 
 
-def test_files_are_found_in_any_folder_of_any_layout_gzipped_or_not(tmp_path: Path) -> None:
+def test_files_are_found_in_any_folder_of_any_layout_gzipped_or_not(tmp_path):
     touch(tmp_path / "second" / "c")
     assert locate("it", LAYOUTS, tmp_path) == (1, [tmp_path / "second" / "c"])
     touch(tmp_path / "a", tmp_path / "b.gz")
     assert locate("it", LAYOUTS, tmp_path) == (0, [tmp_path / "a", tmp_path / "b.gz"])
-
-
-def test_a_folder_with_all_files_goes_before_one_with_some(tmp_path: Path) -> None:
-    touch(tmp_path / "first" / "a", tmp_path / "a", tmp_path / "b")
+    touch(tmp_path / "first" / "a", tmp_path / "b")  # which is not complete
     assert locate("it", LAYOUTS, tmp_path)[1] == [tmp_path / "a", tmp_path / "b"]
 
 
-def test_files_are_fetched_only_where_they_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_fetched_only_where_they_are_missing(tmp_path, monkeypatch):
     fetched, sources = [], (Source("url", "sum", "first"),)
 
     def fetch(*arguments: object) -> None:
@@ -62,32 +55,18 @@ def test_files_are_fetched_only_where_they_are_missing(
 @each(
     ("files", "reason"),
     [
-        (
-            [],
-            r"it: a does not exist in any of \S*/first, \S*, \S*/second; .* --download",
-        ),
-        (
-            ["first/a"],
-            r"it: \S*/first contains a but not b; specify the folder that contains them with",
-        ),
+        ([], r"it: a does not exist in any of \S*/first, \S*, \S*/second; .* --download"),
+        (["first/a"], r"it: \S*/first contains a but not b; specify the folder that contains"),
     ],
 )
-def test_missing_files_are_told_with_the_way_to_get_them(
-    tmp_path: Path, files: list[str], reason: str
-) -> None:
+def test_missing_files_are_told_with_the_way_to_get_them(tmp_path, files, reason):
     touch(*(tmp_path / file for file in files))
     with pytest.raises(FileNotFoundError, match=reason):
         locate("it", LAYOUTS, tmp_path)
 
 
 @each("name", ["mnist", "cifar10", "cifar100"])
-def test_a_missing_data_folder_is_told_with_the_way_to_get_the_data(
-    tmp_path: Path, name: str
-) -> None:
-    with pytest.raises(
-        FileNotFoundError,
-        match=rf"{name}: the data folder \S*/nowhere does not exist; .* --data-dir or "
-        rf"\$PYDTNN_DATA, .* --download \(load_dataset\('{name}', download=True\)",
-    ) as error:
+def test_a_missing_data_folder_is_told_with_the_way_to_get_the_data(tmp_path, name):
+    words = rf"{name}: the data folder \S*/nowhere does not exist; .* --data-dir or .* --download"
+    with pytest.raises(FileNotFoundError, match=words):
         load_dataset(name, data_dir=tmp_path / "nowhere")
-    assert "\n" not in str(error.value)

@@ -4,7 +4,6 @@ import gzip
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data import load_mnist
 from pydtnn.data.mnist import FILES, read_idx
+from tests.each import each
 
 
 def idx(values: NDArray[np.uint8]) -> bytes:
@@ -21,6 +21,7 @@ def idx(values: NDArray[np.uint8]) -> bytes:
 
 
 Contents = dict[str, NDArray[np.uint8]]
+IMAGES, LABELS = FILES[:2]
 
 
 @pytest.fixture
@@ -43,117 +44,80 @@ def write(folder: Path, contents: Contents, zipped: bool = False) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("folder", [".", "mnist", "MNIST/raw"])
+@each(("folder", "zipped"), [(".", False), ("mnist", True), ("MNIST/raw", False)])
 def test_mnist_is_read_gzipped_or_not_from_the_folder_or_one_inside(
-    tmp_path: Path, contents: Contents, folder: str, zipped: bool
-) -> None:
+    tmp_path, contents, folder, zipped
+):
     write(tmp_path / folder, contents, zipped)
-    for n, data, (images, labels) in zip(
-        (7, 5), load_mnist(data_dir=tmp_path), (FILES[:2], FILES[2:]), strict=True
-    ):
+    train, test = load_mnist(data_dir=tmp_path)
+    for n, data, (images, labels) in ((7, train, FILES[:2]), (5, test, FILES[2:])):
         x, y = data.read(np.arange(n))
         np.testing.assert_array_equal(x[..., 0], contents[images])
         np.testing.assert_array_equal(y, contents[labels])
         assert (data.name, data.input_shape, data.classes) == ("mnist", (28, 28, 1), 10)
-
-
-def test_the_test_set_is_normalised_with_the_training_set(
-    tmp_path: Path, contents: Contents
-) -> None:
-    train, test = load_mnist(data_dir=write(tmp_path, contents))
-    assert train.mean is not None
-    np.testing.assert_allclose(train.mean, [contents[FILES[0]].mean() / 255], rtol=1e-13)
+    np.testing.assert_allclose(train.mean, [contents[IMAGES].mean() / 255], rtol=1e-13)
     assert test.mean is train.mean
+    found = read_idx(tmp_path / folder / f"{IMAGES}{'.gz' if zipped else ''}", 3)
+    with pytest.raises(ValueError, match="read-only"):
+        found[0] = 0
 
 
-def test_files_of_the_test_set_alone_are_told_from_none_at_all(
-    tmp_path: Path, contents: Contents
-) -> None:
+def test_files_of_the_test_set_alone_are_told_from_none_at_all(tmp_path, contents):
     write(tmp_path / "mnist", {name: contents[name] for name in FILES[2:]})
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"mnist contains t10k-images-idx3-ubyte but not train-images-idx3-ubyte, "
-        "train-labels-idx1-ubyte; specify the folder .* --download",
-    ):
+    with pytest.raises(FileNotFoundError, match="contains t10k-images-idx3-ubyte but not train"):
         load_mnist(data_dir=tmp_path)
 
 
-def damage(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        file = folder / name
-        file.write_bytes(change(file.read_bytes()))
-
-    return apply
+WHOLE = idx(np.zeros((7, 28, 28), np.uint8))
 
 
-def exchange(folder: Path) -> None:
-    images, labels = folder / FILES[0], folder / FILES[1]
-    content = images.read_bytes()
-    images.write_bytes(labels.read_bytes())
-    labels.write_bytes(content)
-
-
-IMAGES, LABELS = FILES[:2]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
+@each(
+    ("name", "content", "reason"),
     [
-        (damage(IMAGES, lambda b: b[:-1]), "expected 7 x 28 x 28 bytes after the header, got 5487"),
-        (
-            damage(IMAGES, lambda b: b + b"x"),
-            "expected 7 x 28 x 28 bytes after the header, got more",
-        ),
-        (damage(IMAGES, lambda b: b[:10]), "expected the header of an idx file, got 10 bytes"),
-        (damage(IMAGES, lambda b: b""), "expected the header of an idx file, got 0 bytes"),
-        (damage(IMAGES, lambda b: b"\x89PNG" + b[4:]), "got 0x89504e47"),
-        (damage(IMAGES, lambda b: b[:2] + b"\x0d" + b[3:]), "got 0x00000d03"),
-        (exchange, "got 0x00000801; check that images and labels were not exchanged"),
-        (damage(IMAGES, lambda _: idx(np.zeros((7, 14, 56), np.uint8))), "28 x 28 pixels"),
-        (damage(IMAGES, lambda _: idx(np.zeros((0, 28, 28), np.uint8))), "got 0 x 28 x 28"),
-        (damage(LABELS, lambda _: idx(np.zeros(6, np.uint8))), "got 7 images in .* and 6 labels"),
-        (damage(LABELS, lambda _: idx(np.full(7, 10, np.uint8))), "must be in 0..9, got 10"),
+        (IMAGES, WHOLE[:-1], "expected 7 x 28 x 28 bytes after the header, got 5487"),
+        (IMAGES, WHOLE + b"x", "expected 7 x 28 x 28 bytes after the header, got more"),
+        (IMAGES, WHOLE[:10], "expected the header of an idx file, got 10 bytes"),
+        (IMAGES, b"\x89PNG" + WHOLE[4:], "got 0x89504e47"),
+        (IMAGES, WHOLE[:2] + b"\x0d" + WHOLE[3:], "got 0x00000d03"),
+        (IMAGES, idx(np.zeros(7, np.uint8)), "check that images and labels were not exchanged"),
+        (IMAGES, idx(np.zeros((7, 14, 56), np.uint8)), "28 x 28 pixels"),
+        (IMAGES, idx(np.zeros((0, 28, 28), np.uint8)), "got 0 x 28 x 28"),
+        (LABELS, idx(np.zeros(6, np.uint8)), "got 7 images in .* and 6 labels"),
+        (LABELS, idx(np.full(7, 10, np.uint8)), "must be in 0..9, got 10"),
     ],
 )
 def test_a_damaged_file_is_told_with_its_name_in_one_sentence(
-    tmp_path: Path, contents: Contents, change: Callable[[Path], None], reason: str
-) -> None:
-    write(tmp_path, contents)
-    change(tmp_path)
+    tmp_path, contents, name, content, reason
+):
+    (write(tmp_path, contents) / name).write_bytes(content)
     with pytest.raises(ValueError, match=reason) as error:
         load_mnist(data_dir=tmp_path)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "reason"),
     [
         (lambda b: b[:-100], "damaged gzip file"),
         (lambda b: b[:200] + bytes([b[200] ^ 255]) + b[201:], "damaged gzip file"),
-        (lambda b: b"not gzip at all", "damaged gzip file"),
         (lambda b: b"", "idx file, got 0 bytes"),
-        (lambda b: gzip.compress(gzip.decompress(b)[:-1]), "got 5487"),
-        (lambda b: gzip.compress(gzip.decompress(b) + b"x"), "got more"),
+        (lambda b: gzip.compress(WHOLE[:-1]), "got 5487"),
+        (lambda b: gzip.compress(WHOLE + b"x"), "got more"),
         (
             lambda b: gzip.compress(struct.pack(">4I", 0x0803, 2**32 - 1, 28, 28)),
             "expands from 32 B to 3,367,254,359,280 B, more than 67,108,864 B",
         ),
     ],
 )
-def test_a_damaged_gzip_file_is_told_in_one_sentence(
-    tmp_path: Path, contents: Contents, change: Callable[[bytes], bytes], reason: str
-) -> None:
-    write(tmp_path, contents, zipped=True)
-    damage(f"{IMAGES}.gz", change)(tmp_path)
+def test_a_damaged_gzip_file_is_told_in_one_sentence(tmp_path, contents, change, reason):
+    file = write(tmp_path, contents, zipped=True) / f"{IMAGES}.gz"
+    file.write_bytes(change(file.read_bytes()))
     with pytest.raises(ValueError, match=reason):
         load_mnist(data_dir=tmp_path)
 
 
-def test_an_idx_file_that_is_cut_after_it_was_read_does_no_harm(
-    tmp_path: Path, contents: Contents
-) -> None:
+def test_an_idx_file_that_is_cut_after_it_was_read_does_no_harm(tmp_path, contents):
     """What is mapped into memory and then cut ends the process with SIGBUS."""
     code = (
         "import sys; from pydtnn.data import load_mnist\n"
@@ -167,17 +131,8 @@ def test_an_idx_file_that_is_cut_after_it_was_read_does_no_harm(
     assert int(done.stdout) == int(contents[IMAGES][[0, 6]].sum())
 
 
-def test_an_array_of_an_idx_file_cannot_be_changed(tmp_path: Path, contents: Contents) -> None:
-    found = read_idx(write(tmp_path, contents) / IMAGES, 3)
-    assert type(found) is np.ndarray
-    with pytest.raises(ValueError, match="read-only"):
-        found[0] = 0
-
-
-def test_the_real_mnist_is_read(real_data: Callable[[str], Path]) -> None:
+def test_the_real_mnist_is_read(real_data):
     train, test = load_mnist(data_dir=real_data("mnist-8k"))
     assert (len(train), len(test)) == (8000, 2000)
-    assert train.mean is not None
-    assert train.std is not None
     # All 60,000 images have mean 0.1307 and deviation 0.3081; 8,000 others are near.
     np.testing.assert_allclose([train.mean[0], train.std[0]], [0.1307, 0.3081], atol=0.005)

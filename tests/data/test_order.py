@@ -14,19 +14,12 @@ from pydtnn.data.order import (
 from tests.each import each
 
 
-@each("n", [1, 2, 1000])
-def test_a_permutation_has_each_number_once(n: int) -> None:
-    np.testing.assert_array_equal(np.sort(permutation(3, 5, n)), np.arange(n))
-
-
-def test_seed_epoch_and_name_each_change_the_permutation_and_nothing_else_does() -> None:
+def test_a_permutation_depends_on_seed_epoch_and_name_alone() -> None:
+    """It is the same on every machine and with every version of NumPy."""
     one = permutation(1, 2, 50)
-    np.testing.assert_array_equal(permutation(1, 2, 50), one)
+    np.testing.assert_array_equal(np.sort(one), np.arange(50))
     for other in (permutation(2, 2, 50), permutation(1, 3, 50), permutation(1, 2, 50, "x")):
         assert (other != one).any()
-
-
-def test_a_permutation_is_the_same_on_every_machine_and_with_every_version_of_numpy() -> None:
     assert permutation(0, 0, 8).tolist() == [6, 3, 5, 2, 1, 0, 4, 7]
 
 
@@ -82,13 +75,8 @@ def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards: int, win
         assert len(own) == 1 or (np.diff(shard_of[part]) != 0).sum() > 2 * len(own)
     other = window_permutation(5, 3, shard_of, window)
     assert not np.array_equal(order, other)
-
-
-@each("window", [4, 100])
-def test_a_window_of_all_shards_is_a_permutation_of_all_samples(window: int) -> None:
-    shard_of = permutation(0, 0, 50) % 4
-    found = window_permutation(9, 1, shard_of, window)
-    np.testing.assert_array_equal(found, permutation(9, 1, 50))
+    whole = window_permutation(9, 1, shard_of, shards)
+    np.testing.assert_array_equal(whole, permutation(9, 1, len(shard_of)))
 
 
 def test_a_split_has_two_sorted_parts_that_are_not_empty() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +22,7 @@ def whole(n: int, height: int, width: int) -> Boxes:
     return Boxes(zero, zero, zero + height, zero + width)
 
 
-def test_areas_are_uniform_ratios_log_uniform_and_places_everywhere(
-    rng: np.random.Generator,
-) -> None:
+def test_areas_are_uniform_ratios_log_uniform_and_places_everywhere(rng):
     n, side, ratio = 20_000, 1000, 4 / 3
     boxes, found = draw_boxes(words_of(rng, n), side, side, 0.2, 0.5, ratio)
     assert found.all()
@@ -42,7 +38,7 @@ def test_areas_are_uniform_ratios_log_uniform_and_places_everywhere(
         assert abs(values.std() / spread - 1) < 0.02
 
 
-def test_boxes_are_inside_of_small_images_too(rng: np.random.Generator) -> None:
+def test_boxes_are_inside_of_small_images_too(rng):
     for height, width in ((1, 1), (2, 3), (5, 4), (3, 11)):
         boxes, _ = draw_boxes(words_of(rng, 500), height, width, 0.02, 1.0, 4.0)
         for start, size, extent in (
@@ -55,17 +51,13 @@ def test_boxes_are_inside_of_small_images_too(rng: np.random.Generator) -> None:
             assert len(np.unique(size)) == extent or extent > 5
         inside = boxes.mask(height, width)
         np.testing.assert_array_equal(inside.sum(axis=(1, 2)), boxes.height * boxes.width)
-
-
-def test_an_image_into_which_no_box_fits_is_taken_whole(rng: np.random.Generator) -> None:
-    boxes, found = draw_boxes(words_of(rng, 50), 1, 64, 0.5, 1.0, 4 / 3)
+    boxes, found = draw_boxes(words_of(rng, 50), 1, 64, 0.5, 1.0, 4 / 3)  # into which none fits
     assert not found.any()
-    for ours, expected in zip(boxes, whole(50, 1, 64), strict=True):
-        np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(boxes, whole(50, 1, 64))
 
 
-@each("shape", [(1, 1, 3), (5, 4, 3), (32, 32, 3), (17, 9, 1)])
-def test_an_enlarged_box_is_pillow_s(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+@each("shape", [(1, 1, 3), (5, 4, 3), (17, 9, 1)])
+def test_an_enlarged_box_is_pillow_s(rng, shape):
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
     height, width, channels = shape
     x = rng.integers(0, 256, (30, *shape)).astype(np.uint8)
@@ -80,7 +72,7 @@ def test_an_enlarged_box_is_pillow_s(rng: np.random.Generator, shape: tuple[int,
         np.testing.assert_allclose(y[i], expected.reshape(shape).astype(int), atol=1)
 
 
-def test_the_whole_image_is_not_changed(rng: np.random.Generator) -> None:
+def test_the_whole_image_is_not_changed(rng):
     x = rng.normal(size=(4, 6, 5, 2))
     np.testing.assert_array_equal(enlarge(x, whole(4, 6, 5)), x)
     words = words_of(rng, 4)
@@ -89,7 +81,7 @@ def test_the_whole_image_is_not_changed(rng: np.random.Generator) -> None:
     )
 
 
-def test_erased_boxes_have_the_mean_colour_and_the_rest_is_kept(rng: np.random.Generator) -> None:
+def test_erased_boxes_have_the_mean_colour_and_the_rest_is_kept(rng):
     erasing = RandomErasing(0.3, 0.1, 0.4, 2.0)
     x = rng.integers(0, 200, (2000, 20, 20, 3)).astype(np.uint8)
     fill = np.array([201, 202, 203], np.uint8)
@@ -102,26 +94,6 @@ def test_erased_boxes_have_the_mean_colour_and_the_rest_is_kept(rng: np.random.G
     assert abs(area[area > 0].mean() - 0.25) < 0.02  # deviation 0.004
     rows = erased.any(axis=2).sum(axis=1) * erased.any(axis=1).sum(axis=1)
     np.testing.assert_array_equal(rows, erased.sum(axis=(1, 2)))  # rectangles
-
-
-@each("probability", [0, 1])
-def test_none_or_all_images_are_erased(rng: np.random.Generator, probability: int) -> None:
-    erasing = RandomErasing(probability)
-    x = np.full((100, 9, 8, 1), 5.0)
-    y = erasing(x.copy(), words_of(rng, 100, erasing.words), np.zeros(1))
-    assert (y == 0).any(axis=(1, 2, 3)).tolist() == [bool(probability)] * 100
-
-
-@each(
-    ("make", "reason"),
-    [
-        (lambda: RandomResizedCrop(0), "RandomResizedCrop: smallest must be above 0 and at most 1"),
-        (lambda: RandomResizedCrop(0.5, 0.4), "largest must be at least 0.5 and at most 1, got"),
-        (lambda: RandomResizedCrop(ratio=0.5), "RandomResizedCrop: ratio must be at least 1"),
-        (lambda: RandomErasing(1.5), "RandomErasing: probability must be at least 0 and at most 1"),
-        (lambda: RandomErasing(0.5, 0.5), "RandomErasing: largest must be at least 0.5"),
-    ],
-)
-def test_numbers_that_are_no_boxes_are_refused(make: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        make()
+    for probability in (0, 1):
+        y = RandomErasing(probability)(x.copy(), words_of(rng, 2000, erasing.words), fill)
+        assert ((y == fill).any(axis=(1, 2, 3)) == probability).all()

@@ -53,13 +53,3 @@ def test_a_map_is_pillow_s(rng: np.random.Generator, name: str, shape: tuple[int
     )
     # Pillow's coordinates have 16 bits after the point: another pixel where they are near its edge.
     assert (y == expected).all(axis=-1).mean() > 0.99
-
-
-def test_each_image_has_its_own_amount(rng: np.random.Generator) -> None:
-    x = rng.normal(size=(5, 6, 8, 2))
-    amounts, fill = rng.uniform(-20, 20, 5), np.array([0.5, -1])
-    together = operations.rotate(x, amounts, fill)
-    for i in range(5):
-        alone = operations.rotate(x[i : i + 1], amounts[i : i + 1], fill)
-        np.testing.assert_array_equal(together[i], alone[0])
-    assert operations.rotate(x[:0], amounts[:0], fill).shape == (0, 6, 8, 2)

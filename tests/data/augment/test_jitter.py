@@ -4,12 +4,10 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn.data import ColorJitter
 from pydtnn.data.augment import colour
 from pydtnn.data.order import below
-from tests.each import each
 
 FILL = np.zeros(3, np.uint8)
 
@@ -19,9 +17,7 @@ def drawn(rng: np.random.Generator, n: int) -> tuple[Any, Any]:
     return x, rng.integers(0, 2**32, (n, 8), dtype=np.uint32)
 
 
-def test_each_image_is_changed_by_its_own_factors_in_its_own_order(
-    rng: np.random.Generator,
-) -> None:
+def test_each_image_is_changed_by_its_own_factors_in_its_own_order(rng):
     x, words = drawn(rng, 60)
     y = ColorJitter(0.3, 1.5, 0.2, 0.4)(x.copy(), words, FILL)
     u = words / 2**32
@@ -36,7 +32,7 @@ def test_each_image_is_changed_by_its_own_factors_in_its_own_order(
         np.testing.assert_array_equal(y[i], expected[0])
 
 
-def test_all_orders_and_the_whole_range_of_factors_occur(rng: np.random.Generator) -> None:
+def test_all_orders_and_the_whole_range_of_factors_occur(rng):
     _, words = drawn(rng, 2000)
     counts = np.bincount(below(words[:, 4], 24), minlength=24)
     assert counts.min() > 40  # 83 on average, deviation 9
@@ -47,39 +43,10 @@ def test_all_orders_and_the_whole_range_of_factors_occur(rng: np.random.Generato
     assert abs(bright.mean() - 99.5) < 4  # truncated; deviation of the mean 0.65
 
 
-def test_without_strength_nothing_changes(rng: np.random.Generator) -> None:
-    x, words = drawn(rng, 20)
-    np.testing.assert_array_equal(ColorJitter(0, 0, 0, 0)(x.copy(), words, FILL), x)
-
-
-def test_floats_are_changed_as_the_bytes_that_they_are(rng: np.random.Generator) -> None:
+def test_floats_are_changed_as_the_bytes_that_they_are(rng):
     x, words = drawn(rng, 20)
     expected = ColorJitter()(x.copy(), words, FILL)
     for dtype in ("float32", "float64"):
         y = ColorJitter()((x / 255).astype(dtype), words, FILL.astype(dtype))
         assert y.dtype == dtype
         np.testing.assert_array_equal(y, (expected / 255).astype(dtype))
-
-
-def test_grey_images_have_neither_saturation_nor_hue(rng: np.random.Generator) -> None:
-    x, words = drawn(rng, 20)
-    np.testing.assert_array_equal(
-        ColorJitter(0, 0, 0.9, 0.5)(x[..., :1].copy(), words, FILL[:1]), x[..., :1]
-    )
-
-
-@each(
-    ("values", "reason"),
-    [
-        ((-0.1,), "ColorJitter: brightness must be at least 0, got -0.1"),
-        ((0, 0, 0, 0.6), "ColorJitter: hue must be at least 0 and at most 0.5, got 0.6"),
-    ],
-)
-def test_strengths_out_of_range_are_refused(values: tuple[float, ...], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        ColorJitter(*values)
-
-
-def test_other_numbers_of_channels_are_refused() -> None:
-    with pytest.raises(ValueError, match="ColorJitter: images must have 1 or 3 channels, .* got 4"):
-        ColorJitter().check((8, 8, 4))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,9 +14,7 @@ def words_of(rng: np.random.Generator, n: int) -> NDArray[np.uint32]:
 
 @each("dtype", [np.uint8, np.float32])
 @each("padding", [1, 4, 9])
-def test_a_crop_is_a_window_of_the_padded_image(
-    rng: np.random.Generator, dtype: Any, padding: int
-) -> None:
+def test_a_crop_is_a_window_of_the_padded_image(rng, dtype, padding):
     x = rng.integers(0, 256, (20, 7, 5, 3)).astype(dtype)
     words, fill = words_of(rng, 20), np.array([1, 2, 3], dtype)
     y = RandomCrop(padding)(x.copy(), words, fill)
@@ -31,22 +27,7 @@ def test_a_crop_is_a_window_of_the_padded_image(
         np.testing.assert_array_equal(y[i], padded[top : top + 7, left : left + 5])
 
 
-def test_crops_reach_all_places_and_flips_half_of_the_images(rng: np.random.Generator) -> None:
-    words = words_of(rng, 4000)
-    x = np.zeros((4000, 3, 3, 1), np.uint8)
-    x[:, 1, 1] = 1
-    y = RandomCrop(1)(x, words, np.zeros(1, np.uint8))
-    # The middle pixel goes to each of 9 places 444 times on average, deviation 20.
-    counts = y.sum(axis=(0, 3))
-    assert counts.min() > 344
-    assert counts.max() < 544
-    left = np.zeros((4000, 2, 2, 1), np.uint8)
-    left[:, :, 0] = 1
-    flipped = HorizontalFlip()(left, words, np.zeros(1, np.uint8))[:, 0, 1, 0].sum()
-    assert 1800 < flipped < 2200  # 2000, deviation 32
-
-
-def test_a_flip_mirrors_whole_images_left_to_right(rng: np.random.Generator) -> None:
+def test_a_flip_mirrors_whole_images_left_to_right(rng):
     x = rng.integers(0, 256, (30, 4, 5, 3)).astype(np.uint8)
     words = words_of(rng, 30)
     y = HorizontalFlip()(x.copy(), words, np.zeros(3, np.uint8))
@@ -56,7 +37,7 @@ def test_a_flip_mirrors_whole_images_left_to_right(rng: np.random.Generator) -> 
 
 
 @each("size", [1, 2, 3, 4, 20])
-def test_cutout_paints_one_square_that_may_stick_out(rng: np.random.Generator, size: int) -> None:
+def test_cutout_paints_one_square_that_may_stick_out(rng, size):
     x = np.full((200, 9, 8, 2), 50, np.uint8)
     words = words_of(rng, 200)
     y = Cutout(size)(x, words, np.array([7, 9], np.uint8))

@@ -14,6 +14,7 @@ from pydtnn.comm import create_communicator
 from pydtnn.schedules import WarmUp
 
 Make = Callable[..., Job]
+HEADS = {"model": "own.py:two_heads"}
 
 OWN = """
 import numpy as np
@@ -52,10 +53,6 @@ class NeedsARate(Lion):
     def __init__(self, lr):
         super().__init__(lr)
 
-class NoRate(Lion):
-    def __init__(self):
-        super().__init__()
-
 class Focal(CategoricalCrossEntropy):
     pass
 
@@ -71,9 +68,6 @@ def two_heads(classes, input_shape):
     heads = {"a": Linear(classes, name="early"), "b": Linear(classes, name="late")}
     parts = (Linear(8, name="a"), Linear(8, name="b"), Linear(classes, name="c"))
     return Heads(*parts, heads=heads)
-
-def makes_none():
-    return 3
 """
 
 
@@ -91,29 +85,22 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def test_a_data_set_of_ones_own_takes_its_options(make: Make) -> None:
+def test_a_data_set_of_ones_own_takes_its_options(make):
     job = make(dataset_options={"samples": 30})
     assert (len(job.train), job.train.classes, job.steps_per_epoch) == (30, 3, 6)
     assert job.validation.like is job.train
 
 
-def test_a_loss_and_metrics_of_ones_own_stand_beside_those_of_the_library(make: Make) -> None:
+def test_a_loss_and_metrics_of_ones_own_stand_beside_those_of_the_library(make):
     trainer = make(loss="own.py:Focal", metrics="accuracy, own.py:Own", monitor="val_own").trainer
     assert type(trainer.objective.losses[0]).__name__ == "Focal"
     assert [metric.name for metric in trainer.objective.metrics[0]] == ["accuracy", "own"]
 
 
-@pytest.mark.parametrize(("name", "smoothing"), [("Focal", 0.0), ("ready", 0.2), ("focal", 0.3)])
-def test_a_loss_may_be_a_class_an_object_or_a_function(
-    name: str, smoothing: float, make: Make
-) -> None:
-    (loss,) = make(loss=f"own.py:{name}").trainer.objective.losses
-    assert (type(loss).__name__, loss.label_smoothing) == ("Focal", smoothing)
-
-
-def test_a_loss_of_ones_own_is_smoothed_if_it_takes_that(make: Make) -> None:
-    (loss,) = make(loss="own.py:Focal", label_smoothing=0.1).trainer.objective.losses
-    assert (type(loss).__name__, loss.label_smoothing) == ("Focal", 0.1)
+def test_a_loss_may_be_a_class_an_object_or_a_function_and_is_smoothed_if_it_takes_that(make):
+    for name, given, smoothing in (("Focal", 0.1, 0.1), ("ready", 0.0, 0.2), ("focal", 0.0, 0.3)):
+        (loss,) = make(loss=f"own.py:{name}", label_smoothing=given).trainer.objective.losses
+        assert (type(loss).__name__, loss.label_smoothing) == ("Focal", smoothing)
 
 
 @pytest.mark.parametrize(
@@ -125,30 +112,15 @@ def test_a_loss_of_ones_own_is_smoothed_if_it_takes_that(make: Make) -> None:
     ],
 )
 def test_a_loss_takes_its_options_and_weights_that_balance_the_training_set(
-    samples: int, given: Any, weights: dict[int, float], make: Make
-) -> None:
+    samples, given, weights, make
+):
     (loss,) = make(
         loss_options={"class_weights": given}, dataset_options={"samples": samples}
     ).trainer.objective.losses
     assert loss.class_weights.weights == pytest.approx(weights)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"class_weights": [1, 2]}, "class_weights must be 3 numbers, one for each output"),
-        ({"label_smoothing": 0.1}, "--loss-options: label_smoothing cannot be set here; use --la"),
-        ({"weights": [1]}, "unknown option of cross_entropy 'weights'; did you mean 'class_w"),
-    ],
-)
-def test_options_that_the_loss_does_not_take_are_refused(
-    options: dict[str, Any], words: str, make: Make
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        make(loss_options=options)
-
-
-def test_auxiliary_outputs_are_trained_with_their_weights(make: Make) -> None:
+def test_auxiliary_outputs_are_trained_with_their_weights(make):
     job = make(model="own.py:two_heads", auxiliary_weights="0.3, 0.2")
     assert job.trainer.objective.weights == (1, 0.3, 0.2)
     before = job.trainer.model.state()["early.w"].copy()
@@ -157,38 +129,16 @@ def test_auxiliary_outputs_are_trained_with_their_weights(make: Make) -> None:
     assert set(job.trainer.history[0]) == {"loss", "accuracy", "lr", "val_loss", "val_accuracy"}
 
 
-@pytest.mark.parametrize(
-    ("model", "given", "words"),
-    [
-        ("own.py:two_heads", "", "^train: --auxiliary-weights must be 2 numbers, .*got None"),
-        ("own.py:two_heads", "0.3", r"^train: --auxiliary-weights must be 2 .*, got \[0.3\]"),
-        ("own.py:two_heads", "0.3,x", "^train: --auxiliary-weights must be num.*, got '0.3,x'"),
-        ("mlp", "0.3", "^train: --auxiliary-weights: the model has no auxiliary outputs, got"),
-    ],
-)
-def test_auxiliary_weights_must_fit_the_model(
-    model: str, given: str, words: str, make: Make
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        make(model=model, auxiliary_weights=given)
-
-
-def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(
-    make: Make,
-) -> None:
+def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(make):
     lion = make(optimizer="own.py:Lion", schedule="constant").trainer.optimizer
     assert (lion.lr_now, lion.weight_decay, lion.clip_norm, lion.beta) == (0.003, 1e-4, None, 0.9)
-    numbers = {"lr": 0.1, "weight_decay": 0.0, "clip_norm": 2.0}
-    lion = make(
-        optimizer="own.py:Lion",
-        optimizer_options={"beta": 0.8},
-        schedule="constant",
-        **numbers,
-    ).trainer.optimizer
+    numbers: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "clip_norm": 2.0}
+    numbers |= {"optimizer": "own.py:Lion", "schedule": "constant"}
+    lion = make(optimizer_options={"beta": 0.8}, **numbers).trainer.optimizer
     assert (lion.lr_now, lion.weight_decay, lion.clip_norm, lion.beta) == (0.1, 0.0, 2.0, 0.8)
 
 
-def test_a_schedule_of_ones_own_is_a_function_of_the_step_and_may_be_warmed_up(make: Make) -> None:
+def test_a_schedule_of_ones_own_is_a_function_of_the_step_and_may_be_warmed_up(make):
     optimizer = make(schedule="own.py:halves").trainer.optimizer
     assert [optimizer.schedule(step) for step in range(3)] == [1, 0.5, 0.25]
     warm = make(schedule="own.py:halves", warmup_epochs=0.5).trainer.optimizer.schedule
@@ -196,7 +146,7 @@ def test_a_schedule_of_ones_own_is_a_function_of_the_step_and_may_be_warmed_up(m
     assert (warm.steps, warm(4)) == (2, 0.5**4)
 
 
-def test_listed_layers_are_frozen(make: Make) -> None:
+def test_listed_layers_are_frozen(make):
     model = make(freeze="fc1, fc2.b").trainer.model
     assert {*model.frozen} == {"fc1.w", "fc1.b", "fc2.b"}
 
@@ -204,16 +154,23 @@ def test_listed_layers_are_frozen(make: Make) -> None:
 @pytest.mark.parametrize(
     ("given", "recompute"), [("3", 3), ("auto", ("auto",)), ("fc1, relu1", ("fc1", "relu1"))]
 )
-def test_what_is_recomputed_is_a_number_names_or_auto(
-    given: str, recompute: object, make: Make
-) -> None:
+def test_what_is_recomputed_is_a_number_names_or_auto(given, recompute, make):
     limit = {"memory_limit": "1.5GiB"} if given == "auto" else {}
     model = make(recompute=given, **limit).trainer.model
     assert model.recompute == recompute
     assert model.memory_limit == (3 << 29 if limit else None)
 
 
-def test_parts_of_ones_own_train_together(make: Make) -> None:
+def test_the_learning_rate_follows_the_global_batch_and_decay_is_the_rule_s_own(make):
+    """5 instead of 64 samples."""
+    for how, factor in (("none", 1), ("linear", 5 / 64), ("sqrt", (5 / 64) ** 0.5)):
+        optimizer = make(lr=0.1, lr_scaling=how, schedule="constant").trainer.optimizer
+        assert optimizer.lr_now == pytest.approx(0.1 * factor)
+    for rule, decay in (("sgd", 1e-4), ("adamw", 0.01)):
+        assert make(optimizer=rule).trainer.optimizer.weight_decay == decay
+
+
+def test_parts_of_ones_own_train_together(make):
     job = make(optimizer="own.py:Lion", schedule="own.py:halves", loss="own.py:Focal")
     (logs,) = job.trainer.fit(job.train, job.validation, batch_size=5)
     assert logs["lr"] == 0.5**3
@@ -224,74 +181,39 @@ def test_parts_of_ones_own_train_together(make: Make) -> None:
     [
         ({"dataset": "own.py:poinds"}, "data set: unknown name in own.py 'poinds'; did you mean"),
         ({"dataset": "own.py:one_set"}, "data set own.py:one_set: expected a pair of data sets"),
-        (
-            {"dataset_options": {"sampels": 3}},
-            "unknown option of own.py:points 'sampels'; did you mean 'samples'",
-        ),
-        ({"dataset": "own.py:Lion.update"}, "data set: unknown name in own.py 'Lion.update'"),
-        (
-            {"dataset": "own.py:halves"},
-            "data set own.py:halves: missing a required argument: 'step'; ex",
-        ),
+        ({"dataset_options": {"sampels": 3}}, "unknown option of own.py:points 'sampels'; did you"),
+        ({"dataset": "own.py:halves"}, "data set own.py:halves: missing a required argument: 'st"),
         ({"optimizer": "own.py:points"}, "--optimizer: own.py:points must have a parameter `lr`"),
-        ({"optimizer": "own.py:NoRate"}, "--optimizer: own.py:NoRate must have a parameter `lr`"),
         ({"optimizer": "own.py:NeedsARate"}, "--lr: own.py:NeedsARate has no default learning"),
-        (
-            {"optimizer": "own.py:Lion", "momentum": 0.5},
-            "--momentum: own.py:Lion has no parameter `momentum`; omit it",
-        ),
-        (
-            {"optimizer": "own.py:NeedsARate", "lr": 1.0, "clip_norm": 1.0},
-            "--clip-norm: own.py:NeedsARate has no parameter `clip_norm`; omit it or use sgd",
-        ),
-        (
-            {"schedule": "own.py:number"},
-            "schedule own.py:number: expected a function of the step, ",
-        ),
+        ({"optimizer": "own.py:Lion", "momentum": 0.5}, "--momentum: own.py:Lion has no parameter"),
+        ({"schedule": "own.py:number"}, "schedule own.py:number: expected a function of the step"),
         ({"schedule": "own.py:halves", "lr": 1.0}, "--lr: own.py:halves sets the learning rate"),
         ({"schedule": "own.py:halves", "lr_scaling": "sqrt"}, "--lr-scaling: own.py:halves sets"),
-        (
-            {"schedule": "own.py:halves", "schedule_options": {"a": 1}},
-            "unknown option of own.py:ha",
-        ),
-        (
-            {"loss": "own.py:Own"},
-            "loss own.py:Own: expected a Loss, or a class or function that returns one, got <",
-        ),
-        ({"loss": "own.py:makes_none"}, "loss own.py:makes_none: expected a Loss, or a class"),
+        ({"loss": "own.py:Own"}, "loss own.py:Own: expected a Loss, or a class or function that"),
         (
             {"loss": "own.py:ready", "label_smoothing": 0.1},
-            "--label-smoothing: own.py:ready has no parameter `label_smoothing`; omit it or use",
+            "--label-smoothing: own.py:ready has no",
         ),
+        ({"loss_options": {"class_weights": [1, 2]}}, "class_weights must be 3 numbers, one for"),
         (
-            {"metrics": "own.py:Focal"},
-            "metric own.py:Focal: expected a Metric, or a class or function that returns one",
+            {"loss_options": {"label_smoothing": 0.1}},
+            "--loss-options: label_smoothing cannot be set",
         ),
+        ({"metrics": "own.py:Focal"}, "metric own.py:Focal: expected a Metric, or a class or fun"),
         ({"recompute": "fc9"}, "Model.recompute: unknown layer 'fc9'; did you mean 'fc"),
         ({"recompute": "1"}, "Model: recompute must be at least 2, got 1"),
         ({"memory_limit": "1GiB"}, "train: --memory-limit requires --recompute auto"),
-        (
-            {"recompute": "auto", "memory_limit": "2XB"},
-            "--memory-limit: expected a size such as 500MiB or 2GiB, got '2XB'",
-        ),
-        ({"freeze": "fc9"}, "--freeze: unknown layer 'fc9'; did you mean 'fc"),
+        ({"recompute": "auto", "memory_limit": "2XB"}, "--memory-limit: expected a size such as 5"),
         ({"freeze": "*"}, "--freeze: * leaves no parameters to train; freeze fewer"),
-        ({"model_options": {"hiden": 3}}, "unknown option of mlp 'hiden'; did you mean 'hidden'?"),
+        ({"model": "own.py:two_heads"}, "--auxiliary-weights must be 2 numbers"),
+        (HEADS | {"auxiliary_weights": "0.3"}, "--auxiliary-weights must be 2 numbers"),
+        (HEADS | {"auxiliary_weights": "0.3,x"}, "--auxiliary-weights must be num"),
+        ({"auxiliary_weights": "0.3"}, "--auxiliary-weights: the model has no auxiliary outputs"),
     ],
 )
-def test_what_does_not_suit_is_refused_in_a_sentence(
-    options: dict[str, Any], sentence: str, make: Make
-) -> None:
+def test_what_does_not_suit_is_refused_in_a_sentence(options, sentence, make):
     with pytest.raises((TypeError, ValueError)) as error:
         make(**options)
     told = str(error.value)
-    assert told.removeprefix("train: ").startswith(sentence.removeprefix("train: "))
+    assert sentence in told
     assert not told.startswith("--")  # errors about options begin with "train: "
-
-
-def test_an_option_that_is_set_elsewhere_is_not_offered(make: Make) -> None:
-    image = {"dataset": "synthetic", "dataset_options": {"samples": 20}}
-    with pytest.raises(
-        ValueError, match="unknown option of resnet20 'x'; choose one of 'shortcut'"
-    ):
-        make(model="resnet20", model_options={"x": 1}, **image)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.run_directory import Run, describe_changes, read_run, start_values
+from pydtnn.cli.run_directory import Run, describe_changes, start_values
 from pydtnn.train import main
-from tests.launch import Finished
-from tests.small_run import TINY, TRAIN, only_line
+from tests.each import each
+from tests.small_run import TINY, only_line
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,9 +30,7 @@ def history(folder: Path) -> list[dict[str, float]]:
     return json.loads((folder / "history.json").read_text())
 
 
-def test_a_run_continues_with_its_own_options_and_lists_those_that_change(
-    runs: Path, capsys: Capture
-) -> None:
+def test_a_run_continues_with_its_own_options_and_lists_those_that_change(runs, capsys):
     assert main(["--resume", "runs/a", "--epochs=4", "--quiet", "--no-verbose"]) == 0
     assert main(["--resume=runs/a", "--epochs=5", "--model-options={}"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -45,9 +41,7 @@ def test_a_run_continues_with_its_own_options_and_lists_those_that_change(
     assert (configuration["augment"], configuration["global_batch_size"]) == ("flip", 16)
 
 
-def test_an_interrupted_run_that_continues_gives_the_same_bytes(
-    runs: Path, capsys: Capture
-) -> None:
+def test_an_interrupted_run_that_continues_gives_the_same_bytes(runs, capsys):
     options = [*TINY, "--augment=flip", "--checkpoint-steps=3", "--keep=20"]
     assert main([*options, "--output-dir=runs/whole", "--save=whole.safetensors"]) == 0
     assert main([*options, "--output-dir=runs/part"]) == 0
@@ -62,7 +56,7 @@ def test_an_interrupted_run_that_continues_gives_the_same_bytes(
     assert Path("whole.safetensors").read_bytes() == Path("part.safetensors").read_bytes()
 
 
-def test_a_complete_run_says_so_and_how_to_train_on(runs: Path, capsys: Capture) -> None:
+def test_a_complete_run_says_so_and_how_to_train_on(runs, capsys):
     before = (runs / "a" / "run.json").read_bytes()
     assert main(["--resume", "runs/a"]) == 0
     *_, sentence, results = capsys.readouterr().out.splitlines()
@@ -71,66 +65,33 @@ def test_a_complete_run_says_so_and_how_to_train_on(runs: Path, capsys: Capture)
     assert (runs / "a" / "run.json").read_bytes() == before
 
 
-def test_a_run_is_evaluated_with_its_own_options(runs: Path, capsys: Capture) -> None:
+def test_a_run_is_evaluated_with_its_own_options(runs, capsys):
     assert main(["--evaluate-only", "--resume", "runs/a"]) == 0
     last = history(runs / "a")[-1]
     line = capsys.readouterr().out.splitlines()[-1]
     assert line == f"loss {last['val_loss']:.4f}  accuracy {last['val_accuracy']:.4f}"
 
 
-def test_without_run_json_the_options_are_those_of_the_checkpoint(
-    runs: Path, capsys: Capture
-) -> None:
+def test_without_run_json_the_options_are_those_of_the_checkpoint(runs, capsys):
     (runs / "a" / "run.json").unlink()
     assert main(["--resume", "runs/a", "--epochs=3", "--threads=1"]) == 0
     assert "changed: --epochs 2 -> 3, --threads none -> 1" in capsys.readouterr().out
     assert len(history(runs / "a")) == 3
 
 
-def test_a_folder_without_a_run_names_the_runs_beside_it_newest_first(
-    runs: Path, capsys: Capture
-) -> None:
+def test_a_folder_without_a_run_names_the_runs_beside_it_newest_first(runs, capsys):
     for age, name in enumerate(("old", "older"), 1):
         (runs / name).mkdir()
         (runs / name / "run.json").write_text("{}")
         os.utime(runs / name / "run.json", (age, 3 - age))
     (runs / "empty").mkdir()
     listed = "use one of the runs in runs, newest first: runs/a, runs/old, runs/older"
-    for folder, what in (
-        ("runs/empty", "contains no run"),
-        ("runs/other", "does not exist"),
-        ("runs", "contains no run"),
-        ("a", "does not exist"),
-    ):
+    for folder, what in (("runs/empty", "contains no run"), ("a", "does not exist")):
         assert main(["--resume", folder]) == 1
         assert only_line(capsys.readouterr().err) == f"train: --resume: {folder} {what}; {listed}"
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--resume=runs/a/checkpoint-00000016"], "got the checkpoint .*; use runs/a$"),
-        (["--resume=runs/a/best.safetensors"], "got the file .*; --load reads a file of weights$"),
-        (["--resume=runs/a", "--output-dir=b"], "continues in that folder; omit --output-dir"),
-        (["--resume"], "--resume requires the folder of the run"),
-        (["--resume=runs/a", "--seed=1", "--epochs=3"], "seed must be 0, as in the training to co"),
-        (["--resume=runs/a", "--batch-size=8", "--epochs=3"], "global batch size must be 16, as"),
-        (
-            ["--resume=runs/a", "--model=cnn"],
-            "checkpoint-00000016: it is a checkpoint of mlp on synthetic, with 338,948 parameters "
-            r"in 6 arrays, but the model has [\d,]+ parameters in 8 arrays; continue with that",
-        ),
-    ],
-)
-def test_what_cannot_be_continued_is_one_sentence(
-    arguments: list[str], words: str, runs: Path, capsys: Capture
-) -> None:
-    assert main(arguments) == 1
-    assert re.search(words, only_line(capsys.readouterr().err))
-
-
-@pytest.mark.parametrize(
+@each(
     ("content", "words"),
     [
         ("{", "run.json cannot be parsed; set the options of the run, and --output-dir runs/a --"),
@@ -142,17 +103,13 @@ def test_what_cannot_be_continued_is_one_sentence(
         ('{"configuration": {"seed": 0}, "ranks": "x", "global_batch_size": 1}', ""),
     ],
 )
-def test_a_damaged_run_file_is_one_sentence(
-    content: str, words: str, runs: Path, capsys: Capture
-) -> None:
+def test_a_damaged_run_file_is_one_sentence(content, words, runs, capsys):
     (runs / "a" / "run.json").write_text(content)
     assert main(["--resume", "runs/a", "--model=mlp", "--dataset=nothing"]) == 1
     assert words in only_line(capsys.readouterr().err)
 
 
-def test_weights_of_load_are_replaced_by_those_of_the_checkpoint(
-    runs: Path, capsys: Capture
-) -> None:
+def test_weights_of_load_are_replaced_by_those_of_the_checkpoint(runs, capsys):
     load = ["--load=runs/a/best.safetensors", "--load-options.strict=false"]
     assert main([*TINY, *load, "--output-dir=runs/b"]) == 0
     (runs / "a" / "best.safetensors").unlink()
@@ -163,7 +120,7 @@ def test_weights_of_load_are_replaced_by_those_of_the_checkpoint(
     assert "loaded" not in printed
 
 
-def test_other_ranks_continue_with_the_global_batch_of_the_run() -> None:
+def test_other_ranks_continue_with_the_global_batch_of_the_run():
     run = Run("runs/a", {"batch_size": 32, "epochs": 5}, 2, 64)
     values = {"batch_size": 32, "epochs": 5, "resume": True, "output_dir": "runs/a"}
     assert start_values(run, set(), 2) == values
@@ -173,7 +130,7 @@ def test_other_ranks_continue_with_the_global_batch_of_the_run() -> None:
     assert "global_batch_size" not in start_values(fixed, {"batch_size"}, 2)
 
 
-def test_options_that_each_command_sets_are_not_changes() -> None:
+def test_options_that_each_command_sets_are_not_changes():
     run = Run("a", {"epochs": 3})
     same = TrainConfig(epochs=3, resume=True, output_dir="a", verbose=True, progress="plain")
     assert describe_changes(run, same) == ""
@@ -181,15 +138,3 @@ def test_options_that_each_command_sets_are_not_changes() -> None:
     assert describe_changes(run, other) == (
         "--model-options {} -> {a: b}, --lr none -> 0.5, --overlap true -> false"
     )
-
-
-@pytest.mark.long
-def test_two_ranks_continue_a_run_of_one(runs: Path, mpiexec: Callable[..., Finished]) -> None:
-    done = mpiexec(2, [*TRAIN, "--resume=runs/a", "--epochs=3"], directory=runs.parent)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "changed: --epochs 2 -> 3" in done.stdout
-    assert done.stdout.count("2 ranks") == 1
-    assert read_run("runs/a").ranks == 2
-    done = mpiexec(2, [*TRAIN, "--resume=runs/b"], directory=runs.parent)
-    assert done.returncode == 1
-    assert only_line(done.stderr).endswith("newest first: runs/a")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,16 +21,19 @@ from tests.each import each
         ["mpirun", "--np", "8", "--host=a:4,b:4"],
     ],
 )
-def test_ranks_and_hosts_are_read_and_replaced(command: list[str], tmp_path: Path) -> None:
+def test_ranks_and_hosts_are_read_and_replaced(command, tmp_path):
     found = read_placement(command)
     assert found == Placement((Host("a", "a:4", 4), Host("b", "b:4", 4)), 8)
     new = place(command, found.without(["a"]), tmp_path / "hosts")
     assert read_placement(new) == Placement((Host("b", "b:4", 4),), 4)
     assert new[0] == command[0]
+    (host,) = read_placement(["mpirun", "-hosts", "user@node-1.rack_é:4"]).hosts
+    assert host == Host("user@node-1.rack_é", "user@node-1.rack_é:4", 4)
+    assert shlex.split(PROBE)[-3:] == ["--", "{host}", "true"]  # a name is no option of ssh
 
 
 @each("lines", ["a slots=2\n# none\nb slots=6\n", "a:2\n\nb:6 # two\n"])
-def test_a_file_of_hosts_is_read_and_replaced(lines: str, tmp_path: Path) -> None:
+def test_a_file_of_hosts_is_read_and_replaced(lines, tmp_path):
     file, new = tmp_path / "given", tmp_path / "hosts"
     file.write_text(lines)
     command = ["mpirun", "--hostfile", str(file), "-np", "8", "--bind-to", "none"]
@@ -43,7 +45,7 @@ def test_a_file_of_hosts_is_read_and_replaced(lines: str, tmp_path: Path) -> Non
     assert file.read_text() == lines
 
 
-def test_what_is_unknown_is_not_changed(tmp_path: Path) -> None:
+def test_what_is_unknown_is_not_changed(tmp_path):
     for command in (
         ["srun", "-n", "8", "--nodes=2"],
         ["mpirun", "-np", "2", "a", ":", "-np", "4", "b"],
@@ -54,19 +56,19 @@ def test_what_is_unknown_is_not_changed(tmp_path: Path) -> None:
         assert place(command, found, tmp_path / "hosts") == command
 
 
-def test_a_number_of_ranks_that_is_none_is_refused() -> None:
+def test_a_number_of_ranks_that_is_none_is_refused():
     with pytest.raises(ValueError, match="^launch: -np must be a number of ranks, got 'x'$"):
         read_placement(["mpirun", "-np", "x"])
 
 
-def test_at_least_one_rank_remains_as_long_as_a_host_does() -> None:
+def test_at_least_one_rank_remains_as_long_as_a_host_does():
     hosts = tuple(Host(name, name) for name in "abc")
     assert Placement(hosts, 3).without(["a"]).ranks == 2
     assert Placement(hosts, 1).without(["a", "b"]).ranks == 1
     assert Placement(hosts, 1).without(["a", "b", "c"]) == Placement()
 
 
-def test_hosts_that_do_not_answer_are_found_each_once() -> None:
+def test_hosts_that_do_not_answer_are_found_each_once():
     asked = []
 
     def run(command: list[str], **options: object) -> object:
@@ -81,9 +83,7 @@ def test_hosts_that_do_not_answer_are_found_each_once() -> None:
 
 
 @each("name", ["-oProxyCommand=touch x", "user@-oProxyCommand", "$(touch x)", "a;b"])
-def test_a_name_that_a_program_takes_for_an_option_or_for_code_is_refused(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_name_that_a_program_takes_for_an_option_or_for_code_is_refused(name, tmp_path):
     """A probe passes names to ssh, or to a shell if the user's command has one."""
     file = tmp_path / "hosts"
     file.write_text(f"good slots=2\n{name} slots=2\n")
@@ -92,10 +92,3 @@ def test_a_name_that_a_program_takes_for_an_option_or_for_code_is_refused(
             Launch(["mpirun", "-np", "2", option, value, "python", "-m", "pydtnn.train"], 1)
         assert repr(name.split(" ")[0]) in str(error.value)
         assert str(file) in str(error.value) or option == "-hosts"
-
-
-@each("name", ["a", "node-1.rack_2", "user@node-1", "+n1", "été"])
-def test_names_of_hosts_are_not_options_of_the_probe(name: str) -> None:
-    (host,) = read_placement(["mpirun", "-hosts", f"{name}:4"]).hosts
-    assert host == Host(name, f"{name}:4", 4)
-    assert shlex.split(PROBE)[-3:] == ["--", "{host}", "true"]

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
 
 from pydtnn.predict import main as predict
 from pydtnn.train import main, show_logs
 from tests.data.image_files import write_images
 from tests.each import each
-from tests.launch import Finished
-from tests.small_run import TINY, TRAIN
-
-Capture = pytest.CaptureFixture[str]
+from tests.small_run import TINY
 
 
 @each(
@@ -29,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
         ({"rank": 2, "verbose": True}, ["rank 2: w", "rank 2: e"]),
     ],
 )
-def test_levels_and_ranks(options: dict[str, int], shown: list[str], capsys: Capture) -> None:
+def test_levels_and_ranks(options, shown, capsys):
     log = logging.getLogger("pydtnn.x")
     with show_logs(**options):  # type: ignore[arg-type]
         log.debug("d")
@@ -41,15 +34,13 @@ def test_levels_and_ranks(options: dict[str, int], shown: list[str], capsys: Cap
     assert not logging.getLogger("pydtnn").handlers
 
 
-def test_what_a_line_quotes_is_not_executed_by_a_terminal(capsys: Capture) -> None:
+def test_what_a_line_quotes_is_not_executed_by_a_terminal(capsys):
     with show_logs(0):
         logging.getLogger("pydtnn.x").warning("class %s\x07", "\x1b[2J")
     assert capsys.readouterr().err == "class \\x1b[2J\\x07\n"
 
 
-def test_a_full_disk_of_the_output_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_full_disk_of_the_output_is_a_warning(tmp_path, monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
         assert main([*TINY, f"--output-dir={tmp_path}"]) == 0
@@ -59,9 +50,7 @@ def test_a_full_disk_of_the_output_is_a_warning(
     assert len([*tmp_path.glob("checkpoint-*")]) == 2
 
 
-def test_names_are_printed_in_any_encoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_names_are_printed_in_any_encoding(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "data")
     for part in ("train", "val"):
@@ -77,30 +66,3 @@ def test_names_are_printed_in_any_encoding(
     assert predict(["m.pydtnn", image, "--top=3"]) == 0
     output.seek(0)
     assert "data/val/\\xe9t\\xe9/0.png: " in output.read()
-
-
-@pytest.mark.long
-def test_a_verbose_run_logs_what_it_chose(tmp_path: Path, capsys: Capture) -> None:
-    options = ["--epochs=1", "--model=cnn", "--tuning=measure", "--verbose"]
-    assert main([*TINY, *options, f"--output-dir={tmp_path}"]) == 0
-    told = capsys.readouterr().err
-    for words in (
-        *(
-            "pydtnn.train: imports: ",
-            "buckets: ",
-            "allreduce: none: ",
-            "scheme: allreduce",
-            "tuning: ",
-        ),
-        *("optimizer: SGD", "choice of algorithms: ", "pydtnn.training: conv.forward "),
-    ):
-        assert words in told
-    assert main(["--resume", str(tmp_path), "--epochs=2", "--verbose"]) == 0
-    assert f"loaded {tmp_path / 'checkpoint-00000008'}" in capsys.readouterr().err
-
-
-def test_only_rank_0_is_verbose(tmp_path: Path, mpiexec: Callable[..., Finished]) -> None:
-    done = mpiexec(2, [*TRAIN, *TINY, "--epochs=1", "--verbose", f"--output-dir={tmp_path}"])
-    assert done.returncode == 0
-    assert done.stderr.count("pydtnn.train: imports: ") == 1
-    assert "allreduce: vendor: all ranks share a host" in done.stderr

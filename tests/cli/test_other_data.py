@@ -63,7 +63,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_other_classes_are_refused(command: str, place: Path, capsys: Capture) -> None:
+def test_other_classes_are_refused(command, place, capsys):
     rename(place, ant="dog")
     assert main(COMMANDS[command]) == 1
     told = only_line(capsys.readouterr().err)
@@ -72,21 +72,14 @@ def test_other_classes_are_refused(command: str, place: Path, capsys: Capture) -
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_another_size_of_images_is_refused(command: str, place: Path, capsys: Capture) -> None:
+def test_another_size_of_images_is_refused(command, place, capsys):
     assert main([*COMMANDS[command], "--image-size=7"]) == 1
     told = only_line(capsys.readouterr().err)
     assert "samples of shape (7, 7, 3) instead of (6, 6, 3)" in told
 
 
-def test_layers_for_other_classes_are_loaded_on_request(place: Path, capsys: Capture) -> None:
-    rename(place, ant="dog")
-    assert main([*COMMANDS["load"], "--load-options.strict=false", "--image-size=7"]) == 0
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_another_mean_and_deviation_are_a_warning(
-    command: str, place: Path, capsys: Capture
-) -> None:
+def test_another_mean_and_deviation_are_a_warning(command, place, capsys):
     write_images(place / "data", seed=1)
     if "evaluate" in command or "resume" in command:
         with pytest.warns(UserWarning, match="is normalised with its own statistics"):

@@ -26,23 +26,14 @@ def exchange(**options: Any) -> Any:
     return describe_run(TrainConfig(**options), {}, data).create_exchange(Serial())
 
 
-@each("name", SCHEMES)
-def test_every_scheme_is_made_by_its_name(name: str) -> None:
-    assert type(exchange(scheme=name)) is SCHEMES[name]
-
-
-@each("name", COMPRESSORS)
-def test_every_compressor_is_made_by_its_name(name: str) -> None:
-    sums = exchange(compress=name, compress_options=OPTIONS.get(name, {})).sums
-    assert isinstance(sums, LossySums)
-
-
-def test_options_reach_the_scheme() -> None:
+def test_every_scheme_and_compressor_is_made_by_its_name_with_its_options() -> None:
+    for name, scheme in SCHEMES.items():
+        assert type(exchange(scheme=name)) is scheme
+    for name in COMPRESSORS:
+        sums = exchange(compress=name, compress_options=OPTIONS.get(name, {})).sums
+        assert isinstance(sums, LossySums)
     assert exchange(scheme="local-sgd", scheme_options={"period": 3}).period == 3
     assert not exchange(scheme="allreduce", overlap=False).overlap
-
-
-def test_exact_sums_have_the_shards_that_were_asked_for() -> None:
     made = exchange(exact=True, global_batch_size=64, shards=16)
     assert isinstance(made.sums, ExactSums)
     assert made.sums.shards == 16
@@ -73,47 +64,30 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         "other = 3\n"
     )
     assert isinstance(exchange(compress=f"{file}:half").sums, CompressedSums)
-    sentence = "other: expected a Compressor, or a class or function that returns one, got 3"
-    with pytest.raises(TypeError, match=sentence):
+    with pytest.raises(TypeError, match="other: expected a Compressor, or a class or function"):
         exchange(compress=f"{file}:other")
     with pytest.raises(ValueError, match="unknown option of .*half 'share'; there is none"):
         exchange(compress=f"{file}:half", compress_options={"share": 0.1})
 
 
+EXACT = {"exact": True, "global_batch_size": 8}
+
+
 @each(
     ("options", "message"),
     [
-        ({"scheme": "gosip"}, "unknown scheme 'gosip'; did you mean 'gossip'?"),
-        (
-            {"scheme": "local_sgd", "scheme_options": {"perod": 3}},
-            "unknown option of local_sgd 'perod'; did you mean 'period'?",
-        ),
+        ({"scheme": "local_sgd", "scheme_options": {"perod": 3}}, "'perod'; did you mean 'period'"),
         ({"scheme": "local_sgd", "scheme_options": {"period": 0}}, "period must be at least 1"),
-        (
-            {"scheme_options": {"overlap": False}},
-            "--scheme-options: overlap cannot be set here; use --no-overlap",
-        ),
+        ({"scheme_options": {"overlap": False}}, "overlap cannot be set here; use --no-overlap"),
         ({"scheme": "gossip", "overlap": False}, "--no-overlap: gossip has no parameter `overlap`"),
         ({"compress": "top_j"}, "unknown compressor 'top_j'; did you mean 'top_k'"),
         ({"compress": "top_k", "compress_options": {"share": 2}}, "share must be"),
         ({"compress_options": {"share": 0.1}}, "--compress-options requires --compress"),
-        (
-            {"compress": "sign", "scheme": "local_sgd"},
-            "LocalSGD: ranks do not sum gradients, so these cannot be compressed",
-        ),
-        (
-            {"exact": True, "global_batch_size": 8, "scheme": "stale"},
-            "StaleGradients: results depend on the number of ranks, so exact sums are not",
-        ),
+        ({"compress": "sign", "scheme": "local_sgd"}, "LocalSGD: ranks do not sum gradients, so"),
+        (EXACT | {"scheme": "stale"}, "StaleGradients: results depend on the number of ranks, so"),
         ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),
-        (
-            {"exact": True, "global_batch_size": 8, "compress": "sign"},
-            "--exact cannot be combined with --compress; omit it",
-        ),
-        (
-            {"exact": True, "global_batch_size": 8, "tuning": "measure"},
-            "--exact cannot be combined with --tuning measure; use fixed or direct",
-        ),
+        (EXACT | {"compress": "sign"}, "--exact cannot be combined with --compress; omit it"),
+        (EXACT | {"tuning": "measure"}, "--exact cannot be combined with --tuning measure; use"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 
 from pydtnn.saving import load
 from pydtnn.train import main
-from tests.launch import Finished
-from tests.small_run import TRAIN
 
 OPTIONS = ("--model=gpt_nano", "--dataset=text", "--dataset-options={length: 16}", "--epochs=1")
 OPTIONS += ("--metrics=perplexity", "--optimizer=adamw", "--lr=0.003", "--global-batch-size=8")
@@ -42,17 +39,3 @@ def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path: Path, text:
         model.predict(x)
     with pytest.raises(ValueError, match=r"expected an array of shape \(n, 16\), got \(1, 17\)"):
         model.predict(np.zeros((1, 17), "float32"))
-
-
-@pytest.mark.long
-def test_ranks_train_on_text_with_the_same_bytes(
-    mpiexec: Callable[..., Finished], tmp_path: Path, text: str
-) -> None:
-    weights = []
-    for ranks in (1, 2):
-        path = tmp_path / f"{ranks}.safetensors"
-        options = ["--exact", "--shards=4", f"--output-dir={tmp_path / str(ranks)}"]
-        done = mpiexec(ranks, [*TRAIN, *OPTIONS, text, *options, f"--save={path}"])
-        assert done.returncode == 0, done.stderr
-        weights.append(path.read_bytes())
-    assert weights[0] == weights[1]

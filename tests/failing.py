@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm import Communicator, Request
 from pydtnn.data import Batch, Loader
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import Conv2d, Flatten, Layer, Linear, Residual, Sequential, StepContext
-from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.sums import Sums
+from pydtnn.parallel.exchange import AllReduce
 
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
@@ -53,10 +50,6 @@ class Bad(Layer):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Plain(GradientExchange):
-    pass
-
-
 class Failing(AllReduce):
     """Fails on rank 1 in the third step, where the other ranks wait for it."""
 
@@ -76,13 +69,6 @@ class FailsInUpdate(Failing):
         if self.is_time:
             raise KeyError("thing")
         super().update(optimizer)
-
-
-class FailsInBucketReady(Failing):
-    def bucket_ready(self, bucket: Bucket) -> None:
-        if self.is_time:
-            raise KeyError("thing")
-        super().bucket_ready(bucket)
 
 
 class FailsInACollective(Failing):
@@ -115,21 +101,6 @@ class FailsInAThread(Failing):
         raise KeyError("thing")
 
 
-class FailingSums(Sums):
-    steps = 0
-
-    def start(self, bucket: Bucket) -> Request:
-        self.steps += 1
-        if self.comm.rank == 1 and self.steps == 3:
-            raise KeyError("thing")
-        return super().start(bucket)
-
-
-class FailsToCompress(AllReduce):
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__(comm, sums=FailingSums)
-
-
 def bad(classes: int, input_shape: Shape, what: str) -> Sequential:
     if what == "loader":
         fail_in_the_loader()
@@ -159,14 +130,6 @@ def groups(classes: int, input_shape: Shape) -> Any:
     return Sequential(Conv2d(8, 3, groups=3), Flatten(), Linear(classes))
 
 
-def kernel(classes: int, input_shape: Shape) -> Any:
-    return Sequential(Conv2d(8, 15, padding=1), Flatten(), Linear(classes))
-
-
-def padding(classes: int, input_shape: Shape) -> Any:
-    return Sequential(Conv2d(8, 3, padding=4), Flatten(), Linear(classes))
-
-
 def shapes(classes: int, input_shape: Shape) -> Any:
     return Sequential(Residual(Conv2d(8, 3)), Flatten(), Linear(classes))
 
@@ -175,20 +138,8 @@ def narrow(classes: int, input_shape: Shape) -> Any:
     return Sequential(Flatten(), Linear(classes - 1))
 
 
-def image(classes: int, input_shape: Shape) -> Any:
-    return Conv2d(classes, 3)
-
-
-def no_parameters(classes: int, input_shape: Shape) -> Any:
-    return Flatten()
-
-
 def nothing(classes: int, input_shape: Shape) -> Any:
     return None
-
-
-def one_argument(classes: int) -> Any:
-    return Linear(classes)
 
 
 def fault(classes: int, input_shape: Shape) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pydtnn.data import load_dataset, load_folder
-from pydtnn.data.images import Decoder
 from pydtnn.data.inputs import Input, Inputs, inputs_of
 from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
 from pydtnn.model import Model
@@ -20,7 +19,8 @@ from pydtnn.predict import main, read_image
 from pydtnn.runs import load_run
 from pydtnn.saving import load, save_model
 from pydtnn.train import main as train
-from tests.data.image_files import write_images
+from pydtnn.utils.imports import import_object
+from tests.data.image_files import write_image
 from tests.each import each
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
@@ -32,17 +32,24 @@ def digits(*last: Softmax | Identity) -> Model:
     return model
 
 
+def saved(model: Model, folder: Path, *images: NDArray[np.uint8]) -> list[str]:
+    """The paths of a model that is saved into a folder, and of grey images beside it."""
+    paths = [str(folder / "m.pydtnn"), *(str(folder / f"{k}.png") for k in range(len(images)))]
+    save_model(model, paths[0])
+    for path, image in zip(paths[1:], images, strict=True):
+        Image.fromarray(image).save(path)
+    return paths
+
+
+BLACK = np.zeros((8, 8), np.uint8)
+
+
 @each("last", [[], [Softmax]])
-def test_the_class_and_its_probability_are_printed(
-    last: list[type[Softmax]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_class_and_its_probability_are_printed(last, tmp_path, capsys):
     model = digits(*(kind() for kind in last))
-    save_model(model, tmp_path / "m.pydtnn")
     x, _ = load_dataset("digits")[1].read(np.arange(2))
-    paths = [str(tmp_path / f"{k}.png") for k in range(2)]
-    for path, image in zip(paths, x, strict=True):
-        Image.fromarray(image[..., 0]).save(path)
-    assert main([str(tmp_path / "m.pydtnn"), *paths, "--device=numpy", "--top=2"]) == 0
+    file, *paths = saved(model, tmp_path, *x[..., 0])
+    assert main([file, *paths, "--device=numpy", "--top=2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     y = model.predict(x).astype(np.float64)
     y = y if last else np.exp(y) / np.exp(y).sum(axis=1, keepdims=True)
@@ -52,13 +59,11 @@ def test_the_class_and_its_probability_are_printed(
 
 
 def test_names_of_classes_of_a_stranger_are_printed_in_one_line_without_control_characters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     model, names = digits(), tuple(f"\x1b[2J{n}\x07\nother.png: dog\u202e" for n in range(10))
     model.inputs = replace(model.inputs, class_names=names)
-    save_model(model, tmp_path / "m.pydtnn")
-    Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "a.png")]) == 0
+    assert main(saved(model, tmp_path, BLACK)) == 0
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert out.rstrip("\n").isprintable()
@@ -66,112 +71,56 @@ def test_names_of_classes_of_a_stranger_are_printed_in_one_line_without_control_
     assert r"\nother.png: dog\u202e" in out
 
 
-@each("rotation", [True, False])
-def test_photographs_are_turned_as_in_training(rotation: bool, tmp_path: Path) -> None:
-    root, metadata = write_images(tmp_path / "data"), Image.Exif()
-    metadata[0x0112] = 3
-    train, _ = load_folder(data_dir=root, image_size=6, exif_rotation=rotation)
-    model = Model(Sequential(Flatten(), Linear(3)), (6, 6, 3), backend="numpy")
-    model.inputs = inputs_of(train)
-    save_model(model, tmp_path / "m.pydtnn")
-    pixels = np.arange(108, dtype=np.uint8).reshape(6, 6, 3)
-    Image.fromarray(pixels).save(tmp_path / "x.png", exif=metadata)
-    shown = read_image(str(tmp_path / "x.png"), load(tmp_path / "m.pydtnn", backend="numpy"))
-    np.testing.assert_array_equal(shown[0], pixels[::-1, ::-1] if rotation else pixels)
-
-
 @each(("task", "outputs"), [("numbers", 2), ("labels", 2), ("labels", 1)])
-def test_numbers_and_independent_labels_are_printed(
-    task: str, outputs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_and_independent_labels_are_printed(task, outputs, tmp_path, capsys):
     model = Model(Sequential(Flatten(), Linear(outputs)), (8, 8, 1), backend="numpy")
     model.inputs = replace(inputs_of(load_dataset("digits")[0]), tasks=(task,), class_names=None)
-    save_model(model, tmp_path / "m.pydtnn")
-    image = np.full((8, 8), 100, np.uint8)
-    Image.fromarray(image).save(tmp_path / "x.png")
-    command = [str(tmp_path / "m.pydtnn"), str(tmp_path / "x.png"), "--device=numpy", "--top=2"]
-    assert main(command) == 0
-    y = model.predict(image[None, ..., None])[0].astype(np.float64)
+    file, path = saved(model, tmp_path, BLACK + 100)
+    assert main([file, path, "--device=numpy", "--top=2"]) == 0
+    y = model.predict((BLACK + 100)[None, ..., None])[0].astype(np.float64)
     likely = 1 / (1 + np.exp(-y))
     likely = likely if outputs > 1 else np.array([1 - likely[0], likely[0]])
     expected = [f"{k} {likely[k]:.3g}" for k in np.argsort(-likely)]
     if task == "numbers":
         expected = [f"{number:.6g}" for number in y]
-    assert capsys.readouterr().out == f"{tmp_path / 'x.png'}: {', '.join(expected)}\n"
+    assert capsys.readouterr().out == f"{path}: {', '.join(expected)}\n"
 
 
-def test_another_size_and_colours_are_converted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_model(digits(), tmp_path / "m.pydtnn")
-    Image.new("RGB", (30, 20), (255, 0, 0)).save(tmp_path / "red.jpg")
-    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "red.jpg")]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
-
-
-@each("shape", [(8, 8, 3), (6, 10, 1)])
-def test_images_of_a_folder_are_resized_and_cropped_as_those_of_a_data_set(
-    shape: tuple[int, int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = [(40, 23), (23, 40), (8, 8), (10, 6), (9, 70)]
+def test_images_of_a_folder_are_resized_and_cropped_as_those_of_a_data_set(tmp_path, capsys):
     rng = np.random.default_rng(0)
-    for kind, (name, size) in product(("train", "val"), enumerate(sizes)):
-        folder = tmp_path / kind / f"class{name % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(256, size=(*size[::-1], 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{name}.{'jpg' if name % 3 else 'png'}", quality=95)
-    height, width, channels = shape
-    decode = Decoder("test", (height, width), channels)
-    images = [
-        tmp_path / "val" / f"class{k % 2}" / f"{k}.{'jpg' if k % 3 else 'png'}" for k in range(5)
-    ]
-    model = Model(Sequential(Flatten(), Linear(2)), shape, backend="numpy")
-    model.inputs = Inputs((Input(shape, "uint8", None, (0.0, 255.0)),))
-    for path, size in zip(images, sizes, strict=True):
-        x = read_image(str(path), model)
-        np.testing.assert_array_equal(x[0], decode(path.read_bytes(), str(path)))
-        kept = size == (width, height) and channels == 3
-        assert kept == np.array_equal(x[0], np.asarray(Image.open(path)))
-    if height == width:
-        options = {"data_dir": tmp_path, "image_size": height, "channels": channels}
-        dataset = load_dataset("folder", **options)[1]
-        x, _ = dataset.read(np.arange(5))
-        found = [read_image(path, model)[0] for path in dataset.paths]
-        np.testing.assert_array_equal(found, x)
-    save_model(model, tmp_path / "m.pydtnn")
-    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "val"), "--device=numpy"]) == 0
+    for kind in ("train", "val"):
+        for k, size in enumerate([(40, 23), (23, 40), (8, 8), (10, 6), (9, 70)]):
+            path = tmp_path / kind / f"class{k % 2}" / f"{k}.{'jpg' if k % 3 else 'png'}"
+            write_image(path, rng.integers(256, size=(*size, 3), dtype=np.uint8), quality=95)
+    model = Model(Sequential(Flatten(), Linear(2)), (8, 8, 3), backend="numpy")
+    model.inputs = Inputs((Input((8, 8, 3), "uint8", None, (0.0, 255.0)),))
+    dataset = load_folder(data_dir=tmp_path, image_size=8)[1]
+    x, _ = dataset.read(np.arange(5))
+    np.testing.assert_array_equal([read_image(path, model)[0] for path in dataset.paths], x)
+    assert main([*saved(model, tmp_path), str(tmp_path / "val"), "--device=numpy"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    order = sorted(images)
-    assert [line.partition(": ")[0] for line in lines] == [*map(str, order)]
+    assert [line.partition(": ")[0] for line in lines] == [*map(str, dataset.paths)]
 
 
-def test_auxiliary_outputs_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auxiliary_outputs_are_not_read(tmp_path, capsys):
     parts = (Flatten(name="flat"), Linear(10, name="last"))
     net = Heads(*parts, heads={"flat": Linear(10, name="early")})
     model = Model(net, (8, 8, 1), backend="numpy")
     model.inputs = inputs_of(load_dataset("digits")[0])
-    model.load(
-        {"last.b": np.eye(10, dtype="float32")[3] * 99, "early.b": np.zeros(10)}, strict=False
-    )
-    save_model(model, tmp_path / "m.pydtnn")
-    Image.new("L", (8, 8)).save(tmp_path / "black.png")
-    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "black.png")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'black.png'}: 3 1\n"
+    model.load({"last.b": np.eye(10)[3] * 99, "early.b": np.zeros(10)}, strict=False)
+    file, path = saved(model, tmp_path, BLACK)
+    assert main([file, path]) == 0
+    assert capsys.readouterr().out == f"{path}: 3 1\n"
 
 
-def test_what_cannot_be_predicted_is_told_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_predicted_is_told_in_a_sentence(tmp_path, capsys):
     saved, image = str(tmp_path / "m.pydtnn"), str(tmp_path / "image.png")
     save_model(digits(), saved)
     (tmp_path / "image.png").write_text("no image")
     numbers = str(tmp_path / "numbers.pydtnn")
     save_model(Model(Linear(2), (4,), backend="numpy"), numbers)
     for arguments, message in (
-        (
-            [saved, image],
-            f"predict: expected a PNG, JPEG or WebP image in {image}, got other or damaged data; ",
-        ),
+        ([saved, image], f"predict: expected a PNG, JPEG or WebP image in {image}, got other or "),
         ([saved, "none.png"], "predict: "),
         ([str(tmp_path / "none"), image], "load: folder "),
         ([numbers, image], "predict: expected a model of images of shape "),
@@ -179,18 +128,13 @@ def test_what_cannot_be_predicted_is_told_in_a_sentence(
     ):
         assert main(arguments) == 1
         printed, told = capsys.readouterr()
-        assert printed == ""
+        assert (printed, told.count("\n")) == ("", 1)
         assert told.startswith(message)
-        assert told.count("\n") == 1
 
 
-def test_a_layer_of_a_file_is_imported_only_if_it_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_of_a_file_is_imported_only_if_it_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("from pydtnn.layers import Identity\nclass Own(Identity): pass\n")
-    from pydtnn.utils.imports import import_object
-
     own = import_object("own.py:Own", "test")
     save_model(digits(own()), "m.pydtnn")
     Image.new("L", (8, 8)).save("black.png")
@@ -200,9 +144,7 @@ def test_a_layer_of_a_file_is_imported_only_if_it_is_named(
     assert capsys.readouterr().out.startswith("black.png: ")
 
 
-def test_the_folder_of_a_run_has_its_best_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_of_a_run_has_its_best_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--model=mlp", "--dataset=digits", "--threads=1", "--quiet", "--epochs=1"]
     assert train([*options, "--output-dir=run"]) == 0
@@ -221,19 +163,16 @@ def test_the_folder_of_a_run_has_its_best_weights(
     assert "run contains no weights; a run has best.safetensors after" in capsys.readouterr().err
 
 
-def test_the_probabilities_of_all_classes_are_written_to_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_probabilities_of_all_classes_are_written_to_a_table(tmp_path, capsys):
     model = digits()
     names = ("a,b", "caf\u00e9", *map(str, range(8)))
     model.inputs = replace(model.inputs, class_names=names)
-    save_model(model, tmp_path / "m.pydtnn")
     x, _ = load_dataset("digits")[1].read(np.arange(3))
     (tmp_path / "images").mkdir()
-    for k, image in enumerate(x):
-        Image.fromarray(image[..., 0]).save(tmp_path / "images" / f"{k}.png")
-    arguments = [str(tmp_path / "m.pydtnn"), str(tmp_path / "images"), "--device=numpy"]
+    file = Path(saved(model, tmp_path / "images", *x[..., 0])[0]).rename(tmp_path / "m.pydtnn")
+    arguments = [str(file), str(tmp_path / "images"), "--device=numpy"]
     assert main([*arguments, f"--csv={tmp_path / 'out' / 'p.csv'}"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
     with open(tmp_path / "out" / "p.csv", newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     assert header == ["image", "class", *names]
@@ -242,8 +181,6 @@ def test_the_probabilities_of_all_classes_are_written_to_a_table(
     assert [row[1] for row in rows] == [names[k] for k in y.argmax(axis=1)]
     np.testing.assert_allclose([[float(n) for n in row[2:]] for row in rows], y, rtol=1e-5)
     assert [Path(row[0]).name for row in rows] == ["0.png", "1.png", "2.png"]
-    printed = capsys.readouterr().out
     (tmp_path / "images" / "3.png").write_bytes(b"nothing")
     assert main([*arguments, f"--csv={tmp_path / 'other.csv'}"]) == 1
     assert not (tmp_path / "other.csv").exists()
-    assert len(printed.splitlines()) == 3

@@ -92,14 +92,24 @@ def test_a_saved_model_predicts_what_training_ended_with(tmp_path, capsys):
 
 def test_a_layer_that_cannot_be_saved_is_told_before_training(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text(SLOW.replace("__init__(self)", "__init__(self, factor=print)"))
+    Path("own.py").write_text(OWN)
     options = ["--model=own.py:net", "--save=m.pydtnn", "--output-dir=run"]
     assert main([*TINY, *options]) == 1
-    assert capsys.readouterr().err.startswith("layer slow1: option factor must be a number, text,")
+    assert capsys.readouterr().err.startswith("layer own1: option factor must be a number, text,")
     assert not {"m.pydtnn", "run"} & {*os.listdir()}
     Path("weights.safetensors").mkdir()
     assert main([*TINY, "--save=weights.safetensors"]) == 1
     assert "--save: expected a file, got the folder weights" in capsys.readouterr().err
+
+
+OWN = """
+from pydtnn.layers import Flatten, Identity, Linear, Sequential
+class Own(Identity):
+    def __init__(self, factor):
+        super().__init__()
+def net(classes, input_shape):
+    return Sequential(Flatten(), Own(print), Linear(classes))
+"""
 
 
 def test_weights_of_a_run_with_other_classes_are_loaded_below_the_new_head(tmp_path, capsys):
@@ -272,8 +282,6 @@ SLOW = """
 import time
 from pydtnn.layers import Flatten, Linear, ReLU, Sequential
 class Slow(ReLU):
-    def __init__(self):
-        super().__init__()
     def forward(self, x, context):
         print("forward", flush=True)
         while True:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, create_backend, report
-from pydtnn.kernels.cpu.isa import available
+from tests.each import each
 
 COLD = {f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")}
 COLD |= {"norm.fold", "norm.constant_sums", "norm.moments", "norm.sums_length", "linear.take_rows"}
@@ -23,21 +23,12 @@ def test_no_hot_kernel_of_the_cpu_backend_runs_on_the_reference(cpu_backend: Bac
     assert reference == COLD | COMBINED
 
 
-def test_report_names_every_kernel_of_the_reference_backend() -> None:
-    kernels = report(create_backend("numpy"))
-    assert set(kernels.values()) == {"reference"}
-    assert {"conv.forward", "norm.statistics", "update.squared_norm"} <= set(kernels)
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_and_fewer_than_one_thread_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown backend 'numpi'; did you mean 'numpy'"):
         create_backend("numpi")
-
-
-@pytest.mark.parametrize("threads", [0, -2])
-def test_fewer_than_one_thread_is_refused(threads: int) -> None:
-    with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
-        create_backend("cpu", threads=threads)
+    for threads in (0, -2):
+        with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
+            create_backend("cpu", threads=threads)
 
 
 def test_threads_are_what_the_caller_or_the_environment_says(
@@ -49,48 +40,7 @@ def test_threads_are_what_the_caller_or_the_environment_says(
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
-def test_every_instruction_set_that_is_available_can_be_asked_for() -> None:
-    assert available()[0] == "generic"
-    for isa in available():
-        assert create_backend("cpu", isa=isa).isa == isa
-
-
-def test_the_widest_instruction_set_is_the_default_and_the_environment_lowers_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("PYDTNN_ISA", raising=False)
-    assert create_backend("cpu").isa == available()[-1]
-    monkeypatch.setenv("PYDTNN_ISA", "generic")
-    assert create_backend("cpu").isa == "generic"
-    assert create_backend("cpu", isa=available()[-1]).isa == available()[-1]
-
-
-def test_an_unknown_instruction_set_is_refused_with_those_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(ValueError, match=r"'sse9'.*generic"):
-        create_backend("cpu", isa="sse9")
-    monkeypatch.setenv("PYDTNN_ISA", "sse9")
-    with pytest.raises(ValueError, match=r"PYDTNN_ISA.*'sse9'.*generic"):
-        create_backend("cpu")
-
-
-def test_two_backends_live_in_one_process() -> None:
-    first, second = (
-        create_backend("cpu", isa="generic", threads=1),
-        create_backend("cpu", threads=2),
-    )
-    x = np.linspace(-1, 1, 50)
-    results = []
-    for backend in (first, second, first):
-        out = backend.empty(x.shape, x.dtype)
-        backend.elementwise.forward("relu", x, out=out)
-        results.append(out)
-    for out in results:
-        np.testing.assert_array_equal(out, np.maximum(x, 0))
-
-
-@pytest.mark.parametrize("name", ["cpu", "numpy"])
+@each("name", ["cpu", "numpy"])
 def test_arrays_go_to_the_backend_and_back_without_a_copy(name: str) -> None:
     backend = create_backend(name)
     x = np.arange(6.0)

@@ -1,4 +1,4 @@
-"""Compiled convolutions and products of bfloat16 on awkward sizes, and deferred arrays.
+"""Compiled convolutions of bfloat16 on awkward sizes, and conversions.
 
 `test_every_kernel.py` has cases of every kernel.
 """
@@ -16,21 +16,12 @@ from pydtnn.kernels.cpu.isa import PAIRING
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import Conv as Reference
 from pydtnn.kernels.reference import Fused
+from tests.each import each
 from tests.kernels.checks import same_for_all_threads
+from tests.kernels.geometries import AWKWARD, LINES, PARTS, SIZES
 from tests.kernels.guarded import assert_guards_hold, guarded
-from tests.kernels.test_conv import (
-    AWKWARD,
-    DIRECTIONS,
-    Arrays,
-    Once,
-    directions,
-    operands,
-    run,
-    seeded,
-)
-from tests.kernels.test_fused import SHAPES, deferred
-from tests.kernels.test_linear import SIZES as LINEAR
-from tests.kernels.test_winograd import ALGORITHMS, LINES, PARTS, SIZES
+from tests.kernels.test_conv import DIRECTIONS, Arrays, Once, directions, operands, run, seeded
+from tests.kernels.test_fused import deferred
 
 pytestmark = pytest.mark.emulated
 
@@ -46,6 +37,7 @@ the result only is 0.43.
 """
 
 REFERENCE = Reference(np)
+ALGORITHMS = ("winograd4", "winograd2")
 CASES = AWKWARD | SIZES | LINES | PARTS
 EVERY = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape, True)]
 EVERY += [(case, name) for case in SIZES for name in (*ALGORITHMS, "winograd24")]
@@ -167,57 +159,7 @@ def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, algo
     same_for_all_threads(cpu_backend, both)
 
 
-@pytest.mark.parametrize(
-    "size", [*LINEAR, (8, 2, 2), (9, 18, 34), (64, 512, 130), (31, 6, 7)], ids=str
-)
-def test_matrix_products_are_rounded_once(
-    cpu_backend: Backend, rng: np.random.Generator, size: tuple[int, int, int]
-) -> None:
-    batch, inputs, outputs = size
-    x, w, dy = (
-        guarded(rng.standard_normal(shape).astype(HALF))
-        for shape in ((batch, inputs), (outputs, inputs), (batch, outputs))
-    )
-    b = rng.standard_normal(outputs).astype("float32")
-    y, dx = (guarded(np.full(array.shape, np.nan, HALF)) for array in (dy, x))
-    dw, db = guarded(np.full(w.shape, np.nan, "float32")), np.ones(outputs, "float32")
-    linear = cpu_backend.linear
-    linear.forward(x, w, b, out=y)
-    linear.backward_data(dy, w, out=dx)
-    linear.backward_filter(x, dy, out=dw)
-    linear.backward_bias(dy, out=db, accumulate=True)
-    for array in (y, dx, dw):
-        assert_guards_hold(array)
-    x64, w64, dy64 = (array.astype("float64") for array in (x, w, dy))
-    assert_rounded(y, x64 @ w64.T + b)
-    assert_rounded(dx, dy64 @ w64)
-    assert_rounded(dw, dy64.T @ x64)
-    assert_rounded(db, 1 + dy64.sum(axis=0))
-    linear.backward_filter(x, dy, out=dw, accumulate=True)
-    assert_rounded(dw, 2 * dy64.T @ x64)
-
-
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gates_are_rounded_once(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, ...], terms: int
-) -> None:
-    value = in_16_bits(deferred(rng, shape, terms=terms))
-    out, exact = np.empty(shape, HALF), np.empty(shape)
-    cpu_backend.fused.evaluate(value, out=out)
-    Fused(np).evaluate(value, out=exact)
-    assert_rounded(out, exact)
-    dy, add = (rng.standard_normal(shape).astype(HALF) for _ in range(2))
-    sums = np.empty((1 + len(value.terms), shape[-1]))
-    cpu_backend.fused.gate(dy, value, out=out, add=add, sums=sums)
-    total = np.where(exact <= 0, 0, dy.astype("float64") + add.astype("float64"))
-    near = np.abs(exact) < 1e-5  # where the sign is not certain
-    assert_rounded(np.where(near, 0, out), np.where(near, 0, total))
-    rows = out.reshape(-1, shape[-1]).astype("float64")
-    np.testing.assert_allclose(sums[0], rows.sum(axis=0), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 100_003])
+@each("n", [0, 1, 15, 16, 17, 100_003])
 def test_conversions_round_to_nearest_even_and_subnormal_numbers_to_zero(
     cpu_backend: Backend, n: int
 ) -> None:

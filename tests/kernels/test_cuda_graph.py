@@ -1,17 +1,17 @@
-"""Capture and replay, input at fixed addresses and values read late, on the simulated device."""
+"""Capture and replay, and input at fixed addresses, on the simulated device."""
 
 import gc
 
 import numpy as np
 import pytest
 
-from pydtnn.kernels.cuda.feed import SETS, Feed, Late
+from pydtnn.kernels.cuda.feed import SETS, Feed
 from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
 from pydtnn.utils.device import Device
 from tests.simulated import SimulatedCupy
 
 
-@pytest.fixture(params=range(5))
+@pytest.fixture(params=range(3))
 def device(request):
     return Device(SimulatedCupy(seed=request.param))
 
@@ -28,34 +28,20 @@ def counted(x):
     return work, calls
 
 
-def test_work_is_carried_out_once_per_run_and_called_no_more_once_it_is_captured(device):
-    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
+def test_work_of_each_key_is_captured_once_between_what_the_callers_stream_does(device):
+    graphs, x, y = Graphs(device), *(device.xp.asarray(np.zeros(2)) for _ in range(2))
     work, calls = counted(x)
-    for run in range(WARM_UP + 4):
+    expected = 0
+    for _ in range(WARM_UP + 4):
+        x *= 2
         assert graphs.run("step", work) is x
-        assert (x.get() == run + 1).all()
+        expected = 2 * expected + 1
+        assert (x.get() == expected).all()
+    graphs.run(1, counted(y)[0])
+    assert (y.get() == 1).all()
+    assert (x.get() == expected).all()
     assert len(calls) == WARM_UP + 1
     assert graphs.why_not == ""
-
-
-def test_each_key_has_a_graph_of_its_own(device):
-    graphs, x, y = Graphs(device), *(device.xp.asarray(np.zeros(2)) for _ in range(2))
-    for _ in range(6):
-        graphs.run(2, counted(x)[0])
-    graphs.run(1, counted(y)[0])
-    assert (x.get() == 6).all()
-    assert (y.get() == 1).all()
-
-
-def test_the_callers_stream_comes_before_and_after(device):
-    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
-    work, _ = counted(x)
-    expected = 0
-    for _ in range(8):
-        x *= 2
-        graphs.run("step", work)
-        expected = 2 * expected + 1
-    assert (x.get() == expected).all()
 
 
 def test_work_that_waits_for_the_device_goes_on_as_it_is_and_says_why(device):
@@ -141,15 +127,3 @@ def test_a_replayed_step_reads_what_was_sent_for_it(device):
         graphs.run("step", work)
         expected = 10 * expected + step % 3 + step % 2
     np.testing.assert_array_equal(total.get(), expected)
-
-
-def test_values_are_read_late_but_are_those_of_their_step(device):
-    x = device.xp.asarray(np.zeros(2))
-    late = []
-    for step in range(5):
-        x += 1
-        late.append(Late(device, x))
-        if step >= 1:
-            assert (late[step - 1].values() == step).all()
-    assert (late[-1].values() == 5).all()
-    assert late[-1].arrived

@@ -10,16 +10,9 @@ import pytest
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation, normal
-from tests.kernels.checks import (
-    DTYPES,
-    REFERENCE,
-    eps,
-    numeric_gradient,
-    same_for_all_threads,
-    ulps,
-)
+from tests.each import each
+from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient, ulps
 
-SIZES = [0, 1, 2, 3, 5, 16, 17, 31, 100, 1009, 40001]
 ALPHA = 0.3
 FORMULAS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
@@ -40,22 +33,9 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 # of functions with an exponential, with the largest error in units of the last place
 ULPS = {"elu": 2, "sigmoid": 3, "tanh": 3, "arctan": 3, "log": 2, "silu": 4}
 SPECIAL = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    1e-40,
-    -1e-40,
-    88.6,
-    -87.4,
-    -103.5,
-    1e4,
-    -1e4,
-    np.inf,
-    -np.inf,
+    *(0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 88.6, -87.4, -103.5, 1e4, -1e4, np.inf, -np.inf),
     np.nan,
 ]
-SHAPES = [(0, 3), (1, 1), (7, 1), (5, 10), (3, 16), (4, 17), (2, 1000), (3, 2, 33), (700, 100)]
 
 
 def inputs(name: str, n: int) -> np.ndarray:
@@ -64,7 +44,7 @@ def inputs(name: str, n: int) -> np.ndarray:
     return abs(x) + 0.1 if name == "log" else x
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_reference_activation_equals_the_textbook_and_has_its_derivative(name: str) -> None:
     x, dy = inputs(name, 200), np.random.default_rng(1).normal(size=200)
     y, dx = np.empty_like(x), np.empty_like(x)
@@ -119,36 +99,50 @@ def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
     np.testing.assert_allclose(dx, numeric_gradient(forward, x, dy), atol=1e-9)
 
 
-@pytest.mark.few(143)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("dtype", DTYPES)
+@each("n", [0, 1, 3, 17, 1009, 40001])
+@each("name", FUNCTIONS)
 def test_activation_equals_the_reference_also_in_place(
     cpu_backend: Backend, name: str, n: int, dtype: str
 ) -> None:
     x, dy = inputs(name, n).astype(dtype), np.random.default_rng(1).normal(size=n).astype(dtype)
-    kernels, y, dx = cpu_backend.elementwise, np.empty_like(x), np.empty_like(x)
+    kernels, y, dx, exact = cpu_backend.elementwise, *np.empty((2, n), dtype), np.empty((2, n))
     kernels.forward(name, x, out=y, alpha=ALPHA)
     z = y if FUNCTIONS[name].reads == "output" else x
     kernels.backward(name, dy, z, out=dx, alpha=ALPHA)
     # of the same inputs in double; far from 0, gelu and silu magnify the rounding of x by x^2 and x
-    exact_y, exact_dx = np.empty((2, n))
-    REFERENCE.elementwise.forward(name, x.astype(float), out=exact_y, alpha=ALPHA)
-    REFERENCE.elementwise.backward(
-        name, dy.astype(float), z.astype(float), out=exact_dx, alpha=ALPHA
-    )
-    np.testing.assert_allclose(y, exact_y, rtol=4 * eps(dtype), atol=8 * eps(dtype))
-    np.testing.assert_allclose(dx, exact_dx, rtol=40 * eps(dtype), atol=40 * eps(dtype))
-    in_place = x.copy()
-    kernels.forward(name, in_place, out=in_place, alpha=ALPHA)
-    np.testing.assert_array_equal(in_place, y)
-    in_place = dy.copy()
-    kernels.backward(name, in_place, z, out=in_place, alpha=ALPHA)
-    np.testing.assert_array_equal(in_place, dx)
+    wide = [array.astype(float) for array in (x, dy, z)]
+    REFERENCE.elementwise.forward(name, wide[0], out=exact[0], alpha=ALPHA)
+    REFERENCE.elementwise.backward(name, *wide[1:], out=exact[1], alpha=ALPHA)
+    np.testing.assert_allclose(y, exact[0], rtol=4 * eps(dtype), atol=8 * eps(dtype))
+    np.testing.assert_allclose(dx, exact[1], rtol=40 * eps(dtype), atol=40 * eps(dtype))
+    kernels.backward(name, dy, z.copy(), out=dy, alpha=ALPHA)
+    kernels.forward(name, x, out=x, alpha=ALPHA)
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(dy, dx)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ULPS)
+@each("dtype", DTYPES)
+@each("shape", [(0, 3), (7, 1), (4, 17), (3, 2, 33), (700, 100)])
+def test_sums_and_softmax_may_overwrite_what_they_read(
+    cpu_backend: Backend, shape: tuple[int, ...], dtype: str
+) -> None:
+    kernels = cpu_backend.elementwise
+    x, dy, y, dx = np.random.default_rng(0).normal(0, 4, (4, *shape)).astype(dtype)
+    for target in (0, 1):
+        pair = [x.copy(), dy.copy()]
+        kernels.add(*pair, out=pair[target])
+        np.testing.assert_array_equal(pair[target], x + dy)
+    kernels.softmax_forward(x, out=y)
+    kernels.softmax_backward(dy, y, out=dx)
+    kernels.softmax_forward(x, out=x)
+    kernels.softmax_backward(dy, y, out=dy)
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(dy, dx)
+
+
+@each("dtype", DTYPES)
+@each("name", ULPS)
 def test_activation_is_exact_to_a_few_units_of_the_last_place(
     cpu_backend: Backend, name: str, dtype: str
 ) -> None:
@@ -163,9 +157,9 @@ def test_activation_is_exact_to_a_few_units_of_the_last_place(
     assert ulps(y, exact) <= ULPS[name]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_exact"])
-@pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
+@each("dtype", DTYPES)
+@each("name", ["sigmoid", "silu", "gelu", "gelu_exact"])
+@each("reference", [False, True])
 def test_results_below_the_normal_numbers_are_rounded_once(
     cpu_backend: Backend, name: str, dtype: str, reference: bool
 ) -> None:
@@ -190,7 +184,7 @@ def test_results_below_the_normal_numbers_are_rounded_once(
         np.testing.assert_array_equal(value[abs(right) < limits.smallest_subnormal / 4], 0)
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu_exact", "silu"])
+@each("name", ["gelu", "gelu_exact", "silu"])
 def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(
     cpu_backend: Backend, name: str
 ) -> None:
@@ -204,8 +198,8 @@ def test_far_from_zero_an_activation_and_its_derivative_are_their_limits(
         np.testing.assert_array_equal(dx, 2 * (x > 0))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["gelu", "gelu_exact"])
+@each("dtype", DTYPES)
+@each("name", ["gelu", "gelu_exact"])
 def test_an_element_does_not_depend_on_its_neighbours(
     cpu_backend: Backend, name: str, dtype: str
 ) -> None:
@@ -222,8 +216,8 @@ def test_an_element_does_not_depend_on_its_neighbours(
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("dtype", DTYPES)
+@each("name", FUNCTIONS)
 def test_activation_of_special_values_is_that_of_the_reference(
     cpu_backend: Backend, name: str, dtype: str
 ) -> None:
@@ -236,7 +230,7 @@ def test_activation_of_special_values_is_that_of_the_reference(
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-44)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_nan_in_the_gradient_comes_through(cpu_backend: Backend, name: str) -> None:
     dy, z = np.full(37, np.nan, "float32"), np.full(37, 0.5, "float32")
     dx = np.empty_like(dy)
@@ -254,8 +248,8 @@ KINKS = {  # places, and the derivatives there, which are PyTorch's: see tests/p
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KINKS)
+@each("dtype", DTYPES)
+@each("name", KINKS)
 def test_derivatives_at_kinks_are_those_of_pytorch(
     cpu_backend: Backend, name: str, dtype: str
 ) -> None:
@@ -267,20 +261,7 @@ def test_derivatives_at_kinks_are_those_of_pytorch(
     np.testing.assert_array_equal(dx, np.array([*KINKS[name].values()], dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", SIZES)
-def test_add_is_the_sum_also_in_place(cpu_backend: Backend, n: int, dtype: str) -> None:
-    a, b = np.random.default_rng(0).normal(size=(2, n)).astype(dtype)
-    out = np.empty_like(a)
-    cpu_backend.elementwise.add(a, b, out=out)
-    np.testing.assert_array_equal(out, a + b)
-    for first, second in ((out, b), (b, out)):
-        expected = first + second
-        cpu_backend.elementwise.add(first, second, out=out)
-        np.testing.assert_array_equal(out, expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("dtype", ["float32", "float64"])
 def test_a_view_with_a_pitch_is_added(cpu_backend: Backend, dtype: str) -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 3, 5, 7, 33)).astype(dtype)
     view, other = a[..., :13], b[..., :13].copy()
@@ -288,29 +269,7 @@ def test_a_view_with_a_pitch_is_added(cpu_backend: Backend, dtype: str) -> None:
     np.testing.assert_array_equal(other, a[..., :13] + b[..., :13])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_softmax_equals_the_reference_also_in_place(
-    cpu_backend: Backend, shape: tuple[int, ...], dtype: str
-) -> None:
-    x, dy = np.random.default_rng(0).normal(0, 4, (2, *shape)).astype(dtype)
-    y, dx = np.empty_like(x), np.empty_like(x)
-    exact_y, exact_dx = np.empty((2, *shape))
-    kernels = cpu_backend.elementwise
-    kernels.softmax_forward(x, out=y)
-    kernels.softmax_backward(dy, y, out=dx)
-    REFERENCE.elementwise.softmax_forward(x.astype(float), out=exact_y)
-    REFERENCE.elementwise.softmax_backward(dy.astype(float), y.astype(float), out=exact_dx)
-    # the sum adds at most 1000 / 4 terms in a lane
-    np.testing.assert_allclose(y, exact_y, rtol=30 * eps(dtype))
-    np.testing.assert_allclose(dx, exact_dx, atol=60 * eps(dtype))
-    kernels.softmax_forward(x, out=x)
-    np.testing.assert_array_equal(x, y)
-    kernels.softmax_backward(dy, y, out=dy)
-    np.testing.assert_array_equal(dy, dx)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("dtype", DTYPES)
 def test_softmax_of_special_rows_is_that_of_the_reference(cpu_backend: Backend, dtype: str) -> None:
     x = np.zeros((7, 21), dtype)
     x[0] += 1e4
@@ -337,34 +296,9 @@ def test_an_activation_that_only_the_reference_has_runs(
     np.testing.assert_array_equal(out, x * x)
 
 
-def test_arrays_of_other_kinds_give_the_same_values(cpu_backend: Backend) -> None:
-    x = np.random.default_rng(0).normal(size=(6, 7))
-    kernels, out = cpu_backend.elementwise, np.empty((7, 6))
-    kernels.forward("relu", x.T, out=out)
-    np.testing.assert_array_equal(out, np.maximum(x.T, 0))
-    kernels.forward("relu", x, out=out.T)
-    np.testing.assert_array_equal(out.T, np.maximum(x, 0))
-    half = np.empty((6, 7), "float16")
-    kernels.forward("relu", x.astype("float16"), out=half)
-    np.testing.assert_array_equal(half, np.maximum(x.astype("float16"), 0))
-    kernels.add(x, x[0], out=out.T)  # rows of one shape are broadcast as by NumPy
-    np.testing.assert_array_equal(out.T, x + x[0])
+def test_what_does_not_fit_is_refused_or_broadcast_as_by_numpy(cpu_backend: Backend) -> None:
+    x, out = np.random.default_rng(0).normal(size=(6, 7)), np.empty((6, 7))
+    cpu_backend.elementwise.add(x, x[0], out=out)
+    np.testing.assert_array_equal(out, x + x[0])
     with pytest.raises(ValueError, match="needs 42 elements"):
-        kernels.forward("relu", x[:3], out=np.empty((6, 7)))
-
-
-def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
-    x, dy = np.random.default_rng(0).normal(size=(2, 401, 131)).astype("float32")
-
-    def run(backend: Backend) -> list[np.ndarray]:
-        kernels, results = backend.elementwise, [np.empty_like(x) for _ in range(7)]
-        kernels.forward("gelu", x, out=results[0])
-        kernels.backward("gelu", dy, x, out=results[1])
-        kernels.add(x, dy, out=results[2])
-        kernels.softmax_forward(x, out=results[3])
-        kernels.softmax_backward(dy, x, out=results[4])
-        kernels.forward("gelu_exact", x, out=results[5])
-        kernels.backward("gelu_exact", dy, x, out=results[6])
-        return results
-
-    same_for_all_threads(cpu_backend, run)
+        cpu_backend.elementwise.forward("relu", x[:3], out=out)

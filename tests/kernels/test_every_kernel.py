@@ -107,8 +107,8 @@ def test_so_does_the_reference_which_also_runs_float16(
 ) -> None:
     for kernel in KERNELS:
         if types(kernel, dtype):
-            expected = once(exact, kernel, dtype)
-            check(create_backend(name), kernel, dtype, expected, lambda _, a: a)
+            small = [(case, r) for case, r in once(exact, kernel, dtype) if size(case) < SERIAL]
+            check(create_backend(name), kernel, dtype, small, lambda _, a: a)
 
 
 def spread(array: np.ndarray) -> np.ndarray:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, create_backend
-from pydtnn.kernels.cpu.fused import Fused
+from pydtnn.kernels import Backend
 from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import Fused as Reference
+from tests.each import each
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
 
 REFERENCE = Reference(np)
@@ -19,19 +20,8 @@ REFERENCE = Reference(np)
 # Rows and channels: none, narrower than half a vector and folded or not, whole vectors of every
 # width, tails, rows of one span and of several, more rows than a chunk has.
 SHAPES = [
-    (0, 5),
-    (1, 1),
-    (3, 2),
-    (700, 1),
-    (301, 3),
-    (77, 7),
-    (130, 8),
-    (600, 16),
-    (37, 19),
-    (65, 64),
-    (9, 101),
-    (33, 640),
-    (6, 1100),
+    *((0, 5), (1, 1), (3, 2), (700, 1), (301, 3), (77, 7), (130, 8), (600, 16), (37, 19), (65, 64)),
+    *((9, 101), (33, 640), (6, 1100)),
 ]
 
 BOUNDS = [(False, inf), (True, inf), (True, 0.5)]
@@ -82,72 +72,69 @@ def away_from_zero(value: Deferred) -> None:
     value.terms[0].x[near] += 4
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_agree_with_the_reference(
+@each("dtype", DTYPES)
+@each("terms", [1, 2])
+@each("shape", SHAPES)
+def test_values_and_gates_agree_with_the_reference_with_every_option(
     cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], terms: int, dtype: Any
 ) -> None:
-    for plain in (False, True):
-        for relu, limit in BOUNDS:
-            value = deferred(rng, shape, dtype, terms=terms, plain=plain, relu=relu, limit=limit)
-            out = guarded(np.full(shape, np.nan, dtype))
-            cpu_backend.fused.evaluate(value, out=out)
-            assert_guards_hold(out)
-            assert_close(out, REFERENCE.values(cast(value, np.float64)), TOLERANCE[dtype])
+    for (relu, limit), added in product(BOUNDS, (False, True)):
+        value = deferred(rng, shape, dtype, terms=terms, plain=added, relu=relu, limit=limit)
+        away_from_zero(value)
+        wide = cast(value, np.float64)
+        dy, add = (guarded(rng.standard_normal(shape).astype(dtype)) for _ in range(2))
+        y, dx, plain = (guarded(np.full(shape, np.nan, dtype)) for _ in range(3))
+        sums = guarded(np.full((1 + terms, shape[1]), np.nan))
+        expected, exact = np.empty(shape), np.empty_like(sums)
+        options = {"add": add if added else None}
+        cpu_backend.fused.evaluate(value, out=y)
+        cpu_backend.fused.gate(dy, value, out=dx, sums=sums, **options)
+        cpu_backend.fused.gate(dy, value, out=plain, **options)
+        REFERENCE.gate(dy, wide, out=expected, sums=exact, **options)
+        for array in (y, dx, plain, sums):
+            assert_guards_hold(array)
+        assert_close(y, REFERENCE.values(wide), TOLERANCE[dtype])
+        assert_close(dx, expected, TOLERANCE[dtype])
+        assert_close(plain, expected, TOLERANCE[dtype])
+        # A sum may be far smaller than its terms: in units of their norm.
+        bound = TOLERANCE[dtype] * np.sqrt(max(shape[0], 1)) * 10
+        np.testing.assert_allclose(sums, exact, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_may_overwrite_a_term(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int]
+@each("target", [0, 1])
+@each("shape", SHAPES)
+def test_values_and_gates_may_overwrite_what_they_read(
+    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], target: int
 ) -> None:
-    for k in (0, 1):
-        value = deferred(rng, shape, terms=2)
-        expected = REFERENCE.values(value)
-        cpu_backend.fused.evaluate(value, out=value.terms[k].x)
-        assert_close(value.terms[k].x, expected, 1e-14)
+    value, expected = deferred(rng, shape, terms=2), np.empty(shape)
+    arrays = [rng.standard_normal(shape), rng.standard_normal(shape)]
+    REFERENCE.gate(arrays[0], value, out=expected, add=arrays[1])
+    cpu_backend.fused.gate(arrays[0], value, out=arrays[target], add=arrays[1])
+    assert_close(arrays[target], expected, 1e-14)
+    expected = REFERENCE.values(value)
+    cpu_backend.fused.evaluate(value, out=value.terms[target].x)
+    assert_close(value.terms[target].x, expected, 1e-14)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gates_agree_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], terms: int, dtype: Any
+@each("every_set", [False, True])
+@each("terms", [1, 2])
+@each("kept", [False, True])
+def test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan(
+    cpu_backend: Backend, backend: Backend, every_set: bool, terms: int, kept: bool
 ) -> None:
-    for relu, limit in BOUNDS:
-        for added in (False, True):
-            for summed in (False, True):
-                value = deferred(
-                    rng, shape, dtype, terms=terms, plain=added, relu=relu, limit=limit
-                )
-                away_from_zero(value)
-                dy, add = (guarded(rng.standard_normal(shape).astype(dtype)) for _ in range(2))
-                out = guarded(np.full(shape, np.nan, dtype))
-                sums = guarded(np.full((1 + terms, shape[1]), np.nan))
-                expected, exact = np.empty(shape), np.empty_like(sums)
-                options = {"add": add if added else None}
-                cpu_backend.fused.gate(dy, value, out=out, sums=sums if summed else None, **options)
-                REFERENCE.gate(dy, cast(value, np.float64), out=expected, sums=exact, **options)
-                assert_guards_hold(out)
-                assert_guards_hold(sums)
-                assert_close(out, expected, TOLERANCE[dtype])
-                if summed:
-                    # A sum may be far smaller than its terms: in units of their norm.
-                    size = TOLERANCE[dtype] * np.sqrt(max(shape[0], 1)) * 10
-                    np.testing.assert_allclose(sums, exact, rtol=0, atol=size)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gates_may_overwrite_what_they_read(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int]
-) -> None:
-    value = deferred(rng, shape, terms=2)
-    dy, add, expected = rng.standard_normal(shape), rng.standard_normal(shape), np.empty(shape)
-    REFERENCE.gate(dy, value, out=expected, add=add)
-    for target in (0, 1):
-        arrays = [dy.copy(), add.copy()]
-        cpu_backend.fused.gate(arrays[0], value, out=arrays[target], add=arrays[1])
-        assert_close(arrays[target], expected, 1e-14)
+    used = cpu_backend if every_set else backend
+    rng, shape = np.random.default_rng(0), (40, 21)
+    x, dy = rng.normal(size=(terms, *shape)), rng.normal(size=shape)
+    x[0, :10] = np.nan
+    dy[::2] = rng.choice([np.nan, np.inf, -np.inf], size=(20, 21))
+    value = Deferred(*(Term(used.asarray(part)) for part in x), relu=True)
+    if kept:
+        value.array = used.fused.values(value)
+        np.testing.assert_array_equal(np.isnan(used.to_numpy(value.array)), np.isnan(x.sum(axis=0)))
+    out = used.empty(shape, "float64")
+    used.fused.gate(used.asarray(dy), value, out=out)
+    expected = np.where(x.sum(axis=0) <= 0, 0, dy)
+    np.testing.assert_array_equal(used.to_numpy(out), expected)
 
 
 def test_a_gate_follows_the_values_that_were_kept(
@@ -160,81 +147,7 @@ def test_a_gate_follows_the_values_that_were_kept(
     np.testing.assert_array_equal(out, dy * (value.array > 0))
 
 
-def test_nan_passes_through(cpu_backend: Backend, rng: np.random.Generator) -> None:
-    value = deferred(rng, (9, 5), plain=True)
-    value.terms[0].x[4, 2] = np.nan
-    out = np.empty((9, 5))
-    cpu_backend.fused.evaluate(value, out=out)
-    assert np.isnan(out[4, 2])
-    assert np.isnan(out).sum() == 1
-
-
-def check_gate_beside_nan(backend: Backend, terms: int, kept: bool) -> None:
-    rng, shape = np.random.default_rng(0), (40, 21)
-    x, dy = rng.normal(size=(terms, *shape)), rng.normal(size=shape)
-    x[0, :10] = np.nan
-    dy[::2] = rng.choice([np.nan, np.inf, -np.inf], size=(20, 21))
-    value = Deferred(*(Term(backend.asarray(part)) for part in x), relu=True)
-    if kept:
-        value.array = backend.fused.values(value)
-    out = backend.empty(shape, "float64")
-    backend.fused.gate(backend.asarray(dy), value, out=out)
-    expected = np.where(x.sum(axis=0) <= 0, 0, dy)
-    np.testing.assert_array_equal(backend.to_numpy(out), expected)
-
-
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan(
-    backend: Backend, terms: int, kept: bool
-) -> None:
-    check_gate_beside_nan(backend, terms, kept)
-
-
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("kept", [False, True])
-def test_so_does_that_of_every_instruction_set(
-    cpu_backend: Backend, terms: int, kept: bool
-) -> None:
-    check_gate_beside_nan(cpu_backend, terms, kept)
-
-
-@pytest.mark.parametrize("shape", [(3001, 3), (5000, 16), (300, 200)], ids=str)
-def test_the_number_of_threads_does_not_change_a_byte(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int]
-) -> None:
-    value = deferred(rng, shape, np.float32, terms=2)
-    dy = rng.standard_normal(shape).astype(np.float32)
-    results = []
-    for threads in (1, 2):
-        fused = create_backend("cpu", threads=threads, isa=cpu_backend.isa).fused
-        out, gated, sums = np.empty_like(dy), np.empty_like(dy), np.empty((3, shape[1]))
-        fused.evaluate(value, out=out)
-        fused.gate(dy, value, out=gated, sums=sums)
-        results.append([array.tobytes() for array in (out, gated, sums)])
-    assert results[0] == results[1]
-
-
-def test_arrays_that_are_not_contiguous_give_the_same_result(
-    cpu_backend: Backend, rng: np.random.Generator
-) -> None:
-    value = deferred(rng, (40, 12), terms=2)
-    turned = Deferred(
-        Term(np.asfortranarray(value.terms[0].x), *value.terms[0][1:]),
-        value.terms[1],
-        shift=value.shift,
-        relu=True,
-    )
-    dy, sums = rng.standard_normal((40, 12)), np.empty((3, 12))
-    out, expected = np.empty((40, 12)), np.empty((40, 12))
-    cpu_backend.fused.evaluate(turned, out=out)
-    assert_close(out, REFERENCE.values(value), 1e-14)
-    cpu_backend.fused.gate(dy, turned, out=out, sums=sums)
-    REFERENCE.gate(dy, value, out=expected)
-    assert_close(out, expected, 1e-14)
-
-
-@pytest.mark.parametrize("terms", [1, 2])
+@each("terms", [1, 2])
 def test_values_may_be_rows_of_a_larger_array(
     cpu_backend: Backend, rng: np.random.Generator, terms: int
 ) -> None:
@@ -253,9 +166,3 @@ def test_coefficients_of_the_wrong_length_are_refused(cpu_backend: Backend) -> N
     value = Deferred(Term(np.ones((4, 3)), np.ones(2)))
     with pytest.raises(ValueError, match="elements"):
         cpu_backend.fused.evaluate(value, out=np.empty((4, 3)))
-
-
-def test_hot_kernels_are_compiled(cpu_backend: Backend) -> None:
-    assert isinstance(cpu_backend.fused, Fused)
-    for kernel in ("evaluate", "gate"):
-        assert getattr(Fused, kernel) is not getattr(Reference, kernel)

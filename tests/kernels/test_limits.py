@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend, limits
@@ -17,18 +16,4 @@ def test_limits_are_operations_and_bytes_over_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "COPIED", 1 << 12)
     found = measure_limits(create_backend("cpu", threads=1))
     assert found == {"flops_per_second": 2 * 8**3, "bytes_per_second": 2 * (1 << 12)}
-
-
-def test_the_kernels_of_the_backend_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, calls = create_backend("cpu", threads=1), []
-    monkeypatch.setattr(limits, "SIDE", 8)
-    monkeypatch.setattr(limits, "COPIED", 1 << 12)
-    monkeypatch.setattr(
-        backend.linear, "forward", lambda a, b, _, *, out: calls.append((a.shape, out.dtype))
-    )
-    measure_limits(backend)
-    assert calls == [((8, 8), np.float32)] * (limits.MEASUREMENTS + 1)
-
-
-def test_only_compiled_kernels_of_the_host_are_measured() -> None:
     assert measure_limits(create_backend("numpy")) == {}

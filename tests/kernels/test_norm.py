@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from tests.kernels.checks import (
-    DTYPES,
-    REFERENCE,
-    eps,
-    numeric_gradient,
-    same_for_all_threads,
-)
+from tests.each import each
+from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient
 
-# rows and channels: none, one, primes, less and more than a vector, more than a panel, many parts
-SIZES = [
-    (0, 3), (1, 1), (7, 1), (257, 3), (131, 5), (64, 16), (1000, 17), (300, 64), (97, 100),
-    (5, 1100), (4099, 16), (40000, 2),
-]  # fmt: skip
 # samples, positions, channels, groups
 GROUPS = [
     (0, 4, 6, 3), (3, 1, 1, 1), (5, 1, 17, 1), (130, 1, 100, 1), (2, 1, 1500, 1), (3, 49, 16, 4),
@@ -82,7 +72,7 @@ def test_reference_phases_add_up_to_batch_norm_and_its_gradient() -> None:
         np.testing.assert_allclose(value, numeric, atol=1e-8)
 
 
-@pytest.mark.parametrize(("positions", "groups"), [(1, 1), (1, 3), (5, 1), (4, 3)])
+@each("positions, groups", [(1, 1), (1, 3), (5, 1), (4, 3)])
 def test_reference_group_norm_has_the_gradient_of_the_textbook(positions: int, groups: int) -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 2, positions, 6))
@@ -102,27 +92,7 @@ def test_reference_group_norm_has_the_gradient_of_the_textbook(positions: int, g
         np.testing.assert_allclose(value, numeric, atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "channels"), SIZES)
-def test_statistics_and_their_backward_equal_the_reference(
-    cpu_backend: Backend, dtype: str, rows: int, channels: int
-) -> None:
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, rows, channels)).astype(dtype)
-    mean, inv_std = rng.normal(size=(2, channels))
-    # terms of about 1, added in blocks here and one after the other in the reference
-    tolerance = 4 * eps(dtype) * rows + 4 * eps("float64") * rows**1.5
-    for accumulate in (False, True):
-        sums = np.ones((2, 1 + 2 * channels))
-        dsums = np.ones((2, 2, channels))
-        for i, norm in enumerate((cpu_backend.norm, REFERENCE.norm)):
-            norm.statistics(x, out=sums[i], accumulate=accumulate)
-            norm.backward_statistics(x, dy, mean, inv_std, out=dsums[i], accumulate=accumulate)
-        np.testing.assert_allclose(*sums, rtol=eps(dtype), atol=tolerance)
-        np.testing.assert_allclose(*dsums, rtol=eps(dtype), atol=10 * tolerance)
-
-
-@pytest.mark.parametrize("channels", [1, 3, 16, 33, 64, 100])
+@each("channels", [1, 3, 16, 33, 64, 100])
 def test_variance_survives_a_mean_of_a_thousand_deviations(
     cpu_backend: Backend, channels: int
 ) -> None:
@@ -145,30 +115,25 @@ def test_one_far_outlier_does_not_spoil_the_variance(cpu_backend: Backend) -> No
     np.testing.assert_allclose(moments(sums)[1], x.astype("float64").var(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "channels"), SIZES)
-def test_maps_equal_the_reference_also_in_place(
+@each("dtype", DTYPES)
+@each("rows, channels", [(7, 1), (131, 5), (300, 64), (5, 1100)])
+def test_maps_may_overwrite_their_input(
     cpu_backend: Backend, dtype: str, rows: int, channels: int
 ) -> None:
-    rng = np.random.default_rng(0)
+    rng, norm = np.random.default_rng(0), cpu_backend.norm
     x, dy = rng.normal(size=(2, rows, channels)).astype(dtype)
     a, b, c = rng.normal(size=(3, channels))
     b[0] = 0  # a map that ignores x has no centre
-    expected, y = np.empty((2, rows, channels), dtype)
-    # a few roundings of terms of the order of 10
-    tolerance = dict(rtol=4 * eps(dtype), atol=40 * eps(dtype))
-    REFERENCE.norm.normalize(x, b, c, out=expected)
-    cpu_backend.norm.normalize(x, b, c, out=y)
-    np.testing.assert_allclose(y, expected, **tolerance)
-    in_place = x.copy()
-    cpu_backend.norm.normalize(in_place, b, c, out=in_place)
-    np.testing.assert_array_equal(in_place, y)
-    REFERENCE.norm.backward_normalize(x, dy, a, b, c, out=expected)
-    cpu_backend.norm.backward_normalize(x, dy, a, b, c, out=y)
-    np.testing.assert_allclose(y, expected, **tolerance)
-    in_place = dy.copy()
-    cpu_backend.norm.backward_normalize(x, in_place, a, b, c, out=in_place)
-    np.testing.assert_array_equal(in_place, y)
+    y, dx = np.empty((2, rows, channels), dtype)
+    norm.normalize(x, b, c, out=y)
+    norm.backward_normalize(x, dy, a, b, c, out=dx)
+    exact = x.astype("float64") * b + c
+    np.testing.assert_allclose(y, exact, rtol=0, atol=40 * eps(dtype))
+    np.testing.assert_allclose(dx, dy * a + exact, rtol=0, atol=80 * eps(dtype))
+    norm.backward_normalize(x, dy, a, b, c, out=dy)
+    norm.normalize(x, b, c, out=x)
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(dy, dx)
 
 
 def test_maps_of_floats_do_not_cancel_with_coefficients_in_double(cpu_backend: Backend) -> None:
@@ -185,35 +150,6 @@ def test_maps_of_floats_do_not_cancel_with_coefficients_in_double(cpu_backend: B
     np.testing.assert_allclose(y, dy + exact, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("samples", "positions", "channels", "groups"), GROUPS)
-def test_group_norm_equals_the_reference(
-    cpu_backend: Backend, dtype: str, samples: int, positions: int, channels: int, groups: int
-) -> None:
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(1, 1, (2, samples, positions, channels)).astype(dtype)
-    gamma, beta = rng.normal(size=(2, channels)).astype(dtype)
-    results = []
-    for backend in (cpu_backend, REFERENCE):
-        y, dx = np.empty((2, *x.shape), dtype)
-        mean, inv_std = np.empty((2, samples, groups))
-        gradients = np.ones((4, channels), dtype)
-        backend.norm.group_forward(x, gamma, beta, groups, 1e-5, out=y, mean=mean, inv_std=inv_std)
-        for i, accumulate in ((0, False), (2, True)):
-            backend.norm.group_backward(
-                x, dy, gamma, groups, mean, inv_std,
-                out=dx, dgamma=gradients[i], dbeta=gradients[i + 1], accumulate=accumulate,
-            )  # fmt: skip
-        results.append((y, mean, inv_std, dx, gradients))
-    # groups of two elements can have deviations of 0.05, which magnify rounding
-    scale = max(1.0, float(results[1][2].max(initial=0)))
-    for actual, expected in zip(*results, strict=True):
-        tolerance = 100 * eps(dtype) * scale * max(samples * positions, 1) ** 0.5
-        np.testing.assert_allclose(
-            actual, expected, rtol=1e-5 if scale > 10 else 1e-6, atol=tolerance
-        )
-
-
 def test_layer_norm_survives_a_mean_of_a_thousand_deviations(cpu_backend: Backend) -> None:
     x = (1000 + np.random.default_rng(0).normal(size=(9, 1, 300))).astype("float32")
     y = np.empty_like(x)
@@ -223,89 +159,6 @@ def test_layer_norm_survives_a_mean_of_a_thousand_deviations(cpu_backend: Backen
     exact = x.astype("float64")
     exact = (exact - exact.mean(axis=2, keepdims=True)) / exact.std(axis=2, keepdims=True)
     np.testing.assert_allclose(y, exact, atol=2e-6)
-
-
-def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, 70001, 7)).astype("float32")
-    a, b, c = rng.normal(size=(3, 7))
-    gamma = rng.normal(size=35).astype("float32")
-
-    def run(backend: Backend) -> list[np.ndarray]:
-        norm, sums, dsums, y, dx = (
-            backend.norm,
-            np.empty(15),
-            np.empty((2, 7)),
-            *np.empty_like([x, x]),
-        )
-        norm.statistics(x, out=sums)
-        norm.backward_statistics(x, dy, a, b, out=dsums)
-        norm.normalize(x, a, b, out=y)
-        norm.backward_normalize(x, dy, a, b, c, out=dx)
-        results = [sums, dsums, y, dx]
-        for view, groups in (((73, 131, 7 * 7), 7), ((14000, 1, 35), 1)):
-            size = view[0] * view[1] * view[2]
-            xs, ds = x.ravel()[:size].reshape(view), dy.ravel()[:size].reshape(view)
-            g = np.resize(gamma, view[2])
-            out, grad = np.empty_like(xs), np.empty_like(xs)
-            mean, inv_std = np.empty((2, view[0], groups))
-            dgamma, dbeta = np.empty((2, view[2]), "float32")
-            norm.group_forward(xs, g, g, groups, 1e-5, out=out, mean=mean, inv_std=inv_std)
-            norm.group_backward(
-                xs, ds, g, groups, mean, inv_std, out=grad, dgamma=dgamma, dbeta=dbeta
-            )
-            results += [out, mean, inv_std, grad, dgamma, dbeta]
-        return results
-
-    same_for_all_threads(cpu_backend, run)
-
-
-def test_arrays_of_other_kinds_give_the_same_values(cpu_backend: Backend) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(6, 5, 4))
-    sums, expected = np.empty((2, 9))
-    REFERENCE.norm.statistics(x, out=expected)
-    cpu_backend.norm.statistics(np.asfortranarray(x), out=sums)
-    np.testing.assert_allclose(sums, expected, rtol=1e-13)
-    half = np.empty((6, 5, 4), "float16")
-    cpu_backend.norm.normalize(x.astype("float16"), np.ones(4), np.ones(4), out=half)
-    np.testing.assert_allclose(half, x + 1, atol=4e-3)  # float16 has 11 bits
-    spread = np.zeros((6, 5, 8))
-    cpu_backend.norm.normalize(x, np.ones(4), np.ones(4), out=spread[..., ::2])
-    np.testing.assert_allclose(spread[..., ::2], x + 1, rtol=1e-15)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("channels", [1, 3, 16, 37])
-def test_cpu_coefficients_are_those_of_the_reference(
-    cpu_backend: Backend, channels: int, dtype: str
-) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(1000, 1, (50, channels))  # a mean far from 0 is what the pivot is for
-    sums = np.empty(1 + 2 * channels)
-    REFERENCE.norm.statistics(x, out=sums)
-    gamma, beta = rng.normal(size=(2, channels)).astype(dtype)
-    results = []
-    for backend in (REFERENCE, cpu_backend):
-        own, maps = np.empty((2, channels)), np.empty((2, 3, channels), dtype)
-        grads = np.ones((2, channels), dtype)
-        backend.norm.coefficients(sums, gamma, beta, 1e-5, moments=own, out=maps[0])
-        for accumulate in (False, True):
-            backend.norm.backward_coefficients(
-                sums[1:].reshape(2, -1),
-                50.0,
-                own,
-                maps[0, 0],
-                gamma,
-                dgamma=grads[0],
-                dbeta=grads[1],
-                out=maps[1],
-                accumulate=accumulate,
-            )
-        results.append((own, maps, grads))
-    for given, expected in zip(results[1], results[0], strict=True):
-        # the order of float64 operations differs, and the last rounding to the dtype
-        np.testing.assert_allclose(given, expected, rtol=1e-11 if dtype == "float64" else 1e-5)
 
 
 def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm() -> None:
@@ -329,7 +182,7 @@ def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm() -> No
     np.testing.assert_allclose(grads[0], expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("channels", [1, 5, 300])
+@each("channels", [1, 5, 300])
 def test_coefficients_add_the_sums_to_those_of_the_step(backend: Backend, channels: int) -> None:
     rng = np.random.default_rng(0)
     sums, so_far = rng.random((2, 1 + 2 * channels))
@@ -342,7 +195,7 @@ def test_coefficients_add_the_sums_to_those_of_the_step(backend: Backend, channe
     np.testing.assert_array_equal(backend.to_numpy(collect), so_far + sums)
 
 
-@pytest.mark.parametrize("groups", GROUPS)
+@each("groups", GROUPS)
 def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
     cpu_backend: Backend, groups: tuple[int, int, int, int]
 ) -> None:
@@ -361,8 +214,8 @@ def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
     np.testing.assert_allclose(y, group_norm(deviations, gamma, beta, count), rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 257, 4099])
-@pytest.mark.parametrize("mean", [0.0, 1.0, 1e6, -1e8])
+@each("rows", [1, 2, 257, 4099])
+@each("mean", [0.0, 1.0, 1e6, -1e8])
 def test_sums_of_doubles_of_several_shards_keep_the_variance(
     cpu_backend: Backend, rows: int, mean: float
 ) -> None:
@@ -386,9 +239,9 @@ def test_sums_of_doubles_of_several_shards_keep_the_variance(
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("positions", "groups"), [(1, 1), (3, 1), (3, 3), (1, 0)])
+@each("dtype", DTYPES)
+@each("special", [np.nan, np.inf, -np.inf])
+@each("positions, groups", [(1, 1), (3, 1), (3, 3), (1, 0)])
 def test_a_row_that_is_not_finite_has_the_statistics_of_the_reference(
     cpu_backend: Backend, dtype: str, special: float, positions: int, groups: int
 ) -> None:

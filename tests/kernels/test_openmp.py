@@ -39,12 +39,9 @@ def settings(**wishes: str) -> str:
 pytestmark = pytest.mark.skipif(not has_openmp(), reason="built without OpenMP")
 
 
-def test_the_runtime_is_loaded_with_a_bounded_spin_that_no_other_process_inherits() -> None:
+def test_the_runtime_has_a_bounded_spin_unless_set_which_no_other_process_inherits() -> None:
     said = settings()
     assert f"{SPIN_VARIABLE} = '{SPINS}'" in said
     assert "inherited:\n" in said
-
-
-def test_what_the_user_sets_is_left_alone() -> None:
     assert f"{SPIN_VARIABLE} = '77'" in settings(GOMP_SPINCOUNT="77")
     assert f"{SPIN_VARIABLE} = '{SPINS}'" not in settings(OMP_WAIT_POLICY="active")

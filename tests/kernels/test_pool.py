@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, PoolGeometry, create_backend
-from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient, same_for_all_threads
+from tests.each import each
+from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient
 
 CHANNELS = [1, 3, 5, 16, 17, 64, 100]
 
@@ -42,7 +43,6 @@ VOLUMES = {
 }
 EVERY = GEOMETRIES | VOLUMES
 BINS = [((1, 1), (1, 1)), ((8, 8), (1, 1)), ((7, 5), (3, 2)), ((6, 4), (3, 4)), ((2, 3), (5, 4))]
-BINS_OF_VOLUMES = [((4, 3, 5), (1, 1, 1)), ((5, 4, 3), (3, 2, 1)), ((2, 3, 2), (3, 4, 2))]
 
 
 def brute_windows(
@@ -63,7 +63,7 @@ def brute_windows(
     return windows
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each("name", EVERY)
 def test_reference_maximum_equals_loops_over_windows(name: str) -> None:
     g = EVERY[name]
     x = np.random.default_rng(0).integers(0, 5, (2, *g.size, 3)).astype("float64")  # many ties
@@ -81,8 +81,8 @@ def test_reference_maximum_equals_loops_over_windows(name: str) -> None:
     np.testing.assert_allclose(dx, expected, atol=1e-15)
 
 
-@pytest.mark.parametrize("count_padding", [True, False])
-@pytest.mark.parametrize("name", EVERY)
+@each("count_padding", [True, False])
+@each("name", EVERY)
 def test_reference_mean_equals_loops_over_windows(name: str, count_padding: bool) -> None:
     g = EVERY[name]
     x = np.random.default_rng(0).normal(size=(2, *g.size, 3))
@@ -100,7 +100,7 @@ def test_reference_mean_equals_loops_over_windows(name: str, count_padding: bool
     np.testing.assert_allclose(dx, expected_dx, atol=1e-14)
 
 
-@pytest.mark.parametrize(("size", "output"), BINS)
+@each("size, output", BINS)
 def test_reference_adaptive_mean_cuts_the_input_in_bins(
     size: tuple[int, int], output: tuple[int, int]
 ) -> None:
@@ -126,9 +126,9 @@ def test_reference_adaptive_mean_cuts_the_input_in_bins(
     np.testing.assert_allclose(dx, numeric_gradient(forward, x, dy), atol=1e-8)
 
 
-@pytest.mark.parametrize("backend_name", ["reference", "cpu"])
-def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, backend_name: str) -> None:
-    pool = (REFERENCE if backend_name == "reference" else cpu_backend).pool
+@each("reference", [True, False])
+def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, reference: bool) -> None:
+    pool = (REFERENCE if reference else cpu_backend).pool
     g = replace(geometry((3, 3), (2, 2), (2, 2), ((1, 0), (1, 0))), channels=20)
     x = np.full((1, 3, 3, 20), -np.inf)
     x[0, 2, 2, 0], x[0, 2, 1, 0], x[0, 1, 2, 0] = np.inf, np.nan, np.nan
@@ -142,131 +142,38 @@ def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, backend_nam
         np.testing.assert_array_equal(index[0, ..., 1], [[3, 2], [1, 0]])
 
 
-@pytest.mark.few(140)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("index_type", ["uint8", "int32"])
-def test_maximum_equals_the_reference(
-    cpu_backend: Backend, name: str, channels: int, dtype: str, index_type: str
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_geometry_agrees_with_the_reference(
+    cpu_backend: Backend, rng: np.random.Generator, dtype: str
 ) -> None:
-    g = replace(EVERY[name], channels=channels)
-    rng = np.random.default_rng(0)
-    x = rng.integers(-9, 9, (3, *g.size, channels)).astype(dtype)
-    dy = rng.normal(size=(3, *g.output, channels)).astype(dtype)
-    results = []
-    for backend in (cpu_backend, REFERENCE):
-        y, dx, index = np.empty_like(dy), np.empty_like(x), np.empty(dy.shape, index_type)
-        backend.pool.max_forward(x, g, out=y, index=index)
-        backend.pool.max_backward(dy, index, g, out=dx)
-        results.append((y, index, dx))
-    np.testing.assert_array_equal(results[0][0], results[1][0])
-    np.testing.assert_array_equal(results[0][1], results[1][1])
-    # up to 20 terms of about 1, in another order
-    np.testing.assert_allclose(results[0][2], results[1][2], atol=20 * eps(dtype))
+    """With a number of channels drawn for each; the first batch is empty."""
+    for batch, (name, kind) in product((0, 3), EVERY.items()):
+        g = replace(kind, channels=int(rng.choice(CHANNELS)))
+        shape = (batch, *g.output, g.channels)
+        x = rng.integers(-9, 9, (batch, *g.size, g.channels)).astype(dtype)
+        dy, bins = rng.normal(size=shape).astype(dtype), (batch, *[2, 3, 1][: len(g.size)])
+        results = []
+        for pool in (cpu_backend.pool, REFERENCE.pool):
+            made = [np.empty(s, dtype) for s in (*[shape, x.shape] * 3, (*bins, g.channels))]
+            y, dx, mean, dmean, inside, dinside, adaptive = made
+            indices = [np.empty(shape, kind) for kind in ("uint8", "int32")]
+            for index in indices:
+                pool.max_forward(x, g, out=y, index=index)
+                pool.max_backward(dy, index, g, out=dx)
+            for counted, out, back in ((True, mean, dmean), (False, inside, dinside)):
+                pool.average_forward(x, g, out=out, count_padding=counted)
+                pool.average_backward(dy, g, out=back, count_padding=counted)
+            pool.adaptive_forward(x, out=adaptive)
+            more = np.empty_like(x)
+            pool.adaptive_backward(np.ones_like(adaptive), out=more)
+            results.append([y, *indices, dx, mean, dmean, inside, dinside, adaptive, more])
+        for actual, expected in zip(*results, strict=True):
+            # up to 20 terms, in another order; maxima and indices are the same
+            bound = 0 if actual.dtype != dtype or actual is results[0][0] else 200 * eps(dtype)
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=bound, err_msg=name)
 
 
-@pytest.mark.few(140)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count_padding", [True, False])
-@pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("name", EVERY)
-def test_mean_equals_the_reference(
-    cpu_backend: Backend, name: str, channels: int, count_padding: bool, dtype: str
-) -> None:
-    g = replace(EVERY[name], channels=channels)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, *g.size, channels)).astype(dtype)
-    dy = rng.normal(size=(3, *g.output, channels)).astype(dtype)
-    results = []
-    for backend in (cpu_backend, REFERENCE):
-        y, dx = np.empty_like(dy), np.empty_like(x)
-        backend.pool.average_forward(x, g, out=y, count_padding=count_padding)
-        backend.pool.average_backward(dy, g, out=dx, count_padding=count_padding)
-        results.append((y, dx))
-    for actual, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(actual, expected, atol=10 * eps(dtype))  # 20 terms below 1
-
-
-@pytest.mark.few(75)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize(("size", "output"), [*BINS, *BINS_OF_VOLUMES])
-def test_adaptive_mean_equals_the_reference(
-    cpu_backend: Backend,
-    size: tuple[int, ...],
-    output: tuple[int, ...],
-    channels: int,
-    dtype: str,
-) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, *size, channels)).astype(dtype)
-    dy = rng.normal(size=(3, *output, channels)).astype(dtype)
-    results = []
-    for backend in (cpu_backend, REFERENCE):
-        y, dx = np.empty_like(dy), np.empty_like(x)
-        backend.pool.adaptive_forward(x, out=y)
-        backend.pool.adaptive_backward(dy, out=dx)
-        results.append((y, dx))
-    for actual, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(actual, expected, atol=20 * eps(dtype))  # terms of about 1
-
-
-def test_an_empty_batch_and_other_numbers_of_axes_are_taken(cpu_backend: Backend) -> None:
-    for g in (
-        GEOMETRIES["3x3 stride 2, padded"],
-        geometry((9,), (3,), (2,), ((1, 1),)),
-        geometry((4, 5, 6), (2, 2, 2), (2, 2, 2), ((0, 0),) * 3),
-    ):
-        for n in (0, 2):
-            x = np.random.default_rng(0).normal(size=(n, *g.size, 3)).astype("float32")
-            results = []
-            for backend in (cpu_backend, REFERENCE):
-                y = np.empty((n, *g.output, 3), "float32")
-                index, dx = np.empty(y.shape, "int32"), np.empty_like(x)
-                backend.pool.max_forward(x, g, out=y, index=index)
-                backend.pool.max_backward(y, index, g, out=dx)
-                results.append((y, index, dx))
-            for actual, expected in zip(*results, strict=True):
-                np.testing.assert_array_equal(actual, expected)
-
-
-def test_strided_and_other_types_of_arrays_give_the_same_values(cpu_backend: Backend) -> None:
-    g = GEOMETRIES["2x2 stride 2"]
-    x = np.random.default_rng(0).integers(0, 99, (2, *g.size, 6)).astype("float32")
-    expected, y = np.empty((2, 2, *g.output, 3), "float32")
-    index, same = np.empty((2, *y.shape), "int32")
-    REFERENCE.pool.max_forward(x[..., ::2], g, out=expected, index=same)
-    cpu_backend.pool.max_forward(x[..., ::2], g, out=y, index=index)
-    np.testing.assert_array_equal(y, expected)
-    np.testing.assert_array_equal(index, same)
-    half = np.empty(y.shape, "float16")
-    cpu_backend.pool.max_forward(x[..., ::2].astype("float16"), g, out=half, index=index)
-    np.testing.assert_array_equal(half, expected)
-
-
-def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
-    g = replace(geometry((23, 19), (3, 4), (2, 1), ((1, 1), (2, 0))), channels=24)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(11, *g.size, 24)).astype("float32")
-    dy = rng.normal(size=(11, *g.output, 24)).astype("float32")
-
-    def run(backend: Backend) -> list[np.ndarray]:
-        y, mean, index = np.empty_like(dy), np.empty_like(dy), np.empty(dy.shape, "int32")
-        dx, dmean, dbins = np.empty_like([x, x, x])
-        bins = np.empty((11, 5, 3, 24), "float32")
-        backend.pool.max_forward(x, g, out=y, index=index)
-        backend.pool.max_backward(dy, index, g, out=dx)
-        backend.pool.average_forward(x, g, out=mean, count_padding=False)
-        backend.pool.average_backward(dy, g, out=dmean, count_padding=False)
-        backend.pool.adaptive_forward(x, out=bins)
-        backend.pool.adaptive_backward(bins, out=dbins)
-        return [y, index, dx, mean, dmean, bins, dbins]
-
-    same_for_all_threads(cpu_backend, run)
-
-
-@pytest.mark.parametrize("name", ["cpu", "numpy"])
+@each("name", ["cpu", "numpy"])
 def test_an_index_of_bytes_is_refused_for_windows_of_more_than_256_taps(name: str) -> None:
     backend = create_backend(name)
     g = geometry((17, 16), (17, 16), (1, 1), ((0, 0), (0, 0)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference import Recurrent
+from tests.each import each
 from tests.kernels.checks import numeric_gradient, same_for_all_threads
 from tests.kernels.guarded import assert_guards_hold, guarded
 
@@ -19,18 +19,9 @@ TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
 CELLS = {"lstm": 4, "gru": 3}
 """Gates of a cell."""
 
-SIZES = [  # samples, steps, units
-    (1, 1, 1),
-    (0, 3, 5),
-    (3, 1, 7),
-    (1, 5, 13),
-    (2, 4, 16),  # slices of whole panels
-    (5, 3, 17),
-    (7, 9, 31),
-    (13, 2, 64),
-    (29, 4, 67),
-    (6, 2, 150),  # more than DEPTH gates
-    (3, 2, 600),  # more than DEPTH states
+SIZES = [  # samples, steps, units; more than DEPTH gates, more than DEPTH states
+    *((1, 1, 1), (0, 3, 5), (3, 1, 7), (1, 5, 13), (2, 4, 16), (5, 3, 17), (7, 9, 31), (13, 2, 64)),
+    *((29, 4, 67), (6, 2, 150), (3, 2, 600)),
 ]
 VARIANTS: dict[str, dict[str, bool]] = {
     "plain": {},
@@ -95,11 +86,9 @@ def run(
     return results
 
 
-@pytest.mark.few(132)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("cell", CELLS)
+@each("dtype", [np.float32, np.float64])
+@each("size, variant", [*zip(SIZES * 2, [*VARIANTS] * 4, strict=False)])
+@each("cell", CELLS)
 def test_steps_agree_with_the_reference(
     cell: str, size: tuple[int, int, int], variant: str, dtype: Any, cpu_backend: Backend
 ) -> None:
@@ -112,8 +101,8 @@ def test_steps_agree_with_the_reference(
         assert error <= TOLERANCE[dtype] * max(norm, 1), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("cell", CELLS)
+@each("variant", VARIANTS)
+@each("cell", CELLS)
 def test_the_gradients_of_the_reference_are_those_of_its_outputs(cell: str, variant: str) -> None:
     chosen = VARIANTS[variant]
     arrays, reverse = operands(cell, (2, 3, 4), chosen), "reverse" in chosen
@@ -134,7 +123,7 @@ def test_the_gradients_of_the_reference_are_those_of_its_outputs(cell: str, vari
             np.testing.assert_allclose(found[f"dfirst{i}"], state, atol=1e-8)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@each("cell", CELLS)
 def test_results_do_not_depend_on_the_number_of_threads(cell: str, cpu_backend: Backend) -> None:
     arrays = operands(cell, (40, 3, 210), {"states": True})
 

@@ -35,25 +35,24 @@ def test_no_circle_between_c_sources() -> None:
 
 
 @pytest.mark.skipif(not shutil.which(COMPILER), reason="no C compiler")
-@pytest.mark.parametrize("name", [name for name in SOURCES if name.endswith(".h")])
-def test_a_header_includes_what_it_uses(name: str) -> None:
+def test_a_header_includes_what_it_uses() -> None:
     macros = [f"-D{key}={value}" for key, value in VARIANT.items()]
     flags = ["-std=gnu11", "-fsyntax-only", "-Wall", "-Wundef", "-Werror", "-Wno-unused"]
-    folders = [f"-I{folder}" for folder in FOLDERS]
-    command = [COMPILER, *flags, *macros, *folders, "-x", "c", "-"]
-    done = subprocess.run(
-        command, input=f'#include "{name}"\n', capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    command = [COMPILER, *flags, *macros, *(f"-I{folder}" for folder in FOLDERS), "-x", "c", "-"]
+    for name in SOURCES:
+        if name.endswith(".h"):
+            text = f'#include "{name}"\n'
+            done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_source_includes_the_header_that_defines_what_it_tests(name: str) -> None:
+def test_a_source_includes_the_header_that_defines_what_it_tests() -> None:
     """A macro without its header would silently be 0 in a condition."""
-    code = re.sub(r"/\*.*?\*/", "", SOURCES[name].read_text(), flags=re.DOTALL)
-    for macro, header in (("HAS_DOTS", "stored.h"), ("HAS_AMX", "amx.h")):
-        if re.search(rf"\b{macro}\b", code) and name != header:
-            assert header in included(SOURCES[name]), f"{name} tests {macro} without {header}"
+    for name, path in SOURCES.items():
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        for macro, header in (("HAS_DOTS", "stored.h"), ("HAS_AMX", "amx.h")):
+            if re.search(rf"\b{macro}\b", code) and name != header:
+                assert header in included(path), f"{name} tests {macro} without {header}"
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +107,6 @@ def test_a_template_that_only_some_variants_have_is_empty_for_the_others(setup_f
         begun, _, ended = code_of(name).strip().partition("\n")
         assert re.match(r"#if |#define PAIRS", begun), name
         assert ended.endswith("#endif"), name
-
-
-def test_functions_of_a_template_are_those_that_its_header_declares(setup_file: Any) -> None:
-    names = setup_file.functions(str(SOURCES["gemm.c"]))
-    assert names == ["gemm_rows", "gemm_outer"]
-    assert setup_file.borrowed("avx2", "f64") == []
-    assert "-Dgemm_rows_amx_bf16=gemm_rows_avx512_f32" in setup_file.borrowed("amx", "bf16")
 
 
 def test_what_a_selection_builds(setup_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:

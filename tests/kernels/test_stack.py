@@ -47,15 +47,11 @@ for isa in available():
                 )
         x = rng.normal(size=(40, 36, 1500)).astype(dtype)
         backend.norm.statistics(x, out=np.empty(1 + 2 * 1500))
-        ones, mean, inv_std = np.ones(1500, dtype), *np.empty((2, 40, 3))
-        y = np.empty_like(x)
-        backend.norm.group_forward(
-            x, ones, ones, 3, 1e-5, out=y, mean=mean, inv_std=inv_std
-        )
-        dgamma, dbeta = np.empty((2, 1500), dtype)
-        backend.norm.group_backward(
-            x, y, ones, 3, mean, inv_std, out=np.empty_like(x), dgamma=dgamma, dbeta=dbeta
-        )
+        ones, dgamma, dbeta = np.ones((3, 1500), dtype)
+        y, dx, (mean, inv_std) = np.empty_like(x), np.empty_like(x), np.empty((2, 40, 3))
+        backend.norm.group_forward(x, ones, ones, 3, 1e-5, out=y, mean=mean, inv_std=inv_std)
+        given = x, y, ones, 3, mean, inv_std
+        backend.norm.group_backward(*given, out=dx, dgamma=dgamma, dbeta=dbeta)
 print("done")
 """
 

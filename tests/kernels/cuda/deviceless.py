@@ -27,7 +27,7 @@ from pydtnn.kernels.cuda.cudnn_graph import (
     plans,
 )
 from pydtnn.kernels.cuda.engine import PLAIN, Passing
-from tests.kernels.test_conv import AWKWARD
+from tests.kernels.geometries import AWKWARD
 
 H200 = {
     "deviceName": "NVIDIA H200",

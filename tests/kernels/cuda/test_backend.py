@@ -88,25 +88,6 @@ def test_a_step_agrees_with_the_reference(
         assert_close(value[name], expected[name], TOLERANCE[dtype])
 
 
-def test_values_of_deferred_arrays_are_evaluated_once(
-    cuda: Backend, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = [Conv2d(4, 3, padding=1, bias=False), BatchNorm(), ReLU(), Conv2d(4, 3, bias=False)]
-    model = Model(Sequential(*body), SHAPE, backend=cuda)
-    x = cuda.asarray(rng.standard_normal((BATCH, *SHAPE)), model.dtype)
-    y, residuals = model.forward(x, StepContext(training=True))
-    evaluated: list[bool] = []
-    evaluate = type(cuda.fused).evaluate
-
-    def counted(self: Any, value: Any, *, out: Any) -> None:
-        evaluated.append(value.relu)
-        evaluate(self, value, out=out)
-
-    monkeypatch.setattr(type(cuda.fused), "evaluate", counted)
-    model.backward(y, residuals)
-    assert evaluated == [False]  # the gradient of the batch norm, which the first convolution takes
-
-
 def test_no_hot_kernel_runs_on_the_reference(cuda: Backend) -> None:
     of_a_few_numbers = {"norm.constant_sums", "norm.moments"}
     chosen = {kernel for kernel, runs_on in report(cuda).items() if runs_on == "reference"}

@@ -14,8 +14,10 @@ from pydtnn.kernels.cuda.engine import Refused
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.reference import Conv as Reference
 from pydtnn.kernels.reference import Fused
+from tests.each import each
+from tests.kernels.geometries import AWKWARD
 from tests.kernels.guarded import assert_close
-from tests.kernels.test_conv import AWKWARD, DIRECTIONS, operands, run
+from tests.kernels.test_conv import DIRECTIONS, operands, run
 from tests.kernels.test_fused import deferred
 from tests.simulated.host import conv
 
@@ -28,29 +30,19 @@ both = pytest.mark.parametrize("algorithm", ALGORITHMS)
 every = pytest.mark.parametrize("case", AWKWARD)
 
 
-@both
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "rows in portions"])
 @every
 def test_all_directions_agree_with_the_reference(
-    rng: np.random.Generator, case: str, algorithm: str
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: str, algorithm: str
 ) -> None:
+    if "portions" in algorithm:
+        monkeypatch.setattr(rows, "BUFFER_BYTES", 1)
     batch, geometry = AWKWARD[case]
     arrays = operands(rng, batch, geometry)
     for direction in DIRECTIONS:
         expected = run(REFERENCE, direction, arrays, geometry)
-        value = run(CONV, direction, arrays, geometry, algorithm=algorithm)
+        value = run(CONV, direction, arrays, geometry, algorithm=algorithm.split(" in ")[0])
         assert_close(value, expected, TOLERANCE)
-
-
-@every
-def test_rows_that_do_not_fit_the_buffer_are_made_in_portions(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    monkeypatch.setattr(rows, "BUFFER_BYTES", 1)
-    batch, geometry = AWKWARD[case]
-    arrays = operands(rng, batch, geometry)
-    for direction in DIRECTIONS:
-        expected = run(REFERENCE, direction, arrays, geometry)
-        assert_close(run(CONV, direction, arrays, geometry, algorithm="rows"), expected, TOLERANCE)
 
 
 @both
@@ -78,38 +70,28 @@ def test_a_deferred_input_is_evaluated_and_stored(
             np.testing.assert_array_equal(store, exact)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_values_that_a_deferred_input_keeps_are_taken(rng: np.random.Generator, kept: bool) -> None:
+def test_kept_values_are_taken_and_the_store_may_be_the_array_of_a_term(
+    rng: np.random.Generator,
+) -> None:
     batch, geometry = AWKWARD["primes"]
     arrays = operands(rng, batch, geometry)
-    x = deferred(rng, arrays["x"].shape)
-    x.array = arrays["x"] if kept else None
-    y, expected = np.empty_like(arrays["dy"]), np.empty_like(arrays["dy"])
-    CONV.forward(x, arrays["w"], None, geometry, out=y)
-    REFERENCE.forward(x, arrays["w"], None, geometry, out=expected)
-    assert_close(y, expected, TOLERANCE)
+    y, expected, w = np.empty_like(arrays["dy"]), np.empty_like(arrays["dy"]), arrays["w"]
+    for kept in (None, arrays["x"]):
+        x = deferred(rng, arrays["x"].shape)
+        x.array = kept
+        exact = Fused(np).values(x) if kept is None else kept
+        store = {"store": x.terms[0].x} if kept is None else {}
+        CONV.forward(x, w, None, geometry, out=y, **store)
+        REFERENCE.forward(exact, w, None, geometry, out=expected)
+        assert_close(y, expected, TOLERANCE)
+        for array in store.values():
+            np.testing.assert_array_equal(array, exact)
 
 
-def test_the_store_may_be_the_array_of_a_term(rng: np.random.Generator) -> None:
-    batch, geometry = AWKWARD["16 filters"]
-    arrays = operands(rng, batch, geometry)
-    x = deferred(rng, arrays["x"].shape)
-    exact, y = Fused(np).values(x), np.empty_like(arrays["dy"])
-    CONV.forward(x, arrays["w"], None, geometry, out=y, store=x.terms[0].x)
-    np.testing.assert_array_equal(x.terms[0].x, exact)
-    assert_close(y, run_forward(exact, arrays["w"], geometry, y), TOLERANCE)
-
-
-def run_forward(x: np.ndarray, w: np.ndarray, geometry: Any, like: np.ndarray) -> np.ndarray:
-    out = np.empty_like(like)
-    REFERENCE.forward(x, w, None, geometry, out=out)
-    return out
-
-
-@both
-@pytest.mark.parametrize("gated", ["no gate", "a gate", "a gate without a ReLU", "kept values"])
-@pytest.mark.parametrize("added", ["nothing", "another array", "the output"])
-@pytest.mark.parametrize("case", ["primes", "stride 2", "three groups", "depthwise", "no image"])
+@each("algorithm", ALGORITHMS)
+@each("gated", ["no gate", "a gate", "a gate without a ReLU", "kept values"])
+@each("added", ["nothing", "another array", "the output"])
+@each("case", ["primes", "stride 2", "three groups", "depthwise", "no image"])
 def test_both_gradients_do_what_they_are_told_to(
     rng: np.random.Generator, case: str, added: str, gated: str, algorithm: str
 ) -> None:
@@ -223,8 +205,8 @@ def with_moody(error: Exception, autotuner: Autotuner) -> Any:
     return family
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("mode", ["direct", "fixed", "measure"])
+@each("direction", DIRECTIONS)
+@each("mode", ["direct", "fixed", "measure"])
 def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
     rng: np.random.Generator, direction: str, mode: str, own_cache: None
 ) -> None:
@@ -243,33 +225,19 @@ def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
     assert "best" not in family.algorithms(direction, geometry, batch, arrays["x"].dtype)
 
 
-def test_a_candidate_without_enough_memory_is_left_out(
+def test_what_lacks_memory_is_left_out_but_not_what_was_asked_for_or_is_broken(
     rng: np.random.Generator, own_cache: None
 ) -> None:
     batch, geometry = AWKWARD["primes"]
     arrays = operands(rng, batch, geometry)
-    autotuner = Autotuner("measure", file=AutotunerFile("a GPU"))
-    family = with_moody(MemoryError("1 GiB"), autotuner)
-    run(family, "forward", arrays, geometry)
+    autotuner, direct = Autotuner("measure", file=AutotunerFile("a GPU")), Autotuner("direct")
+    run(with_moody(MemoryError("1 GiB"), autotuner), "forward", arrays, geometry)
     assert "refused: 1 GiB" in autotuner.report().values()
-
-
-def test_an_algorithm_that_was_asked_for_is_not_replaced(rng: np.random.Generator) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
+    asked = with_moody(Refused("not today"), direct)
     with pytest.raises(Refused, match="not today"):
-        run(
-            with_moody(Refused("not today"), Autotuner("direct")),
-            *("forward", arrays, geometry),
-            algorithm="best",
-        )
-
-
-def test_an_error_that_is_no_refusal_is_not_hidden(rng: np.random.Generator) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
+        run(asked, "forward", arrays, geometry, algorithm="best")
     with pytest.raises(RuntimeError, match="broken"):
-        run(with_moody(RuntimeError("broken"), Autotuner("direct")), "forward", arrays, geometry)
+        run(with_moody(RuntimeError("broken"), direct), "forward", arrays, geometry)
 
 
 class Fast:
@@ -291,9 +259,9 @@ class Fast:
         REFERENCE.forward(x, w, shift, geometry, out=out, relu=relu, sums=sums)
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-@pytest.mark.parametrize("chosen", ["apart", "in passing"])
-@pytest.mark.parametrize("after", [("b",), ("relu",), ("b", "relu", "sums"), ("sums",)])
+@each("refuses", [False, True])
+@each("chosen", ["apart", "in passing"])
+@each("after", [("b",), ("relu",), ("b", "relu", "sums"), ("sums",)])
 def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
@@ -352,33 +320,3 @@ def test_sums_are_left_to_the_norm_where_nothing_takes_them_in_passing(
     family.forward(arrays["x"], arrays["w"], None, geometry, out=y, sums=sums)
     assert takes(bias=False) == (chosen == "in passing")
     assert takes(bias=True), "or another way might round the bias elsewhere"
-
-
-# In norm, beside float64 on the same rounded inputs: results are rounded once, sums are float32.
-HALVES = {"float16": 2e-3, "bfloat16": 1e-2}
-GRADIENT = {"float16": 2e-3, "bfloat16": 1e-2, "rows": 1e-6}
-
-
-@both
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("case", ["primes", "16 filters", "three groups", "depthwise", "stride 2"])
-def test_16_bit_arrays_have_biases_and_gradients_of_filters_in_float32(
-    rng: np.random.Generator, case: str, dtype: str, algorithm: str
-) -> None:
-    kind: Any = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.float16
-    batch, geometry = AWKWARD[case]
-    arrays = {name: a.astype(kind) for name, a in operands(rng, batch, geometry).items()}
-    arrays["b"] = rng.standard_normal(geometry.filters).astype(np.float32)
-    exact = {name: a.astype(np.float64) for name, a in arrays.items()}
-    for direction in ("forward", "backward_data"):
-        value = run(CONV, direction, arrays, geometry, algorithm=algorithm)
-        assert value.dtype == kind
-        assert_close(value, run(REFERENCE, direction, exact, geometry), HALVES[dtype])
-    dw = rng.standard_normal(geometry.weight_shape).astype(np.float32)
-    expected = dw.astype(np.float64)
-    REFERENCE.backward_filter(exact["x"], exact["dy"], geometry, out=expected, accumulate=True)
-    CONV.backward_filter(
-        *(arrays["x"], arrays["dy"], geometry), out=dw, accumulate=True, algorithm=algorithm
-    )
-    bound = GRADIENT["rows" if algorithm == "rows" else dtype]
-    assert_close(dw, expected, bound)  # rows add to float32; cuDNN's gradient is rounded first

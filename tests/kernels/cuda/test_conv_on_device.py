@@ -11,8 +11,9 @@ from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import Unavailable
 from pydtnn.kernels.cuda.engine import Passing
 from pydtnn.kernels.reference import Conv
+from tests.kernels.geometries import AWKWARD
 from tests.kernels.guarded import assert_close
-from tests.kernels.test_conv import AWKWARD, DIRECTIONS, operands, run
+from tests.kernels.test_conv import operands
 from tests.simulated import simulated_backend
 from tests.simulated.backend import why_not
 
@@ -150,46 +151,3 @@ def test_sums_in_passing_are_those_of_the_output(
     bound = TOLERANCE[dtype]
     assert (abs(first - expected_sums[1 : 1 + geometry.filters] / rows) <= bound * deviation).all()
     assert_close(second, deviation**2, 2 * bound)
-
-
-def test_a_captured_step_is_replayed_on_what_was_allocated_apart(
-    device: Any, rng: np.random.Generator
-) -> None:
-    cases = {case: given(device, rng, case, "float32") for case in ("16 filters", "three groups")}
-    expected = {
-        (case, direction): run(REFERENCE, direction, exact, geometry)
-        for case, (_, exact, geometry) in cases.items()
-        for direction in DIRECTIONS
-    }
-
-    def step() -> dict[Any, Any]:
-        results: dict[Any, Any] = {}
-        for case, (arrays, _, geometry) in cases.items():
-            x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
-            y, dx, dw = (device.empty(array.shape, "float32") for array in (dy, x, w))
-            device.conv.forward(x, w, b, geometry, out=y)
-            device.conv.backward_data(dy, w, geometry, out=dx)
-            device.conv.backward_filter(x, dy, geometry, out=dw)
-            results.update(zip(((case, d) for d in DIRECTIONS), (y, dx, dw), strict=True))
-        return results
-
-    device.synchronize()
-    stream = device.xp.cuda.Stream(non_blocking=True)
-    with device.memory.apart(), stream:
-        for _ in range(2):
-            step()
-        held = device.memory.held
-        stream.begin_capture()
-        results = step()
-        graph = stream.end_capture()
-        assert device.memory.held == held
-    for _ in range(2):
-        others = [device.empty(a.shape, a.dtype) for a in results.values()]  # between replays
-        for array in others:
-            array[...] = np.nan
-        device.synchronize()
-        graph.launch(stream)
-        device.synchronize()
-        for what, array in results.items():
-            assert_close(to_float64(device, array), expected[what], TOLERANCE["float32"])
-        assert all(np.isnan(to_float64(device, array)).all() for array in others)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.cuda import cudnn_graph
 from pydtnn.kernels.cuda.cudnn import (
     CONVERSION_MATH,
@@ -26,13 +25,17 @@ from pydtnn.kernels.cuda.cudnn import (
     CudnnError,
 )
 from pydtnn.kernels.cuda.cudnn_conv import even, inside, is_even, pad
-from pydtnn.kernels.cuda.cudnn_graph import ATTRIBUTES, KINDS
 from pydtnn.kernels.reference import Conv as Reference
 from tests.kernels.cuda.headers import check_prototypes, header, installed, numbers
+from tests.kernels.geometries import AWKWARD
 from tests.kernels.guarded import assert_close
-from tests.kernels.test_conv import AWKWARD, operands
+from tests.kernels.test_conv import operands
 
 REFERENCE = Reference(np)
+TYPES = (
+    *("HANDLE", "DATA_TYPE", "BOOLEAN", "INT64", "FLOAT", "VOID_PTR", "HEUR_MODE"),
+    *("CONVOLUTION_MODE", "NUMERICAL_NOTE", "POINTWISE_MODE", "GENSTATS_MODE"),
+)
 CASES = [case for case, (batch, _) in AWKWARD.items() if batch]
 
 
@@ -47,42 +50,26 @@ def test_prototypes_are_those_of_the_headers(cudnn: Cudnn) -> None:
 
 def test_numbers_are_those_of_the_headers(cudnn: Cudnn) -> None:
     known = numbers(header(cudnn.library, "cudnn_*_v9.h"))
-    assert known["CUDNN_TENSOR_NHWC"] == NHWC
-    assert known["CUDNN_CROSS_CORRELATION"] == CROSS_CORRELATION
-    assert known["CUDNN_DETERMINISTIC"] == DETERMINISTIC
-    assert known["CUDNN_DEFAULT_MATH"] == DEFAULT_MATH
-    assert known["CUDNN_TENSOR_OP_MATH"] == TENSOR_OP_MATH
-    assert known["CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION"] == CONVERSION_MATH
-    assert known["CUDNN_FMA_MATH"] == FMA_MATH
-    assert known["CUDNN_STATUS_NOT_SUPPORTED"] == NOT_SUPPORTED
+    graph, note = cudnn_graph, "NUMERICAL_NOTE_"
+    ours = {
+        **{"TENSOR_NHWC": NHWC, "CROSS_CORRELATION": CROSS_CORRELATION, "FMA_MATH": FMA_MATH},
+        **{"DETERMINISTIC": DETERMINISTIC, "STATUS_NOT_SUPPORTED": NOT_SUPPORTED},
+        **{"DEFAULT_MATH": DEFAULT_MATH, "TENSOR_OP_MATH": TENSOR_OP_MATH},
+        "TENSOR_OP_MATH_ALLOW_CONVERSION": CONVERSION_MATH,
+        **{f"BACKEND_{kind}_DESCRIPTOR": number for kind, number in graph.KINDS.items()},
+        **{f"ATTR_{name}": number for name, (number, _) in graph.ATTRIBUTES.items()},
+        **{f"TYPE_{name}": vars(graph)[name].number for name in TYPES},
+        "TYPE_BACKEND_DESCRIPTOR": graph.DESCRIPTOR.number,
+        **dict(zip(("HEUR_MODE_A", "HEUR_MODE_FALLBACK"), graph.HEURISTICS, strict=True)),
+        **{"POINTWISE_ADD": graph.ADD, "POINTWISE_RELU_FWD": graph.RELU},
+        "GENSTATS_SUM_SQSUM": graph.SUM_SQUARES,
+        f"{note}DOWN_CONVERT_INPUTS": graph.DOWN_CONVERTED,
+        f"{note}REDUCED_PRECISION_REDUCTION": graph.REDUCED_SUMS,
+        f"{note}NONDETERMINISTIC": graph.NONDETERMINISTIC,
+    }
     names = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
-    assert {name: known[f"CUDNN_DATA_{names[name]}"] for name in names} == DATA_TYPES
-
-
-def test_descriptors_of_graphs_have_the_numbers_of_the_header(cudnn: Cudnn) -> None:
-    known = numbers(header(cudnn.library, "cudnn_graph_v9.h"))
-    for kind, number in KINDS.items():
-        assert known[f"CUDNN_BACKEND_{kind}_DESCRIPTOR"] == number, kind
-    for name, (number, _) in ATTRIBUTES.items():
-        assert known[f"CUDNN_ATTR_{name}"] == number, name
-    for name in ("HANDLE", "DATA_TYPE", "BOOLEAN", "INT64", "FLOAT", "VOID_PTR", "HEUR_MODE"):
-        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_graph)[name].number, name
-    for name in ("CONVOLUTION_MODE", "NUMERICAL_NOTE", "POINTWISE_MODE", "GENSTATS_MODE"):
-        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_graph)[name].number, name
-    assert known["CUDNN_TYPE_BACKEND_DESCRIPTOR"] == cudnn_graph.DESCRIPTOR.number
-
-
-def test_operations_and_notes_of_graphs_have_the_numbers_of_the_header(cudnn: Cudnn) -> None:
-    known = numbers(header(cudnn.library, "cudnn_graph_v9.h"))
-    modes = (known["CUDNN_HEUR_MODE_A"], known["CUDNN_HEUR_MODE_FALLBACK"])
-    assert modes == cudnn_graph.HEURISTICS
-    assert known["CUDNN_POINTWISE_ADD"] == cudnn_graph.ADD
-    assert known["CUDNN_POINTWISE_RELU_FWD"] == cudnn_graph.RELU
-    assert known["CUDNN_GENSTATS_SUM_SQSUM"] == cudnn_graph.SUM_SQUARES
-    note = "CUDNN_NUMERICAL_NOTE_"
-    assert known[f"{note}DOWN_CONVERT_INPUTS"] == cudnn_graph.DOWN_CONVERTED
-    assert known[f"{note}REDUCED_PRECISION_REDUCTION"] == cudnn_graph.REDUCED_SUMS
-    assert known[f"{note}NONDETERMINISTIC"] == cudnn_graph.NONDETERMINISTIC
+    ours |= {f"DATA_{names[dtype]}": number for dtype, number in DATA_TYPES.items()}
+    assert {name: known[f"CUDNN_{name}"] for name in ours} == ours
 
 
 def test_algorithms_have_the_numbers_of_the_headers(cudnn: Cudnn) -> None:
@@ -145,8 +132,3 @@ def test_a_padded_input_gives_the_same_convolution(rng: np.random.Generator, cas
     REFERENCE.forward(padded, arrays["w"], None, g, out=value)
     REFERENCE.forward(arrays["x"], arrays["w"], None, geometry, out=expected)
     assert_close(value, expected, 1e-14)
-
-
-def test_geometries_are_not_changed_where_cudnn_can_pad() -> None:
-    geometry = ConvGeometry((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 3, 4)
-    assert even(geometry) is geometry

@@ -18,6 +18,7 @@ from pydtnn.kernels.cuda.cudnn import (
     Performance,
 )
 from pydtnn.kernels.cuda.cudnn_conv import WORKSPACE_BYTES, Algorithm, Plan
+from tests.each import each
 
 GEOMETRY = ConvGeometry((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 16, 32)
 
@@ -86,14 +87,18 @@ def test_algorithms_are_in_the_order_of_cudnn_and_each_is_there_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("direction", "algorithm"),
-    [("backward_data", 0), ("backward_filter", 0), ("backward_filter", 3)],
+@each(
+    "direction, algorithm", [("backward_data", 0), ("backward_filter", 0), ("backward_filter", 3)]
 )
-def test_algorithms_that_add_atomically_are_never_taken(direction: str, algorithm: int) -> None:
+def test_algorithms_that_add_atomically_are_never_taken_and_errors_not_hidden(
+    direction: str, algorithm: int
+) -> None:
     told, not_told = (algorithm, 0, 0, DEFAULT_MATH), (algorithm, 0, DETERMINISTIC, DEFAULT_MATH)
     assert not plan(Scripted([told, not_told]), direction).algorithms
+    usable = (1, 0, DETERMINISTIC, DEFAULT_MATH)
     assert not plan(Scripted([(1, 0, 0, DEFAULT_MATH)]), direction).algorithms
+    with pytest.raises(CudnnError, match="broken"):
+        plan(Scripted([usable], {1: CudnnError("f", 5000, "broken")}), direction)
 
 
 def test_algorithms_that_fail_round_or_need_too_much_are_left_out() -> None:
@@ -108,14 +113,8 @@ def test_algorithms_that_fail_round_or_need_too_much_are_left_out() -> None:
     assert list(plan(Scripted(expected, workspaces)).algorithms) == ["tiled fft"]
 
 
-def test_an_error_that_is_no_lack_of_support_is_not_hidden() -> None:
-    cudnn = Scripted([(1, 0, DETERMINISTIC, DEFAULT_MATH)], {1: CudnnError("f", 5000, "broken")})
-    with pytest.raises(CudnnError, match="broken"):
-        plan(cudnn)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tf32", "asked"),
+@each(
+    "dtype, tf32, asked",
     [
         ("float32", True, DEFAULT_MATH),
         ("float32", False, FMA_MATH),

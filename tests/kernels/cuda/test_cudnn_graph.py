@@ -21,9 +21,6 @@ from pydtnn.kernels.cuda.cudnn_graph import (
     NAMES,
     NONDETERMINISTIC,
     REDUCED_SUMS,
-    SHIFT,
-    SQUARES,
-    SUM,
     WORKSPACE_BYTES,
     GraphConvolutions,
     GraphPlan,
@@ -35,6 +32,7 @@ from pydtnn.kernels.cuda.cudnn_graph import (
 from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
 from pydtnn.kernels.cuda.memory import Scratch
 from pydtnn.kernels.reference import Elementwise
+from tests.each import each
 from tests.kernels.cuda.deviceless import questions
 from tests.kernels.cuda.headers import installed
 
@@ -68,7 +66,6 @@ class Scripted:
 
     def __init__(self, proposals: dict[int, Any]) -> None:
         self.proposals = proposals
-        self.made = 0
 
     def __call__(self, cudnn: Any, kind: str, attributes: dict[str, Any]) -> Any:
         if kind == "ENGINEHEUR":
@@ -77,7 +74,6 @@ class Scripted:
                 raise found
             return SimpleNamespace(get=lambda *_: [self._proposal(*one) for one in found])
         assert kind == "EXECUTION_PLAN"
-        self.made += 1
         size = attributes["EXECUTION_PLAN_ENGINE_CONFIG"].size
         if isinstance(size, CudnnError):
             raise size
@@ -89,40 +85,33 @@ class Scripted:
         return SimpleNamespace(size=size, get=lambda *_: [engine])
 
 
-def workspaces(monkeypatch: pytest.MonkeyPatch, script: Scripted, most: int = 4) -> list[int]:
+def workspaces(monkeypatch: pytest.MonkeyPatch, script: Scripted) -> list[int]:
     monkeypatch.setattr("pydtnn.kernels.cuda.cudnn_graph.Node", script)
     nothing: Any = SimpleNamespace(graph={}, heuristics={}, plan={})
-    found = plans(nothing, nothing, nothing, most)
+    found = plans(nothing, nothing, nothing, 4)
     return [plan.workspace for plan in found]
 
 
-def test_engines_that_are_not_deterministic_or_compute_with_less_are_left_out(
-    monkeypatch: pytest.MonkeyPatch,
+BROKEN = CudnnError("cudnnBackendFinalize", 5000, "no compiler")
+UNSUPPORTED = CudnnError("cudnnBackendFinalize", 3002, "shape")
+NOTES = [{NONDETERMINISTIC}, {0}, {DOWN_CONVERTED}, set(), {REDUCED_SUMS, 9}, {9}]
+
+
+@each(
+    "proposals, taken",
+    [
+        ({3: [(notes, size) for size, notes in enumerate(NOTES)]}, [1, 3, 5]),
+        ({3: [(set(), s) for s in (BROKEN, WORKSPACE_BYTES + 1, WORKSPACE_BYTES, 7)]}, [-1, 7]),
+        ({3: [(set(), size) for size in range(9)]}, [0, 1, 2, 3]),
+        ({3: UNSUPPORTED, 2: [(set(), 5)]}, [5]),  # engines for all else
+        ({3: UNSUPPORTED, 2: UNSUPPORTED}, []),
+    ],
+)
+def test_deterministic_and_exact_engines_with_little_memory_are_taken(
+    monkeypatch: pytest.MonkeyPatch, proposals: dict[int, Any], taken: list[int]
 ) -> None:
-    notes = [{NONDETERMINISTIC}, {0}, {DOWN_CONVERTED}, set(), {REDUCED_SUMS, 9}, {9}]
-    script = Scripted({3: [(note, size) for size, note in enumerate(notes)]})
-    assert workspaces(monkeypatch, script) == [1, 3, 5]
-
-
-def test_engines_that_fail_or_need_too_much_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = CudnnError("cudnnBackendFinalize", 5000, "no compiler")
-    sizes = [broken, WORKSPACE_BYTES + 1, WORKSPACE_BYTES, 7]
-    script = Scripted({3: [(set(), size) for size in sizes]})
-    assert workspaces(monkeypatch, script) == [WORKSPACE_BYTES, 7]
-
-
-def test_no_more_plans_are_made_than_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Scripted({3: [(set(), size) for size in range(9)]})
-    assert workspaces(monkeypatch, script, most=2) == [0, 1]
-    assert script.made == 2
-
-
-def test_what_no_usual_engine_does_is_left_to_those_for_all_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    unsupported = CudnnError("cudnnBackendFinalize", 3002, "shape")
-    assert workspaces(monkeypatch, Scripted({3: unsupported, 2: [(set(), 5)]})) == [5]
-    assert workspaces(monkeypatch, Scripted({3: unsupported, 2: unsupported})) == []
+    sizes = [WORKSPACE_BYTES if size < 0 else size for size in taken]
+    assert workspaces(monkeypatch, Scripted(proposals)) == sizes
     with pytest.raises(CudnnError, match="broken"):
         workspaces(monkeypatch, Scripted({3: CudnnError("f", 4000, "broken")}))
 
@@ -131,7 +120,7 @@ def test_what_no_usual_engine_does_is_left_to_those_for_all_else(
 
 
 class Recorded(GraphConvolutions):
-    """Keeps what it executes, and writes sums that are known."""
+    """Keeps what it executes."""
 
     def __init__(self, *, tf32: bool = True) -> None:
         stream = SimpleNamespace(ptr=0)
@@ -145,9 +134,6 @@ class Recorded(GraphConvolutions):
 
     def _execute(self, plan: GraphPlan, arrays: dict[int, Any]) -> None:
         self.executed.append((plan.node, dict(arrays)))
-        for uid in (SUM, SQUARES):
-            if uid in arrays:
-                arrays[uid][...] = uid
 
 
 class Pointed(np.ndarray):
@@ -216,53 +202,14 @@ def test_gradients_with_uneven_padding_and_float32_without_tf32_are_left_to_othe
             assert exact.candidates(direction, GEOMETRY, 4, dtype) == even
             found = NAMES[:3] if direction == "forward" else ()
             assert rounding.candidates(direction, uneven, 4, dtype) == found
-    shift = Passing(shift=True)
+    shift, sums = Passing(shift=True), Passing(sums=True)
     assert rounding.passes(uneven, 4, np.dtype("float32"), shift)
     assert not exact.passes(GEOMETRY, 4, np.dtype("float32"), shift)
-
-
-def test_the_gradient_of_16_bit_filters_is_added_to_one_of_float32(made: list[Any]) -> None:
-    engine = Recorded()
-    x, dy, _ = operands("backward_filter", "float16")
-    out = empty(GEOMETRY.weight_shape, "float32") + 1
-    before = np.array(out)
-    engine.run("graph", "backward_filter", x, dy, GEOMETRY, out=out, accumulate=True)
-    ((_, *_, accumulate, _), _), arrays = engine.executed[0]
-    assert arrays[W].dtype == "float16"
-    assert not accumulate  # that is for the conversion
-    np.testing.assert_array_equal(out, before)
-
-
-def test_biases_and_relu_are_done_in_passing_where_there_is_a_plan(
-    made: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, both = Recorded(), Passing(shift=True, relu=True)
-    x, w, y = operands("forward", "float32")
-    shift = empty(32, "float32")
-    for _ in range(2):
-        assert engine.passes(GEOMETRY, 4, y.dtype, both)
-        engine.run_passing(x, w, GEOMETRY, out=y, shift=shift, relu=True, sums=None)
-        (graph, number), arrays = engine.executed[-1]
-        assert (graph[-1], number) == (both, 0)
-        assert arrays == {X: x, W: w, Y: y, SHIFT: shift}
-    assert len(made) == 1
-    monkeypatch.setattr(cudnn_graph, "plans", lambda *given, **options: [])
-    with pytest.raises(Refused, match="no graph for forward 3x3 .* with relu"):
-        engine.run_passing(x, w, GEOMETRY, out=y, shift=None, relu=True, sums=None)
-    assert not engine.passes(GEOMETRY, 4, np.dtype("float64"), both)
-
-
-def test_sums_are_taken_in_passing_beside_16_bits_only(made: list[Any]) -> None:
-    engine, sums, passing = Recorded(), np.full(65, np.nan), Passing(sums=True)
-    assert not engine.passes(GEOMETRY, 4, np.dtype("float32"), passing)
-    assert engine.passes(GEOMETRY, 4, np.dtype("float16"), passing)
-    uneven = replace(GEOMETRY, filters=30)
-    assert not engine.passes(uneven, 4, np.dtype("float16"), passing)  # of which halves are aligned
-    x, w, y = operands("forward", "float16")
-    engine.run_passing(x, w, GEOMETRY, out=y, shift=None, relu=False, sums=sums)
-    assert sums[0] == 4 * 8 * 8
-    assert (sums[1:33] == SUM).all()
-    assert (sums[33:] == SQUARES).all()
+    assert not rounding.passes(GEOMETRY, 4, np.dtype("float64"), shift)
+    assert rounding.passes(GEOMETRY, 4, np.dtype("float16"), sums)
+    assert not rounding.passes(GEOMETRY, 4, np.dtype("float32"), sums)
+    halves = replace(GEOMETRY, filters=30)  # whose sums are not aligned
+    assert not rounding.passes(halves, 4, np.dtype("float16"), sums)
 
 
 def test_a_graph_that_cannot_add_to_its_output_is_refused(

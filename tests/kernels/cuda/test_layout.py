@@ -21,23 +21,26 @@ from pydtnn.kernels.cuda.layout import (
     team,
 )
 from pydtnn.kernels.cuda.module import SOURCES
+from tests.each import each
 
 SHAPES = [(0, 4), (1, 1), (7, 3), (255, 64), (100_000, 16), (3, 5000), (10**7, 1), (12, 10**6)]
 
 
-@pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize(("rows", "channels"), SHAPES)
+@each("summed", [False, True])
+@each("rows, channels", SHAPES)
 def test_columns_cover_every_row_and_channel_and_no_block_is_idle(
     rows: int, channels: int, summed: bool
 ) -> None:
-    for each in {1, 4 if channels % 4 == 0 else 1}:
-        layout = columns(rows, channels, each, summed=summed)
+    for lanes in {1, 4 if channels % 4 == 0 else 1}:
+        layout = columns(rows, channels, lanes, summed=summed)
         (parts, blocks), (across, down) = layout.grid, layout.block
         assert across * down == THREADS
-        assert layout.width == across * each
+        assert layout.width == across * lanes
         assert (blocks - 1) * layout.width < channels <= blocks * layout.width
         assert parts * layout.part_rows >= rows
         assert (parts - 1) * layout.part_rows < max(rows, 1)
+        assert parts < 2**31
+        assert blocks < 2**16
 
 
 @pytest.mark.parametrize("rows", [0, 1, 100, 5000, 10**5, 10**7])
@@ -46,8 +49,8 @@ def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows: 
     assert found
     group = int(found[1])
     for channels in (1, 3, 64, 100, 1000, 5000, 20_000, 100_000):
-        for each in (1, 4):
-            layout = columns(rows, channels, each, summed=True)
+        for lanes in (1, 4):
+            layout = columns(rows, channels, lanes, summed=True)
             parts, blocks = layout.grid
             groups = ceil(parts, group)
             counters = blocks * (groups + 1 if groups > 1 else 1)
@@ -76,28 +79,17 @@ def test_small_maps_have_many_blocks_and_large_ones_many_rows_per_thread() -> No
     small, large = (columns(rows, 64, 4, summed=False) for rows in (2**11, 2**20))
     assert small.part_rows == ROWS * small.block[1]
     assert large.part_rows == MOST_ROWS * large.block[1]
-
-
-def test_rows_go_to_a_warp_as_long_as_its_registers_hold_them() -> None:
-    assert team(WARP * HELD) == ("warp", THREADS // WARP)
+    assert team(WARP * HELD) == ("warp", THREADS // WARP)  # whose registers hold them
     assert team(WARP * HELD + 1) == ("block", 1)
     assert team(WARP * HELD // 2 + 1, 2) == ("block", 1)
 
 
-@pytest.mark.parametrize(("rows", "channels"), SHAPES)
-def test_grids_are_within_the_limits_of_gpus(rows: int, channels: int) -> None:
-    for summed in (False, True):
-        parts, blocks = columns(rows, channels, 1, summed=summed).grid
-        assert parts < 2**31
-        assert blocks < 2**16
-
-
 def test_sizes_that_kernels_cannot_count_are_refused() -> None:
     channels = MOST_BLOCKS * WARP
-    for each in (1, 4):
-        assert columns(3, channels, each, summed=True).grid[1] <= MOST_BLOCKS
+    for lanes in (1, 4):
+        assert columns(3, channels, lanes, summed=True).grid[1] <= MOST_BLOCKS
         with pytest.raises(ValueError, match=f"has {channels + 4} channels.* at most {channels}"):
-            columns(3, channels + 4, each, summed=False)
+            columns(3, channels + 4, lanes, summed=False)
     assert team(MOST_VECTORS) == ("block", 1)
     with pytest.raises(ValueError, match=f"a row has {MOST_VECTORS + 1} vectors"):
         team(MOST_VECTORS + 1)

@@ -193,6 +193,9 @@ def test_wheels_come_before_a_toolkit_and_a_broken_file_is_passed_over(
     wheel.rmdir()
     build(wheel, "nvrtc", 12, 120000, 12)
     assert libraries.load.__wrapped__("nvrtc").path.startswith(str(wheel))
+    build(nothing_installed / "nvidia" / "cudnn" / "lib", "cudnn", 9, 91900, 13)
+    with pytest.raises(Unavailable, match="was built for CUDA 13 and CuPy for CUDA 12; install it"):
+        libraries.load.__wrapped__("cudnn")
 
 
 @needs_compiler
@@ -206,13 +209,6 @@ def test_nvrtc_opens_its_builtins_by_name_wherever_they_are(nothing_installed: P
         ctypes.CDLL(name)
     assert str(libraries.load.__wrapped__("nvrtc")) == "NVRTC 13.99.0"
     assert ctypes.CDLL(name)
-
-
-@needs_compiler
-def test_a_library_for_another_cuda_than_that_of_cupy_is_refused(nothing_installed: Path) -> None:
-    build(nothing_installed / "nvidia" / "cudnn" / "lib", "cudnn", 9, 91900, 12)
-    with pytest.raises(Unavailable, match="was built for CUDA 12 and CuPy for CUDA 13; install it"):
-        libraries.load.__wrapped__("cudnn")
 
 
 @pytest.mark.parametrize(
@@ -233,24 +229,14 @@ def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(
         create_backend("cuda")
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_cupy_gpu_and_setting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(gpus=2))
     assert libraries.usable_cupy(1) is sys.modules["cupy"]
     with pytest.raises(ValueError, match="there is no GPU 2; this process sees 2"):
         create_backend("cuda", device=2)
-
-
-def test_a_missing_cupy_is_named_with_the_extra_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(Unavailable, match="needs CuPy: install it with `pip install cupy-cuda13x`"):
         create_backend("cuda")
-
-
-def test_a_setting_of_tf32_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYDTNN_TF32", "yes")
     with pytest.raises(ValueError, match="PYDTNN_TF32 must be 0 or 1, not 'yes'"):
         create_backend("cuda")

@@ -14,8 +14,9 @@ from pydtnn.kernels.reference import Conv
 from tests.kernels.cuda.test_backend import BATCH, CLASSES, SHAPE, step
 from tests.kernels.cuda.test_every_kernel import check
 from tests.kernels.every_kernel import MAKERS, cases
+from tests.kernels.geometries import AWKWARD, geometry
 from tests.kernels.guarded import assert_close
-from tests.kernels.test_conv import AWKWARD, DIRECTIONS, geometry, operands
+from tests.kernels.test_conv import DIRECTIONS, operands
 from tests.kernels.test_fused import away_from_zero, deferred
 from tests.kernels.test_fused import cast as cast_deferred
 

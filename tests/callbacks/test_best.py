@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import EMA, BestWeights, Callback, Checkpointer, EarlyStopping
+from pydtnn.callbacks import BestWeights, Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import ShardedOptimizer
@@ -95,27 +95,6 @@ def test_weights_that_were_not_saved_cannot_be_restored(tmp_path: Path) -> None:
     trainer = small_trainer(None, *restoring(Checkpointer(tmp_path)))
     with pytest.raises(AgreedError, match="restore_best requires the weights of the best epoch"):
         load_checkpoint(tmp_path, trainer)
-
-
-def test_the_average_of_the_best_epoch_is_restored_if_it_was_evaluated() -> None:
-    trainer = small_trainer(None, EMA(0.5), *restoring())
-    history = small_fit(trainer, 4)
-    logs = trainer.evaluate(small_data()[1], global_batch_size=8)
-    assert logs["loss"] == pytest.approx(max(e["val_loss"] for e in history), rel=1e-12)
-
-
-@pytest.mark.threads(2)
-def test_best_weights_of_a_value_in_training_are_those_of_all_ranks(
-    comm: Communicator, shared_path: Path
-) -> None:
-    path = shared_path / "best.safetensors"
-    trainer = small_trainer(comm, BestWeights(path, "loss"))
-    trainer.fit(small_data()[0], global_batch_size=8)
-    model = small_model(seed=5)
-    load_weights(model, path)
-    comm.barrier()
-    for name, value in trainer.model.state().items():
-        np.testing.assert_array_equal(value, model.state()[name])
 
 
 @pytest.mark.threads(2)

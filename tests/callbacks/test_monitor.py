@@ -10,7 +10,6 @@ import pytest
 from pydtnn.callbacks import (
     BestWeights,
     EarlyStopping,
-    Monitor,
     StopAtMetric,
 )
 from pydtnn.utils.errors import AgreedError
@@ -25,18 +24,19 @@ from tests.small_training import (
 NAN = math.nan
 
 
-def test_early_stopping_waits_for_its_patience_and_counts_from_the_best() -> None:
-    assert follow(EarlyStopping("val_loss", 2), [3, 2, 2.5, 1, 1, 1]) == [False] * 5 + [True]
-
-
-def test_early_stopping_does_not_count_gains_below_min_delta() -> None:
-    assert follow(EarlyStopping("val_loss", 2, 0.5), [3, 2.8, 2.6]) == [False, False, True]
-
-
-def test_nan_is_never_better() -> None:
-    callback = EarlyStopping("val_loss", 2)
-    assert follow(callback, [NAN, 2, NAN, 1, NAN, NAN]) == [False] * 5 + [True]
-    assert callback.best == 1
+@each(
+    ("options", "values", "stops"),
+    [
+        ({}, [3, 2, 2.5, 1, 1, 1], 5),
+        ({"min_delta": 0.5}, [3, 2.8, 2.6], 2),
+        ({}, [NAN, 2, NAN, 1, NAN, NAN], 5),  # NaN is never better
+    ],
+)
+def test_early_stopping_waits_for_its_patience_and_counts_from_the_best(
+    options: dict[str, float], values: list[float], stops: int
+) -> None:
+    callback = EarlyStopping("val_loss", 2, **options)
+    assert follow(callback, values) == [False] * stops + [True]
 
 
 @each(
@@ -77,13 +77,9 @@ def test_a_run_that_had_come_to_its_end_makes_no_step_when_resumed(callback: Any
 
 def test_an_unknown_value_to_monitor_is_refused_before_any_work() -> None:
     trainer = small_trainer(None, EarlyStopping("val_acuracy"))
-    expected = (
-        "EarlyStopping: monitor must be one of loss, accuracy, val_loss, val_accuracy, "
-        "got 'val_acuracy'; did you mean 'val_accuracy' or 'accuracy'?"
-    )
-    with pytest.raises(AgreedError) as caught:
+    words = "^EarlyStopping: monitor must be one of loss, .*; did you mean 'val_accuracy' or 'acc"
+    with pytest.raises(AgreedError, match=words):
         small_fit(trainer)
-    assert str(caught.value) == expected
     assert trainer.step == trainer.epoch == 0
 
 
@@ -91,15 +87,3 @@ def test_a_validations_value_without_validation_is_refused_after_the_first_epoch
     trainer = small_trainer(None, BestWeights("unused", "val_accuracy"))
     with pytest.raises(AgreedError, match=r"got 'val_accuracy'; pass a validation set"):
         trainer.fit(small_data()[0], epochs=1, batch_size=8)
-
-
-def test_a_callback_of_ones_own_says_only_what_follows_from_the_value() -> None:
-    class Count(Monitor):
-        improvements = 0
-
-        def on_value(self, trainer: Any, value: float, improved: bool) -> None:
-            self.improvements += improved
-
-    callback = Count("val_loss")
-    follow(callback, [3, 2, 4, 1])
-    assert callback.improvements == 3

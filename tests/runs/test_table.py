@@ -13,6 +13,7 @@ import pytest
 from pydtnn.runs import load_run
 from pydtnn.runs.__main__ import main
 from pydtnn.runs.table import NONE, select_rows, show
+from tests.each import each
 from tests.report.folders import write_run
 
 Capture = pytest.CaptureFixture[str]
@@ -51,7 +52,7 @@ def test_a_row_has_the_results_and_the_state_of_a_run(runs: Path, capsys: Captur
     assert second.split()[-5:] == [NONE, NONE, "2026-01-02", "10:00", "interrupted"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "expected"),
     [
         ([], ["mlp-1", "mlp-2", "cnn-a-long-name-of-a-sweep"]),
@@ -63,6 +64,7 @@ def test_a_row_has_the_results_and_the_state_of_a_run(runs: Path, capsys: Captur
         (["--filter=lr>=0.2", "--filter", "planned<5"], ["mlp-2"]),
         (["--filter=state=finished"], ["mlp-1"]),
         (["--filter=loss<0.1"], []),
+        (["runs/mlp-1"], ["mlp-1"]),
         (["--filter=started>2026-01-02"], ["mlp-2", "cnn-a-long-name-of-a-sweep"]),
     ],
 )
@@ -73,7 +75,7 @@ def test_rows_are_sorted_and_filtered_by_columns_options_and_results(
     assert names(capsys.readouterr().out) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         (["--sort=lrr"], "unknown column or option 'lrr'"),
@@ -95,22 +97,19 @@ def test_a_mistake_is_one_sentence(
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("width", [30, 50, 60, 80, 100, 120, 200])
-def test_a_table_is_not_wider_than_the_terminal(width: int, runs: Path, capsys: Capture) -> None:
+@each("width", [30, 50, 60, 80, 100, 120, 200])
+def test_a_table_is_not_wider_than_the_terminal(
+    width: int, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = select_rows([load_run(path) for path in sorted(runs.iterdir())], [], "run")
     lines = show(rows, width)
     assert max(map(len, lines)) <= max(width, 52)  # four columns are always shown
     assert all("finished" in line or "interrupted" in line for line in lines[1:])
     if width == 200:
         assert lines == show(rows, None)
-
-
-def test_the_width_is_that_of_the_terminal(
-    runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("COLUMNS", str(width))
     assert main([]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 70
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= max(width, 52)
 
 
 def test_differences_are_options_and_facts(runs: Path, capsys: Capture) -> None:
@@ -145,8 +144,3 @@ def test_a_damaged_run_is_reported_beside_the_others(runs: Path, capsys: Capture
     printed, told = capsys.readouterr()
     assert names(printed) == ["mlp-1", "cnn-a-long-name-of-a-sweep"]
     assert "runs: runs/mlp-2/run.json is damaged: it cannot be parsed" in told
-
-
-def test_the_folder_of_a_run_is_a_table_of_one_row(runs: Path, capsys: Capture) -> None:
-    assert main(["runs/mlp-1"]) == 0
-    assert names(capsys.readouterr().out) == ["mlp-1"]

@@ -18,10 +18,7 @@ from pydtnn.callbacks import (
     TensorBoard,
 )
 from tests.each import each
-from tests.small_training import (
-    small_fit,
-    small_trainer,
-)
+from tests.small_training import small_fit, small_trainer
 
 NAN = math.nan
 

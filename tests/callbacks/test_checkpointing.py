@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.callbacks import (
-    EMA,
-    Checkpointer,
-    EarlyStopping,
-    HistoryWriter,
-)
+from pydtnn.callbacks import EMA, Checkpointer, EarlyStopping, HistoryWriter
 from pydtnn.comm import Communicator
 from pydtnn.comm.thread import run_threads
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
@@ -29,12 +24,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, NotSavedError
 from tests.each import each
-from tests.small_training import (
-    Recorder,
-    checksums,
-    small_fit,
-    small_trainer,
-)
+from tests.small_training import Recorder, checksums, small_fit, small_trainer
 
 
 def steps_saved(directory: Path) -> list[int]:

@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.callbacks import (
-    HistoryWriter,
-)
+from pydtnn.callbacks import HistoryWriter
 from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
-from tests.small_training import (
-    Recorder,
-    small_fit,
-    small_trainer,
-)
+from tests.small_training import Recorder, small_fit, small_trainer
 
 NAN = math.nan
 

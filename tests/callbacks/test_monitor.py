@@ -7,19 +7,10 @@ from typing import Any
 
 import pytest
 
-from pydtnn.callbacks import (
-    BestWeights,
-    EarlyStopping,
-    StopAtMetric,
-)
+from pydtnn.callbacks import BestWeights, EarlyStopping, StopAtMetric
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
-from tests.small_training import (
-    follow,
-    small_data,
-    small_fit,
-    small_trainer,
-)
+from tests.small_training import follow, small_data, small_fit, small_trainer
 
 NAN = math.nan
 

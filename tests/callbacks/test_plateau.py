@@ -8,15 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import (
-    ReduceOnPlateau,
-)
+from pydtnn.callbacks import ReduceOnPlateau
 from tests.each import each
-from tests.small_training import (
-    STEPS,
-    small_fit,
-    small_trainer,
-)
+from tests.small_training import STEPS, small_fit, small_trainer
 
 
 def factors(callback: ReduceOnPlateau, values: list[float]) -> list[float]:

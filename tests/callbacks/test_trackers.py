@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_run import TINY
-from tests.small_training import STEPS, small_data, small_fit, small_trainer
+from tests.small_training import STEPS, Interrupt, Interrupted, small_data, small_fit, small_trainer
 
 
 class Notes(Tracker):
@@ -176,78 +176,33 @@ def test_mlflow_has_parameters_metrics_and_the_model_of_a_run_that_is_continued(
     assert model.inputs is not None
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_option_reports_a_run_of_the_command_line_to_mlflow(
-    client: Any, tmp_path: Path
-) -> None:
-    options = ["--mlflow=small", "--quiet", f"--output-dir={tmp_path / 'runs' / 'a'}"]
-    assert main([*TINY, *options]) == 0
-    [run] = client.search_runs([client.get_experiment_by_name("small").experiment_id])
-    assert run.info.run_name == "a"
-    assert run.data.params["model"] == "mlp"
-    assert "val_accuracy" in run.data.metrics
-
-
 @pytest.fixture
-def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Weights & Biases without a network."""
-    module = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    monkeypatch.chdir(tmp_path)
-    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true"}.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    for name in ("CACHE_DIR", "DATA_DIR", "CONFIG_DIR"):
-        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name.lower()))
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The functions of Weights & Biases that are called, without the package."""
+    module = MagicMock()
+    module.init.return_value.id = "run-7"
+    module.Artifact.return_value.add_dir = lambda folder: module.found(pydtnn.load(folder))
+    monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
 
-HEADER_B, BLOCK_B, LAST_PARTS = 7, 32768, (1, 4)
-
-
-def records(folder: Path) -> Iterator[Any]:
-    """The records of an offline run: a log of LevelDB, in blocks with parts of records."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    [file] = folder.glob("wandb/offline-run-*/*.wandb")
-    data, place, parts = file.read_bytes(), HEADER_B, b""
-    while place < len(data):
-        if BLOCK_B - place % BLOCK_B < HEADER_B:  # the rest of a block is not used
-            place += BLOCK_B - place % BLOCK_B
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        parts += data[place + HEADER_B : place + HEADER_B + length]
-        place += HEADER_B + length
-        if kind in LAST_PARTS:
-            yield Record.FromString(parts)
-            parts = b""
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_wandb_has_configuration_history_and_the_model(wandb: Any, tmp_path: Path) -> None:
-    options = ["--wandb=small", "--quiet", f"--output-dir={tmp_path / 'runs' / 'a'}"]
-    assert main([*TINY, *options]) == 0
-    expected = json.loads((tmp_path / "runs" / "a" / "history.json").read_text())
-    wandb.teardown()  # its service writes the rest
-    found = [*records(tmp_path)]
-    [run] = [record.run for record in found if record.HasField("run")]
-    assert (run.project, run.display_name) == ("small", "a")
-    config = {item.key: json.loads(item.value_json) for item in run.config.update}
-    assert config["optimizer"] == "sgd"
-    rows = [
-        {
-            item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
-            for item in record.history.item
-        }
-        for record in found
-        if record.HasField("history")
-    ]
-    assert [row["loss"] for row in rows] == pytest.approx([logs["loss"] for logs in expected])
-    [artifact] = [
-        record.request.log_artifact.artifact
-        for record in found
-        if record.request.HasField("log_artifact")
-    ] or [record.artifact for record in found if record.HasField("artifact")]
-    assert artifact.type == "model"
-    names = {entry.path for entry in artifact.manifest.contents}
-    assert {"model.json", "weights.safetensors"} <= names
-    [end] = [record.exit for record in found if record.HasField("exit")]
-    assert end.exit_code == 0
+@each("fails", [False, True])
+def test_wandb_has_configuration_history_and_the_model(
+    fails: bool, wandb: Any, tmp_path: Path
+) -> None:
+    wandb.reset_mock()
+    expected, own = [], ["--wandb=small", "--quiet", f"--output-dir={tmp_path / 'runs' / 'a'}"]
+    if not fails:
+        assert main([*TINY, *own]) == 0
+        expected = json.loads((tmp_path / "runs" / "a" / "history.json").read_text())
+    else:
+        stop = Interrupt(1)
+        with pytest.raises(Interrupted):
+            small_fit(small_trainer(Serial(), WandB("small", run_name="a"), stop))
+    run, begun = wandb.init.return_value, wandb.init.call_args.kwargs
+    assert (begun["project"], begun["name"], begun["resume"]) == ("small", "a", None)
+    assert begun["config"]["optimizer"] == ("SGD" if fails else "sgd")
+    logged = [(call.args[0]["loss"], call.kwargs["step"]) for call in run.log.call_args_list]
+    assert logged == [(pytest.approx(logs["loss"]), 8 * logs["epoch"]) for logs in expected]
+    assert run.finish.call_args.kwargs == {"exit_code": int(fails)}
+    assert [call.args for call in wandb.Artifact.call_args_list] == [("model-run-7",)] * (not fails)

@@ -73,7 +73,7 @@ def test_another_process_predicts_the_same_bytes_without_code_and_training_set(
     ],
 )
 def test_models_of_all_types_come_back_bit_for_bit(make: Any, dtype: str, tmp_path: Path) -> None:
-    """With their classes and statistics; what has no initializer is saved again with the same bytes."""
+    """With their classes and statistics; what is loaded can be saved again."""
     model = known(make(dtype), class_names=["cat", "dog", "hen"])
     save_model(model, tmp_path / "m")
     loaded = load(tmp_path / "m")

@@ -19,7 +19,6 @@ from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import AgreedError
 
 
 def trainer(
@@ -44,17 +43,6 @@ def test_the_average_of_all_ranks_is_saved_once(comm: Communicator, shared_path:
         np.testing.assert_array_equal(loaded.predict(x), run.model.predict(x))
     assert loaded.inputs is not None
     assert loaded.inputs.class_names == tuple("0123456789")
-
-
-@pytest.mark.threads(2)
-def test_a_folder_that_cannot_be_written_is_told_on_all_ranks(
-    comm: Communicator, shared_path: Path
-) -> None:
-    if comm.rank == 0:
-        (shared_path / "file").write_text("")
-    comm.barrier()
-    with pytest.raises(AgreedError, match="save: .*/file is a file, and a model is saved as a fol"):
-        trainer(comm).save(shared_path / "file")
 
 
 def arrays(like: Any = None, *, halve: bool = False) -> ArrayDataset:

@@ -276,19 +276,6 @@ def test_ranks_that_have_loaded_other_weights_are_refused(
         run.evaluate(validation)
 
 
-@pytest.mark.threads(3)
-def test_running_statistics_begin_as_those_of_rank_0(comm: Communicator) -> None:
-    train, _ = small_data()
-
-    def statistics(own: float) -> np.ndarray:
-        trainer = small_trainer(comm)
-        trainer.model.statistics.running += own
-        trainer.fit(train, global_batch_size=8)
-        return trainer.model.statistics.running.copy()
-
-    np.testing.assert_array_equal(statistics(1.5 + comm.rank), statistics(1.5))
-
-
 @pytest.mark.threads(2, 3)
 def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) -> None:
     _, data = small_data()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.names import foreign_names
-from tests.small_training import STEPS, small_data, small_fit, small_trainer
+from tests.small_training import STEPS, small_data, small_trainer
 
 
 def fit(trainer: Trainer, **options: Any) -> list[dict[str, float]]:
@@ -61,16 +60,3 @@ def test_an_argument_of_another_library_names_ours_and_a_misspelt_one_the_neares
     with pytest.raises(TypeError, match="^fit: unknown argument 'epoch'; did you mean 'epochs'"):
         fit(trainer, epoch=3)
     assert trainer.epoch == 0
-
-
-@pytest.mark.threads(1, 2)
-def test_losses_are_those_of_all_steps_over_all_ranks(comm: Communicator) -> None:
-    trainer = small_trainer(comm)
-    small_fit(trainer, epochs=2)
-    assert len(trainer.losses) == 2 * STEPS
-    assert all(type(loss) is float for loss in trainer.losses)
-    assert comm.gather_object(trainer.losses) == [trainer.losses] * comm.size
-    sizes = [8, 8, 8, 5]  # the last batch is smaller
-    for epoch, logs in enumerate(trainer.history):
-        own = trainer.losses[epoch * STEPS : (epoch + 1) * STEPS]
-        assert np.average(own, weights=sizes) == pytest.approx(logs["loss"], rel=1e-12)

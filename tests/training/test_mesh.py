@@ -18,7 +18,7 @@ from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequ
 from pydtnn.optimizers import LARS, SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, ShardedParameters
+from pydtnn.parallel.schemes import ShardedOptimizer, ShardedParameters
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training import find_learning_rate
 from pydtnn.training.checkpoint import load_checkpoint
@@ -90,20 +90,6 @@ def test_evaluations_and_predictions_are_those_of_the_serial_model(comm: Communi
     assert trainer.evaluate(validation, global_batch_size=3) == pytest.approx(expected, rel=1e-12)
     y = trainer.model.predict(validation.x, batch_size=3)
     np.testing.assert_allclose(y, serial.model.predict(validation.x), rtol=1e-12, atol=1e-13)
-
-
-def test_one_rank_of_the_job_writes_and_reports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def rank(comm: Communicator) -> None:
-        mesh = Mesh(comm, data=2, filter=2)
-        model = Model(Linear(3), (4,), backend="numpy", mesh=mesh)
-        x = np.random.default_rng(0).normal(size=(8, 4))
-        data = pydtnn.ArrayDataset(x, np.arange(8) % 3)
-        Trainer(model, "sgd", progress="plain").fit(data, batch_size=2)
-
-    run_threads(4, rank)
-    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 @pytest.mark.threads(4)
@@ -181,18 +167,6 @@ def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm: Commu
 
 
 @pytest.mark.threads(4)
-def test_a_mesh_without_another_axis_than_data_is_data_parallelism(comm: Communicator) -> None:
-    def trained(**options: Any) -> dict[str, bytes]:
-        model = Model(Linear(3), SHAPE[-1:], backend="numpy")
-        trainer = Trainer(model, "sgd", progress=False, **options)
-        x = np.random.default_rng(0).normal(size=(12, SHAPE[-1]))
-        trainer.fit(pydtnn.ArrayDataset(x, np.arange(12) % 3), batch_size=2)
-        return {name: array.tobytes() for name, array in model.state().items()}
-
-    assert trained(mesh=Mesh(comm, data=4)) == trained(exchange=AllReduce(comm))
-
-
-@pytest.mark.threads(4)
 def test_exact_training_has_the_same_bytes_for_any_number_of_data_ranks(
     comm: Communicator,
 ) -> None:
@@ -228,29 +202,6 @@ def test_what_cannot_be_on_a_mesh_is_refused(comm: Communicator) -> None:
     alone.parameters["linear.b"].group = "data+height"
     with pytest.raises(ValueError, match="linear.b is distributed over the axis height, got no"):
         Trainer(alone, "sgd", exchange=AllReduce(comm))
-
-
-@pytest.mark.threads(4)
-def test_schemes_with_other_parameters_on_each_rank_work_along_data(comm: Communicator) -> None:
-    scheme = partial(LocalSGD, period=2)
-    trainer = mesh_trainer(comm, CUT, scheme=scheme)
-    mesh_fit(trainer)
-    group = comm.split(comm.rank % 2, comm.rank)  # the ranks of one rank of the model
-    expected = mesh_trainer(group, {"data": 2}, scheme=scheme)
-    mesh_fit(expected)
-    assert_equal_states([trainer.model.state()], expected.model.state())
-
-
-@pytest.mark.threads(4)
-def test_frozen_parameters_of_parts_stay_and_the_others_are_trained(comm: Communicator) -> None:
-    serial, trainer = mesh_trainer(Serial(), None), mesh_trainer(comm, CUT)
-    before = trainer.model.state()["conv2d0.w"].copy()
-    for one in (serial, trainer):
-        one.model.freeze("conv2d0", "batchnorm1")
-        mesh_fit(one)
-    state = trainer.model.state()
-    assert_equal_states([state], serial.model.state())
-    assert (state["conv2d0.w"] == before).all()
 
 
 @pytest.mark.threads(4)

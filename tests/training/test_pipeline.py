@@ -28,7 +28,6 @@ from pydtnn.layers import (
     Net,
     ReLU,
     Sequential,
-    StepContext,
 )
 from pydtnn.model import Model
 from pydtnn.models import resnet
@@ -364,20 +363,6 @@ def test_stages_of_two_ranks_refuse_schemes_for_which_they_are_not_defined(excha
             train(model, exchange(mesh.data))
 
     run_threads(4, rank)
-
-
-def test_gradients_of_stages_of_two_ranks_require_a_trainer() -> None:
-    def rank(comm: Communicator) -> None:
-        mesh = Mesh(comm, pipeline=2)
-        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule="chimera")
-        serial = Model(concat_net(), SHAPE, dtype="float64")
-        x, context = dataset().x[:5], StepContext(training=False)
-        y, residuals = model.forward(x, context)
-        np.testing.assert_allclose(y, serial.forward(x, context)[0], rtol=1e-12, atol=1e-13)
-        with pytest.raises(ValueError, match="two ranks of the pipeline have the same stages"):
-            model.backward(y, residuals)
-
-    run_threads(2, rank)
 
 
 def test_fewer_micro_batches_than_stages_are_warned_of_once() -> None:

@@ -8,21 +8,14 @@ from typing import Any
 
 import pytest
 
-from pydtnn.callbacks import (
-    ProgressBar,
-)
+from pydtnn.callbacks import ProgressBar
 from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training import Trainer
 from pydtnn.training.progress import MIN_BAR_WIDTH, Bar, Lines, Piece, fit_pieces
 from tests.each import each
-from tests.small_training import (
-    small_data,
-    small_fit,
-    small_model,
-    small_trainer,
-)
+from tests.small_training import small_data, small_fit, small_model, small_trainer
 
 
 class Terminal(io.StringIO):
@@ -119,14 +112,6 @@ def test_only_rank_0_shows_progress(comm: Communicator) -> None:
     file = io.StringIO()
     small_fit(small_trainer(comm, ProgressBar(file)), epochs=1)
     assert len(file.getvalue().splitlines()) == (comm.rank == 0)
-
-
-def test_a_resumed_bar_starts_where_the_run_stands() -> None:
-    file = io.StringIO()
-    trainer = small_trainer(None, ProgressBar(file, interval=0))
-    trainer.epoch, trainer.step = 1, 3
-    small_fit(trainer, epochs=2)
-    assert file.getvalue().startswith("epoch 2/2  step 4/4  ")
 
 
 PIECES = [

@@ -202,29 +202,6 @@ def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
         assert all(np.isfinite(array).all() for array in decode(weights).values())
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "calls"),
-    [
-        ({"scheme": "sharded", "exact": True}, 127),
-        ({"compress": "top_k"}, 93),
-        ({"scheme": "local_sgd", "scheme_options": {"period": 3}}, 76),
-        ({"parallel": "filter=3"}, 342),
-        ({"parallel": "pipeline=3", "exact": True}, 318),
-    ],
-)
-def test_a_rank_with_state_of_its_own_may_die_in_any_call(
-    tmp_path: Path, kill: Callable[[Failures], None], options: dict[str, Any], calls: int
-) -> None:
-    """There are so many calls in a run in which none fails."""
-    kill({})
-    expected = train(tmp_path / "undisturbed", buddy_interval="3 steps", **options)
-    for victim, call in zip(itertools.cycle((0, 1)), range(0, calls, 54), strict=False):
-        kill({victim: call})
-        weights = train(tmp_path / f"{victim}-{call}", buddy_interval="3 steps", **options)
-        assert "exact" not in options or weights == expected
-
-
 def test_residuals_of_networks_that_are_cut_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AgreedError, match="train: --survive: residuals of compression are not"):
         train(tmp_path, compress="top_k", parallel="data=1,filter=3")

@@ -13,7 +13,7 @@ from pydtnn.data.augment import AutoAugment, HorizontalFlip, RandomCrop
 from pydtnn.data.mixing import CutMix, Mixup
 from pydtnn.layers import Flatten, Linear, Sequential
 from pydtnn.losses import CategoricalCrossEntropy
-from pydtnn.metrics import METRICS, Accuracy, ConfusionMatrix
+from pydtnn.metrics import Accuracy
 from pydtnn.model import Model
 from pydtnn.optimizers import OPTIMIZERS, SGD, AdamW, get_optimizer
 from pydtnn.parallel.compression import COMPRESSORS, create_sums
@@ -86,21 +86,3 @@ def test_loss_metrics_samplers_and_augmentations_have_no_state() -> None:
     used = make()
     train(used, 0)
     assert train(used, 1) == train(make(), 1)
-
-
-def test_metrics_of_two_models_have_the_sizes_of_each() -> None:
-    metrics = [*(METRICS[name]() for name in ("f1", "precision")), ConfusionMatrix()]
-
-    def make(classes: int) -> Trainer:
-        model = Model(Linear(classes), (3,), backend="numpy")
-        return Trainer(model, SGD(0.1), metrics=metrics, progress=False)
-
-    rng = np.random.default_rng(0)
-    data = ArrayDataset(rng.random((20, 3)), np.arange(20) % 3)
-    small, large = make(3), make(5)
-    alone = make(3)
-    alone.fit(data, batch_size=5)
-    large.fit(data, batch_size=5)
-    small.fit(data, batch_size=5)
-    assert small.history == alone.history
-    assert small.logs["confusion_matrix"].shape == (3, 3)

@@ -16,13 +16,7 @@ from pydtnn.training.checkpoint import layout as module
 from pydtnn.training.checkpoint import saving
 from pydtnn.training.checkpoint.assembly import assemble, create_plan
 from pydtnn.training.checkpoint.folder import begin_checkpoint, partial_path
-from pydtnn.training.checkpoint.layout import (
-    Described,
-    Layout,
-    arrange,
-    data_files,
-    read_layout,
-)
+from pydtnn.training.checkpoint.layout import Described, Layout, arrange, data_files, read_layout
 from pydtnn.training.checkpoint.saving import Writer
 from tests.each import each
 

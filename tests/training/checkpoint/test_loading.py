@@ -192,6 +192,9 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (put(*TRAINER, "metrics", value=[1, 2]), "trainer: metrics must be"),
     (put(*TRAINER, "totals", value=1), "trainer: totals must be"),
     (put(*TRAINER, "plan", value="x"), "trainer: plan must be"),
+    (put("mesh", value=[2]), "mesh must be"),
+    (put("local", value=[2]), "local must be"),
+    (put("local", value=["exchange"]), "the mesh of"),
     (put("step", value=10**30), "step must be a whole number from 0, below"),
     (put("parts", "choices", value=CHOICES), "choices: measured must be"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn.callbacks import EMA, Callback, Checkpointer
+from pydtnn.callbacks import EMA, Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import AdamW
 from pydtnn.parallel.compression import power_sgd, top_k
@@ -24,9 +23,7 @@ from pydtnn.training.checkpoint import (
     loading,
     save_checkpoint,
 )
-from pydtnn.training.checkpoint.folder import XXH64
 from pydtnn.utils.errors import AgreedError
-from tests.each import each
 from tests.small_mesh import Axes, assert_equal_states, mesh_fit, mesh_trainer, on_ranks
 
 CUT: Axes = {"data": 2, "filter": 2}
@@ -207,55 +204,3 @@ def test_factors_of_parts_are_resumed_on_the_same_mesh_only(tmp_path: Path) -> N
     expected = train(CUT, tmp_path / "expected", 2, sums=power_sgd(rank=1))
     for run in runs:
         assert_same(run, expected[0])
-
-
-class Partial(Callback):
-    """Has some of the elements of a whole array, if any."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    def state(self) -> dict[str, Any]:
-        return self.kept
-
-    def load(self, state: Any) -> None:
-        self.kept = {**state}
-
-
-def test_an_array_of_which_some_elements_are_missing_is_kept_for_each_rank(tmp_path: Path) -> None:
-    axes = {"filter": 2}
-
-    def rank(comm: Communicator) -> None:
-        saved, loaded = Partial(), Partial()
-        trainer = mesh_trainer(comm, axes, saved)
-        own = trainer.model.parameters["head.w"].master.copy()
-        saved.kept = {"head.w": own} if comm.rank == 0 else {}
-        save_checkpoint(tmp_path, trainer)
-        load_checkpoint(tmp_path, mesh_trainer(comm, axes, loaded))
-        assert_equal_states([loaded.kept], saved.kept)
-
-    on_ranks(axes, rank)
-    with pytest.raises(AgreedError, match="per rank of the mesh data=1, filter=2, got no mesh"):
-        load_checkpoint(tmp_path, mesh_trainer(Serial(), None, Partial()))
-
-
-@each(
-    ("name", "value", "sentence"),
-    [("mesh", [2], "mesh must be"), ("local", [2], "local must be"), ("mesh", None, "the mesh of")],
-)
-def test_damaged_facts_about_the_mesh_are_refused(
-    name: str, value: Any, sentence: str, tmp_path: Path
-) -> None:
-    trainer = mesh_trainer(Serial(), None)
-    path = save_checkpoint(tmp_path, trainer)
-    content = json.loads((path / "state.json").read_text())
-    content |= {"mesh": {"data": 2}, "local": ["exchange"]} | {name: value}
-    if value is None:
-        del content[name]
-    data = json.dumps(content).encode()
-    lines = (path / XXH64.file).read_text().splitlines()
-    lines = [line for line in lines if not line.endswith("state.json")]
-    (path / "state.json").write_bytes(data)
-    (path / XXH64.file).write_text("\n".join([*lines, f"{XXH64.of(data)}  state.json"]) + "\n")
-    with pytest.raises(AgreedError, match=sentence):
-        load_checkpoint(tmp_path, trainer)

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial
-from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import HorizontalFlip
 from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.schedules import Cosine
 from pydtnn.training.checkpoint import save_checkpoint
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.clock import Clock
 from pydtnn.utils.errors import AgreedError

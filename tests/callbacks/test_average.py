@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import EMA, BestWeights, Checkpointer, ExponentialMovingAverage
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.data import ArrayDataset
 from pydtnn.layers import BatchNorm, Linear, ReLU, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.parallel.schemes import AllReduce, LocalSGD
 from pydtnn.saving.weights import load_weights
 from pydtnn.training.callback import evaluated
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_training import (

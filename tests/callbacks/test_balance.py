@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import Balance, Callback, SlowRanks
 from pydtnn.callbacks.balance import Epoch, divide, times_of_places
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.data import ArrayDataset
 from pydtnn.layers import BatchNorm, Linear, ReLU, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.parallel.sums import Sums
-from pydtnn.training import Trainer
 from pydtnn.utils import clock
 from tests.each import each
 from tests.small_training import Ticks, spend

@@ -10,8 +10,7 @@ import pytest
 
 from pydtnn.callbacks import BestWeights, Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import ShardedOptimizer
+from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer
 from pydtnn.saving.weights import load_weights
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer

@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 
+from pydtnn import Trainer, run_threads
 from pydtnn.callbacks import EMA, Checkpointer, EarlyStopping, HistoryWriter
 from pydtnn.comm import Communicator
-from pydtnn.comm.thread import run_threads
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import ShardedOptimizer
+from pydtnn.parallel.schemes import AllReduce, GradientExchange, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, saving
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError, NotSavedError
 from tests.each import each

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import Callback, SlowRanks
 from pydtnn.callbacks.slow_ranks import PhaseTimes, slow_ranks
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel import AllReduce
-from pydtnn.training import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind
 from tests.each import each

@@ -17,8 +17,7 @@ import pytest
 from pydtnn.callbacks import Callback, TensorBoard
 from pydtnn.callbacks.tensorboard import EventFile
 from pydtnn.comm import Communicator
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import Gossip, LocalSGD
+from pydtnn.parallel.schemes import AllReduce, Gossip, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils import clock
 from pydtnn.utils.errors import AgreedError

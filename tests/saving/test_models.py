@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import pydtnn
-from pydtnn.data import ArrayDataset
+from pydtnn import ArrayDataset, Model
 from pydtnn.data.inputs import inputs_of
 from pydtnn.layers import Linear, Sequential
-from pydtnn.model import Model
 from pydtnn.saving import load, save_model
 from tests.each import each
 from tests.saving.networks import Scale, residual, scaled, two

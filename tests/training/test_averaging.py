@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 import pydtnn
+from pydtnn import ArrayDataset, Model, Trainer, load_dataset
 from pydtnn.comm import Communicator, Serial
-from pydtnn.data import ArrayDataset, load_dataset
 from pydtnn.layers import BatchNorm, Flatten, Linear, ReLU, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.parallel.schemes import AllReduce, GradientExchange, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.training.trainer import Trainer
 
 
 def trainer(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import Model, Trainer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.nccl import NcclCommunicator, create_nccl
 from pydtnn.data import ArrayDataset, Batch
@@ -31,14 +32,11 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.losses import CategoricalCrossEntropy, MeanSquaredError
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam, Nadam, Optimizer
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
+from pydtnn.parallel.schemes import AllReduce, GradientExchange, LocalSGD, ShardedOptimizer
 from pydtnn.schedules import Cosine
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not
 from tests.small_training import Recorder, checksums

@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import Mesh, Model, Trainer
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset, Loader
 from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.parallel.schemes import AllReduce, LocalSGD
 from pydtnn.saving.weights import load_weights, save_weights
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_training import small_data, small_model, small_trainer

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pydtnn import Model, Trainer
 from pydtnn.comm import Communicator
 from pydtnn.data import load_folder, split_validation
 from pydtnn.data.statistics import pixel_statistics
 from pydtnn.layers import Flatten, Linear, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel import AllReduce
-from pydtnn.training import Trainer
 from pydtnn.training.examination import examine
 from pydtnn.utils.errors import AgreedError
 from tests.data.image_files import pixels_of, write_images

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.comm import Serial, run_threads
-from pydtnn.data import ArrayDataset
 from pydtnn.layers import BatchNorm, Layer, Linear, ReLU, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.sums import Sums
 from pydtnn.testing import check_layer
 from pydtnn.training.gradient_check import UNTOUCHED, check_stored
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import RankError
 from tests.each import each
 

@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.comm import Communicator, Serial
-from pydtnn.data import ArrayDataset
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Linear, Sequential, SiLU, StepContext
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.optimizers.loss_scale import LossScale
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import ShardedOptimizer, ShardedParameters
+from pydtnn.parallel.schemes import AllReduce, GradientExchange, ShardedOptimizer, ShardedParameters
 from pydtnn.parallel.schemes.stale import StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import Recorder, checksums
 

@@ -16,9 +16,8 @@ from pydtnn.callbacks import EMA, BestWeights, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.optimizers import LARS, SGD
-from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import ShardedOptimizer, ShardedParameters
+from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer, ShardedParameters
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training import find_learning_rate
 from pydtnn.training.checkpoint import load_checkpoint

@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer, create_backend
 from pydtnn.comm import Communicator, Serial, create_communicator
-from pydtnn.data import ArrayDataset
-from pydtnn.kernels import create_backend
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Log, ReLU, Reshape, Sequential
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.nonfinite import NotFiniteError
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer, create_backend
 from pydtnn.comm import Communicator, Serial
-from pydtnn.data import ArrayDataset
-from pydtnn.kernels import create_backend
 from pydtnn.layers import (
     Block,
     Conv2d,
@@ -25,13 +24,10 @@ from pydtnn.layers import (
 )
 from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.metrics import AUC
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.parallel.schemes import AllReduce, GradientExchange, LocalSGD
 from pydtnn.training.objective import Objective
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import checksums
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from pydtnn import Mesh
+from pydtnn import Mesh, Model, Trainer
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import create_scheme
-from pydtnn.training.trainer import Trainer
+from pydtnn.parallel.schemes import AllReduce, create_scheme
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer, create_backend
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.wrapper import Delayed
-from pydtnn.data import ArrayDataset
-from pydtnn.kernels import create_backend
 from pydtnn.layers import (
     BatchNorm,
     Branches,
@@ -29,7 +28,6 @@ from pydtnn.layers import (
     ReLU,
     Sequential,
 )
-from pydtnn.model import Model
 from pydtnn.models import resnet
 from pydtnn.models.gpt import gpt
 from pydtnn.optimizers import SGD, AdamW, Optimizer
@@ -42,7 +40,6 @@ from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
 from pydtnn.parallel.sums import Sums
-from pydtnn.training import Trainer
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.pipeline import StagePasses

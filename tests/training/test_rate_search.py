@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import EMA
 from pydtnn.comm import Communicator
-from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.compression import create_sums
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
+from pydtnn.parallel.schemes import (
+    AllReduce,
+    GradientExchange,
+    LocalSGD,
+    ShardedOptimizer,
+    StaleGradients,
+)
 from pydtnn.training import LearningRates, NotFiniteError, find_learning_rate
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import (
     Recorder,

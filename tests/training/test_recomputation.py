@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Mesh, Model, Trainer, create_backend
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.data import ArrayDataset
-from pydtnn.kernels import create_backend
 from pydtnn.layers import (
     Add,
     BatchNorm,
@@ -26,12 +25,9 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 
 SHAPE = (7, 5, 2)

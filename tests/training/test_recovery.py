@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import Model, Trainer
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run import run
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.layers import Linear, Sequential
-from pydtnn.model import Model
 from pydtnn.parallel.schemes import AllReduce
 from pydtnn.saving.weights import decode
 from pydtnn.tracing import build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.recovery import capture, merge
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
 
 OPTIONS: dict[str, Any] = {

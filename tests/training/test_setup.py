@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import Model, Trainer
 from pydtnn.comm import Communicator
 from pydtnn.data import ArrayDataset, WeightedDataset
 from pydtnn.data.augment import AutoAugment, HorizontalFlip, RandomCrop
@@ -14,13 +15,10 @@ from pydtnn.data.mixing import CutMix, Mixup
 from pydtnn.layers import Flatten, Linear, Sequential
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.metrics import Accuracy
-from pydtnn.model import Model
 from pydtnn.optimizers import OPTIMIZERS, SGD, AdamW, get_optimizer
 from pydtnn.parallel.compression import COMPRESSORS, create_sums
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import SCHEMES, OneBitAdam
+from pydtnn.parallel.schemes import SCHEMES, AllReduce, OneBitAdam
 from pydtnn.schedules import OneCycle
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import checksums, small_fit, small_model, small_trainer
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer, create_backend
 from pydtnn.comm import Communicator, Serial
-from pydtnn.data import ArrayDataset
-from pydtnn.kernels import create_backend
 from pydtnn.layers import (
     BatchNorm,
     Conv2d,
@@ -22,10 +21,8 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.layers.fused_norm import NormAddReLU
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import Result, assert_same_training
 

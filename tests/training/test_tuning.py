@@ -10,21 +10,19 @@ from typing import Any
 
 import pytest
 
+from pydtnn import Mesh, Model, Trainer
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.kernels import ConvGeometry, create_backend
 from pydtnn.kernels.autotuner import Autotuner, AutotunerFile
 from pydtnn.layers import BatchNorm, Flatten, Layer, Linear, Sequential
 from pydtnn.layers.base import Saved, Shape, StepContext
-from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.mesh import Mesh
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.preparation import autotune
-from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.launch import Finished
 from tests.small_run import TINY

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save
 from pydtnn.callbacks import Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
 from pydtnn.optimizers import Adam
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
+from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
 from pydtnn.training.checkpoint.folder import XXH64
 from pydtnn.training.checkpoint.inspection import examine

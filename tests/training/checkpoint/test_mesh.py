@@ -13,8 +13,7 @@ from pydtnn.callbacks import EMA, Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import AdamW
 from pydtnn.parallel.compression import power_sgd, top_k
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
+from pydtnn.parallel.schemes import AllReduce, LocalSGD, ShardedOptimizer, StaleGradients
 from pydtnn.training.checkpoint import (
     assembly,
     find_checkpoints,

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import ArrayDataset, Model, Trainer
 from pydtnn.callbacks import EMA, Callback, CheckEqual, Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.data import ArrayDataset
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential
-from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.compression import PowerSGD
-from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import LocalSGD, ParameterServer, ShardedOptimizer, StaleGradients
+from pydtnn.parallel.schemes import (
+    AllReduce,
+    LocalSGD,
+    ParameterServer,
+    ShardedOptimizer,
+    StaleGradients,
+)
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_mesh import mesh_fit, mesh_trainer, on_ranks

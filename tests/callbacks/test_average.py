@@ -96,14 +96,6 @@ def test_with_neither_option_evaluation_and_the_end_are_those_of_the_parameters(
     assert checksums(trainer.model.state()) == checksums(plain.model.state())
 
 
-def test_a_further_fit_continues_from_the_trained_parameters() -> None:
-    whole, parts = (small_trainer(None, EMA(0.9)) for _ in range(2))
-    small_fit(whole, epochs=3)
-    small_fit(parts, epochs=1)
-    small_fit(parts, epochs=3)
-    assert everything(parts) == everything(whole)
-
-
 def test_weights_that_are_loaded_after_an_evaluation_are_those_that_are_averaged() -> None:
     first, second = (small_trainer(None, EMA(0.9)) for _ in range(2))
     first.evaluate(small_data()[1])

@@ -3,55 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
 from pydtnn.callbacks import (
     EMA,
-    Callback,
     Checkpointer,
     EarlyStopping,
+    FunctionCallback,
     ProgressBar,
     ReduceOnPlateau,
     StopAtMetric,
     TensorBoard,
 )
+from pydtnn.comm import Communicator
 from tests.each import each
 from tests.small_training import small_fit, small_trainer
 
 NAN = math.nan
-
-
-def test_a_callback_hears_everything_in_order_and_does_nothing_by_default() -> None:
-    heard: list[str] = []
-
-    class Listener(Callback):
-        def on_fit_start(self, trainer: Any, epochs: int, steps: int) -> None:
-            super().on_fit_start(trainer, epochs, steps)
-            heard.append(f"fit {epochs}x{steps}")
-
-        def on_epoch_start(self, trainer: Any) -> None:
-            super().on_epoch_start(trainer)
-            heard.append(f"epoch {trainer.epoch}")
-
-        def on_step_end(self, trainer: Any) -> None:
-            super().on_step_end(trainer)
-            heard.append(f"step {trainer.step}")
-
-        def on_epoch_end(self, trainer: Any) -> None:
-            super().on_epoch_end(trainer)
-            heard.append(f"complete {trainer.epoch}")
-
-        def on_fit_end(self, trainer: Any) -> None:
-            super().on_fit_end(trainer)
-            heard.append("end")
-
-    listener = Listener()
-    small_fit(small_trainer(None, listener), epochs=1)
-    expected = ["fit 1x4", "epoch 0", "step 1", "step 2", "step 3", "step 4", "complete 1", "end"]
-    assert heard == expected
-    assert listener.state() == {}
 
 
 @each(
@@ -79,3 +50,44 @@ def test_a_callback_hears_everything_in_order_and_does_nothing_by_default() -> N
 def test_mistakes_are_refused_when_a_callback_is_made(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         make()
+
+
+@pytest.mark.threads(2)
+def test_a_function_is_called_after_every_epoch_on_every_rank(comm: Communicator) -> None:
+    seen: list[tuple[int, float]] = []
+    trainer = small_trainer(comm, lambda t: seen.append((t.epoch, t.logs["val_loss"])))
+    history = small_fit(trainer, 2)
+    assert seen == [(1, history[0]["val_loss"]), (2, history[1]["val_loss"])]
+
+
+@each(
+    ("given", "sentence"),
+    [
+        (lambda epoch, logs: None, "on_epoch_end must take one argument, the trainer, got a func"),
+        (lambda: None, "on_epoch_end must take one argument, the trainer, got a function of ()"),
+        (FunctionCallback, "make one: FunctionCallback(...)"),
+        (3, "callback must be a Callback, got 3"),
+    ],
+)
+def test_other_functions_are_refused(given: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        small_trainer(None, given)
+    with pytest.raises(TypeError, match="on_step_end must be a function of the trainer, got 'x'"):
+        FunctionCallback(on_step_end="x")  # type: ignore[arg-type]
+
+
+def test_functions_of_every_event_are_called_in_order_and_may_end_training() -> None:
+    calls: list[str] = []
+
+    def noting(event: str) -> Any:
+        def note(trainer: Any) -> None:
+            calls.append(event)
+            trainer.stop = trainer.epoch == 2
+
+        return note
+
+    events = ("on_fit_start", "on_epoch_start", "on_step_end", "on_epoch_end", "on_fit_end")
+    trainer = small_trainer(None, FunctionCallback(**{event: noting(event) for event in events}))
+    small_fit(trainer, 5)
+    epoch = ["on_epoch_start", *["on_step_end"] * 4, "on_epoch_end"]
+    assert calls == ["on_fit_start", *epoch, *epoch, "on_fit_end"]

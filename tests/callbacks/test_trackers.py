@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pydtnn
-from pydtnn.callbacks import Callback, MLflow, WandB
+from pydtnn.callbacks import MLflow, WandB
 from pydtnn.callbacks.trackers import Tracker
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data.inputs import inputs_of
@@ -87,17 +87,6 @@ def test_training_that_continues_from_a_checkpoint_is_the_same_run(tmp_path: Pat
     assert again.run_id == "run-1"
     small_fit(trainer, epochs=2)
     assert [content[0] for name, content in again.calls if name == "report"] == [2 * STEPS]
-
-
-def test_a_run_that_fails_is_ended_as_such() -> None:
-    class Broken(Callback):
-        def on_epoch_end(self, trainer: Any) -> None:
-            raise RuntimeError("out of luck")
-
-    notes = Notes()
-    with pytest.raises(RuntimeError, match="out of luck"):
-        small_fit(small_trainer(Serial(), notes, Broken()), epochs=2)
-    assert notes.calls[-1] == ("end", "failed")
 
 
 def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step() -> None:

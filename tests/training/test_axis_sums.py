@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pydtnn import ArrayDataset, Mesh, Model, Trainer
-from pydtnn.comm import Communicator, Serial
+from pydtnn import Mesh, Model
+from pydtnn.comm import Communicator
 from pydtnn.layers import Layer, Linear, Sequential
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.axis_sums import AxisSums
-from tests.each import each
 
 
 class Slopes(Layer):
@@ -44,37 +42,6 @@ def network(axes: tuple[str, ...], place: int = 0, parts: int = 1) -> Sequential
         return Slopes(name, axes, place, parts)
 
     return Sequential(scale("a"), Linear(6), scale("b"), scale("c"), Linear(3))
-
-
-def train(model: Model, **options: Any) -> dict[str, np.ndarray]:
-    trainer = Trainer(model, "sgd", progress=False, **options)
-    rng = np.random.default_rng(0)
-    data = ArrayDataset(rng.normal(size=(10, 4)), rng.integers(0, 3, 10))
-    trainer.fit(data, global_batch_size=4, epochs=2)
-    return model.state()
-
-
-@pytest.mark.threads(4)
-@each(
-    ("axes", "accumulation", "bucket_bytes"),
-    [({"data": 2, "model": 2}, 2, 1), ({"left": 2, "right": 2}, 1, 1 << 20)],
-)
-def test_gradients_are_summed_over_the_axes_of_their_group(
-    comm: Communicator, axes: dict[str, int], accumulation: int, bucket_bytes: int
-) -> None:
-    options: dict[str, Any] = {"backend": "numpy", "dtype": "float64"}
-    expected = train(Model(network(()), (4,), **options), exchange=AllReduce(Serial()))
-    mesh = Mesh(comm, **axes)
-    names = mesh.model_axes
-    place = 0
-    for name in names:
-        place = place * mesh.shape[name] + mesh.position[name]
-    parts = int(np.prod([mesh.shape[name] for name in names]))
-    model = Model(network(names, place, parts), (4,), bucket_bytes=bucket_bytes, **options)
-    assert len(model.buckets) == (2 if bucket_bytes > 1 else 7)
-    state = train(model, mesh=mesh, accumulation=accumulation)
-    for name, value in expected.items():
-        np.testing.assert_allclose(state[name], value, rtol=1e-12, err_msg=name)
 
 
 @pytest.mark.threads(2)

@@ -16,7 +16,6 @@ from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import AllReduce, LocalSGD
-from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_training import small_data, small_model, small_trainer
@@ -241,36 +240,6 @@ def test_data_that_are_augmented_while_they_are_read_are_compared_by_type_alone(
     noise = np.random.default_rng(comm.rank)
     train, _ = small_data()
     assert small_trainer(comm).fit(Noisy(train.x, train.y), global_batch_size=8)
-
-
-@pytest.mark.threads(3)
-def test_ranks_that_have_loaded_other_weights_are_refused(
-    comm: Communicator, shared_path: Any
-) -> None:
-    train, validation = small_data()
-    if comm.rank == 0:
-        for seed in range(2):
-            save_weights(small_model(seed=seed), shared_path / f"{seed}")
-    comm.barrier()
-
-    def trainer(*files: int | None) -> Trainer:
-        made = small_trainer(comm)
-        if files[comm.rank] is not None:
-            load_weights(made.model, shared_path / f"{files[comm.rank]}")
-        return made
-
-    words = "^Trainer: the weights that were loaded differ on {} from those on rank 0; load the"
-    for files, who in (((0, 1, 1), "ranks 1, 2"), ((None, None, 0), "rank 2")):
-        with pytest.raises(AgreedError, match=words.format(who)):
-            trainer(*files).fit(train, global_batch_size=8)
-        with pytest.raises(AgreedError, match=words.format(who)):
-            trainer(*files).evaluate(validation)
-    with pytest.raises(AgreedError, match=words.format("ranks 1, 2")):
-        trainer(0, None, None).evaluate(validation)
-    for files in ((0, 0, 0), (1, None, None), (0, None, 0)):  # training begins with rank 0's
-        run = trainer(*files)
-        run.fit(train, validation, global_batch_size=8)
-        run.evaluate(validation)
 
 
 @pytest.mark.threads(2, 3)

@@ -16,7 +16,6 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.sums import Sums
 from pydtnn.testing import check_layer
-from pydtnn.training.gradient_check import UNTOUCHED, check_stored
 from pydtnn.utils.errors import RankError
 from tests.each import each
 
@@ -87,28 +86,6 @@ def test_layers_that_store_all_gradients_train(exact: bool, options: Any) -> Non
         return trained.fit(DATA, batch_size=6)[0]["loss"]
 
     assert np.isfinite(run_threads(2, rank)).all()
-
-
-def test_later_steps_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return check_stored(*arguments)
-
-    monkeypatch.setattr("pydtnn.training.step.check_stored", counted)
-    model = Model(net(), (4,), backend="numpy")
-    trainer(model, Serial()).fit(DATA, batch_size=4, epochs=2)
-    assert len(calls) == 1
-
-
-def test_the_mark_is_a_quiet_nan_that_arithmetic_does_not_make() -> None:
-    for itemsize, bits in UNTOUCHED.items():
-        mark = np.array([bits], f"uint{8 * itemsize}").view(f"float{8 * itemsize}")
-        assert np.isnan(mark)
-        with np.errstate(invalid="ignore"):
-            made = np.array([np.inf, 0.0], mark.dtype) * [0, np.nan]
-        assert bits not in made.astype(mark.dtype).view(f"uint{8 * itemsize}")
 
 
 def test_check_layer_says_the_same() -> None:

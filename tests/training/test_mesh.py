@@ -21,7 +21,6 @@ from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer, ShardedParamete
 from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training import find_learning_rate
 from pydtnn.training.checkpoint import load_checkpoint
-from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
@@ -137,21 +136,23 @@ def test_loaded_weights_reach_the_parts_of_all_ranks_unless_ranks_alone_have_oth
     comm: Communicator, shared_path: Path
 ) -> None:
     """Whether rank 0 has loaded them, or some, or all; without it, or from other files, not."""
-    other, file = mesh_trainer(Serial(), None, seed=7), shared_path / "w.safetensors"
+    other, files = mesh_trainer(Serial(), None, seed=7), [shared_path / name for name in "ab"]
     if comm.rank == 0:
-        save_weights(other.model, file)
+        save_weights(other.model, files[0])
+        save_weights(mesh_trainer(Serial(), None).model, files[1])
     comm.barrier()
     mesh_fit(other)
-    for ranks in ({0}, {0, 1}, {0, 1, 2, 3}, {3}):
+    for ranks in ({0: 0}, {0: 0, 1: 0}, {0: 0, 1: 0, 2: 0, 3: 0}, {3: 0}, {0: 0, 2: 1}):
         trainer = mesh_trainer(comm, CUT)
         if comm.rank in ranks:
-            load_weights(trainer.model, file)
-        if 0 in ranks:
+            load_weights(trainer.model, files[ranks[comm.rank]])
+        if 0 in ranks and 1 not in ranks.values():
             mesh_fit(trainer)
             assert_equal_states([trainer.model.state()], other.model.state())
             assert not trainer.model.given
         else:
-            with pytest.raises(AgreedError, match="weights that were loaded differ on rank"):
+            words = "weights that were loaded differ on rank [23] from those on rank 0; load the"
+            with pytest.raises(AgreedError, match=words):
                 mesh_fit(trainer)
 
 
@@ -163,21 +164,6 @@ def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm: Commu
     start_equal(trainer.setup)
     assert (trainer.model.parameters["head.b"].master == 5).all()
     assert (statistic.mean == 5).all()
-
-
-@pytest.mark.threads(4)
-def test_exact_training_has_the_same_bytes_for_any_number_of_data_ranks(
-    comm: Communicator,
-) -> None:
-    sums = partial(ExactSums, shards=4)
-    results = []
-    for axes in ({"data": 2, "filter": 2}, {"data": 1, "filter": 2}):
-        group = comm if axes["data"] == 2 else comm.split(comm.rank // 2)
-        trainer = mesh_trainer(group, axes, sums=sums)
-        trainer.setup.model.backend.autotuner.mode = "fixed"
-        mesh_fit(trainer)
-        results.append({n: a.tobytes() for n, a in trainer.model.state().items()})
-    assert results[0] == results[1]
 
 
 @pytest.mark.threads(2)
@@ -210,16 +196,6 @@ def test_a_search_for_a_rate_changes_nothing_on_a_mesh(comm: Communicator) -> No
     found = find_learning_rate(trainer, train, steps=4, global_batch_size=8)
     assert len(found.losses) == 4
     assert checksums(trainer.model.state()) == before
-
-
-@pytest.mark.threads(4)
-def test_a_loss_that_is_not_finite_is_the_same_error_on_all_ranks(comm: Communicator) -> None:
-    trainer = mesh_trainer(comm, CUT)
-    trainer.model.parameters["head.b"].master[...] = np.inf
-    with pytest.raises(NotFiniteError, match=r"first in the output of head \(Linear\)") as raised:
-        mesh_fit(trainer)
-    sentences = comm.gather_object(str(raised.value))
-    assert sentences == [sentences[0]] * 4
 
 
 @pytest.mark.threads(2)

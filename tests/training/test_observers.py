@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pydtnn import Mesh, Model, Trainer
+from pydtnn import Model, Trainer
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.schedules.auto import create_allreduce
@@ -17,7 +17,7 @@ from pydtnn.parallel.schemes import AllReduce, create_scheme
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE
-from tests.small_mesh import SHAPE, Axes, mesh_fit, ranks_of, small_net
+from tests.small_mesh import SHAPE, mesh_fit, small_net
 from tests.small_training import Interrupt, Interrupted, small_data, small_fit, small_model
 
 
@@ -135,32 +135,6 @@ def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str) -> N
         communication = [path for path in log.paths if path[-1][0] in (Kind.CALL, Kind.WAIT)]
         within = {path[2][1] for path in communication if len(path) > 3 and path[1][1] == "step"}
         assert within <= {"forward", "loss", "backward", "exchange"}
-
-
-@each("axes", [{"data": 2, "height": 2}, {"filter": 2}, {"data": 2, "pipeline": 2}])
-def test_bytes_on_a_mesh_are_those_that_the_communicator_counts(axes: Axes) -> None:
-    def rank(comm: Communicator) -> Log:
-        log, mesh = Log(), Mesh(comm, **axes)
-        model = Model(small_net(True), SHAPE, backend="numpy", dtype="float64", mesh=mesh)
-        trainer = Trainer(
-            model,
-            SGD(0.1),
-            exchange=AllReduce(mesh.data),
-            micro_batches=2 if "pipeline" in axes else None,
-            progress=False,
-            observers=[log],
-        )
-        before = trainer.comm.traffic.bytes
-        mesh_fit(trainer)
-        assert log.bytes == trainer.comm.traffic.bytes - before > 0
-        assert not log.open
-        return log
-
-    logs = run_threads(ranks_of(axes), rank)
-    assert matched(logs) > 0
-    if "pipeline" in axes:
-        numbers = {n for log in logs for name, n in log.buckets if name in ("forward", "backward")}
-        assert numbers == {-1, 0, 1}  # without a number: the preparation of a step
 
 
 @each(("algorithm", "peers"), [("ring", {1, 3}), ("recursive_doubling", {1, 2})])

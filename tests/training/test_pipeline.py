@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -35,11 +34,9 @@ from pydtnn.parallel import AllReduce, Mesh
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.pipeline import backward, forward
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes.hierarchical import Hierarchical
 from pydtnn.parallel.schemes.local_sgd import LocalSGD
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.parallel.schemes.sharded_parameters import ShardedGradients, ShardedParameters
-from pydtnn.parallel.sums import Sums
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.pipeline import StagePasses
@@ -226,32 +223,6 @@ def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     assert [found[stage] for stage in range(len(kept))] == kept
 
 
-@each("schedule", ["1f1b", "zb_v"])
-def test_messages_and_bytes_of_a_step_are_those_of_the_formula(schedule: str) -> None:
-    def rank(comm: Communicator) -> tuple[Any, dict[str, tuple[int, int]]]:
-        mesh = Mesh(comm, data=2, pipeline=3)
-        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh, pipeline_schedule=schedule)
-        trainer = Trainer(
-            model, SGD(0.1), exchange=AllReduce(mesh.data), micro_batches=3, progress=False
-        )
-        trainer.fit(dataset(), epochs=1, global_batch_size=12, steps_per_epoch=1)
-        counted = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items()}
-        return model.pipeline, counted
-
-    samples, micro_batches, itemsize = 6, 3, 8
-    for pipeline, counted in run_threads(6, rank):
-        expected: Counter[tuple[str, str]] = Counter()
-        for stage in pipeline.stages:
-            for values, other in ((stage.receives, -1), (stage.sends, 1)):  # both directions
-                for value in values:
-                    if pipeline.owners.of(stage.number + other) != pipeline.rank:
-                        expected[value.name, "messages"] += micro_batches
-                        nbytes = samples * int(np.prod(value.shape)) * itemsize
-                        expected[value.name, "bytes"] += nbytes
-        names = {name for name, _ in expected}
-        assert counted == {n: (expected[n, "messages"], expected[n, "bytes"]) for n in names}
-
-
 def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
     def rank(comm: Communicator) -> None:
         mesh = Mesh(comm, pipeline=3)
@@ -267,6 +238,9 @@ def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
     run_threads(3, rank)
 
 
+EXACT = partial(AllReduce, sums=partial(ExactSums, shards=8))
+
+
 def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
     return [*map(backward, range(micro_batches)), *map(forward, range(micro_batches))]
 
@@ -276,7 +250,7 @@ def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
     [
         ({"accumulation": 2}, "accumulation must be 1, got 2; use micro_batches=4"),
         ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
-        ({"micro_batches": 30}, "must be at most the 13 samples of a rank per step, got 30"),
+        ({"micro_batches": 30}, "must be at most the 7 samples of a rank per step, got 30"),
         ({"sync_batch_norm": True}, "sync_batch_norm must be False"),
         ({"pipeline_schedule": "1f2b"}, "unknown pipeline schedule '1f2b'"),
         ({"pipeline_schedule": "1f1b:2"}, "1f1b:2: expected a schedule with a parameter chunks"),
@@ -284,24 +258,27 @@ def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
         ({"pipeline_schedule": "chimera"}, "in another order or number than those of the model, 2"),
         ({"pipeline_schedule": "zb_v"}, "has 4 stages on 2 ranks, .* those of the model, 2; pass"),
         ({"pipeline_schedule": backward_first}, "0 has backward 0 before forward 0; swap them"),
-        ({"exact": True, "pipeline_schedule": "zb_h1"}, "must compute backward in one piece; use"),
+        ({"scheme": EXACT, "pipeline_schedule": "zb_h1"}, "must compute backward in one piece; us"),
+        ({"scheme": EXACT, "own": "chimera"}, "gradients that are neither exact nor compressed"),
+        (
+            {"scheme": partial(AllReduce, sums=create_sums("float16")), "own": "chimera"},
+            "gradients that are neither exact nor compressed",
+        ),
+        ({"scheme": LocalSGD, "own": "chimera"}, "gradients that are neither exact nor compressed"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_on_all_ranks(
     options: dict[str, Any], message: str
 ) -> None:
-    exact = options.pop("exact", False)
+    scheme, own = options.pop("scheme", AllReduce), options.pop("own", "1f1b")
 
     def rank(comm: Communicator) -> None:
-        mesh = Mesh(comm, pipeline=2)
-        exchange = AllReduce(mesh.data, sums=partial(ExactSums, shards=8) if exact else Sums)
+        mesh = Mesh(comm, data=2, pipeline=2)
+        model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule=own)
         with pytest.raises(ValueError, match=message):
-            train(Model(vgg_net(), SHAPE, mesh=mesh), exchange, **options)
+            train(model, scheme(mesh.data), **options)
 
-    run_threads(2, rank)
-
-
-def test_micro_batches_require_a_pipeline() -> None:
+    run_threads(4, rank)
     with pytest.raises(ValueError, match="micro_batches=2 requires a model that is cut into"):
         train(Model(vgg_net(), SHAPE), AllReduce(Serial()), micro_batches=2)
 
@@ -341,25 +318,6 @@ def test_a_direction_may_have_fewer_micro_batches_or_none(micro_batches: int) ->
         warnings.simplefilter("ignore")  # of one micro-batch
         results = in_stages(2, concat_net, "chimera", micro_batches=micro_batches)
     assert_equal(results, whole(accumulation=micro_batches))
-
-
-@each(
-    "exchange",
-    [
-        partial(AllReduce, sums=partial(ExactSums, shards=8)),
-        partial(AllReduce, sums=create_sums("float16")),
-        Hierarchical,
-        LocalSGD,
-    ],
-)
-def test_stages_of_two_ranks_refuse_schemes_for_which_they_are_not_defined(exchange: Any) -> None:
-    def rank(comm: Communicator) -> None:
-        mesh = Mesh(comm, data=2, pipeline=2)
-        model = Model(vgg_net(), SHAPE, mesh=mesh, pipeline_schedule="chimera")
-        with pytest.raises(ValueError, match="gradients that are neither exact nor compressed"):
-            train(model, exchange(mesh.data))
-
-    run_threads(4, rank)
 
 
 def test_fewer_micro_batches_than_stages_are_warned_of_once() -> None:

@@ -13,7 +13,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training import Trainer
-from pydtnn.training.progress import MIN_BAR_WIDTH, Bar, Lines, Piece, fit_pieces
+from pydtnn.training.progress import MIN_BAR_WIDTH, Bar, Piece, fit_pieces
 from tests.each import each
 from tests.small_training import small_data, small_fit, small_model, small_trainer
 
@@ -160,14 +160,3 @@ def test_a_bar_fits_its_terminal(width: int, title: str, monkeypatch: pytest.Mon
     assert ("last loss" in last) == (width == 200)
     result = next(line for line in lines if line.startswith(title) and "━" not in line)
     assert "loss 0.5123" in result
-
-
-def test_plain_lines_contain_everything() -> None:
-    file = io.StringIO()
-    lines = Lines(file, 10)
-    lines.begin("epoch 1/2", 0)
-    lines.step("epoch 1/2", 3, PIECES)
-    lines.line(PIECES)
-    lines.close()
-    text = fit_pieces(PIECES, 1000)
-    assert file.getvalue() == f"epoch 1/2  step 3/10  {text}\n{text}\n"

@@ -114,15 +114,6 @@ def test_two_ranks_may_die_together_or_while_the_others_recover(
     check_failures(tmp_path, kill, [{0: 60, 1: 60}, {0: 60, 1: 75}])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_rank_may_die_in_any_call(
-    tmp_path: Path, kill: Callable[[Failures], None], victim: int
-) -> None:
-    calls = range(17 * victim, 180, 51)
-    check_failures(tmp_path, kill, [{victim: call} for call in calls], model_options={})
-
-
 def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
     tmp_path: Path, kill: Callable[[Failures], None]
 ) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pydtnn.callbacks import (
@@ -19,12 +19,12 @@ from pydtnn.callbacks import (
     ReduceOnPlateau,
 )
 from pydtnn.comm import Communicator, Serial
-from pydtnn.layers.parameters import Bucket
+from pydtnn.comm.supervision import supervise_alone
 from pydtnn.optimizers import SGD, Adam, Optimizer
-from pydtnn.parallel.exchange import AllReduce
 from pydtnn.schedules import Cosine
-from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils import errors
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_training import (
@@ -32,7 +32,9 @@ from tests.small_training import (
     Interrupt,
     Interrupted,
     Recorder,
+    checksums,
     fingerprint,
+    small_data,
     small_fit,
     small_model,
     small_trainer,
@@ -141,45 +143,6 @@ def test_a_run_of_several_ranks_ends_in_the_same_bytes(
     comm.barrier()
 
 
-class Residual(AllReduce):
-    """Holds back a tenth of each gradient and adds it to the next, like a lossy compressor."""
-
-    def start(self, buckets: tuple[Bucket, ...]) -> None:
-        super().start(buckets)
-        self.kept = [np.zeros_like(bucket.grads) for bucket in buckets]
-
-    def bucket_ready(self, bucket: Bucket) -> None:
-        bucket.grads[...] += self.kept[bucket.index]
-        self.kept[bucket.index][...] = 0.1 * bucket.grads
-        bucket.grads[...] *= 0.9
-        super().bucket_ready(bucket)
-
-    def state(self) -> dict[str, Any]:
-        return {f"kept{i}": array.copy() for i, array in enumerate(self.kept)}
-
-    def load(self, state: Any) -> None:
-        for i, array in enumerate(self.kept):
-            array[...] = state[f"kept{i}"]
-
-
-@pytest.mark.threads(2)
-def test_a_scheme_continues_with_what_it_held_on_each_rank(
-    comm: Communicator, shared_path: Path
-) -> None:
-    def run(name: str, *further: Callback) -> Trainer:
-        saving = Checkpointer(shared_path / name, every_steps=1)
-        return small_trainer(comm, saving, *further, exchange=Residual(comm))
-
-    whole = run("whole")
-    small_fit(whole)
-    with pytest.raises(Interrupted):
-        small_fit(run("parts", Interrupt(2)))
-    resumed = run("parts")
-    load_checkpoint(shared_path / "parts", resumed)
-    small_fit(resumed)
-    assert fingerprint(resumed) == fingerprint(whole)
-
-
 def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
     small_fit(build(Serial(), tmp_path), 1)
     other = build(Serial(), tmp_path)
@@ -197,3 +160,53 @@ def test_training_that_was_stopped_can_be_taken_up_again() -> None:
 
     trainer = small_trainer(Serial(), Recorder(on_epoch=stop))
     assert [len(small_fit(trainer, EPOCHS)) for _ in range(2)] == [1, EPOCHS]
+
+
+class Signalled(Callback):
+    """Receives a signal after a number of steps, or in an evaluation."""
+
+    def __init__(self, supervision: Any, after: int) -> None:
+        self.supervision, self.after, self.interrupted = supervision, after, 0
+
+    def on_step_end(self, trainer: Any) -> None:
+        self.after -= 1
+        if self.after == 0:
+            assert self.supervision.last_step.request(signal.SIGTERM)
+
+    def on_interrupt(self, trainer: Any) -> None:
+        self.interrupted += 1
+
+
+@each("after", [1, STEPS, STEPS + 2, 2 * STEPS])
+def test_a_run_that_a_signal_has_ended_is_resumed_to_the_same_bytes(
+    after: int, tmp_path: Path
+) -> None:
+    data, validation = small_data()
+    whole = small_trainer(Serial())
+    whole.fit(data, validation, epochs=2, batch_size=8)
+    comm = Serial()
+    comm.supervise(supervise_alone())
+    signalled = Signalled(comm.supervision, after)
+    trainer = small_trainer(comm, signalled, Checkpointer(tmp_path, every_epochs=5))
+    with pytest.raises(
+        errors.Interrupted, match="rank 0 received SIGTERM: training has ended"
+    ) as error:
+        trainer.fit(data, validation, epochs=2, batch_size=8)
+    assert error.value.signal == signal.SIGTERM
+    assert signalled.interrupted == 1
+    assert [path.name for path in find_checkpoints(tmp_path)] == [f"checkpoint-{after:08}"]
+    again = small_trainer(Serial(), Signalled(None, 0), Checkpointer(tmp_path, every_epochs=5))
+    load_checkpoint(tmp_path, again)
+    again.fit(data, validation, epochs=2, batch_size=8)
+    assert again.history == whole.history
+    assert checksums(again.model.state()) == checksums(whole.model.state())
+
+
+def test_outside_of_training_a_signal_does_not_wait_for_a_step() -> None:
+    comm = Serial()
+    comm.supervise(supervise_alone())
+    trainer = small_trainer(comm)
+    last_step = comm.supervision.last_step  # type: ignore[union-attr]
+    assert not last_step.request(signal.SIGTERM)
+    trainer.fit(*small_data(), epochs=1, batch_size=8)
+    assert not last_step.request(signal.SIGTERM)

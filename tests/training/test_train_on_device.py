@@ -112,17 +112,6 @@ def test_two_ranks_say_how_they_talked(
     assert "share GPU" not in printed
 
 
-def test_ranks_that_share_a_gpu_are_told_once(
-    fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fabric.gpus = 1
-    on_ranks(2, "--comm=mpi", f"--output-dir={tmp_path}")
-    assert (
-        capsys.readouterr().out.count("ranks 0, 1 share GPU 0000, which reduces the speed of each")
-        == 1
-    )
-
-
 def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(
     fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

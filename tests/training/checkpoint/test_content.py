@@ -21,7 +21,6 @@ from pydtnn.training.checkpoint import (
     read_weights,
     save_checkpoint,
 )
-from pydtnn.utils.errors import AgreedError
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
 
@@ -103,18 +102,3 @@ def test_callbacks_of_one_kind_keep_their_own_states_and_new_ones_start_afresh(
     assert (loaded[2].best, loaded[2].waited) == (None, 0)
     with pytest.raises(TypeError, match="arrays or values that JSON can represent, got set"):
         save_checkpoint(tmp_path, small_trainer(None, Holder({"names": {"a", "b"}})))
-
-
-@pytest.mark.threads(3)
-@pytest.mark.mpi(2)
-def test_what_differs_between_ranks_is_kept_for_each_of_as_many_ranks(
-    comm: Communicator, shared_path: Path
-) -> None:
-    own = {"residual": np.full(3, comm.rank + 0.5), "sent": comm.rank}
-    save_checkpoint(shared_path, small_trainer(comm, Holder(own)))
-    load_checkpoint(shared_path, small_trainer(comm, resumed := Holder()))
-    np.testing.assert_array_equal(resumed.held["residual"], own["residual"])
-    assert resumed.held["sent"] == comm.rank
-    words = rf"was saved per rank by {comm.size} ranks, .*; resume with {comm.size} ranks"
-    with pytest.raises(AgreedError, match=words):
-        load_checkpoint(shared_path, small_trainer(None, Holder()))

@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.training.checkpoint import timer as module
 from pydtnn.training.checkpoint.timer import Timer
+from pydtnn.utils import clock
 from pydtnn.utils.failures import optimal_interval
+from tests.each import each
+from tests.small_training import Ticks, spend
 
 HOUR = 3600.0
 
 
-class Clock:
-    """The clock of a rank, moved by its test."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-
-def due_after(timer: Timer, clock: Clock, comm: Communicator, steps: list[float]) -> list[int]:
+def due_after(timer: Timer, comm: Communicator, steps: Sequence[float]) -> list[int]:
     """Return after which of some steps, given by their times, the timer is due."""
     found = []
     for number, seconds in enumerate(steps, 1):
-        clock.time += seconds
+        spend(seconds)
         if timer.is_due(comm):
             found.append(number)
             timer.restart()
     return found
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "clock", clock)
-    return clock
+@pytest.fixture(autouse=True)
+def ticks() -> Iterator[None]:
+    with clock.used(Ticks()):
+        yield
 
 
-@pytest.mark.parametrize("seconds", [0.5, 1.0, 7.0, 100.0])
-def test_equal_steps_are_due_at_the_interval(clock: Clock, seconds: float) -> None:
-    found = due_after(Timer(seconds, HOUR), clock, Serial(), [1.0] * 500)
+@each("seconds", [0.5, 1.0, 7.0, 100.0])
+def test_equal_steps_are_due_at_the_interval(seconds: float) -> None:
+    found = due_after(Timer(seconds, HOUR), Serial(), [1.0] * 500)
     step = max(1, round(seconds))
     assert found == [*range(step, 501, step)]
 
 
-def test_steps_that_become_slower_delay_a_checkpoint_by_little(clock: Clock) -> None:
+def test_steps_that_become_slower_delay_a_checkpoint_by_little() -> None:
     times = [0.1] * 10 + [2.0] * 100
-    (first, *_) = due_after(Timer(100.0, HOUR), clock, Serial(), times)
+    (first, *_) = due_after(Timer(100.0, HOUR), Serial(), times)
     assert 100.0 - 1.0 <= sum(times[:first]) < 150.0
 
 
@@ -63,31 +56,21 @@ class Counted(Serial):
         return [value]
 
 
-def test_ranks_agree_at_few_steps(clock: Clock) -> None:
+def test_ranks_agree_at_few_steps() -> None:
     comm = Counted()
-    assert due_after(Timer(1000.0, HOUR), clock, comm, [0.1] * 10_000) == [10_000]
+    assert due_after(Timer(1000.0, HOUR), comm, [0.1] * 10_000) == [10_000]
     assert comm.calls < 40
 
 
 @pytest.mark.threads(3)
-def test_all_ranks_decide_by_the_clock_of_rank_0(
-    comm: Communicator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = [0.0]
-    timer = Timer(5.0, HOUR)
-    found = []
-    for step in range(40):
-        own[0] += 1.0 + comm.rank
-        timer._begin = module.clock.now() - own[0]
-        if timer.is_due(comm):
-            found.append(step)
-            timer.restart()
-            own[0] = 0.0
+def test_all_ranks_decide_by_the_clock_of_rank_0(comm: Communicator) -> None:
+    with clock.used(Ticks()):
+        found = due_after(Timer(5.0, HOUR), comm, [1.0 + comm.rank] * 40)
     assert comm.gather_object(found) == [found] * comm.size
-    assert found[:2] == [4, 9]
+    assert found == [*range(5, 41, 5)]
 
 
-def test_the_automatic_interval_is_that_of_young_and_daly(clock: Clock) -> None:
+def test_the_automatic_interval_is_that_of_young_and_daly() -> None:
     timer = Timer(None, 24 * HOUR)
     steps = [1.0] * 10
     assert [timer.is_due(Serial()) for _ in steps] == [False] * 9 + [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from pydtnn.parallel.schemes import (
     StaleGradients,
 )
 from pydtnn.training.checkpoint import find_checkpoints
+from pydtnn.training.equality.check import MAX_HASHES, MAX_TIME_SHARE, Hashes, Pace, hash_all
 from pydtnn.utils.errors import AgreedError
+from tests.comm.devices import TRANSPORTS, device_of, reference_on
 from tests.each import each
+from tests.parallel.schemes import course
 from tests.small_mesh import mesh_fit, mesh_trainer, on_ranks
 
 Find = Callable[[Trainer], Array]
@@ -260,3 +264,89 @@ def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_differe
     error = found_by(3, lambda comm: run(comm, 100))
     assert "parameter head.b on all ranks, got another one on rank 2 since " in str(error)
     assert "the loss is not finite" in str(found_by(3, lambda comm: run(comm, 0)))
+
+
+def arrays(number: int = 5) -> list[np.ndarray]:
+    return [np.full(3, float(i)) for i in range(number)]
+
+
+def test_every_array_is_hashed_after_each_step() -> None:
+    own = arrays()
+    hashes = Hashes(own, every=10)
+    first = hashes.complete(0)
+    for step in (1, 2, 3):
+        own[2] += step == 2
+        hashes.after(step)
+    np.testing.assert_array_equal(first, hash_all(arrays()))
+    assert [*hashes.of(2)] == [0, 1, 2, 3]
+    before, *after = hashes.of(2).values()
+    assert after[0] == before != after[1] == after[2]
+    assert len({*hashes.of(4).values()}) == 1
+    hashes.complete(4)
+    hashes.forget()  # what was equal, but for the last
+    hashes.after(5)
+    assert [*hashes.of(0)] == [4, 5]
+
+
+def test_long_intervals_keep_a_limited_number_of_hashes() -> None:
+    hashes = Hashes(arrays(2), every=10 * MAX_HASHES)
+    hashes.complete(0)
+    for step in range(1, 10 * MAX_HASHES):
+        hashes.after(step)
+    assert MAX_HASHES - 1 <= len(hashes.of(0)) <= MAX_HASHES + 1
+
+
+def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    class Slow(Hashes):
+        def after(self, step: int) -> None:
+            nonlocal now
+            now += 0.0075
+
+    hashes, pace, steps = Slow(arrays(), every=100), Pace(), 0
+    while not pace.measure(hashes, steps):
+        steps += 1
+        now += 0.5
+        if steps == 2:  # a long evaluation does not count
+            now += 100
+            pace.pause()
+    assert pace.spread() == np.ceil(0.0075 / (MAX_TIME_SHARE * 0.5)) == 4
+
+
+class Change(Callback):
+    """Change an element on one rank after the seventh step."""
+
+    def on_step_end(self, trainer: Any) -> None:
+        if (trainer.comm.rank, trainer.optimizer.iterations) == (1, 7):
+            name = next(iter(trainer.model.parameters))
+            trainer.model.parameters[name].master[...] += 1
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_difference_is_found_and_the_steps_since_the_last_comparison_are_named(
+    transport: str,
+) -> None:
+    def rank(comm: Communicator) -> None:
+        xp = device_of(comm)
+        check = CheckEqual(5)
+        trainer = course.trainer_of(
+            AllReduce(TRANSPORTS[transport](comm, xp)),
+            SGD(0.1, momentum=0.9),
+            backend=reference_on(xp),
+            callbacks=[Change(), check],
+            progress=False,
+        )
+        assert isinstance(trainer.model.buckets[0].values, xp.ndarray)
+        try:
+            course.fit(trainer)
+        finally:
+            assert check.spread == 0
+
+    with pytest.raises(AgreedError, match="on rank 1 since one of the steps 6 to 10: ") as raised:
+        run_threads(3, rank)
+    assert "by at most 1 (" in str(raised.value)

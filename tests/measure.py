@@ -14,7 +14,6 @@ BUDGETS = {
     "tests/comm/monitor/test_process.py": 60.0,
     "tests/comm/test_deadlines.py": 30.0,
     "tests/test_waits.py": 90.0,
-    "tests/tracing/test_slow_rank.py": 30.0,
 }
 """Files all of whose tests measure, with the seconds they may take; see `DEFAULT_BUDGET_S`."""
 

@@ -41,29 +41,23 @@ def test_what_is_written_is_read(tmp_path):
     assert trace.about == {"version": 2, **about}
 
 
-def test_a_folder_without_traces_is_refused(tmp_path):
+def test_missing_files_and_those_of_several_runs_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"has no rank-\*\.npz; give the folder of --trace"):
         read_traces(tmp_path)
-
-
-def test_missing_files_are_named(folder):
+    write_run(tmp_path / "other", ranks=3, steps=1)
+    shutil.copy(tmp_path / "other" / "rank-0001.npz", folder)
+    with pytest.raises(ValueError, match="files of several runs: rank 1 was one of 3 ranks"):
+        read_traces(folder)
     (folder / "rank-0000.npz").unlink()
-    with pytest.raises(ValueError, match="has the files of ranks 1 of 2; copy all"):
+    with pytest.raises(ValueError, match="has the files of ranks 1 of"):
         read_traces(folder)
 
 
-@pytest.mark.parametrize("length", [0, 1, 100, -1])
+@pytest.mark.parametrize("length", [0, 100, -1])
 def test_a_truncated_file_is_damaged(folder, length):
     path = folder / "rank-0001.npz"
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match=r"rank-0001\.npz is damaged \(.*trace the run again"):
-        read_traces(folder)
-
-
-def test_files_of_several_runs_are_refused(folder, tmp_path):
-    write_run(tmp_path / "other", ranks=3, steps=1)
-    shutil.copy(tmp_path / "other" / "rank-0001.npz", folder)
-    with pytest.raises(ValueError, match="files of several runs: rank 1 was one of 3 ranks"):
         read_traces(folder)
 
 
@@ -105,26 +99,19 @@ def test_a_header_of_more_records_than_the_file_has_allocates_nothing(folder):
     [
         ({"version": 1}, "is of another version"),
         ({"rank": 0}, "it contains rank 0"),
-        ({"rank": 0, "size": 0}, "its rank is 0 of 0"),
         ({"size": 10**9}, "its rank is 1 of 1000000000"),
-        ({"clock": None}, "it has no clock"),
         ({"clock": {"offset": 1, "drift": "x", "origin": 0}}, "it has no clock"),
-        ({"lanes": None}, "it has no threads"),
-        ({"lanes": ["main"]}, "a record has lane 1 of 1"),
-        ({"lanes": [7, 8]}, "it has no threads"),
         ({"clock": {"offset": 10**400, "drift": 0.0, "origin": 0}}, "it has no clock"),
         ({"clock": {"offset": 1, "drift": 9.0, "origin": 0}}, "it has no clock"),
+        ({"lanes": [7, 8]}, "it has no threads"),
+        ({"lanes": ["main"]}, "a record has lane 1 of 1"),
         ({"layers": []}, "its layers or machine are no objects"),
-        ({"layers": {"fc": 3}}, "the layer 'fc' has no type"),
         ({"layers": {"fc": {"type": "Linear"}}}, "the layer 'fc' has no forward_flops"),
         ({"machine": {"flops_per_second": "x"}}, "its flops_per_second is not a number"),
         ({"host": 3}, "its host is not a text"),
         ({"records": {"start": -1}}, "a record is not within"),
-        ({"records": {"duration": 2**62}}, "a record is not within"),
         ({"records": {"depth": 9999}}, "a record has depth 9999"),
-        ({"records": {"kind": 9}}, "a record has kind 9 of 9"),
         ({"records": {"name": 99}}, "a record has name 99 of"),
-        ({"records": {"group": 99}}, "a record has group 99 of"),
         ({"records": {"duration": -1}}, "a record has a negative duration"),
         ({"records": {"peer": 2}}, "a peer that is not one of 2 ranks"),
     ],

@@ -74,24 +74,19 @@ def test_times_outside_of_steps_have_no_step(timeline):
 
 def test_an_activity_whose_parent_was_not_recorded_has_none(tmp_path):
     """Recording ends within a step: the phases that are still open have no record."""
+    clock = {"offset": 0, "drift": 0.0, "origin": 0, "error": 0}
+    about = {"rank": 0, "size": 1, "lanes": ["main"], "clock": clock}
     records = np.zeros(2, RECORD)
     records["start"], records["duration"], records["depth"] = (10, 20), 5, (2, 1)
-    about = {"rank": 0, "size": 1, "lanes": ["main"]}
-    about["clock"] = {"offset": 0, "drift": 0.0, "origin": 0, "error": 0}
     write_trace(tmp_path, records, ["phase"], about)
     timeline = load_timeline(tmp_path)
     assert timeline.activities["parent"].tolist() == [-1, -1]
     assert timeline.activities["own"].tolist() == [5, 5]
-    assert len(timeline.steps) == 0
-
-
-def test_an_empty_trace_is_a_timeline(tmp_path):
-    about = {"rank": 0, "size": 1, "lanes": ["main"]}
-    about["clock"] = {"offset": 0, "drift": 0.0, "origin": 0, "error": 0}
-    write_trace(tmp_path, np.zeros(0, RECORD), [], about)
-    timeline = load_timeline(tmp_path)
-    assert timeline.duration == 0
-    assert len(timeline.activities) == len(timeline.messages) == len(timeline.steps) == 0
+    assert (timeline.activities["start"].tolist(), timeline.duration) == ([0, 10], 15)
+    write_trace(tmp_path / "empty", np.zeros(0, RECORD), [], about)
+    empty = load_timeline(tmp_path / "empty")
+    assert empty.duration == 0
+    assert len(empty.activities) == len(empty.messages) == len(empty.steps) == 0
 
 
 def test_rows_have_the_fields_of_the_arrays(timeline):

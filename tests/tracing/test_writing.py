@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback
-from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
@@ -57,7 +57,7 @@ def early_messages(folder: Path) -> int:
     return int((messages.received["stop"] < messages.sent["start"]).sum())
 
 
-@each("ranks", [1, 2, 4])
+@each("ranks", [1, 3])
 def test_the_files_contain_what_the_communicator_has_counted(ranks: int, tmp_path: Path) -> None:
     traces = run_threads(ranks, lambda comm: traced_fit(tmp_path, comm))
     found = read_traces(tmp_path)
@@ -85,11 +85,6 @@ def test_bytes_of_a_range_of_steps_are_those_of_its_calls(tmp_path: Path) -> Non
         assert len(steps) == 4
 
 
-def test_messages_of_ranks_that_are_threads_arrive_after_they_are_sent(tmp_path: Path) -> None:
-    run_threads(3, lambda comm: traced_fit(tmp_path, create_allreduce("ring", comm)))
-    assert early_messages(tmp_path) == 0
-
-
 @pytest.mark.few(1)
 @pytest.mark.mpi(2, 4)
 def test_messages_of_processes_arrive_after_they_are_sent(
@@ -105,27 +100,12 @@ def test_messages_of_processes_arrive_after_they_are_sent(
     comm.barrier()
 
 
-@pytest.mark.long
-@pytest.mark.mpi(2, checked=False)
-def test_in_a_thousand_steps_no_message_arrives_before_it_is_sent(
-    comm: Communicator, tmp_path: Path
-) -> None:
-    folder = comm.gather_object(tmp_path)[0]
-    traced_fit(folder, create_allreduce("ring", comm), epochs=250)
-    if comm.rank == 0:
-        timeline = load_timeline(folder)
-        assert len(timeline.steps) == 1000
-        assert early_messages(folder) == 0
-    comm.barrier()
-
-
-@each("ranks", [1, 2])
-def test_an_interrupted_run_leaves_its_trace(ranks: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_its_trace(tmp_path: Path) -> None:
     def rank(comm: Communicator) -> None:
         with pytest.raises(Interrupted):
             traced_fit(tmp_path, comm, Interrupt(3))
 
-    run_threads(ranks, rank)
+    run_threads(2, rank)
     assert len(load_timeline(tmp_path).steps) == 3
 
 
@@ -142,24 +122,17 @@ def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path
     assert {"callback Failing", "update"} <= set(names)
 
 
-@each("ranks", [1, 2])
-def test_a_folder_with_a_trace_is_refused_on_all_ranks(ranks: int, tmp_path: Path) -> None:
+def test_a_folder_with_a_trace_or_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank-0000.npz").touch()
 
     def rank(comm: Communicator) -> None:
-        with pytest.raises(
-            AgreedError, match="expected a folder without a trace, got .* with rank-0000"
-        ):
+        with pytest.raises(AgreedError, match="expected a folder without a trace, got"):
             traced_fit(tmp_path, comm)
+        with pytest.raises(AgreedError, match="^trace: cannot write "):
+            traced_fit(tmp_path / "rank-0000.npz" / "inside", comm)
 
-    run_threads(ranks, rank)
+    run_threads(2, rank)
     assert not (tmp_path / "rank-0000.npz").stat().st_size
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(AgreedError, match=f"^trace: cannot write {tmp_path}/file/inside: "):
-        traced_fit(tmp_path / "file" / "inside", Serial())
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(
@@ -172,16 +145,7 @@ def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(
     monkeypatch.setattr("pydtnn.tracing.writing.write_trace", full)
 
     def rank(comm: Communicator) -> None:
-        with pytest.raises(
-            AgreedError, match="^rank 1: trace: cannot write .*rank-0001.npz: no space"
-        ):
+        with pytest.raises(AgreedError, match="^rank 1: trace: cannot write .*: no space"):
             traced_fit(tmp_path, comm)
 
     run_threads(2, rank)
-
-
-def test_after_the_trace_nothing_is_counted(tmp_path: Path) -> None:
-    trace = traced_fit(tmp_path, Serial())
-    course = trace.recorder._state
-    assert course.memory is None
-    assert trace.recorder._counted is None

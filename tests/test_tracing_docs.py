@@ -17,7 +17,6 @@ from pydtnn.layers import Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.tracing import load_timeline
 from pydtnn.tracing.exports import FORMATS
-from pydtnn.tracing.exports.paraver import BYTES, EPOCH, MEMORY, STEP, TYPES
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Kind, Observer
 from tests.tracing.synthetic import MS, write_run
@@ -71,18 +70,10 @@ def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(
     assert late.startswith("Part(rank=1")
 
 
-def test_the_formats_of_exports_are_described() -> None:
+def test_formats_options_and_kinds_of_activities_are_described() -> None:
     table = TEXT.partition("## Other tools")[2]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {*FORMATS}
-    codes = [code for code, _ in TYPES.values()] + [EPOCH, STEP, BYTES, MEMORY]
-    assert all(str(code) in table for code in codes)
-
-
-def test_the_options_of_traces_are_described() -> None:
     options = {own.label for own in flags(TrainConfig).values() if own.name.startswith("trace")}
     assert options == set(re.findall(r"^\| `(--trace[a-z-]*)", TEXT, re.MULTILINE))
-
-
-def test_the_kinds_of_activities_are_described() -> None:
     described = re.findall(r"`([A-Z]+)`", TEXT.partition("## What is recorded")[2])
     assert {kind.name for kind in Kind} <= set(described)

@@ -73,14 +73,6 @@ def test_a_faster_network_is_never_slower_and_an_infinitely_fast_one_has_the_tim
         assert step.seconds == pytest.approx(step.compute, rel=0.05)
 
 
-def test_each_rank_stores_its_part_of_the_state_of_a_sharded_optimizer():
-    whole, part = (
-        predicted(axes={"data": 2}, scheme=scheme).ranks[0].memory.slots
-        for scheme in ("allreduce", "sharded")
-    )
-    assert part == pytest.approx(whole / 2, rel=0.05)
-
-
 def test_a_slow_loader_makes_the_step_longer():
     found = platform()
     slow = replace(found, storage=replace(found.storage, sample=1.0))
@@ -116,15 +108,6 @@ def test_parameters_are_updated_once_whatever_the_number_of_buckets():
     )
     assert many == pytest.approx(few, rel=1e-3)  # gaps between buckets
     assert few > 0
-
-
-def test_ranks_of_a_host_share_its_cores():
-    found = platform(ranks=2)
-    few = replace(found, cluster=replace(found.cluster, cores_per_host=1))
-    many = replace(found, cluster=replace(found.cluster, cores_per_host=2))
-    work = small_work(axes={"data": 2})
-    shared, own = (predict(work, one, Constant()).seconds for one in (few, many))
-    assert shared == pytest.approx(2 * own, rel=0.05)
 
 
 def test_sums_that_are_pending_at_a_time_need_memory():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import pytest
 
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.asha import Halving
-from pydtnn.search.lines import seconds_left
-from pydtnn.search.live import rows_of
 from pydtnn.search.study import GROUP, Later, SharedStudy, Taken
 from pydtnn.train import main
 from tests.search.test_search import FIXED, SPACE
@@ -259,22 +256,6 @@ def test_a_group_waits_if_no_trial_is_paused(tmp_path: Path) -> None:
     assert taken is not None
     train(one, taken)
     assert two.take(group(1)).number == 0  # type: ignore[union-attr]
-
-
-def test_the_table_counts_trials_that_are_paused(tmp_path: Path) -> None:
-    own = shared(tmp_path, 4)
-    for _ in range(2):
-        taken = own.take(group())
-        assert taken is not None
-        train(own, taken)
-    own.take(group())
-    trials, now = own.study.trials, time.time()
-    rows = rows_of(own.space, trials, 1, now)
-    assert rows[0] == "0/4  0 complete, 0 pruned, 0 failed, 2 paused"
-    assert [row.split()[:2] for row in rows[3:]] == [["2", "0"]]
-    left = seconds_left(own.space, trials, now + 100)
-    assert left is not None
-    assert left < 50
 
 
 def test_a_paused_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.search import host, make_space, run
 from pydtnn.search.host import PREFIX, share_on_host
-from pydtnn.utils.machine import free_memory
 from tests.each import each
 from tests.search.test_search import FIXED
 
@@ -45,15 +44,14 @@ def test_data_sets_are_loaded_once_on_a_host(size: int) -> None:
     assert {*Path("/dev/shm").glob(f"{PREFIX}*")} <= before
 
 
-def test_what_cannot_be_sent_is_loaded_by_each_rank() -> None:
+def test_each_rank_loads_without_room_or_what_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = run_threads(3, lambda comm: share_on_host(comm, lambda: lambda: comm.rank))
     assert [one() for one in found] == [0, 1, 2]
-
-
-def test_without_room_each_rank_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "PLACES", ("/nowhere",))
-    found = run_threads(2, lambda comm: share_on_host(comm, load))
-    assert all(one[0].x.flags.writeable for one in found)
+    data = run_threads(2, lambda comm: share_on_host(comm, load))
+    assert all(one[0].x.flags.writeable for one in data)
 
 
 def test_a_trial_that_needs_too_much_memory_fails_alone(
@@ -70,7 +68,3 @@ def test_a_trial_that_needs_too_much_memory_fails_alone(
     assert "the trial needs" in reason
     assert "150 MB of its host" in reason
     assert not (tmp_path / "study" / "trial-00000").exists()
-
-
-def test_free_memory_is_some_of_the_host() -> None:
-    assert 0 < free_memory() < 1e15

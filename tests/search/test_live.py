@@ -167,11 +167,17 @@ def test_a_terminal_shows_the_table_and_keeps_a_line_for_each_trial(
     assert "page: runs/space/search.html\r\nbest: val_accuracy" in tables[-1]
 
 
-@pytest.mark.parametrize("end", ["closed", "Ctrl-C"])
+@pytest.mark.parametrize("end", ["closed", "Ctrl-C", "dumb"])
 def test_a_search_ends_with_ctrl_c_and_goes_on_after_its_terminal_was_closed(
     end: str, tmp_path: Path
 ) -> None:
-    terminal = Terminal(f"trap '' HUP; {PYTHON} --export=best.yaml", tmp_path)
+    terminal = Terminal(f"trap '' HUP; TERM={end} {PYTHON} --export=best.yaml", tmp_path)
+    if end == "dumb":  # cannot move its cursor: it shows lines
+        terminal.read()
+        assert terminal.wait() == 0
+        assert "\x1b" not in terminal.shown
+        assert len(re.findall(r"^\d/6  trial", terminal.shown, re.MULTILINE)) == 6
+        return
     terminal.read("ranks used")
     if end == "Ctrl-C":
         os.write(terminal.file, b"\x03")
@@ -184,11 +190,3 @@ def test_a_search_ends_with_ctrl_c_and_goes_on_after_its_terminal_was_closed(
     study = SharedStudy(tmp_path / "runs/space", make_space(**SPACE, function="f.py:f")).study
     assert [one.state.name for one in study.trials] == ["COMPLETE"] * 6
     assert "x: " in (tmp_path / "best.yaml").read_text()
-
-
-def test_a_terminal_that_cannot_move_its_cursor_shows_lines(tmp_path: Path) -> None:
-    terminal = Terminal(f"TERM=dumb {PYTHON}", tmp_path)
-    terminal.read()
-    assert terminal.wait() == 0
-    assert "\x1b" not in terminal.shown
-    assert len(re.findall(r"^\d/6  trial", terminal.shown, re.MULTILINE)) == 6

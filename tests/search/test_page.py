@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 from pydtnn.search import Trial, make_space, run
 from pydtnn.search.page import _parallel, render
 from tests.each import each
-from tests.launch import ROOT
 from tests.report import browser
 from tests.report.test_page import COUNT, CUT, ILLEGIBLE
 
@@ -55,17 +52,6 @@ def test_a_page_without_trials_says_what_is_missing(tmp_path: Path) -> None:
     assert "no trial has ended" in page
 
 
-DRAW = """
-import sys
-from pydtnn.search import run
-from pydtnn.search.page import render
-from tests.search.test_page import SPACE, learn
-text = render(SPACE, run(learn, SPACE, sys.argv[1], show=None))
-assert "Share of each option" in text
-print([name for name in ("sklearn", "scipy.stats", "pandas") if name in sys.modules])
-"""
-
-
 def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path: Path) -> None:
     space = make_space(
         {
@@ -86,12 +72,6 @@ def test_the_line_of_a_trial_without_an_option_does_not_cross_its_axis(tmp_path:
         assert line["x"] == [first["x0"], second["x0"], last["x0"]]
         assert (second["y0"] <= line["y"][1] <= second["y1"]) == with_momentum
     assert "passes below its axis" in figure.caption
-
-
-def test_a_page_imports_no_libraries_that_it_does_not_use(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DRAW, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.long

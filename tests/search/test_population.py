@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.search import Trial, make_space, run
+from pydtnn.search import make_space, run
 from pydtnn.search.population import FACTORS, Population, exploit, explore
 from pydtnn.search.study import PARENT, Later, SharedStudy
 from pydtnn.utils.errors import AgreedError
@@ -72,6 +72,8 @@ def take(own: SharedStudy) -> Any:
 def test_a_generation_begins_when_the_one_before_has_ended(tmp_path: Path) -> None:
     space = make_space({"x": {"low": 0.0, "high": 1.0}}, objective={"minimize": "y"}, sampler=PBT)
     assert space.trials == 12
+    assert [Population(3, 4).part(number) for number in (0, 2, 3, 11)] == [0.25, 0.25, 0.5, 1.0]
+    assert [[*Population(3, 4).before(number)] for number in (2, 8)] == [[], [3, 4, 5]]
     own = SharedStudy(tmp_path, space)
     first = [take(own) for _ in range(4)]
     assert [one.part for one in first] == [1 / 3] * 4
@@ -87,44 +89,6 @@ def test_a_generation_begins_when_the_one_before_has_ended(tmp_path: Path) -> No
     assert [one.parent for one in second] == [1, 1, 2, 3]
     assert second[1].values == first[1].values
     assert second[0].values != first[1].values
-
-
-TARGET = 1.2
-"""Maximum of the objective of `Toy`."""
-
-
-def toy(trial: Trial) -> float:
-    """Figure 2 of the paper: two parameters, of each of which the options hide a part.
-
-    The optimum schedule changes between h0 and h1: no constant options reach the maximum.
-    """
-    before = trial.parent / "state.json" if trial.parent else None
-    theta = np.array(json.loads(before.read_text()) if before else [0.9, 0.9])
-    h = np.array([trial.values["h0"], trial.values["h1"]])
-    for _ in range(4):
-        theta = theta - 0.02 * 2 * h * theta
-    trial.folder.mkdir(exist_ok=trial.resumed)
-    (trial.folder / "state.json").write_text(json.dumps(theta.tolist()))
-    return float(TARGET - (theta**2).sum())
-
-
-SPACE_OF_TOY = {"h0": {"low": 0.0, "high": 1.0}, "h1": {"low": 0.0, "high": 1.0}}
-
-
-def best_of_toy(folder: Path, seed: int, **more: float) -> float:
-    sampler = {"name": "pbt", "population": 6, "generations": 20, **more}
-    options: dict[str, Any] = {"sampler": sampler, "seed": seed, "show": None}
-    study = run(toy, SPACE_OF_TOY, folder, objective={"maximize": "q"}, **options)
-    assert len(study.trials) == 120
-    return float(study.best_value)
-
-
-def test_it_is_better_than_the_same_members_without_exploit(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        own = best_of_toy(tmp_path / f"pbt-{seed}", seed)
-        alone = best_of_toy(tmp_path / f"alone-{seed}", seed, quantile=0)
-        assert own > alone
-        assert own > TARGET - 0.1
 
 
 SPACE: dict[str, Any] = {
@@ -163,7 +127,6 @@ def test_members_continue_from_checkpoints_also_if_interrupted(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sampler": "pbt"}, "sampler pbt: .*population"),
         ({"sampler": {**PBT, "population": 1}}, "population must be at least 2, got 1"),
         ({"sampler": {**PBT, "quantil": 1}}, "sampler pbt: .*quantil"),
         ({"pruner": "asha"}, "a population requires one objective and no pruner"),
@@ -174,9 +137,3 @@ def test_what_is_wrong_is_refused(change: dict[str, Any], message: str, tmp_path
     with pytest.raises((ValueError, AgreedError), match=message):
         run(None, make_space(**(SPACE | change)), tmp_path / "study", show=None)
     assert not (tmp_path / "study").exists()
-
-
-def test_parts_of_the_epochs_are_those_of_generations() -> None:
-    one = Population(3, 4)
-    assert [one.part(number) for number in (0, 2, 3, 11)] == [0.25, 0.25, 0.5, 1.0]
-    assert [[*one.before(number)] for number in (2, 3, 8)] == [[], [0, 1, 2], [3, 4, 5]]

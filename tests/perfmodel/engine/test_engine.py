@@ -65,19 +65,6 @@ def test_a_wait_advances_to_the_completion_and_never_back():
     run(1, program)
 
 
-def test_a_test_does_not_advance_the_clock():
-    def program(engine: Engine, rank: int) -> None:
-        done = complete_at(engine, rank, 2.0)
-        assert not engine.test(rank, done)
-        engine.spend(rank, 1.5)
-        assert not engine.test(rank, done)
-        engine.spend(rank, 1.0)
-        assert engine.test(rank, done)
-        assert engine.clock(rank) == 2.5
-
-    run(2, program)
-
-
 def test_a_pause_ends_with_the_next_completion():
     def program(engine: Engine, rank: int) -> None:
         for seconds in (1.0, 2.0):
@@ -93,15 +80,6 @@ def test_a_pause_ends_with_the_next_completion():
         assert engine.clock(rank) == 3.0
 
     run(1, program)
-
-
-def test_ranks_that_nothing_can_wake_are_listed():
-    def program(engine: Engine, rank: int) -> None:
-        engine.spend(rank, 1.0 + rank)
-        engine.wait(rank, Completion(rank), lambda: f"step {rank}")
-
-    with pytest.raises(RuntimeError, match="rank 0 in step 0; rank 1 in step 1$"):
-        run(2, program)
 
 
 def test_an_error_of_an_action_ends_the_run():

@@ -27,8 +27,8 @@ from pydtnn.parallel.mesh import Mesh
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.search import SCHEDULES, compare, search, solve
-from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
+from pydtnn.perfmodel.search import SCHEDULES, compare, search
+from pydtnn.perfmodel.search.layouts import AXIS
 from pydtnn.perfmodel.search.plans import meshes, plans_for, uniform
 from pydtnn.perfmodel.workload import SHARDED, Workload
 from tests.each import each
@@ -120,21 +120,6 @@ def test_many_experts_are_divided_rather_than_their_gradients_summed():
     assert found(16) == {"data": 1, "expert": 4}
 
 
-def test_the_search_contains_uniform_plans():
-    """By its own sums of times it is never slower than one strategy wherever layers have it."""
-    own = projector(small(), (16, 16, 3), 32)
-    options = LayerOptions(own, messages_of(own, 2))
-    (best,) = solve(options.units, options)
-    for wanted in ("", "filter", "channel", "spatial", "data"):
-
-        def one(index, states, wanted=wanted):
-            every = [*options(index, states)]
-            return [o for o in every if o.name == wanted] or [o for o in every if not o.name]
-
-        (fixed,) = solve(options.units, one)
-        assert best.seconds <= fixed.seconds * (1 + 1e-12), wanted
-
-
 def test_a_limit_of_memory_is_respected():
     own = projector(small(), (16, 16, 3), 32, "cpu-200gbit")
     free = search(own, 4)
@@ -185,17 +170,10 @@ def test_meshes_are_all_factorisations_with_samples_for_each_group():
 def test_pipelines_are_tried_with_each_schedule() -> None:
     net = Sequential(*(Linear(512, name=f"fc{i}") for i in range(8)))
     own = projector(net, (512,), 4096, micro_batches=8)
-    pipelines = [
-        (one.work.pipeline_schedule, one.seconds)
-        for one in search(own, 4, schedules=SCHEDULES).tried
-        if one.work.stages == 4
-    ]
-    assert {name for name, _ in pipelines} == {*SCHEDULES}
-    others = [
-        one.work for one in search(own, 4, schedules=SCHEDULES).tried if not one.work.stages > 1
-    ]
-    assert {work.pipeline_schedule for work in others} == {"1f1b"}
-    times = dict(pipelines)
+    tried = search(own, 4, schedules=SCHEDULES).tried
+    times = {one.work.pipeline_schedule: one.seconds for one in tried if one.work.stages == 4}
+    assert {*times} == {*SCHEDULES}
+    assert {one.work.pipeline_schedule for one in tried if one.work.stages == 1} == {"1f1b"}
     assert times["zb_v"] < times["interleaved:2"] < times["1f1b"]
     works = [replace(own.work, axes={"pipeline": 4})]
     (best, *_) = compare(own, 4, works, 1e12, schedules=SCHEDULES).tried

@@ -17,7 +17,7 @@ from pydtnn.perfmodel.replay import Replay, median_step, what_if
 from pydtnn.perfmodel.virtual import Processor, run_virtual
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances, Straggler
 from pydtnn.perfmodel.workload import Rank, Workload
-from pydtnn.tracing.analysis import CriticalPaths, slow_ranks
+from pydtnn.tracing.analysis import CriticalPaths, efficiency, find_blocks, slow_ranks, usage
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import RankTrace
 from pydtnn.tracing.timeline import Timeline, build_timeline
@@ -120,6 +120,11 @@ def test_a_trace_without_its_slow_rank_takes_as_long_as_a_run_without_one() -> N
     assert (first.rank, first.kind) == (2, Kind.BACKWARD)
     late = [CriticalPaths(disturbed).find(step).late for step in range(1, WARM_UP + STEPS)]
     assert {part.rank for part in late if part is not None} == {2}
+    useful = efficiency(disturbed)
+    assert useful is not None
+    np.testing.assert_allclose(useful.useful, [one.compute for one in usage(disturbed)])
+    sent, blocks = disturbed.messages.sent, find_blocks(disturbed)
+    assert (blocks.find(sent["source"], sent["start"]) >= 0).all()
 
 
 def test_sums_follow_another_algorithm() -> None:

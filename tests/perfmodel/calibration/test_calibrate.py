@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from pydtnn.perfmodel.calibration.messages import (
     measure_collectives,
     measure_messages,
 )
-from pydtnn.perfmodel.calibration.sample import Sample, sample
+from pydtnn.perfmodel.calibration.sample import Sample
 from pydtnn.perfmodel.platform import COLLECTIVES, Platform, read_collective
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
@@ -82,25 +80,6 @@ def test_a_type_whose_kernels_have_not_been_compiled_has_no_peak(
     monkeypatch.setattr(rates, "WIDTH", 64)
     found = calibrate(Serial(), threads=1, networks=lambda *_: ())
     assert set(found.platform.compute.peak) == {"float32"}
-
-
-@each(("cores", "processor"), [(8, False), (1, True)])
-def test_all_compute_is_measured_by_one_clock(
-    cores: int, processor: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wall time, or where ranks share cores, which models multiply, that of the processor."""
-    module = sys.modules["pydtnn.perfmodel.calibration.calibrate"]
-    clocks = set()
-
-    def timed(*arguments: Any, **options: Any) -> Sample:
-        clocks.add(options["clock"])
-        return sample(*arguments, **options)
-
-    monkeypatch.setattr(module, "_cores", lambda: cores)
-    monkeypatch.setattr(machine, "_load", lambda size, samples: Sample("", (1.0 * size, 1.0)))
-    monkeypatch.setattr(machine, "sample", timed)
-    run_threads(2, lambda comm: calibrate(comm, threads=1, rates=False))
-    assert clocks == {time.thread_time if processor else time.perf_counter}
 
 
 def test_an_unknown_instruction_set_is_an_error_on_all_ranks() -> None:

@@ -1,73 +1,55 @@
-from collections.abc import Iterator
+from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
 from pydtnn.perfmodel.compute import Label
 from pydtnn.perfmodel.compute.segments import SegmentTimes
 from pydtnn.utils.observer import Kind
+from tests.each import each
+
+FORWARD, CONV, RELU = (Kind.PHASE, "forward"), (Kind.FORWARD, "conv"), (Kind.FORWARD, "relu")
+WAIT, KERNEL = (Kind.WAIT, "exchange"), (Kind.KERNEL, "conv.forward")
 
 
-def ticking(*times: int) -> Iterator[int]:
-    """Each time twice: a notification reads the clock when it begins and when it ends."""
-    for time in times:
-        yield time
-        yield time
+@each(
+    ("activities", "times", "expected"),
+    [
+        (
+            [FORWARD, CONV, None, RELU, None],
+            (0, 10, 40, 100, 1000),
+            {("phase", "forward", 0): 10, ("forward", "conv", 0): 30}
+            | {("phase", "forward", 1): 60, ("forward", "relu", 0): 900},
+        ),
+        # calls of the communicator end a segment and belong to none
+        (
+            [CONV, WAIT, None, None],
+            (0, 10, 400, 430),
+            {("forward", "conv", 0): 10, ("forward", "conv", 1): 30},
+        ),
+        ([CONV, KERNEL, None, None], (0, 10), {("forward", "conv", 0): 10}),
+        # executions in a step are averaged
+        ([FORWARD, None, FORWARD, None], (0, 10, 20, 50), {("phase", "forward", 0): 20}),
+    ],
+)
+def test_a_segment_belongs_to_the_innermost_activity_and_is_numbered_within_it(
+    activities: Sequence[tuple[Kind, str] | None],
+    times: Sequence[int],
+    expected: dict[tuple[str, str, int], int],
+) -> None:
+    # a notification reads the clock when it begins and when it ends
+    clock = iter([time for time in times for _ in range(2)])
+    own = SegmentTimes(lambda: next(clock))
+    for activity in activities:
+        own.end() if activity is None else own.begin(*activity)
+    found = {label: round(1e9 * seconds) for label, seconds in own.take().items()}
+    assert found == {Label(*label): nanoseconds for label, nanoseconds in expected.items()}
+    assert own.take() == {}
 
 
-def observed(times: tuple[int, ...]) -> SegmentTimes:
-    clock = ticking(*times)
-    return SegmentTimes(lambda: next(clock))
-
-
-def test_a_segment_belongs_to_the_innermost_activity_and_is_numbered_within_it():
-    times = observed((0, 10, 40, 100, 1000))
-    times.begin(Kind.PHASE, "forward")
-    times.begin(Kind.FORWARD, "conv")
-    times.end()
-    times.begin(Kind.FORWARD, "relu")
-    times.end()
-    assert {label: round(1e9 * seconds) for label, seconds in times.take().items()} == {
-        Label("phase", "forward", 0): 10,
-        Label("forward", "conv", 0): 30,
-        Label("phase", "forward", 1): 60,
-        Label("forward", "relu", 0): 900,
-    }
-
-
-def test_calls_of_the_communicator_end_a_segment_and_belong_to_none():
-    times = observed((0, 10, 400, 430, 440))
-    times.begin(Kind.FORWARD, "conv")
-    times.begin(Kind.WAIT, "exchange")
-    times.end()
-    times.end()
-    found = times.take()
-    assert found == {
-        Label("forward", "conv", 0): pytest.approx(10e-9),
-        Label("forward", "conv", 1): pytest.approx(30e-9),
-    }
-
-
-def test_time_of_tests_of_requests_is_subtracted_from_the_segment_that_makes_them():
-    times = observed((0, 100))
+def test_time_of_tests_of_requests_is_subtracted_from_the_segment_that_makes_them() -> None:
+    clock = iter([0, 0, 100, 100])
+    times = SegmentTimes(lambda: next(clock))
     times.begin(Kind.PHASE, "backward")
     times.traffic.seconds += 30e-9
     times.end()
-    assert times.take() == {Label("phase", "backward", 0): pytest.approx(70e-9)}
-
-
-def test_executions_of_an_activity_in_a_step_are_averaged():
-    times = observed((0, 10, 20, 50))
-    for _ in range(2):
-        times.begin(Kind.PHASE, "update")
-        times.end()
-    assert times.take() == {Label("phase", "update", 0): pytest.approx(20e-9)}
-    assert times.take() == {}
-
-
-def test_kernels_do_not_end_a_segment():
-    times = observed((0, 10))
-    times.begin(Kind.FORWARD, "conv")
-    times.begin(Kind.KERNEL, "conv.forward")
-    times.end()
-    times.end()
-    assert list(times.take()) == [Label("forward", "conv", 0)]
+    assert round(1e9 * times.take()[Label("phase", "backward", 0)]) == 70

@@ -24,7 +24,6 @@ from pydtnn.layers import (
 )
 from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
-from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import SCHEDULES, compare, search
@@ -52,11 +51,6 @@ def small() -> Sequential:
 def projector(net, shape, batch, platform="cpu-1gbit", **more) -> Projector:
     work = Workload(net, shape, batch=batch, **more)
     return Projector(work, Platform.load(platform), PerFlop())
-
-
-def messages_of(projector: Projector, ranks: int) -> MessageCosts:
-    work = replace(projector.work, axes={"data": 1, AXIS: ranks})
-    return MessageCosts(projector.platform, work)
 
 
 @pytest.fixture(scope="module")

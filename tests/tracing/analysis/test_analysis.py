@@ -83,18 +83,6 @@ def test_time_is_compute_communication_or_waiting(run):
     np.testing.assert_allclose(every, [one.total for one in found], rtol=1e-3)
 
 
-@pytest.mark.parametrize("messages", [True, False])
-def test_ranks_wait_for_the_slow_one(run, messages):
-    timeline = run(slow(2, "conv1 backward", 8 * MS), steps=4, messages=messages)
-    found = waits(timeline)
-    assert found[:, 2].max() > 4 * 7e-3  # its neighbour in the ring, or all
-    assert found[2].sum() < 1e-3
-    if messages:
-        assert found[3].argmax() == 2
-    else:
-        assert (found.argmax(axis=1)[[0, 1, 3]] == 2).all()
-
-
 def test_the_bytes_that_ranks_send_to_each_other(run):
     nbytes, count = traffic(run(steps=3))
     expected = 3 * 2 * 2 * np.roll(np.eye(4, dtype=int), 1, axis=1)  # steps, buckets, rounds

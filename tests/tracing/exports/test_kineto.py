@@ -9,21 +9,10 @@ import pytest
 from pydtnn.tracing import load_timeline
 from pydtnn.tracing.analysis import usage
 from pydtnn.tracing.exports import FORMATS
-from tests.other_python import run_with
 from tests.tracing.synthetic import MS, write_run
 
 COMMUNICATION = re.compile(r"^nccl.*Kernel")
 """Names of kernels that tools take to be communication."""
-
-HTA = """
-import json, logging, sys, warnings
-warnings.simplefilter("ignore")
-logging.disable(logging.CRITICAL)
-from hta.trace_analysis import TraceAnalysis
-found = TraceAnalysis(trace_dir=sys.argv[1], include_last_profiler_step=True)
-tables = found.get_temporal_breakdown(visualize=False), found.get_comm_comp_overlap(visualize=False)
-print(json.dumps([table.set_index("rank").T.to_dict() for table in tables]))
-"""
 
 
 @pytest.fixture(scope="module", params=["messages", "library"])
@@ -85,22 +74,6 @@ def test_kernels_have_the_times_of_the_analysis(run):
         assert len(compute) == pytest.approx(1e6 * used.compute, rel=1e-3)
         assert len(communication - compute) == pytest.approx(1e6 * used.communication, rel=1e-2)
         assert len(communication & compute) == pytest.approx(1e6 * used.overlapped, rel=1e-3)
-
-
-def test_holistic_trace_analysis_computes_the_same_times(run):
-    timeline, folder = run
-    breakdown, overlap = run_with("hta", HTA, folder)
-    for rank, used in enumerate(usage(timeline)):
-        found = breakdown[str(rank)]
-        for name, seconds in (
-            ("idle", used.waiting),
-            ("compute", used.compute),
-            ("non_compute", used.communication),
-            ("kernel", used.total),
-        ):
-            assert found[f"{name}_time(us)"] == pytest.approx(1e6 * seconds, rel=1e-2, abs=20)
-        ratio = used.overlapped / (used.overlapped + used.communication)
-        assert overlap[str(rank)]["comp_comm_overlap_pctg"] == pytest.approx(100 * ratio, rel=1e-2)
 
 
 def test_a_trace_without_steps_is_refused(tmp_path):

@@ -39,8 +39,7 @@ LONG = (
     *(f"tests/comm/test_{name}.py" for name in ("nccl", "staged", "training_on_device")),
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *("tests/parity/", "tests/parallel/compression/test_training.py"),
-    *("tests/interchange/test_onnx.py", "tests/interchange/test_torch.py"),
-    "tests/test_packaging.py",
+    *("tests/interchange/test_torch.py", "tests/test_packaging.py"),
     *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
     "tests/parallel/schemes/test_between_hosts.py",
 )

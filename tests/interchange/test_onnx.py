@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,35 @@ from tests.each import each
 from tests.interchange.runtime import assert_close, compute, node, randomized, samples, write
 from tests.saving.networks import two
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+pytestmark = pytest.mark.skipif(not find_spec("onnx"), reason="onnx is not installed")
 
 
-LARGE = pytest.mark.long
 ZOO = [
     ("mlp", (5, 4, 3), {"hidden": (16, 8), "dropout": 0.1}),
     ("cnn", (8, 9, 3), {}),
+    ("resnet20", (9, 8, 3), {"shortcut": "A"}),
+]
+LARGE = [
     ("alexnet", (29, 31, 3), {}),
     ("alexnet", (64, 70, 3), {"features": 16}),
     ("vgg11_bn", (32, 33, 1), {}),
-    pytest.param("vgg11", (64, 96, 3), {"features": 16}, marks=LARGE),
-    ("resnet8", (9, 8, 3), {}),
-    ("resnet20", (9, 8, 3), {"shortcut": "A"}),
-    pytest.param("resnet18", (16, 17, 3), {}, marks=LARGE),
-    pytest.param("resnet50", (64, 64, 3), {}, marks=LARGE),
-    pytest.param("resnext50", (8, 9, 3), {}, marks=LARGE),
+    ("vgg11", (64, 96, 3), {"features": 16}),
+    ("resnet18", (16, 17, 3), {}),
+    ("resnet50", (64, 64, 3), {}),
+    ("resnext50", (8, 9, 3), {}),
     ("densenet40", (9, 8, 3), {}),
     ("mobilenet_v1", (32, 33, 3), {}),
     ("mobilenet_v2", (33, 32, 3), {}),
     ("googlenet", (64, 65, 3), {}),
-    pytest.param("inception_v3", (75, 80, 3), {}, marks=LARGE),
+    ("inception_v3", (75, 80, 3), {}),
 ]
 """Each family of models, in each of its forms."""
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), ZOO)
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [*ZOO, *(pytest.param(*case, marks=pytest.mark.long) for case in LARGE)],
+)
 def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
     name: str, shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -79,7 +83,7 @@ def test_several_inputs_and_outputs_and_a_shared_layer_are_exported(tmp_path: Pa
 
 def test_the_file_tells_opset_and_layout(tmp_path: Path) -> None:
     export_onnx(Model(create_net("cnn", 5, (8, 9, 3)), (8, 9, 3)), tmp_path / "net.onnx")
-    message = onnx.load(tmp_path / "net.onnx")
+    message = read(tmp_path / "net.onnx")
     assert [(entry.domain, entry.version) for entry in message.opset_import] == [("", 17)]
     assert {entry.key: entry.value for entry in message.metadata_props} == {
         "opset": "17",
@@ -96,6 +100,12 @@ def test_a_float64_model_is_exported_and_imported_exactly(tmp_path: Path) -> Non
     export_onnx(model, tmp_path / "net.onnx")
     back = import_onnx(tmp_path / "net.onnx", dtype="float64")
     assert encode(back.state()) == encode(model.state())
+
+
+def read(path: Path) -> Any:
+    import onnx
+
+    return onnx.load(path)
 
 
 class Twice(Rescale):
@@ -131,6 +141,8 @@ def test_networks_of_other_programs_are_read(tmp_path: Path, rng: np.random.Gene
 
     def floats(*shape: int) -> np.ndarray:
         return rng.normal(size=shape).astype("float32")
+
+    import onnx.numpy_helper
 
     target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
     nodes = [
@@ -206,7 +218,7 @@ def test_a_graph_that_normalises_takes_raw_pixels(
     assert_close(ours, compute(tmp_path / "a.onnx", raw[0].astype(dtype)))
     again = import_onnx(tmp_path / "a.onnx", dtype=dtype, verify=True)
     assert_close(ours, again.predict(raw[0].astype(dtype)))
-    about = {p.key: p.value for p in onnx.load(tmp_path / "a.onnx").metadata_props}
+    about = {p.key: p.value for p in read(tmp_path / "a.onnx").metadata_props}
     channels = np.arange(shape[-1])
     np.testing.assert_allclose(json.loads(about["mean"]), 255 * (0.3 + 0.1 * channels))
     np.testing.assert_allclose(json.loads(about["std"]), 255 * (0.2 + 0.05 * channels))
@@ -218,7 +230,7 @@ def test_statistics_are_in_the_metadata_also_if_the_graph_does_not_normalise(
 ) -> None:
     model = known(randomized(Model(create_net("cnn", 5, (8, 9, 3)), (8, 9, 3))))
     export_onnx(model, tmp_path / "a.onnx")
-    about = {p.key: p.value for p in onnx.load(tmp_path / "a.onnx").metadata_props}
+    about = {p.key: p.value for p in read(tmp_path / "a.onnx").metadata_props}
     assert about["normalization"] == "(x - mean) / std before it"
     raw = pixels(model)[0]
     mean, std = (np.array(json.loads(about[what])) for what in ("mean", "std"))
@@ -238,7 +250,7 @@ def test_each_of_two_inputs_is_normalised_with_its_own_statistics(tmp_path: Path
     for own, theirs in zip(ours, compute(tmp_path / "a.onnx", *raw), strict=True):
         assert_close(own, theirs)
     names = [name for name, _ in model.description.inputs]
-    about = {p.key for p in onnx.load(tmp_path / "a.onnx").metadata_props}
+    about = {p.key for p in read(tmp_path / "a.onnx").metadata_props}
     assert {f"{name}.{what}" for name in names for what in ("mean", "std")} <= about
 
 

@@ -289,6 +289,7 @@ NUMBERS |= {
     **{"later": LATER, "kept": ~LATER[None, None], "infinite": np.float32(-np.inf)},
     **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
     **{"ones2": np.array([1, 1]), "ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
+    **{"six_rows": np.array([6]), "two_rows": np.array([1, 5, 12])},
     **{"one_by_one": floats(5, 4, 1, 1), "c46": floats(7, 6), "i000": np.array([0])},
 }
 WORKS |= {
@@ -329,6 +330,22 @@ WORKS |= {
     "pixels of channels": (chain(("DepthToSpace", [], {"blocksize": 2, "mode": "CRD"})), IMAGE),
     "pixels of blocks": (chain(("DepthToSpace", [], {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
     "blocks of pixels": (chain(("SpaceToDepth", [], {"blocksize": 2})), ("n", 3, 4, 6)),
+    "filled shapes": (
+        [
+            node("ConstantOfShape", ["six_rows"], ["a"]),
+            node("Add", ["a", "c6"], ["b"]),
+            node("Add", ["x", "b"], ["y"]),
+        ],
+        FEATURES,
+    ),
+    "transposed constants of three axes": (
+        [
+            node("Transpose", ["c411"], ["a"], perm=[1, 0, 2]),
+            node("Reshape", ["a", "minus"], ["b"]),
+            node("Add", ["x", "b"], ["y"]),
+        ],
+        ("n", 4),
+    ),
     "log softmax": (chain("LogSoftmax"), FEATURES),
     "log softmax of pixels": (chain(("LogSoftmax", [], {"axis": 1})), IMAGE),
     "softplus": (chain("Softplus"), IMAGE),
@@ -464,6 +481,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         ),
         SEQUENCE,
     ),
+    "expand: expected a constant, or the shape": (chain(("Expand", ["two_rows"], {})), SEQUENCE),
     "where: a mask must hide all later positions": (
         attention(scaled("third"), masked("kept", "infinite", "s"), scores="f"),
         SEQUENCE,

@@ -18,6 +18,7 @@ from pydtnn.data import (
     RandomCrop,
 )
 from pydtnn.losses import MeanSquaredError
+from tests.each import each
 from tests.simulated import simulated_backend, why_not
 from tests.simulated.small import CLASSES, SHAPE, assert_agree, convolutional, trainer
 
@@ -52,18 +53,17 @@ def targets() -> ArrayDataset:
     return ArrayDataset(images().x, rng.normal(size=(SAMPLES, CLASSES)))
 
 
-@pytest.mark.parametrize(
-    ("data", "augment", "options"),
+@each(
+    ("data", "augment", "options", "graph"),
     [
-        (images, (), {}),
-        (images, AUGMENT, {}),
-        (images, (HorizontalFlip(), Brighter()), {}),
-        (rows, AUGMENT, {}),
-        (targets, AUGMENT, {"loss": MeanSquaredError(), "metrics": ()}),
+        (images, (), {}, True),
+        (images, AUGMENT, {}, True),
+        (images, AUGMENT, {}, False),
+        (images, (HorizontalFlip(), Brighter()), {}, True),
+        (rows, AUGMENT, {}, True),
+        (targets, AUGMENT, {"loss": MeanSquaredError(), "metrics": ()}, True),
     ],
-    ids=["plain", "augmented", "an augmentation of one's own", "floats", "targets"],
 )
-@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 def test_input_is_that_of_the_reference(
     data: Any, augment: Any, options: dict[str, Any], graph: bool
 ) -> None:
@@ -87,7 +87,7 @@ def test_input_is_that_of_the_reference(
     assert_agree(train(simulated_backend(seed=1)), train("numpy"))
 
 
-@pytest.mark.parametrize("options", [{}, {"loss": "mse"}], ids=["cross-entropy", "mse"])
+@each("options", [{}, {"loss": "mse"}])
 def test_mixed_samples_are_those_of_the_reference(options: dict[str, Any]) -> None:
     """They come from the host, with probabilities as targets of the captured loss."""
 

@@ -18,6 +18,7 @@ from pydtnn.kernels.cuda.module import Own
 from pydtnn.kernels.cuda.norm import Norm
 from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
 from pydtnn.parallel.reproducible import ExactSums
+from tests.each import each
 from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not
 from tests.simulated.small import (
     BATCH,
@@ -46,11 +47,26 @@ def agrees(network: Callable[[], Any], *, eager: bool = True, **options: Any) ->
     return ours.steps.graph
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "lazy"])
-@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "not fused"])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_networks(network: str, fuse: bool, eager: bool) -> None:
-    assert agrees(NETWORKS[network], eager=eager, fuse=fuse) == GRAPH
+@each("network", NETWORKS)
+@each(
+    "options",
+    [{}, {"fuse": False, "eager": False}, {"graph": False, "eager": False}],
+)
+def test_networks(network: str, options: dict[str, Any]) -> None:
+    graph = agrees(NETWORKS[network], **options)
+    assert "not asked for" in graph if "graph" in options else graph == GRAPH
+
+
+@each(
+    ("network", "options"),
+    [
+        (convolutional, {"rule": lambda: SGD(0.1, clip_norm=0.5)}),
+        (residual, {"accumulation": 2, "eager": False}),
+        (pooled, {"accumulation": 2, "eager": False}),
+    ],
+)
+def test_clipped_and_accumulated_gradients(network: Any, options: dict[str, Any]) -> None:
+    assert agrees(network, **options) == GRAPH
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -86,26 +102,12 @@ def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(
     assert many > 100
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_networks_without_a_graph(network: str) -> None:
-    assert "not asked for" in agrees(NETWORKS[network], eager=False, graph=False)
-
-
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@each("name", sorted(OPTIMIZERS))
 def test_optimizers(name: str) -> None:
     graph = agrees(convolutional, rule=lambda: get_optimizer(name, lr=0.01))
     kind = OPTIMIZERS[name]
     why_not = f"no CUDA graph: {kind.__name__} does not say that it is `capturable`"
     assert graph == (GRAPH if kind.capturable else why_not)
-
-
-def test_clipping() -> None:
-    assert agrees(convolutional, rule=lambda: SGD(0.1, clip_norm=0.5)) == GRAPH
-
-
-@pytest.mark.parametrize("network", [residual, pooled])
-def test_accumulation(network: Any) -> None:
-    assert agrees(network, accumulation=2, eager=False) == GRAPH
 
 
 class Trim(Callback):
@@ -126,8 +128,8 @@ def test_a_graph_keeps_its_memory() -> None:
 BOUNDS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 4e-2}
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("network", [residual, pooled, group_normed])
+@each("dtype", BOUNDS)
+@each("network", [residual, pooled, group_normed])
 def test_types(network: Any, dtype: str) -> None:
     ours = trainer(simulated_backend(), network, dtype=dtype)
     both = [results(one, epochs=2) for one in (trainer("numpy", network, dtype=dtype), ours)]
@@ -135,14 +137,6 @@ def test_types(network: Any, dtype: str) -> None:
     expected, value = (np.concatenate([run[name].ravel() for name in learnt]) for run in both)
     assert np.linalg.norm(value - expected) <= BOUNDS[dtype] * np.linalg.norm(expected)
     assert ours.steps.graph == GRAPH
-
-
-exactly = partial(ExactSums, shards=4)
-
-
-@pytest.mark.parametrize("sync", [False, True], ids=["", "joint norms"])
-def test_exact_mode(sync: bool) -> None:
-    agrees(residual, sums=exactly, sync_batch_norm=sync)
 
 
 # -- several ranks ---------------------------------------------------------------------------------
@@ -165,9 +159,10 @@ def on_ranks(
     return run_threads(ranks, rank)[0]
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "lazy"])
-@pytest.mark.parametrize("way", [create_nccl, Staged])
-@pytest.mark.parametrize("sync", [False, True], ids=["own norms", "joint norms"])
+@each(
+    ("sync", "way", "eager"),
+    [(False, create_nccl, False), (True, create_nccl, True), (True, Staged, False)],
+)
 def test_two_ranks(sync: bool, way: Any, eager: bool) -> None:
     def train(comm: Communicator, backend: Any) -> Any:
         ours = trainer(backend, residual, comm=comm, sync_batch_norm=sync)
@@ -194,8 +189,7 @@ class Watch(Callback):
             self.watching.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("network", NETWORKS)
+@each(("network", "ranks"), [*((name, 1) for name in NETWORKS), ("residual", 2)])
 def test_replayed_steps_allocate_nothing_and_nobody_waits(network: str, ranks: int) -> None:
     def train(comm: Communicator, backend: Any) -> Any:
         watch = Watch()
@@ -211,10 +205,9 @@ def test_replayed_steps_allocate_nothing_and_nobody_waits(network: str, ranks: i
     assert seen.launches < 20  # copies, but none of the hundred kernels
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["own norms", "joint norms"])
-def test_exact_mode_gives_the_same_bytes_on_any_number_of_ranks(sync: bool) -> None:
+def test_exact_mode_gives_the_same_bytes_on_any_number_of_ranks() -> None:
     def train(comm: Communicator, backend: Any) -> Any:
-        options: Any = {"sums": exactly, "sync_batch_norm": sync}
+        options: Any = {"sums": partial(ExactSums, shards=4), "sync_batch_norm": True}
         return results(trainer(backend, residual, comm=comm, **options))
 
     one, two = (on_ranks(ranks, train) for ranks in (1, 2))

@@ -230,8 +230,9 @@ def draw(names: Sequence[str], seed: int, count: int) -> list[str]:
 def stages(root: Path, name: str) -> dict[str, list[str]]:
     """Return arguments of pytest by stage: the tests that are most likely to find a mutant first.
 
-    They are the tests of its module or function, those that import the module, those of its
-    package, and the rest. Those that name its class or function most often begin a stage.
+    They are the tests of its module or function and the contracts of its package, those that
+    import the module, those of its package, and the rest. Those that name its class or function
+    most often begin a stage.
     """
     file, scope, *_ = name.split("::")
     path = Path(file).relative_to("pydtnn").with_suffix("")
@@ -242,7 +243,7 @@ def stages(root: Path, name: str) -> dict[str, list[str]]:
         test
         for test in tests
         if test.parent == mirror
-        or re.fullmatch(rf"{mirror.parent}/test_({topics})(_\w+)?\.py", str(test))
+        or re.fullmatch(rf"{mirror.parent}/test_({topics}|contracts)(_\w+)?\.py", str(test))
     ]
     module = ".".join(("pydtnn", *path.parts)).removesuffix(".__init__")
     defined = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -20,42 +18,27 @@ def bucket() -> Bucket:
     return one
 
 
-def test_changes_in_place_are_made_in_the_flat_arrays() -> None:
+def test_changes_and_copies_are_made_in_the_flat_arrays() -> None:
     one = bucket()
     values, grads = one.values, one.grads
     one.grads += np.arange(16.0)
     one.grads *= 3
     one.values /= 2
     one.values -= 1
+    one.values = one.values * 4
     assert one.values is values
     assert one.grads is grads
     np.testing.assert_array_equal(one.buffer.grads, 3 * np.arange(16.0))
-    np.testing.assert_array_equal(one.buffer.values, np.arange(16.0) / 2 - 1)
-
-
-def test_another_array_is_copied_into_the_flat_array() -> None:
-    one = bucket()
-    values = one.values
-    one.values = one.values / 4
-    one.grads = one.grads + 1
-    assert one.values is values
-    np.testing.assert_array_equal(one.buffer.values, np.arange(16.0) / 4)
-    np.testing.assert_array_equal(one.buffer.grads, np.ones(16))
+    np.testing.assert_array_equal(one.buffer.values, 2 * np.arange(16.0) - 4)
 
 
 @each("value", [0, np.zeros(3), np.zeros((2, 8)), [0.0] * 16, None])
-def test_what_is_no_array_of_the_bucket_s_length_is_refused(value: object) -> None:
-    one = bucket()
-    message = r"Bucket: grads must have shape \(16,\), got .*; fill it with"
-    with pytest.raises(ValueError, match=message):
-        one.grads = value  # type: ignore[assignment]
-
-
-@each("name", ["index", "buffer", "grad"])
-def test_nothing_else_can_be_assigned(name: str) -> None:
-    message = f"Bucket: {name} cannot be assigned; change the elements of values and grads"
-    with pytest.raises(AttributeError, match=re.escape(message)):
-        setattr(bucket(), name, 3)
+def test_only_arrays_of_the_length_can_be_assigned_to_values_and_grads(value: object) -> None:
+    with pytest.raises(ValueError, match=r"Bucket: grads must have shape \(16,\), got .*; fill it"):
+        bucket().grads = value  # type: ignore[assignment]
+    for name in ("index", "buffer", "grad"):
+        with pytest.raises(AttributeError, match=f"Bucket: {name} cannot be assigned; change"):
+            setattr(bucket(), name, value)
 
 
 def test_a_scheme_of_one_s_own_may_add_and_divide_in_place() -> None:

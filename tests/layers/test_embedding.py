@@ -45,14 +45,12 @@ def test_a_tied_layer_adds_the_gradients_of_both_uses(rng):
     def loss():
         return float((model.predict(TOKENS) * dy).sum())
 
-    for place in np.ndindex(w.shape):
-        kept = w[place]
-        w[place] = kept + eps
-        above = loss()
-        w[place] = kept - eps
-        below = loss()
-        w[place] = kept
-        assert found["embedding0.w"][place] == pytest.approx((above - below) / (2 * eps), abs=1e-8)
+    direction, kept, losses = rng.normal(size=w.shape), w.copy(), []
+    for step in (eps, -eps):
+        w[...] = kept + step * direction
+        losses.append(loss())
+    slope = (found["embedding0.w"] * direction).sum()
+    assert slope == pytest.approx((losses[0] - losses[1]) / (2 * eps), abs=1e-8)
 
 
 def test_a_saved_model_is_tied_again(tmp_path):
@@ -72,12 +70,6 @@ def test_numbers_that_are_no_tokens_are_named_with_sample_and_position(wrong):
     message = rf"in 0\.\.6, got {wrong:g} at position 2 of sample 41"
     with pytest.raises(ValueError, match=message):
         model.forward(x, context)
-
-
-def test_a_tied_layer_needs_vectors_of_its_own_length():
-    embedding = Embedding(7, 4, tied=True)
-    with pytest.raises(ValueError, match=r"vectors of 4 features, got an input of \(3, 5\)"):
-        Model(Sequential(embedding, Linear(5), embedding), (3,), backend="cpu")
 
 
 @each("dtype", ["float32", "float64"])

@@ -11,13 +11,11 @@ import pytest
 
 from pydtnn import Trainer
 from pydtnn.data import ArrayDataset
-from pydtnn.kernels import Backend
-from pydtnn.layers import Experts, MixtureOfExperts, StepContext
+from pydtnn.layers import Experts, StepContext
 from pydtnn.layers.base import Penalties, Shape
 from pydtnn.losses import CategoricalCrossEntropy
-from pydtnn.model import Model, generate
+from pydtnn.model import Model
 from pydtnn.models import create_net
-from pydtnn.testing import check_layer
 from tests.each import each
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -26,17 +24,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {"choices": 2, "gated": True},
     "three of them": {"choices": 3, "gated": True, "capacity": 1.2},
 }
-
-
-@each(
-    ("kind", "length", "features", "experts"),
-    [("gshard", 1, 1, 3), ("switch", 5, 4, 3), ("mixtral", 3, 2, 2)],
-)
-def test_experts_keep_the_contract(
-    kind: str, length: int, features: int, experts: int, backend: Backend
-) -> None:
-    layer = Experts(3, **KINDS[kind])
-    check_layer(layer, (length, features), (length, experts), backend=backend)
 
 
 # -- a reference, token by token
@@ -146,19 +133,6 @@ def test_gradients_of_outputs_and_losses_are_differences(kind: str) -> None:
             assert gradient[index] == pytest.approx(found, rel=1e-5, abs=1e-7), (name, index)
 
 
-def test_the_balancing_loss_is_least_for_equal_experts() -> None:
-    model, (x, logits) = made("switch", [(6, 2), (6, 3)], z=0.0, balance=0.5)
-    values = []
-    for scores in (np.eye(3)[np.arange(6) % 3], np.eye(3)[[0] * 6]):
-        logits[:] = 9 * scores
-        step = context()
-        model.forward((x, logits), step)
-        assert step.penalties is not None
-        values += step.penalties.values
-    assert values[0] == pytest.approx(3 * 0.5)  # of three samples
-    assert values[1] == pytest.approx(3 * 3 * 0.5, rel=1e-3)  # one of three experts has all
-
-
 # -- training
 
 
@@ -201,47 +175,4 @@ def test_losses_of_recomputed_layers_count_once(recompute: Any) -> None:
         np.testing.assert_array_equal(found[1][1][name], array, err_msg=name)
 
 
-@each("name", ["gpt_nano", "llama_nano"])
-def test_a_text_is_continued_with_kept_keys_as_without(name: str) -> None:
-    model = Model(create_net(name, 11, (12,), experts=3, capacity=0.5), (12,), seed=3)
-    text = generate(model, [1, 2, 3], 8, temperature=0)
-    for place in range(3, 11):
-        padded = np.zeros((1, 12))
-        padded[0, :place] = text[:place]
-        assert text[place] == model.predict(padded)[0, place - 1].argmax()
-
-
 # -- bad input
-
-
-@each(
-    ("layer", "shapes", "message"),
-    [
-        (partial(Experts, 3), [(4, 2)], r"Experts: expected tokens \(T, D\) .*, got \(4, 2\)"),
-        (partial(Experts, 3), [(4, 2), (5, 3)], r"got \(4, 2\) and \(5, 3\)"),
-        (partial(Experts, 3, choices=4), [(4, 2), (4, 3)], "at most .* experts, 3, got 4"),
-        (
-            partial(MixtureOfExperts, 2, 3),
-            [(4, 2), (4, 2)],
-            "MixtureOfExperts: .* one input, got 2",
-        ),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(layer: Any, shapes: list[Shape], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Model(layer(), shapes, backend="numpy")
-
-
-@each(
-    ("options", "message"),
-    [
-        ({"hidden": 0}, "Experts: hidden must be at least 1, got 0"),
-        ({"hidden": 2, "choices": 0}, "Experts: choices must be at least 1, got 0"),
-        ({"hidden": 2, "capacity": 0.0}, "Experts: capacity must be above 0"),
-        ({"hidden": 2, "balance": -1}, "Experts: balance must be at least 0"),
-        ({"hidden": 2, "z": -1}, "Experts: z must be at least 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Experts(**options)

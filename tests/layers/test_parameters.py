@@ -41,34 +41,20 @@ def test_every_parameter_starts_on_a_cache_line(dtype: str) -> None:
     assert (buffer.size * buffer.dtype.itemsize) % ALIGNMENT == 0
 
 
-def test_values_and_gradients_are_views_of_the_flat_arrays() -> None:
-    parameters, buffer = make([3, 5], 1 << 20)
-    buffer.values[...] = 0
-    parameters[1].master[...] = 2
-    parameters[1].grad[...] = 3
-    assert buffer.values.sum() == 10
-    assert buffer.grads.sum() == 15
-    assert parameters[0].grad.sum() == 0
-
-
-def test_a_bucket_is_closed_when_it_is_full() -> None:
-    # 16 float32 are one line of 64 bytes
-    _, buffer = make([16] * 7, 3 * 64)
-    assert [len(b.parameters) for b in buffer.buckets] == [3, 3, 1]
-    assert [b.values.nbytes for b in buffer.buckets] == [192, 192, 64]
-
-
-def test_first_buckets_may_have_lengths_of_their_own() -> None:
-    _, buffer = make([16] * 9, 64, 128, 3 * 64)
-    assert [len(b.parameters) for b in buffer.buckets] == [1, 2, 3, 3]
-
-
-def test_a_parameter_larger_than_a_bucket_is_not_cut() -> None:
-    _, buffer = make([16, 1000, 16], 128)
-    assert [[entry.name for entry in b.parameters] for b in buffer.buckets] == [
-        ["p0", "p1"],
-        ["p2"],
-    ]
+@each(
+    ("sizes", "lengths", "counts", "ready"),
+    [  # 16 float32 are one line of 64 bytes
+        ([16] * 7, [3 * 64], [3, 3, 1], [5, 2, 1]),
+        ([16] * 9, [64, 128, 3 * 64], [1, 2, 3, 3], [9, 7, 4, 1]),
+        ([16, 1000, 16], [128], [2, 1], [2, 1]),  # a larger parameter is not cut
+    ],
+)
+def test_a_bucket_is_closed_when_it_is_full_and_ready_with_its_last_parameter(
+    sizes: list[int], lengths: list[int], counts: list[int], ready: list[int]
+) -> None:
+    _, buffer = make(sizes, *lengths)
+    assert [len(b.parameters) for b in buffer.buckets] == counts
+    assert [b.ready_at for b in buffer.buckets] == ready
 
 
 def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
@@ -84,11 +70,6 @@ def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
             part = bucket.values[entry.slice].reshape(entry.shape)
             assert part.ctypes.data == by_name[entry.name].value.ctypes.data
             assert part.shape == by_name[entry.name].shape
-
-
-def test_a_bucket_is_ready_with_its_last_parameter() -> None:
-    _, buffer = make([16] * 5, 2 * 64)
-    assert [b.ready_at for b in buffer.buckets] == [4, 2, 1]
 
 
 def test_store_grad_overwrites_or_adds() -> None:
@@ -135,15 +116,6 @@ def test_padding_stays_zero_through_training_steps(backend: Backend) -> None:
     assert (backend.to_numpy(buffer.grads)[~inside] == 0).all()
 
 
-def test_the_layout_does_not_depend_on_the_backend(backend: Backend) -> None:
-    buckets = [
-        Model(small_net(), (5, 5, 3), backend=b, bucket_bytes=256).buckets
-        for b in (backend, "numpy")
-    ]
-    layouts = [[(b.start, b.stop, b.ready_at, b.parameters) for b in some] for some in buckets]
-    assert layouts[0] == layouts[1]
-
-
 def test_buckets_lie_in_the_order_in_which_backward_completes_them() -> None:
     model = Model(small_net(), (5, 5, 3), backend="numpy")
     layers = [name.split(".")[0] for name in model.parameters]
@@ -164,33 +136,3 @@ def test_gradients_can_be_written_to_several_sets_of_arrays() -> None:
     buffer.write_to(0)
     assert parameters[1].grad.base is bucket.grads.base
     assert bucket.gradients(0).ctypes.data == bucket.grads.ctypes.data
-
-
-def half(working: list[bool], dtype: str = "bfloat16") -> tuple[list[Parameter], ParameterBuffer]:
-    """Parameters of a 16-bit model, some of which want a working copy."""
-    parameters = [Parameter(f"p{i}", (i + 3,), zeros, working=w) for i, w in enumerate(working)]
-    ready = [(p, 0) for p in parameters]
-    return parameters, ParameterBuffer(
-        ready, backend=create_backend("numpy"), dtype="float32", working=dtype
-    )
-
-
-def test_working_copies_have_the_layout_of_the_values() -> None:
-    parameters, buffer = half([True, False, True])
-    buffer.values[...] = np.arange(buffer.size) + 1 / 3
-    buffer.refresh()
-    assert buffer.working.dtype == np.dtype("bfloat16")
-    np.testing.assert_array_equal(buffer.working, buffer.values.astype("bfloat16"))
-    for p in (parameters[0], parameters[2]):
-        assert np.shares_memory(p.value, buffer.working)
-        np.testing.assert_array_equal(p.value, p.master.astype("bfloat16"))
-    assert parameters[1].value is parameters[1].master
-    assert all(np.shares_memory(p.master, buffer.values) for p in parameters)
-
-
-def test_there_are_no_copies_where_nobody_wants_one() -> None:
-    for working, dtype in (([False, False], "float16"), ([True, False], "float32")):
-        parameters, buffer = half(working, dtype)
-        buffer.refresh()
-        assert buffer.working is None
-        assert all(p.value is p.master for p in parameters)

@@ -40,23 +40,6 @@ def test_each_layer_moves_by_its_own_momentum() -> None:
         np.testing.assert_allclose(s.variance, variance, rtol=1e-12)
 
 
-def test_update_clears_the_sums_and_counts_the_rows() -> None:
-    (statistic,), running = make((2, 0.1))
-    see(statistic, np.ones((5, 2)))
-    see(statistic, np.ones((3, 2)))
-    running.fold()
-    np.testing.assert_array_equal(running.sums, 0)
-
-
-def test_a_layer_that_saw_nothing_stays() -> None:
-    (first, second), running = make((2, 0.1), (2, 0.1))
-    see(first, np.ones((5, 2)))
-    running.fold()
-    np.testing.assert_array_equal(second.mean, 0)
-    np.testing.assert_array_equal(second.variance, 1)
-    assert (first.mean > 0).all()
-
-
 def test_a_single_row_has_no_variance_but_no_nan_either() -> None:
     (statistic,), running = make((1, 0.5))
     see(statistic, np.array([[3.0]]))

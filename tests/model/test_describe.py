@@ -7,18 +7,22 @@ from tests.each import each
 
 
 @each(
-    "error",
+    ("error", "told"),
     [
-        ValueError("a sentence."),
-        TypeError("a sentence."),
-        FileNotFoundError("a sentence."),
-        ImportError("a sentence."),
-        AgreedError("a sentence."),
-        ValueError("a\n   sentence."),
+        (ValueError("a\n   sentence."), "a sentence."),
+        (TypeError("a sentence."), "a sentence."),
+        (FileNotFoundError("a sentence."), "a sentence."),
+        (ImportError("a sentence."), "a sentence."),
+        (AgreedError("a sentence."), "a sentence."),
+        (ValueError("Größe 大きさ ≤ 5"), "Größe 大きさ ≤ 5"),
+        (ValueError(), "ValueError (PYDTNN_TRACEBACK=1 shows where)"),
+        (AssertionError(), "AssertionError (PYDTNN_TRACEBACK=1 shows where)"),
+        (RankError(3, "out of memory"), "rank 3: out of memory"),
+        (KeyboardInterrupt(), "interrupted (Ctrl-C)"),
     ],
 )
-def test_a_message_for_the_user_stands_by_itself(error):
-    assert describe(error) == "a sentence."
+def test_an_error_is_told_in_one_line(error, told):
+    assert describe(error) == told
 
 
 def test_a_fault_is_told_with_its_type_and_place():
@@ -27,19 +31,6 @@ def test_a_fault_is_told_with_its_type_and_place():
     assert describe(caught.value).startswith("ZeroDivisionError: division by zero (/")
     place = f"test_describe.py:{caught.traceback[-1].lineno + 1}; PYDTNN_TRACEBACK=1"
     assert place in describe(caught.value)
-
-
-@each("error", [ValueError(), AssertionError()])
-def test_an_error_without_words_is_told_by_its_type(error):
-    assert describe(error) == f"{type(error).__name__} (PYDTNN_TRACEBACK=1 shows where)"
-
-
-def test_an_error_of_another_rank_names_it():
-    assert describe(RankError(3, "out of memory")) == "rank 3: out of memory"
-
-
-def test_an_interrupt_is_no_fault():
-    assert describe(KeyboardInterrupt()) == "interrupted (Ctrl-C)"
 
 
 class Unspeakable(ValueError):
@@ -66,7 +57,3 @@ def test_no_escape_sequence_of_a_message_reaches_the_terminal(kind, monkeypatch)
     assert "x1b[2J" in describe(error)
     monkeypatch.setenv("PYDTNN_TRACEBACK", "1")
     assert requested_traceback(error).replace("\n", "").isprintable()
-
-
-def test_letters_of_all_languages_are_told_as_they_are():
-    assert describe(ValueError("Größe 大きさ ≤ 5")) == "Größe 大きさ ≤ 5"

@@ -103,6 +103,11 @@ def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters() -> 
     evaluation = StepContext(training=False)
     fused, plain = (model.forward(x, evaluation, keep=False)[0] for model in models)
     np.testing.assert_allclose(fused, plain, rtol=0, atol=0.02)
+    plain_memory, found = (
+        forecast_memory(Model(network(), IMAGE, formats=f), 32) for f in (None, ALL)
+    )
+    assert found.copies == found.parameters
+    assert found.peak > plain_memory.peak
     float32 = Model(network(), IMAGE).forward(x, evaluation, keep=False)[0]
     assert abs(float32 - plain).max() > 0.05
 
@@ -117,7 +122,7 @@ def test_random_rounding_depends_on_samples_and_epoch_only() -> None:
     assert not np.array_equal(whole, later)
 
 
-@pytest.mark.threads(1, 2, 3)
+@pytest.mark.threads(3)
 def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm: Communicator) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, *IMAGE)).astype("float32"), rng.integers(0, 4, 48)
@@ -134,15 +139,6 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm: Commu
     assert alone[1] < 1.4
 
 
-def test_the_forecast_of_memory_counts_rounded_copies() -> None:
-    plain, found = (
-        forecast_memory(Model(network(), IMAGE, formats=formats), 32, slots=1)
-        for formats in (None, ALL)
-    )
-    assert found.copies == found.parameters
-    assert found.peak > plain.peak
-
-
 @each(
     ("formats", "dtype", "reason"),
     [
@@ -153,6 +149,8 @@ def test_the_forecast_of_memory_counts_rounded_copies() -> None:
         ("weights=e4m3:stochastic", "float32", "round them to nearest"),
         ("gradients=float8", "float32", "formats: gradients: expected a format such as"),
         ("", "float32", "expected each of"),
+        ("messages=e4m3:channel", "float32", "messages are flat, without channels"),
+        ("messages=e4m3", "float32", "messages are those of a scheme"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(formats: str, dtype: str, reason: str) -> None:
@@ -160,8 +158,16 @@ def test_what_cannot_be_rounded_is_refused(formats: str, dtype: str, reason: str
         Model(Linear(2), (3,), dtype=dtype, formats=formats)
 
 
-def test_a_text_and_an_object_are_the_same() -> None:
-    assert Formats.parse("weights=e2m1:32") == Formats(weights=Rounding.parse("e2m1:32"))
+@pytest.mark.threads(2)
+def test_state_of_which_ranks_have_parts_is_refused_and_messages_are_the_compressor_float(
+    comm: Communicator,
+) -> None:
+    model = Model(network(), IMAGE, formats="optimizer=e4m3")
+    with pytest.raises(ValueError, match="requires whole arrays on each rank"):
+        Trainer(model, SGD(0.1), loss="cross_entropy", exchange=ShardedOptimizer(comm))
+    options = Formats.parse("messages=e2m1:32:stochastic").message_options
+    expected = {"exponent": 2, "mantissa": 1, "block": 32}
+    assert options == expected | dict.fromkeys(("finite", "scaled", "stochastic"), True)
 
 
 def test_optimizer_state_is_rounded_after_each_update_and_repeats() -> None:
@@ -182,24 +188,3 @@ def test_optimizer_state_is_rounded_after_each_update_and_repeats() -> None:
         np.testing.assert_array_equal(state[name], rest)
         assert not np.array_equal(plain.optimizer.state()[name], rest)
     assert checksums(first.model.state()) == checksums(second.model.state())
-
-
-@pytest.mark.threads(2)
-def test_state_of_which_ranks_have_parts_is_refused(comm: Communicator) -> None:
-    model = Model(network(), IMAGE, formats="optimizer=e4m3")
-    with pytest.raises(ValueError, match="requires whole arrays on each rank"):
-        Trainer(model, SGD(0.1), loss="cross_entropy", exchange=ShardedOptimizer(comm))
-
-
-def test_messages_are_the_compressor_float() -> None:
-    options = Formats.parse("messages=e2m1:32:stochastic").message_options
-    assert options == {
-        **{"exponent": 2, "mantissa": 1, "finite": True},
-        **{"scaled": True, "stochastic": True, "block": 32},
-    }
-    for text, reason in (
-        ("messages=e4m3:channel", "messages are flat, without channels"),
-        ("messages=e4m3", "messages are those of a scheme"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            Model(Linear(2), (3,), formats=text)

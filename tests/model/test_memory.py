@@ -4,139 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pydtnn import layers as nn
 from pydtnn.comm import create_communicator
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
-from pydtnn.layers import (
-    Add,
-    BatchNorm,
-    Branches,
-    Concat,
-    Conv2d,
-    Conv3d,
-    Dropout,
-    Flatten,
-    GlobalAvgPool3d,
-    GroupNorm,
-    Identity,
-    Layer,
-    LayerNorm,
-    Linear,
-    MaxPool2d,
-    MaxPool3d,
-    MultiHeadAttention,
-    Net,
-    Pad,
-    ReLU,
-    Residual,
-    Sequential,
-    Sigmoid,
-    Slice,
-    StepContext,
-)
 from pydtnn.model import Model
 from pydtnn.model.memory import Memory, forecast_memory
-from pydtnn.models import create_net, resnet20, vit
+from pydtnn.models import create_net, vit
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 
-WIDTH = 1000
 IMAGE = (32, 32, 3)
-
-
-def measure(model: Model, batch: int) -> tuple[int, int]:
-    """Bytes that a step keeps after forward, and at its peak, on top of the flat arrays."""
-    context = StepContext(training=True, samples=np.arange(batch))
-
-    def make_batch() -> np.ndarray:
-        return np.full((batch, *model.input_shapes[0]), 0.5, model.dtype)
-
-    def traced() -> tuple[int, int]:
-        return tracemalloc.get_traced_memory()
-
-    model.backward(*model.forward(make_batch(), context))  # fills caches
-    tracemalloc.start()
-    try:
-        residuals = model.forward(make_batch(), context)[1]
-        kept, _ = traced()
-        del residuals
-        tracemalloc.reset_peak()
-        x = make_batch()
-        y, residuals = model.forward(x, context)
-        dy = np.ones_like(y)
-        del y
-        model.backward(dy, residuals)
-        return kept, traced()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def forecast(model: Model, batch: int) -> tuple[int, int]:
-    memory = forecast_memory(model, batch)
-    return sum(memory.kept), memory.peak - memory.parameters - memory.gradients
-
-
-def test_what_a_resnet_keeps_is_forecast_within_two_per_cent() -> None:
-    model = Model(resnet20(10, (16, 16, 3)), (16, 16, 3), backend="numpy")
-    kept, _ = measure(model, 8)
-    # Python's own objects, a few hundred bytes a layer, are the difference
-    assert forecast(model, 8)[0] == pytest.approx(kept, rel=0.02)
-
-
-NETS: dict[str, Callable[[], Net]] = {
-    "in place": lambda: Sequential(Linear(WIDTH), ReLU(), Linear(WIDTH), ReLU(), Linear(WIDTH)),
-    "nothing in place": lambda: Sequential(Sigmoid(), Sigmoid(), Linear(WIDTH), Sigmoid()),
-    "residual": lambda: Sequential(
-        Linear(WIDTH), Residual(Sequential(Linear(WIDTH), ReLU(), Linear(WIDTH))), ReLU(), Linear(9)
-    ),
-    "views": lambda: Sequential(Linear(WIDTH), Identity(), Flatten(), Linear(WIDTH), Identity()),
-    "branches": lambda: Sequential(
-        Linear(WIDTH),
-        Branches(Identity(), ReLU(), Linear(WIDTH), merge=Add()),
-        Branches(Sigmoid(), ReLU(), merge=Concat()),
-        Linear(WIDTH),
-    ),
-    "padding": lambda: Sequential(Linear(WIDTH), Pad(((100, 100),)), Linear(WIDTH)),
-}
-
-
-@each("name", NETS)
-def test_what_is_kept_and_the_peak_are_forecast(name: str) -> None:
-    model = Model(NETS[name](), (WIDTH,), backend="numpy")
-    kept, peak = measure(model, 64)
-    expected_kept, expected_peak = forecast(model, 64)
-    array = 64 * WIDTH * model.dtype.itemsize
-    assert expected_kept == pytest.approx(kept, abs=0.05 * array)
-    # the reference kernels make dw, and up to two arrays in an activation, before they copy them
-    scratch = max(p.grad.nbytes for p in model.parameters.values()) + 2 * array
-    assert expected_peak - 0.05 * array <= peak <= expected_peak + scratch
-
-
-@each("layer", [BatchNorm(), GroupNorm(4), LayerNorm(), Dropout(0.5)])
-def test_small_arrays_of_norms_are_counted(layer: Net) -> None:
-    model = Model(Sequential(Linear(8), layer, Linear(8)), (8,), backend="numpy")
-    kept, _ = measure(model, 4000)
-    assert forecast(model, 4000)[0] == pytest.approx(kept, rel=0.05)
 
 
 @each("fuse", [True, False])
 def test_statistics_of_float64_have_two_parts_in_the_dry_run_too(fuse: bool) -> None:
-    net = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Conv2d(4, 3), BatchNorm())
+    net = nn.Sequential(nn.Conv2d(4, 3), nn.BatchNorm(), nn.ReLU(), nn.Conv2d(4, 3), nn.BatchNorm())
     model = Model(net, (6, 6, 4), backend="numpy", dtype="float64", fuse=fuse)
     assert sum(forecast_memory(model, 5).kept) >= 5 * (6 * 6 + 4 * 4) * 4 * 8
 
 
 def test_each_array_is_counted_once() -> None:
-    net = Sequential(Linear(10), ReLU(), Residual(Linear(10)), Linear(10))
+    net = nn.Sequential(nn.Linear(10), nn.ReLU(), nn.Residual(nn.Linear(10)), nn.Linear(10))
     memory = forecast_memory(Model(net, (10,), backend="numpy"), 4)
     row = 4 * 10 * 4
     # linear0 keeps the batch, relu1 its output (the residual's linear too), linear3 the sum
@@ -144,40 +41,38 @@ def test_each_array_is_counted_once() -> None:
 
 
 def test_the_flat_arrays_are_counted_with_their_padding() -> None:
-    memory = forecast_memory(Model(Linear(3), (5,), backend="numpy"), 2)
+    memory = forecast_memory(Model(nn.Linear(3), (5,), backend="numpy"), 2)
     assert isinstance(memory, Memory)
     assert memory.parameters == memory.gradients == 128  # 15 and 3 numbers, a line of 64 B each
     assert memory.peak == 256 + 2 * 5 * 4 + 2 * 3 * 4  # the batch, and y, which dy overwrites
 
 
-class Doubled(Layer):
+class Doubled(nn.Layer):
     """A user's layer, written with NumPy alone."""
 
-    def forward(self, *xs: np.ndarray, context: StepContext) -> tuple[np.ndarray, None]:
+    def forward(self, *xs: np.ndarray, context: nn.StepContext) -> tuple[np.ndarray, None]:
         return xs[0] + xs[0], None
 
     def backward(self, dy: np.ndarray, saved: None) -> np.ndarray:
         return 2 * dy
 
 
-IMAGE_NETS: dict[str, Callable[[], Net]] = {
+IMAGE_NETS: dict[str, Callable[[], nn.Net]] = {
     "resnet20": lambda: create_net("resnet20", 10, IMAGE),
-    "vgg11_bn": lambda: create_net("vgg11_bn", 10, IMAGE),
     "cnn": lambda: create_net("cnn", 10, IMAGE),
-    "mlp": lambda: create_net("mlp", 10, IMAGE),
     "vit": lambda: vit(48, 2, 3, 10, IMAGE, dropout=0.1, attention_dropout=0.1),
-    "all kinds": lambda: Sequential(
-        Conv2d(8, 3, padding=1),
-        Branches(
-            Sequential(Conv2d(8, 3, padding=1), BatchNorm(), Dropout(0.3)),
-            Sequential(Pad(((1, 1), (1, 1), (0, 0))), MaxPool2d(3, stride=1)),
-            merge=Concat(),
+    "all kinds": lambda: nn.Sequential(
+        nn.Conv2d(8, 3, padding=1),
+        nn.Branches(
+            nn.Sequential(nn.Conv2d(8, 3, padding=1), nn.BatchNorm(), nn.Dropout(0.3)),
+            nn.Sequential(nn.Pad(((1, 1), (1, 1), (0, 0))), nn.MaxPool2d(3, stride=1)),
+            merge=nn.Concat(),
         ),
-        Residual(Sequential(Conv2d(16, 1), GroupNorm(4), Sigmoid())),
-        Slice(slice(0, 16)),
+        nn.Residual(nn.Sequential(nn.Conv2d(16, 1), nn.GroupNorm(4), nn.Sigmoid())),
+        nn.Slice(slice(0, 16)),
         Doubled(),
-        Flatten(),
-        Linear(10),
+        nn.Flatten(),
+        nn.Linear(10),
     ),
 }
 
@@ -195,7 +90,7 @@ def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are() -> None:
     check_pool(IMAGE_NETS["cnn"](), True, 8, Adam(0.001))
 
 
-@each("recompute", [2, 5, "auto"])
+@each("recompute", [2, "auto"])
 @each("fuse", [True, False])
 @each("name", ["resnet20", "vit", "all kinds"])
 def test_the_peak_with_recomputation_is_forecast_to_the_byte(
@@ -206,16 +101,16 @@ def test_the_peak_with_recomputation_is_forecast_to_the_byte(
 
 @each("recompute", [None, 3])
 def test_the_peak_with_volumes_contains_the_planes_of_their_kernels(recompute: int | None) -> None:
-    net = Sequential(
-        *(Conv3d(8, 3, padding=1), BatchNorm(), ReLU(), MaxPool3d(2)),
-        *(Conv3d(16, 3, padding=1, bias=False), ReLU(), GlobalAvgPool3d(), Linear(10)),
+    net = nn.Sequential(
+        *(nn.Conv3d(8, 3, padding=1), nn.BatchNorm(), nn.ReLU(), nn.MaxPool3d(2)),
+        *(nn.Conv3d(16, 3, padding=1, bias=False), nn.ReLU(), nn.GlobalAvgPool3d(), nn.Linear(10)),
     )
     shape, options = (16, 12, 12, 4), {} if recompute is None else {"recompute": recompute}
     check_pool(net, True, 5, SGD(0.1), shape=shape, **options)
 
 
 def check_pool(
-    net: Net,
+    net: nn.Net,
     fuse: bool,
     batch: int,
     optimizer: Optimizer,
@@ -241,12 +136,6 @@ def check_pool(
     assert memory.pool == backend.memory.peak
     # blocks that are used again leave gaps of a few arrays at most
     assert backend.memory.peak_held < 1.05 * memory.pool + 2 * max(memory.kept)
-
-
-def test_a_model_deeper_than_the_recursion_limit_can_be_forecast() -> None:
-    net = Sequential(*(Sigmoid() for _ in range(sys.getrecursionlimit())), Linear(2))
-    memory = forecast_memory(Model(net, (10,), backend="numpy"), 3)
-    assert sum(memory.kept) > 0
 
 
 GROWTH = """
@@ -295,14 +184,14 @@ def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
 @each(("threads", "arrays"), [(1, 2), (2, 14)])
 def test_a_single_thread_has_two_parts_of_a_gradient_of_filters(threads: int, arrays: int) -> None:
     backend = create_backend("cpu", threads=threads, tuning="fixed")
-    model = Model(Conv2d(192, 16, stride=16, bias=False), (224, 224, 3), backend=backend)
+    model = Model(nn.Conv2d(192, 16, stride=16, bias=False), (224, 224, 3), backend=backend)
     assert forecast_memory(model, 1).scratch == arrays * 4 * 192 * 16 * 16 * 3 + (threads << 20)
 
 
 def test_scratch_memory_of_attention_grows_with_the_positions_and_not_their_square() -> None:
     backend = create_backend("cpu", threads=1, tuning="direct")
     few, many = (
-        forecast_memory(Model(MultiHeadAttention(1), (length, 64), backend=backend), 1).scratch
+        forecast_memory(Model(nn.MultiHeadAttention(1), (length, 64), backend=backend), 1).scratch
         for length in (1 << 11, 1 << 12)
     )
     # five packed operands of 64 elements, and a sum

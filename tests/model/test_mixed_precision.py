@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import Backend, create_backend
@@ -21,7 +18,6 @@ from pydtnn.layers import (
     Conv2d,
     Dropout,
     Flatten,
-    GlobalAvgPool2d,
     GroupNorm,
     Layer,
     LayerNorm,
@@ -35,11 +31,9 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
-from pydtnn.optimizers import OPTIMIZERS, Adam, Optimizer, get_optimizer
+from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.saving.weights import load_weights, save_weights
-from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 from tests.small_training import checksums
@@ -52,26 +46,14 @@ NUMPY = create_backend("numpy")
 IMAGE = (6, 6, 2)
 
 
-def smooth_convolutions() -> Sequential:
+def smooth() -> Sequential:
     """No ReLU and no maximum: they pass a gradient or do not, and rounding decides where."""
-    body = [Conv2d(8, 3, padding=1, bias=False), BatchNorm(), SiLU(), Conv2d(8, 3, padding=1)]
+    body = [Conv2d(8, 3, padding=1, bias=False), BatchNorm(), Conv2d(8, 3, padding=1)]
     return Sequential(
         *(Conv2d(8, 3, padding=1, bias=False), BatchNorm(), SiLU()),
         Residual(Sequential(*body, BatchNorm()), shortcut=Conv2d(8, 1)),
         *(AvgPool2d(2), GroupNorm(2), GELU(), Dropout(0.2), Conv2d(6, 3, groups=2), SiLU()),
-        *(GlobalAvgPool2d(), Linear(4)),
-    )
-
-
-def smooth_matrices() -> Sequential:
-    return Sequential(Flatten(), Linear(40), LayerNorm(), GELU(), Linear(20), SiLU(), Linear(4))
-
-
-def fused_chain() -> Sequential:
-    """Batch norms that convolutions take over."""
-    return Sequential(
-        *(Conv2d(8, 3, padding=1), BatchNorm(), Conv2d(8, 3, padding=1), BatchNorm()),
-        *(Conv2d(8, 1, bias=False), BatchNorm(), Flatten(), Linear(4)),
+        *(Flatten(), Linear(20), LayerNorm(), SiLU(), Linear(4)),
     )
 
 
@@ -83,11 +65,9 @@ def with_relu() -> Sequential:
     )
 
 
-def passes(
-    net: Callable[[], Sequential], dtype: str, *, backend: Backend = NUMPY, fuse: bool = True
-) -> list[np.ndarray]:
+def passes(dtype: str, *, backend: Backend = NUMPY, fuse: bool = True) -> list[np.ndarray]:
     """Outputs in training and inference, and the gradients of inputs and parameters."""
-    model = Model(net(), IMAGE, backend=backend, dtype=dtype, fuse=fuse, input_gradient=True)
+    model = Model(smooth(), IMAGE, backend=backend, dtype=dtype, fuse=fuse, input_gradient=True)
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(16, *IMAGE)), rng.normal(size=(16, 4))
     y, saved = model.forward(x, StepContext(training=True, samples=np.arange(16)))
@@ -101,12 +81,11 @@ def passes(
 
 @each("fuse", [False, True])
 @each("dtype", HALVES)
-@each("net", [smooth_convolutions, smooth_matrices, fused_chain])
 def test_outputs_and_gradients_are_those_of_float32_within_the_precision(
-    net: Callable[[], Sequential], dtype: str, fuse: bool, backend: Backend
+    dtype: str, fuse: bool, backend: Backend
 ) -> None:
-    results = passes(net, dtype, backend=backend, fuse=fuse)
-    for got, want in zip(results, passes(net, "float32"), strict=True):
+    results = passes(dtype, backend=backend, fuse=fuse)
+    for got, want in zip(results, passes("float32"), strict=True):
         assert got.dtype == "float32"
         assert np.linalg.norm(got - want) < BOUNDS[dtype] * np.linalg.norm(want)
 
@@ -152,12 +131,6 @@ def test_training_reaches_the_loss_of_float32(name: str, dtype: str) -> None:
     assert losses != expected
 
 
-@each("dtype", HALVES)
-def test_every_backend_trains(backend: Backend, dtype: str) -> None:
-    losses = fit(trainer_of(dtype, backend=backend))
-    assert losses == pytest.approx(fit(trainer_of("float32")), rel=0.1)  # learns fast: diverges
-
-
 def test_parameters_and_all_that_updates_them_are_float32() -> None:
     model = trainer_of("bfloat16").model
     assert model.dtype.name == "bfloat16"
@@ -181,15 +154,6 @@ def test_a_forward_pass_begins_by_rounding_the_parameters() -> None:
     np.testing.assert_array_equal(w.master, np.float32(1 + 2.0**-10))
     w.master[...] = 2
     np.testing.assert_array_equal(model.predict(x), 8)
-
-
-def test_small_steps_are_not_lost() -> None:
-    trainer = trainer_of("bfloat16", get_optimizer("sgd", lr=1e-5))
-    before = {name: array.copy() for name, array in trainer.model.state().items()}
-    fit(trainer, epochs=1)
-    w = trainer.model.parameters["linear7.w"]
-    moved = abs(w.master - before["linear7.w"])
-    assert 0 < moved.max() < 2.0**-9 * abs(w.master).max()  # less than bfloat16 tells apart
 
 
 class Share(Layer):
@@ -244,44 +208,11 @@ def test_weights_go_from_any_dtype_to_any_other(dtype: str, tmp_path: Path) -> N
     np.testing.assert_array_equal(w.value, w.master.astype(dtype))
 
 
-@each("dtype", HALVES)
-def test_a_resumed_training_ends_in_the_same_bytes(dtype: str, tmp_path: Path) -> None:
-    whole = trainer_of(dtype, Adam())
-    fit(whole, epochs=2)
-    first = trainer_of(dtype, Adam(), callbacks=[Checkpointer(tmp_path)])
-    fit(first, epochs=1)
-    second = trainer_of(dtype, Adam(), callbacks=[Checkpointer(tmp_path)])
-    assert load_checkpoint(tmp_path, second)
-    fit(second, epochs=2)
-    assert checksums(second.model.state()) == checksums(whole.model.state())
-    assert second.history == whole.history
-
-
-@pytest.mark.few(2)
-@pytest.mark.threads(1, 2, 3)
-@pytest.mark.parametrize("sync", [False, True])
-def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(
-    comm: Communicator, sync: bool
-) -> None:
-    def train(comm: Communicator) -> tuple[dict[str, str], list[float]]:
-        exchange = AllReduce(comm, sums=partial(ExactSums, shards=4))
-        trainer = trainer_of("bfloat16", exchange=exchange, sync_batch_norm=sync)
-        losses = fit(trainer)
-        return checksums(trainer.model.state()), losses
-
-    assert train(comm) == train(Serial())
-
-
-@pytest.mark.threads(2, 3)
+@pytest.mark.threads(2)
 def test_ranks_that_synchronise_batch_norm_train_as_one(comm: Communicator) -> None:
     together = fit(trainer_of("bfloat16", comm=comm, sync_batch_norm=True))
     alone = fit(trainer_of("bfloat16", sync_batch_norm=True))
     assert together == pytest.approx(alone, rel=1e-2)  # sums in another order round elsewhere
-
-
-def test_micro_batches_add_up_in_float32() -> None:
-    whole, cut = (trainer_of("bfloat16", accumulation=n, sync_batch_norm=True) for n in (1, 4))
-    assert fit(cut) == pytest.approx(fit(whole), rel=1e-2)
 
 
 def test_the_forecast_counts_16_bit_arrays_and_copies() -> None:
@@ -297,10 +228,5 @@ def test_the_forecast_counts_16_bit_arrays_and_copies() -> None:
     assert (half.copies, single.copies) == (half.parameters // 2, 0)
     flat = 3 * single.parameters
     assert half.peak - flat - half.copies < 0.6 * (single.peak - flat)
-
-
-def test_a_summary_tells_of_the_copies() -> None:
-    model = Model(Linear(64), (64,), backend="numpy", dtype="float16")
-    assert "16.2 KiB parameters, 8.12 KiB 16-bit copies, 16.2 KiB gradients" in model.summary()
-    model = Model(Linear(64), (64,), backend="numpy")
-    assert "16-bit" not in model.summary()
+    summary = Model(Linear(64), (64,), backend="numpy", dtype="float16").summary()
+    assert "16.2 KiB parameters, 8.12 KiB 16-bit copies, 16.2 KiB gradients" in summary

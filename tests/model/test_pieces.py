@@ -38,9 +38,7 @@ def test_boxes_contain_a_range_in_order(shape: tuple[int, ...]) -> None:
 
 @each("part", PARTS.values())
 @each("length", [1, 4, 1000])
-def test_the_parts_of_all_ranks_make_the_whole_array_block_by_block(
-    part: Part, length: int
-) -> None:
+def test_parts_give_and_take_the_whole_array_block_by_block(part: Part, length: int) -> None:
     whole = np.arange(prod(part.shape), dtype=float).reshape(part.shape)
     pieces = [part_piece("w", part.take(whole, place), part, place) for place in places(part)]
     result = np.full(whole.size, -1.0)
@@ -50,18 +48,11 @@ def test_the_parts_of_all_ranks_make_the_whole_array_block_by_block(
             piece.give(start, stop, result[start:stop])
         assert sum(piece.region.elements(start, stop) for piece in pieces) == stop - start
     np.testing.assert_array_equal(result.reshape(whole.shape), whole)
-
-
-@each("part", PARTS.values())
-@each("length", [1, 5, 1000])
-def test_a_part_is_taken_from_the_whole_array_block_by_block(part: Part, length: int) -> None:
-    whole = np.arange(prod(part.shape), dtype=float).reshape(part.shape)
     for place in places(part):
         own = np.full(part.local_shape(place), -1.0)
         piece = part_piece("w", own, part, place)
         for start in range(0, whole.size, length):
-            stop = min(start + length, whole.size)
-            piece.take(start, stop, whole.reshape(-1)[start:stop])
+            piece.take(start, stop := min(start + length, whole.size), result[start:stop])
         np.testing.assert_array_equal(own, part.take(whole, place))
 
 

@@ -3,61 +3,32 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import create_backend
 from pydtnn.layers import (
-    Add,
-    BatchNorm,
-    Block,
-    Branches,
-    Concat,
     Conv2d,
-    Dropout,
     Flatten,
-    GlobalAvgPool2d,
     Layer,
     Linear,
-    MaxPool2d,
     Net,
     ReLU,
-    Residual,
     Sequential,
     Sigmoid,
     StepContext,
     Tanh,
 )
-from pydtnn.layers.blocks import Graph
-from pydtnn.layers.collectives import Pending, Steps, Sum
-from pydtnn.layers.communicating import Communicating
-from pydtnn.layers.node import Node
 from pydtnn.model import Model
-from pydtnn.model.execution import CollectiveCall
 from pydtnn.model.memory import Forecast, forecast_memory
 from pydtnn.models import create_net
+from pydtnn.parallel.mesh import Mesh
 from tests.each import each
-
-IMAGE = (9, 7, 3)
-
-
-def block(filters: int, stride: int = 1) -> Net:
-    body = Sequential(
-        Conv2d(filters, 3, padding=1, stride=stride, bias=False),
-        BatchNorm(),
-        ReLU(),
-        Conv2d(filters, 3, padding=1, bias=False),
-        BatchNorm(),
-    )
-    if stride == 1:
-        return Sequential(Residual(body), ReLU())
-    by = Sequential(Conv2d(filters, 1, stride=stride, bias=False), BatchNorm())
-    return Sequential(Residual(body, by), ReLU())
+from tests.model.networks import IMAGE, NETS, assert_same, passes, projection
 
 
 def chain() -> Net:
@@ -66,205 +37,69 @@ def chain() -> Net:
     )
 
 
-def residual() -> Net:
-    return Sequential(
-        Conv2d(16, 3, padding=1),
-        BatchNorm(),
-        ReLU(),
-        *(block(16) for _ in range(3)),
-        block(20, stride=2),
-        block(20),
-        Dropout(0.3),
-        GlobalAvgPool2d(),
-        Linear(3),
-    )
-
-
-def branches() -> Net:
-    return Sequential(
-        Conv2d(6, 5, stride=2, padding=2),
-        Branches(
-            Sequential(Conv2d(4, 3, padding=1), BatchNorm(), ReLU()),
-            Sequential(MaxPool2d(3, stride=1, padding=1), Dropout(0.5)),
-            Sequential(Conv2d(2, 1), Sigmoid()),
-            merge=Concat(),
-        ),
-        BatchNorm(),
-        Conv2d(4, 3, dilation=2, padding=2),
-        Flatten(),
-        Linear(3),
-    )
-
-
-class Shared(Block):
-    """A layer used three times, an input read late, and two outputs, one of them early."""
-
-    def wire(self, graph: Graph, *inputs: Node) -> tuple[Node, ...]:
-        conv, norm = Conv2d(3, 3, padding=1), BatchNorm()
-        (x,) = inputs
-        first = graph.add(norm, graph.add(conv, x))
-        second = graph.add(norm, graph.add(conv, graph.add(Tanh(), first)))
-        third = graph.add(conv, graph.add(ReLU(), second))
-        end = graph.add(Add(), graph.add(Add(), third, first), x)
-        return second, graph.add(Linear(3), graph.add(Flatten(), end))
-
-
-NETS: dict[str, Callable[[], Net]] = {
-    "chain": chain,
-    "residual": residual,
-    "branches": branches,
-    "shared": Shared,
-}
-
-
 def model_of(net: Net, *, threads: int = 1, **options: Any) -> Model:
     backend = create_backend("cpu", threads=threads, tuning="fixed")
     return Model(net, IMAGE, backend=backend, **options)
-
-
-def step(model: Model, *, batch: int = 5, accumulate: bool = False) -> dict[str, bytes]:
-    """All that a forward and a backward pass compute, as bytes."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(batch, *model.input_shapes[0])).astype(model.dtype)
-    y, saved = model.forward(x, StepContext(training=True, seed=3, samples=np.arange(batch)))
-    ys = y if isinstance(y, tuple) else (y,)
-    dys = tuple(rng.normal(size=part.shape).astype(part.dtype) for part in ys)
-    dx = model.backward(dys, saved, accumulate=accumulate)
-    seen = {name: p.grad for name, p in model.parameters.items() if not p.frozen}
-    seen |= {f"y{i}": part for i, part in enumerate(ys)} | {"sums": model.statistics.sums}
-    return {name: array.tobytes() for name, array in seen.items()} | (
-        {} if dx is None else {"dx": dx.tobytes()}
-    )
 
 
 @each("options", [{}, {"fuse": False}, {"dtype": "float64", "threads": 2}])
 @each("name", NETS)
 def test_every_way_to_recompute_gives_the_same_bytes(name: str, options: dict[str, Any]) -> None:
     model = model_of(NETS[name](), input_gradient=True, **options)
-    expected, again = step(model), step(model, accumulate=True)
+    expected, again = passes(model), passes(model, accumulate=True)
     first, nodes = 1, len(model.graph.nodes)
     rng = np.random.default_rng(1)
     places = np.arange(first + 1, nodes)
-    ways = [places, places[-1:], *(places[rng.random(len(places)) < 0.3] for _ in range(6))]
+    ways = [places, places[-1:], *(places[rng.random(len(places)) < 0.3] for _ in range(3))]
     for cuts in ways:
         model.statistics.begin_step()
         model.cut([first, *map(int, cuts)])
-        assert step(model) == expected
-        assert step(model, accumulate=True) == again
+        assert_same(passes(model), expected)
+        assert_same(passes(model, accumulate=True), again)
 
 
-class Scaled(BatchNorm):
-    """A user's layer that changes what batch norm computes."""
+@each("axes", [{"filter": 2}, {"spatial": 2}])
+def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(axes: dict[str, int]) -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, **axes)
+        model = model_of(projection(), mesh=mesh, fuse=False, dtype="float64")
+        sent: list[dict[str, int]] = []
+        results = []
+        for cuts in ((), (1, *range(3, len(model.graph.nodes), 3))):
+            before = {name: t.messages for name, t in mesh.traffic.items()}
+            model.statistics.begin_step()
+            model.cut(cuts)
+            results.append(passes(model))
+            sent.append({n: t.messages - before.get(n, 0) for n, t in mesh.traffic.items()})
+        assert_same(*results)
+        assert {n: m for n, m in sent[0].items() if "norm" in n} == {
+            n: m for n, m in sent[1].items() if "norm" in n
+        }
+        assert sum(sent[1].values()) > sum(sent[0].values())
 
-    def forward(self, *xs: Any, context: StepContext, total: Any = None) -> tuple[Any, Any]:
-        y, saved = super().forward(*xs, context=context, total=total)
-        return 2 * y, saved
-
-    def backward_sums(self, dy: Any, saved: Any) -> tuple[Any, Any]:
-        return super().backward_sums(2 * dy, saved)
-
-
-class Asking(Communicating, Layer):
-    """A layer that adds up its output over ranks."""
-
-    def communicates(self, *, training: bool, joint: bool) -> bool:
-        return True
-
-    def forward(self, *xs: Any, context: StepContext) -> tuple[Any, None]:
-        raise NotImplementedError
-
-    def backward(self, dy: Any, saved: None) -> Any:
-        raise NotImplementedError
-
-    def forward_steps(self, *xs: Any, context: StepContext, joint: bool) -> Steps:
-        total = (yield Sum(xs[0].reshape(-1), ("filter",))).wait()
-        return total.reshape(xs[0].shape), None
-
-    def backward_steps(self, dy: Any, saved: None, *, joint: bool) -> Steps:
-        return (yield Sum(dy.reshape(-1), ("filter",))).wait().reshape(dy.shape)
-
-
-def test_a_subclass_of_batch_norm_is_repeated_as_it_is() -> None:
-    net = Sequential(Conv2d(4, 3), Scaled(), Conv2d(4, 3), Scaled(), Flatten(), Linear(2))
-    model = model_of(net)
-    expected = step(model)
-    model.statistics.begin_step()
-    model.cut((1, 3, 5))
-    assert step(model) == expected
-
-
-@each("fuse", [True, False])
-def test_exchanges_are_repeated_and_sums_of_batch_norm_are_not(fuse: bool) -> None:
-    asked_by: list[str] = []
-
-    def communicate(calls: Sequence[CollectiveCall]) -> list[Pending]:
-        asked_by.append(calls[0][0].name)
-        arrays = [op.array for _, op in calls if isinstance(op, Sum)]
-        if asked_by[-1] == "asking":  # of two ranks with equal arrays
-            return [Pending(None, partial(np.multiply, 2, array)) for array in arrays]
-        total = sum(arrays[1:], arrays[0])
-        return [Pending(None, lambda: total)] * len(calls)
-
-    net = Sequential(
-        Conv2d(4, 3, name="conv"),
-        BatchNorm(name="norm"),
-        ReLU(),
-        Asking(name="asking"),
-        Conv2d(4, 3),
-        Flatten(),
-        Linear(2),
-    )
-    model = model_of(net, fuse=fuse)
-    rng = np.random.default_rng(0)
-    xs = [rng.normal(size=(n, *IMAGE)).astype("float32") for n in (3, 2)]
-    contexts = [StepContext(training=True, samples=np.arange(len(x))) for x in xs]
-
-    def run() -> list[bytes]:
-        asked_by.clear()
-        model.statistics.begin_step()
-        done = model.forward_shards(xs, contexts, communicate=communicate, joint=True)
-        model.backward_shards(
-            [np.ones_like(y) for y, _ in done],
-            [saved for _, saved in done],
-            communicate=communicate,
-            joint=True,
-        )
-        return [model.statistics.sums.tobytes(), *(b.grads.tobytes() for b in model.buckets)]
-
-    expected = run()
-    assert asked_by == ["norm", "asking", "asking", "norm"]
-    model.cut((1, [node.name for node in model.graph.nodes].index("asking") + 1))
-    assert run() == expected
-    assert asked_by == ["norm", "asking", "asking", "asking", "norm"]
+    run_threads(2, rank)
 
 
 def test_frozen_layers_at_the_beginning_do_not_run_again() -> None:
-    model = model_of(residual(), recompute=4)
+    model = model_of(projection(), recompute=4)
     whole = model.segments
-    model.freeze("conv2d0", "batchnorm1", "sequential3")
+    model.freeze("conv2d0", "batchnorm1", "residual3")
     first = min(model.graph.trained)
     assert model.cuts[0] == first > 1
     assert whole is not model.segments
-    got = step(model)
+    got = passes(model)
     model.cut(())
     model.statistics.begin_step()
-    assert step(model) == got
+    assert_same(passes(model), got)
 
 
-def test_a_pass_for_inference_keeps_and_repeats_nothing() -> None:
-    model = model_of(residual(), recompute=3)
+def test_a_pass_for_inference_repeats_nothing() -> None:
+    model = model_of(projection(), recompute=3)
     x = np.ones((2, *IMAGE), "float32")
-    expected = model_of(residual()).predict(x)
-    np.testing.assert_array_equal(model.predict(x), expected)
-    with_gradient = StepContext(training=False)
-    y, saved = model.forward(x, with_gradient)
-    model.backward(np.ones_like(y), saved)
-    gradients = [p.grad.copy() for p in model.parameters.values()]
+    np.testing.assert_array_equal(model.predict(x), model_of(projection()).predict(x))
+    expected = passes(model, training=False)
     model.cut(())
-    y, saved = model.forward(x, with_gradient)
-    model.backward(np.ones_like(y), saved)
-    for p, gradient in zip(model.parameters.values(), gradients, strict=True):
-        np.testing.assert_array_equal(p.grad, gradient)
+    assert_same(passes(model, training=False), expected)
 
 
 def names_before_cuts(model: Model) -> list[str]:
@@ -286,7 +121,7 @@ def test_checkpoints_are_the_ends_of_named_layers_and_blocks() -> None:
     assert len(vgg.cuts) >= 2
 
 
-@each("name", ["residual", "branches", "chain"])
+@each("name", ["projection", "pooled branches", "views"])
 def test_parts_save_about_equally_many_bytes(name: str) -> None:
     model = model_of(NETS[name](), recompute=3)
     assert len(model.segments.parts) == 2
@@ -367,15 +202,6 @@ def test_with_several_micro_batches_in_flight_the_last_part_is_recomputed_too() 
     assert four.memory(model.cuts).peak < four.memory(model.cuts[:-1]).peak
     kept = sum(one.memory(()).kept)
     assert four.memory(()).peak == pytest.approx(one.memory(()).peak + 3 * kept, rel=0.01)
-    x = np.ones((2, 32, 32, 3), "float32")
-    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(2)))
-    model.backward(np.ones_like(y), saved)
-    gradients = [p.grad.copy() for p in model.parameters.values()]
-    model.cut(())
-    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(2)))
-    model.backward(np.ones_like(y), saved)
-    for p, gradient in zip(model.parameters.values(), gradients, strict=True):
-        np.testing.assert_array_equal(p.grad, gradient)
 
 
 class Doubled(Layer):

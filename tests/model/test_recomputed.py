@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pydtnn.layers import (
     GELU,
@@ -40,6 +42,7 @@ from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.model.memory import forecast_memory
 from tests.each import each
+from tests.model.networks import assert_same, passes, unit
 
 SHAPE = (40, 24)
 BATCH = 32
@@ -51,19 +54,14 @@ def block() -> Net:
     return Sequential(Residual(attention), Residual(mlp))
 
 
-def unit(filters: int, kernel: int) -> list[Net]:
-    conv = Conv2d(filters, kernel, padding=kernel // 2, bias=False)
-    return [conv, BatchNorm(), ReLU()]
-
-
 def inception() -> Net:
     def block() -> Net:
-        pooled = Sequential(AvgPool2d(3, 1, padding=1), *unit(2, 1))
+        pooled = Sequential(AvgPool2d(3, 1, padding=1), *unit(2))
         return Branches(
-            Sequential(*unit(5, 1)), Sequential(*unit(4, 1), *unit(3, 3)), pooled, merge=Concat()
+            Sequential(*unit(5)), Sequential(*unit(4), *unit(3)), pooled, merge=Concat()
         )
 
-    return Sequential(Reshape((8, 5, 24)), *unit(6, 3), block(), block(), Flatten(), Linear(3))
+    return Sequential(Reshape((8, 5, 24)), *unit(6), block(), block(), Flatten(), Linear(3))
 
 
 class Dense(Block):
@@ -82,7 +80,14 @@ def dense() -> Net:
     return Sequential(Reshape((8, 5, 24)), Conv2d(6, 3, padding=1), *blocks, *end)
 
 
+def tied() -> Net:
+    """The logits compute the last norm again."""
+    embedding = Embedding(11, 8, tied=True)
+    return Sequential(embedding, LayerNorm(), embedding)
+
+
 NETS = {
+    "tied": tied,
     "inception": inception,
     "dense": dense,
     "transformer": lambda: Sequential(Linear(24), block(), block(), LayerNorm(), Linear(3)),
@@ -97,15 +102,6 @@ NETS = {
         Flatten(), Linear(6), ReLU(), Linear(6), ArcTan(), Linear(5), Sigmoid(), Linear(2)
     ),
 }
-
-
-def results(model: Model) -> list[np.ndarray]:
-    """Output and gradients of one step."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(BATCH, *model.input_shapes[0])).astype(model.dtype)
-    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(BATCH)))
-    model.backward(rng.normal(size=y.shape).astype(y.dtype), saved)
-    return [y, *(p.grad.copy() for p in model.parameters.values() if p.grad is not None)]
 
 
 def keeping(model: Model) -> Model:
@@ -126,10 +122,12 @@ def keeping(model: Model) -> Model:
 def test_gradients_are_the_same_bytes_as_with_outputs_that_are_kept(
     name: str, dtype: str, backend: Any
 ) -> None:
-    models = [Model(NETS[name](), SHAPE, backend=backend, dtype=dtype, seed=3) for _ in range(2)]
+    if name == "tied" and dtype == "bfloat16":
+        pytest.skip("tokens are float32 or float64")
+    shape, options = SHAPE[: 1 if name == "tied" else 2], {"backend": backend, "dtype": dtype}
+    models = [Model(NETS[name](), shape, seed=3, **options) for _ in range(2)]
     assert any(getattr(layer, "recomputed", False) for layer in models[0].layers)
-    for got, expected in zip(results(models[0]), results(keeping(models[1])), strict=True):
-        assert got.tobytes() == expected.tobytes()
+    assert_same(passes(models[0], batch=BATCH), passes(keeping(models[1]), batch=BATCH))
 
 
 def test_a_block_of_a_transformer_keeps_ten_arrays_instead_of_sixteen() -> None:
@@ -147,27 +145,26 @@ def test_a_block_of_a_transformer_keeps_ten_arrays_instead_of_sixteen() -> None:
     assert 16 <= kept(keeping(model())) < 16 + small
 
 
-def test_convolutions_do_not_keep_a_concatenation_of_normalised_inputs() -> None:
-    def kept(model: Model) -> int:
-        return sum(forecast_memory(model, BATCH).kept)
+def saved_bytes(net: Callable[[], Net]) -> int:
+    """What recomputed outputs would take."""
+    model, before = (Model(net(), SHAPE, backend="cpu") for _ in range(2))
+    keeping(before)
+    return sum(forecast_memory(before, BATCH).kept) - sum(forecast_memory(model, BATCH).kept)
 
-    model, before = (Model(inception(), SHAPE, backend="cpu") for _ in range(2))
+
+def test_convolutions_do_not_keep_a_concatenation_of_normalised_inputs() -> None:
     pixels, channels = 4 * BATCH * 8 * 5, 5 + 3 + 2
-    assert kept(keeping(before)) - kept(model) == pixels * channels  # the second is an output's
+    assert saved_bytes(inception) == pixels * channels  # the second is an output's
 
 
 def test_norms_do_not_keep_concatenations_but_the_units_of_which_they_consist() -> None:
-    def kept(model: Model) -> int:
-        return sum(forecast_memory(model, BATCH).kept)
-
-    model, before = (Model(dense(), SHAPE, backend="cpu") for _ in range(2))
     first, second = (8 + 10 + 12) - 3 * 2, (6 + 8) - 2 * 2  # channels
-    assert kept(keeping(before)) - kept(model) == 4 * BATCH * (8 * 5 * first + 4 * 2 * second)
+    assert saved_bytes(dense) == 4 * BATCH * (8 * 5 * first + 4 * 2 * second)
 
 
 def residual(activation: Callable[[], Layer], blocks: int = 5) -> Net:
     def body() -> Net:
-        return Sequential(*unit(4, 3), Conv2d(6, 3, padding=1), BatchNorm())
+        return Sequential(*unit(4), Conv2d(6, 3, padding=1), BatchNorm())
 
     first = [Reshape((8, 5, 24)), Conv2d(6, 3, padding=1), BatchNorm(), activation()]
     parts = [part for _ in range(blocks) for part in (Residual(body()), activation())]
@@ -187,39 +184,13 @@ def test_every_second_sum_of_a_resnet_is_not_kept(
     assert [norm.drops for norm in norms if norm.keeps] == [True, False, True, False, False]
     kept, whole = (sum(forecast_memory(m, BATCH).kept) for m in (model, keeping(before)))
     assert whole - kept == 2 * BATCH * 8 * 5 * 6 * model.dtype.itemsize
-    for got, expected in zip(results(model), results(before), strict=True):
-        assert got.tobytes() == expected.tobytes()
+    assert_same(passes(model, batch=BATCH), passes(before, batch=BATCH))
 
 
 def test_a_concatenation_passes_on_views_only_where_they_are_added() -> None:
     model = Model(dense(), SHAPE, backend="cpu")
     joins = [node for node in model.graph.nodes if isinstance(node.layer, Concat)]
     assert [node.pitched for node in joins] == [(), (0,), (0,), (), (0,)]
-
-
-def test_inference_and_frozen_layers_compute_outputs_once() -> None:
-    calls: list[str] = []
-
-    model = Model(Sequential(Linear(6), GELU(), Linear(2, name="last")), SHAPE, backend="cpu")
-    kernels: Any = model.backend.elementwise
-    forward = kernels.forward
-
-    def counted(name: str, x: Any, **options: Any) -> None:
-        calls.append(name)
-        forward(name, x, **options)
-
-    kernels.forward = counted
-    model.predict(np.zeros((1, *SHAPE), "float32"))
-    assert calls == ["gelu"]
-    results(model)
-    assert calls == ["gelu"] * 3
-    model.freeze("last")  # the product that reads the output is not computed
-    results(model)
-    assert calls == ["gelu"] * 4
-    model.thaw("last")
-    model.freeze("linear0")  # GELU does not run backward, so that its input is not kept
-    results(model)
-    assert calls == ["gelu"] * 5
 
 
 class Twice(Linear):
@@ -234,12 +205,12 @@ class Halved(GELU):
         return y / 2, saved
 
 
-@each("middle", [(GELU, Twice), (Halved, Linear)])
+@each("middle", [(GELU, Twice), (Halved, Linear), (GELU, partial(Conv2d, kernel_size=1))])
 def test_layers_that_override_the_computation_exchange_arrays(middle: Any) -> None:
     first, second = middle
-    model = Model(Sequential(Linear(6), first(), second(2)), SHAPE, backend="numpy")
+    model = Model(Sequential(Linear(6), first(), second(2)), (6, 6, 2), backend="numpy")
     assert not model.layers[1].recomputed
-    results(model)
+    passes(model)
 
 
 @each("at", range(2, 8))
@@ -250,29 +221,5 @@ def test_segments_that_are_recomputed_keep_values_only(at: int) -> None:
 
     plain, cut = (Model(net(), SHAPE, backend="cpu", seed=3) for _ in range(2))
     cut.cut((1, at))
-    for got, expected in zip(results(cut), results(plain), strict=True):
-        assert got.tobytes() == expected.tobytes()
+    assert_same(passes(cut), passes(plain))
     assert sum(forecast_memory(cut, BATCH).kept) <= sum(forecast_memory(plain, BATCH).kept)
-
-
-def test_logits_of_a_tied_embedding_compute_the_last_norm_again() -> None:
-    def net() -> Net:
-        embedding = Embedding(11, 8, tied=True)
-        return Sequential(embedding, LayerNorm(), embedding)
-
-    got, expected = (Model(net(), (5,), backend="cpu", seed=3) for _ in range(2))
-    keeping(expected)
-    tokens = np.random.default_rng(0).integers(11, size=(4, 5)).astype("float32")
-    grads = []
-    for model in (got, expected):
-        y, saved = model.forward(tokens, StepContext(training=True))
-        model.backward(y, saved)
-        grads.append([p.grad.tobytes() for p in model.parameters.values()])
-    assert grads[0] == grads[1]
-    assert got.layers[1].recomputed
-
-
-def test_a_convolution_reads_the_array() -> None:
-    model = Model(Sequential(Linear(4), GELU(), Conv2d(3, 3)), (6, 6, 2), backend="cpu")
-    assert not model.layers[1].recomputed
-    results(model)

@@ -32,8 +32,7 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
-from pydtnn.model.replay import Calls
-from pydtnn.models import create_net
+from pydtnn.models import cifar_densenet, create_net
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
 
@@ -50,23 +49,22 @@ class Doubled(Layer):
         return dy * np.float32(2)
 
 
-class Recorder(Observer):
-    """Keeps the names of activities."""
+class Other(Linear):
+    """A subclass, which may compute anything."""
 
-    def __init__(self):
-        self.names = []
-
-    def begin(self, kind, name, *, nbytes=0, bucket=-1):
-        self.names.append(name)
+    def forward(self, *xs, context):
+        return super().forward(xs[0] + 1, context=context)
 
 
 class Seen(Observer):
-    """Keeps the passes of layers."""
+    """Keeps the names of activities, and the passes of layers."""
 
     def __init__(self):
+        self.names = []
         self.passes = []
 
     def begin(self, kind, name, *, nbytes=0, bucket=-1):
+        self.names.append(name)
         if kind in (Kind.FORWARD, Kind.BACKWARD):
             self.passes.append((kind, name))
 
@@ -81,28 +79,17 @@ def dataset(shape=IMAGES, samples=28):
     )
 
 
-def train(
-    net,
-    shape=IMAGES,
-    *,
-    repeats=True,
-    epochs=2,
-    optimizer=None,
-    callbacks=(),
-    model=None,
-    samples=28,
-    **options,
-):
+def train(net, shape=IMAGES, *, repeats=True, optimizer=None, callbacks=(), model=(), **options):
     """Train; return the trainer and the bytes of all arrays of the model."""
     backend = create_backend("cpu", threads=1, tuning="fixed")
-    model = Model(net(), shape, backend=backend, **(model or {}))
+    model = Model(net(), shape, backend=backend, **dict(model))
     optimizer = copy.deepcopy(optimizer) or SGD(0.05, momentum=0.9)
     trainer = Trainer(
         model, optimizer, progress=False, callbacks=copy.deepcopy([*callbacks]), **options
     )
     if not repeats:
         trainer.steps.replays.why_not = "the loops are compared with"
-    trainer.fit(dataset(shape, samples), epochs=2, batch_size=8)
+    trainer.fit(dataset(shape), epochs=2, batch_size=8)
     return trainer, {name: array.tobytes() for name, array in model.state().items()}
 
 
@@ -111,28 +98,6 @@ def assert_same(net, shape=IMAGES, *, repeated=3, **options):
     replays = trainer.steps.replays
     assert replays.repeated >= repeated, replays.why_not
     assert values == train(net, shape, repeats=False, **options)[1]
-
-
-def dropping():
-    return Sequential(
-        Conv2d(8, 3, padding=1), ReLU(), Dropout(0.3), Flatten(), Linear(16), ReLU(), Linear(10)
-    )
-
-
-NETS = {
-    "resnet8": IMAGES,
-    "mlp": IMAGES,
-}
-
-
-@each("name", NETS)
-def test_networks_have_the_same_bytes(name):
-    shape = NETS[name]
-    assert_same(lambda: create_net(name, 10, shape), shape)
-
-
-def test_dropout_has_new_masks_in_every_step():
-    assert_same(dropping)
 
 
 def vision_transformer():
@@ -148,63 +113,73 @@ def vision_transformer():
     )
 
 
-def test_transformers_of_images_have_the_same_bytes():
-    assert_same(vision_transformer)
-
-
-@each("normalised", [False, True])
-def test_branches_that_are_concatenated_have_the_same_bytes(normalised):
+def concatenated(*norm):
     """With norms, convolutions have the output of `Concat` joined again."""
 
     def unit(filters, kernel):
-        norm = (BatchNorm(), ReLU()) if normalised else ()
-        return Sequential(Conv2d(filters, kernel, padding=kernel // 2), *norm)
+        return Sequential(Conv2d(filters, kernel, padding=kernel // 2), *(n() for n in norm))
 
-    def net():
-        branches = Branches(unit(4, 1), unit(8, 3), merge=Concat())
-        return Sequential(branches, Conv2d(3, 3), Flatten(), Linear(10))
-
-    assert_same(net)
+    branches = Branches(unit(4, 1), unit(8, 3), merge=Concat())
+    return Sequential(branches, Conv2d(3, 3), Flatten(), Linear(10))
 
 
-def test_concatenations_that_norms_do_not_keep_have_the_same_bytes():
-    assert_same(lambda: create_net("densenet40", 10, (8, 8, 3)), shape=(8, 8, 3))
+def dropping():
+    """Masks are new in every step."""
+    body = (Conv2d(8, 3, padding=1), ReLU(), Dropout(0.3))
+    return Sequential(*body, Flatten(), Linear(16), ReLU(), Linear(10))
+
+
+def small():
+    return create_net("resnet8", 10, IMAGES)
 
 
 @each(
-    "options",
+    "net",
     [
-        {"accumulation": 2},
-        {"optimizer": AdamW(0.01, clip_norm=0.5)},
-        {"model": {"recompute": 3}},
-        {"model": {"dtype": "bfloat16"}},
-        {"model": {"dtype": "float64"}},
-        {"model": {"fuse": False}, "repeated": 0},
-        {"callbacks": (ExponentialMovingAverage(0.9),)},
+        *(small, dropping, vision_transformer, concatenated),
+        *(partial(create_net, "mlp", 10, IMAGES), partial(concatenated, BatchNorm, ReLU)),
+        partial(cifar_densenet, 10, 10, IMAGES, growth=4),  # norms do not keep concatenations
     ],
 )
-def test_options_of_training_have_the_same_bytes(options):
-    assert_same(lambda: create_net("resnet8", 10, IMAGES), **options)
+def test_networks_have_the_same_bytes(net):
+    assert_same(net)
 
 
-def test_the_last_batch_of_an_epoch_has_another_size():
-    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
-    assert trainer.steps.replays.repeated == 1 + 2  # of 3 full batches: the loops run in epoch 1
+@each(
+    ("options", "repeated"),
+    [
+        ({"accumulation": 2}, 3),
+        ({"optimizer": AdamW(0.01, clip_norm=0.5)}, 3),
+        ({"model": {"recompute": 3}}, 3),
+        ({"model": {"dtype": "bfloat16"}}, 3),
+        ({"model": {"fuse": False}}, 0),
+        ({"callbacks": (ExponentialMovingAverage(0.9),)}, 3),
+    ],
+)
+def test_options_of_training_have_the_same_bytes(options, repeated):
+    assert_same(small, repeated=repeated, **options)
 
 
 def test_layers_of_users_run_by_the_loops():
-    net = lambda: Sequential(Flatten(), Doubled(), Linear(10))  # noqa: E731
-    assert_same(net, repeated=0)
-    trainer, _ = train(net)
+    for layer in (Doubled, partial(Other, 10)):
+        net = lambda layer=layer: Sequential(Flatten(), layer(), Linear(10))  # noqa: E731
+        assert_same(net, repeated=0)
+    trainer, _ = train(lambda: Sequential(Flatten(), Doubled(), Linear(10)))
     assert "Doubled does not declare that it is `only_kernels`" in trainer.steps.replays.why_not
+    assert trainer.steps.replays.repeated == 0
 
 
-def test_a_subclass_of_a_layer_of_the_library_runs_by_the_loops():
-    class Other(Linear):
-        def forward(self, *xs, context):
-            return super().forward(xs[0] + 1, context=context)
+def test_observers_see_the_layers_of_repeated_steps_and_attributes_may_change():
+    class Thinner(Callback):
+        def on_step_end(self, trainer):
+            trainer.model.layers[2].rate = 0.1 * (trainer.step % 3)
 
-    assert_same(lambda: Sequential(Flatten(), Other(10)), repeated=0)
+    assert_same(dropping, repeated=0, callbacks=[Thinner()])
+    seen, expected = Seen(), Seen()
+    trainer, _ = train(small, observers=[seen])
+    train(small, observers=[expected], repeats=False)
+    assert trainer.steps.replays.repeated == 1 + 2  # of 3 full batches: the loops run in epoch 1
+    assert seen.passes == expected.passes
 
 
 @each("own", [True, False])
@@ -266,30 +241,10 @@ def test_a_method_of_a_class_that_is_replaced_within_an_epoch_is_noticed(name, m
     assert early[6] != never[6]
 
 
-def test_observers_see_the_layers_of_repeated_steps():
-    seen, expected = Seen(), Seen()
-    net = lambda: create_net("resnet8", 10, IMAGES)  # noqa: E731
-    trainer, _ = train(net, observers=[seen])
-    train(net, observers=[expected], repeats=False)
-    assert trainer.steps.replays.repeated
-    assert seen.passes == expected.passes
-
-
-def test_an_attribute_of_a_layer_that_changes_counts_from_the_next_step_on():
-    def thinner(trainer):
-        trainer.model.layers[2].rate = 0.1 * (trainer.step % 3)
-
-    class Changing(Callback):
-        def on_step_end(self, trainer):
-            thinner(trainer)
-
-    assert_same(dropping, repeated=0, callbacks=[Changing()])
-
-
 @each("kinds", [("bn",), ("conv", "bn"), ("conv",)])
 def test_layers_that_are_frozen_later_have_the_same_bytes(kinds, monkeypatch):
     def both_fits():
-        trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+        trainer, _ = train(small)
         model = trainer.model
         model.set_frozen([n for n in model.parameters if any(kind in n for kind in kinds)])
         for _ in range(2):  # values change in their places
@@ -304,11 +259,11 @@ def test_layers_that_are_frozen_later_have_the_same_bytes(kinds, monkeypatch):
 
 
 def test_kernels_that_are_observed_from_some_step_on_are_reported():
-    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+    trainer, _ = train(small)
     batch = Batch(np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64"), np.arange(8), 0, 8)
     for _ in range(3):
         trainer.train_step(batch, 2, 0)
-    recorder = Recorder()
+    recorder = Seen()
     with observed_kernels(trainer.model.backend, recorder):
         for _ in range(4):
             recorder.names.clear()
@@ -321,34 +276,27 @@ def test_kernels_that_are_observed_from_some_step_on_are_reported():
 
 
 def test_an_error_between_the_passes_leaves_the_memory_free():
-    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
+    trainer, _ = train(small)
     replays, memory = trainer.steps.replays, trainer.model.backend.memory
     x, y = np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64")
+    batch = Batch(x, y, np.arange(8), 0, 8)
     for _ in range(3):
-        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+        trainer.train_step(batch, 2, 0)
     before, repeated = memory.in_use, replays.repeated
     compute, trainer.objective.compute = trainer.objective.compute, None
     with pytest.raises(TypeError):
-        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+        trainer.train_step(batch, 2, 0)
     trainer.objective.compute = compute
     assert replays.repeated == repeated + 1
     assert memory.in_use <= before
     for _ in range(3):
-        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
-    assert replays.repeated > repeated + 1
-
-
-def test_memory_that_another_array_has_taken_is_not_written():
-    trainer, _ = train(lambda: create_net("resnet8", 10, IMAGES))
-    replays, memory = trainer.steps.replays, trainer.model.backend.memory
-    x, y = np.zeros((8, *IMAGES), "float32"), np.zeros(8, "int64")
-    for _ in range(3):
-        trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
-    repeated, other = replays.repeated, memory.zeros((1 << 18,), np.dtype("float32"))
-    trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+        trainer.train_step(batch, 2, 0)
+    repeated = replays.repeated
+    other = memory.zeros((1 << 18,), np.dtype("float32"))  # takes memory of the recorded step
+    trainer.train_step(batch, 2, 0)
     assert not other.any()
     del other
-    trainer.train_step(Batch(x, y, np.arange(8), 0, 8), 2, 0)
+    trainer.train_step(batch, 2, 0)
     assert replays.repeated == repeated + 1
 
 
@@ -373,8 +321,7 @@ def test_memory_that_had_an_array_before_a_step_and_has_another_after_it_is_not_
 
 
 def test_inputs_are_read_where_they_are_and_not_kept():
-    net = lambda: create_net("resnet8", 10, IMAGES)  # noqa: E731
-    trainers = [train(net, repeats=repeats)[0] for repeats in (True, False)]
+    trainers = [train(small, repeats=repeats)[0] for repeats in (True, False)]
     x = np.random.default_rng(4).normal(size=(64, *IMAGES))
     parts = [x[i : i + 8].astype("float32") for i in range(0, 40, 8)]
     parts += [x[40:48], x[47:39:-1].astype("float32")[::-1]]  # of another type, and turned
@@ -389,22 +336,6 @@ def test_inputs_are_read_where_they_are_and_not_kept():
     first, second = ([a.tobytes() for a in t.model.state().values()] for t in trainers)
     assert first == second
     assert [i for i, ref in enumerate(kept) if ref() is not None] == []
-
-
-def test_calls_are_given_other_arrays_and_views_of_them():
-    backend = create_backend("cpu", threads=1, tuning="fixed")
-    calls, out = [], np.zeros(4, "float32")
-    recorder = Kernels(backend, calls.append)
-    first = np.arange(12, dtype="float32")
-    (own, copied), given = recorder.inputs([first, first[4:]])
-    assert own is first
-    assert not np.may_share_memory(first, copied)
-    with recorder.recording():
-        backend.elementwise.add(own[8:], copied[:4], out=out)
-    recorded = Calls(plain=calls, inputs=given)
-    recorded.take([np.full(12, 5, "float32"), np.full(8, 2, "float32")], backend.memory)
-    recorded.repeat(None)
-    assert out.tolist() == [7] * 4
 
 
 def test_an_earlier_array_is_kept_as_long_as_its_recording():

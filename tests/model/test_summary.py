@@ -20,6 +20,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
+from pydtnn.model.summary import layer_costs
 from pydtnn.models import resnet20
 
 
@@ -39,15 +40,6 @@ def test_there_is_a_line_for_each_layer_with_its_numbers() -> None:
     assert [line.split()[0] for line in lines[2:7]] == [
         "conv", "relu1", "maxpool2d2", "flatten3", "linear4",
     ]  # fmt: skip
-
-
-def test_columns_are_aligned() -> None:
-    table = small().summary().splitlines()[2:7]
-    assert len({line.index(kind) for line, kind in zip(table, KINDS, strict=True)}) == 1
-    assert len({len(line) for line in table}) == 1
-
-
-KINDS = ("Conv2d", "ReLU", "MaxPool2d", "Flatten", "Linear")
 
 
 def test_the_totals_are_those_of_the_model() -> None:
@@ -92,19 +84,18 @@ def test_a_backend_with_a_memory_pool_gets_its_peak_in_the_units_of_the_other_li
     assert "memory pool" not in small().summary()
 
 
-def test_a_network_too_small_for_the_memory_pool_has_no_line_for_it() -> None:
-    net = Sequential(Flatten(), Linear(2))
-    assert "memory pool" not in Model(net, (2, 2, 1), backend="cpu").summary(1)
-
-
-def test_memory_grows_with_the_batch_and_the_rest_does_not() -> None:
-    one, two = (small().summary(batch).splitlines() for batch in (1, 2))
-    assert one[-3] != two[-3]
-    assert [line for line in one if "parameters" in line] == [
-        line for line in two if "parameters" in line
-    ]
-
-
 def test_an_empty_batch_has_no_summary() -> None:
     with pytest.raises(ValueError, match="summary: batch must be at least 1, got 0"):
         small().summary(0)
+
+
+def test_the_work_of_every_layer_is_that_of_the_samples() -> None:
+    model = Model(Sequential(Linear(4, name="fc"), ReLU(name="relu")), (3,), backend="numpy")
+    costs, fc = layer_costs(model, 10), model.layers["fc"].cost(10)
+    assert list(costs) == ["fc", "relu"]
+    assert [*costs["fc"].values()] == ["Linear", 16, *fc]
+    assert [*costs["fc"]][2:] == [f"{way}_{what}" for what in ("flops", "bytes") for way in WAYS]
+    assert costs["relu"]["parameters"] == 0
+
+
+WAYS = ("forward", "backward")

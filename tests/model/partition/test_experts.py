@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,10 @@ from pydtnn.comm.serial import Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear, MixtureOfExperts, Sequential
 from pydtnn.layers.base import Penalties, StepContext
-from pydtnn.layers.exchanged_experts import ExchangedExperts
-from pydtnn.layers.experts import Experts
 from pydtnn.model import Model
 from pydtnn.model.memory import forecast_memory
-from pydtnn.model.model import example_inputs
-from pydtnn.model.partition import rules
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.each import each
 
 TOKENS, LENGTH, N = 7, 5, 6
@@ -44,7 +38,8 @@ Axes = dict[str, int]
 @pytest.mark.parametrize(
     "mesh",
     [
-        *({"expert": ranks} for ranks in (2, 3, 4)),
+        {"expert": 3},
+        {"m": 2},  # samples along another axis are gathered for experts
         {"data": 2, "expert": 2},
         {"expert": 2, "tensor": 2},
         {"context": 2, "expert": 2},
@@ -54,13 +49,13 @@ Axes = dict[str, int]
 )
 @pytest.mark.parametrize("net", NETS)
 def test_divided_experts_equal_serial_training(net: str, mesh: Axes) -> None:
-    check_plan(NETS[net], (LENGTH,), meshes=[mesh], batch=5)
+    plan = {"*": {"data": "m"}} if "m" in mesh else None
+    check_plan(NETS[net], (LENGTH,), plan, meshes=[mesh], batch=5)
 
 
 @pytest.mark.filterwarnings("ignore:Trainer")  # of few micro-batches
-@each("schedule", ["1f1b", "interleaved", "zb_v"])
-@each("mesh", [{"pipeline": 2}, {"pipeline": 2, "expert": 2}])
-def test_losses_of_routers_in_all_stages_count(mesh: Axes, schedule: str) -> None:
+@each(("schedule", "mesh"), [("1f1b", {"pipeline": 2, "expert": 2}), ("zb_v", {"pipeline": 2})])
+def test_losses_of_routers_in_all_stages_count(schedule: str, mesh: Axes) -> None:
     net = partial(NETS["gshard"], tied=False)
     ranks, serial = int(np.prod([*mesh.values()])), train(Serial(), {}, net())
     own = {"micro_batches": 3, "pipeline_schedule": schedule}
@@ -68,11 +63,9 @@ def test_losses_of_routers_in_all_stages_count(mesh: Axes, schedule: str) -> Non
         assert trainer.losses == pytest.approx(serial.losses, abs=1e-12)
 
 
-@pytest.mark.few(2)
-@pytest.mark.mpi(2, 3, 4)
-@pytest.mark.parametrize("net", NETS)
-def test_divided_experts_equal_serial_training_on_mpi(comm: Communicator, net: str) -> None:
-    check_plan(NETS[net], (LENGTH,), meshes=[{"expert": comm.size}], comm=comm, batch=5)
+@pytest.mark.mpi(2)
+def test_divided_experts_equal_serial_training_on_mpi(comm: Communicator) -> None:
+    check_plan(NETS["gshard"], (LENGTH,), meshes=[{"expert": comm.size}], comm=comm, batch=5)
 
 
 def train(
@@ -98,40 +91,10 @@ def test_losses_are_those_of_one_rank_and_samples_may_be_few(axes: Axes) -> None
         assert own.losses == pytest.approx(serial.losses, abs=1e-12)
 
 
-def test_algorithms_are_chosen_with_tokens() -> None:
-    def rank(comm: Communicator) -> bool:
-        model = Model(NETS["gshard"](), (LENGTH,), mesh=Mesh(comm, expert=2))
-        rng = np.random.default_rng(0)
-        (x,) = example_inputs(model, 9, rng)
-        return bool(np.isin(x, np.arange(TOKENS)).all())
-
-    assert run_threads(2, rank) == [True, True]
-
-
-def test_checkpoints_of_any_mesh_are_loaded_on_any_other(tmp_path: Path) -> None:
-    def save(comm: Communicator, name: str, **axes: int) -> dict[str, np.ndarray]:
-        trainer = train(comm, axes, NETS["gshard"]())
-        save_checkpoint(tmp_path / name, trainer)
-        return trainer.model.state()
-
-    def load(comm: Communicator, name: str, **axes: int) -> dict[str, np.ndarray]:
-        mesh = Mesh(comm, **axes)
-        model = Model(NETS["gshard"](), (LENGTH,), dtype="float64", mesh=mesh, seed=5)
-        load_checkpoint(tmp_path / name, Trainer(model, "adam", mesh=mesh, progress=False))
-        return model.state()
-
-    cut = run_threads(2, lambda comm: save(comm, "cut", expert=2))
-    whole = save(Serial(), "whole")
-    others = run_threads(3, lambda comm: load(comm, "whole", expert=3))
-    for one, other in ((load(Serial(), "cut"), cut[1]), (others[2], whole)):
-        for name in one:
-            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
 # -- messages
 
 
-@each("ranks", [2, 3, 4])
+@each("ranks", [2, 3])
 def test_rows_travel_to_their_experts_and_back(ranks: int) -> None:
     experts, width, samples, values = 5, 3, 7, 8
     x = np.random.default_rng(3).normal(size=(samples, LENGTH, width))
@@ -198,20 +161,6 @@ def test_operations_of_all_ranks_are_those_of_one(ranks: int) -> None:
     assert own[0] >= own[-1]  # the first ranks have one expert more
 
 
-def test_parameters_and_kept_values_of_a_rank_are_a_part() -> None:
-    def rank(comm: Communicator) -> tuple[float, float]:
-        net = gpt(256, (128,), depth=4, heads=4, width=256, experts=8)
-        model = Model(net, (128,), mesh=Mesh(comm, expert=comm.size))
-        memory = forecast_memory(model, 8)
-        return memory.parameters, sum(memory.kept)
-
-    ((parameters, kept),) = run_threads(1, rank)
-    for ranks, part in ((2, 0.54), (4, 0.31)):
-        for own in run_threads(ranks, rank):
-            assert own[0] <= part * parameters
-            assert own[1] <= 1.02 / ranks * kept
-
-
 # -- refusals
 
 
@@ -225,62 +174,3 @@ def test_a_network_without_experts_is_refused() -> None:
     words = "^Plan: expert divides the experts of a network, and this one has none; use data"
     with pytest.raises(ValueError, match=words):
         check_plan(partial(GPT), (LENGTH,), meshes=[{"expert": 2}])
-
-
-def test_samples_along_another_axis_are_gathered_for_experts() -> None:
-    plan = {"*": {"data": "m"}}
-    check_plan(NETS["gshard"], (LENGTH,), plan, meshes=[{"m": 2}], batch=3)
-
-
-# -- broken variants
-
-
-def lose_a_row(layer: Any, *args: Any, right: Any = Experts.compute) -> Any:
-    results, kept = right(layer, *args)
-    results[-1:] = 0
-    return results, kept
-
-
-def keep_the_order_of_ranks(layer: Any, rows: Any, sent: Any, received: Any) -> Any:
-    return (yield from RIGHT(layer, rows[::-1].copy(), sent, received))
-
-
-RIGHT = ExchangedExperts._exchange
-
-
-@each(
-    ("method", "wrong", "words"),
-    [
-        ("compute", lose_a_row, r"^block0\.moe\.experts: the output is the first that differs"),
-        (
-            "_exchange",
-            keep_the_order_of_ranks,
-            r"^block0\.moe\.experts: the output is the first that differs",
-        ),
-        (
-            "penalise",
-            lambda *arguments: None,
-            r"^block1\.moe\.experts: the gradient of the input, which is .* of block1\.moe\.router",
-        ),
-    ],
-)
-def test_a_broken_exchange_is_refused_with_the_name_of_the_layer(
-    monkeypatch: pytest.MonkeyPatch, method: str, wrong: Any, words: str
-) -> None:
-    monkeypatch.setattr(ExchangedExperts, method, wrong)
-    with pytest.raises(AssertionError, match=words):
-        check_plan(NETS["gshard"], (LENGTH,), meshes=[{"expert": 2}], batch=4)
-
-
-def test_a_forgotten_sum_of_a_router_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rules.samples
-
-    def wrong(draft: Any, axis: str) -> None:
-        right(draft, axis)
-        if str(draft.whole.name).endswith("router"):
-            draft.summed.clear()
-
-    monkeypatch.setattr(rules, "samples", wrong)
-    words = r"router: the gradient block\d\.moe\.router\.w of rank \d differs"
-    with pytest.raises(AssertionError, match=words):
-        check_plan(NETS["gshard"], (LENGTH,), meshes=[{"expert": 2}], batch=4)

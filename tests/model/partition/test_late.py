@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import numpy as np
-import pytest
 
 from pydtnn import Mesh, Model
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Identity, Sequential, StepContext
-from pydtnn.model.passes import LatePasses
+from pydtnn.layers import StepContext
 from pydtnn.models import create_net
 from pydtnn.utils.observer import Kind, Observer
 
@@ -43,35 +39,12 @@ def activities(comm: Communicator) -> list[tuple[Kind, str]]:
         return order.begun
 
 
-def test_the_convolution_of_a_shortcut_runs_while_the_main_branch_is_exchanged() -> None:
+def test_a_shortcut_runs_while_the_main_branch_is_exchanged_which_ends_before_it_is_read() -> None:
     for begun in run_threads(2, activities):
         names = [name for kind, name in begun if kind is Kind.FORWARD]
         start, end = [i for i, name in enumerate(names) if name == EXCHANGE]
         assert BESIDE in names[start + 1 : end]
-
-
-def test_an_exchange_ends_before_a_layer_reads_its_result() -> None:
-    for begun in run_threads(2, activities):
         for kind, reader in ((Kind.FORWARD, "stage2.0.bn2"), (Kind.BACKWARD, "stage2.0.conv2")):
             names = [name for own, name in begun if own is kind]
             last = max(i for i, name in enumerate(names) if name == EXCHANGE)
             assert last < names.index(reader)
-
-
-def test_a_pass_is_finished_once_for_a_layer_that_reads_its_result_twice() -> None:
-    *_, source, reader = Model(Sequential(Identity(), Identity()), (3,)).graph.nodes
-    reader.inputs = (source, source)
-
-    def run() -> Generator[str, str, str]:
-        return (yield "asked") + "!"
-
-    late = LatePasses()
-    begin = late.begin(source, run(), True)
-    assert next(begin) == "asked"
-    with pytest.raises(StopIteration):
-        begin.send("sum")
-    assert late.of(reader) == late.of_all() == [source]
-    with pytest.raises(StopIteration) as end:
-        next(late.finish(source))
-    assert end.value.value == "sum!"
-    assert late.of_all() == []

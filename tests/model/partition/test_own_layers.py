@@ -12,6 +12,7 @@ from pydtnn.layers import Communicating, Conv2d, Flatten, Layer, Linear, Net, Se
 from pydtnn.layers.collectives import Sum
 from pydtnn.layers.parameters import Cut
 from pydtnn.model import Model
+from pydtnn.model.execution import run_together
 from pydtnn.model.partition import PlanError
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
@@ -100,6 +101,13 @@ def test_one_with_a_rule_computes_its_stripes() -> None:
     check_plan(
         net(OnStripes()), SHAPE, "spatial", meshes=[{"spatial": 3}, {"data": 2, "spatial": 2}]
     )
+
+
+def test_without_ranks_a_layer_that_communicates_is_named() -> None:
+    model = Model(net(OnStripes(name="mean")), SHAPE)
+    calls = ((node, Sum(np.ones(1), ())) for node in model.graph.nodes if node.name == "mean")
+    with pytest.raises(ValueError, match="mean: this layer exchanges arrays"):
+        run_together([calls], None)  # type: ignore[list-item]
 
 
 def test_without_a_mesh_and_along_the_axis_of_samples_no_rule_is_needed() -> None:

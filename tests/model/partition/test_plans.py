@@ -1,125 +1,74 @@
-"""Networks under plans compute what serial training does."""
+"""Networks under plans compute what serial training does; tests/fuzz draws others of both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from pydtnn.comm import Communicator
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.layers import (
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool2d,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sequential,
+)
 from pydtnn.testing import check_plan
-from tests.model.partition.networks import ALL, NETWORKS, WIDE
-
-FIRST_STRIPES = {
-    "resnet20": {"stem": {"spatial": "model"}, "stage1": {"spatial": "model"}},
-    "vgg11": {"stage[12]_*": {"spatial": "model"}},
-    "windows": {"conv[12]": {"spatial": "model"}},
-    "tall": {"conv1": {"spatial": "model"}},
-    "concat": {"stem": {"spatial": "model"}, "inception": {"spatial": "model"}},
-}
-"""The layers that are cut into stripes in a plan that changes along the network."""
-
-
-def changing(network: str, later: str) -> dict[str, dict[str, str]]:
-    return FIRST_STRIPES[network] | {"*": {later: "model"}}
-
+from tests.model.networks import IMAGE, NETS
 
 Axes = dict[str, int]
-STRATEGIES = ("filter", "channel", "alternate", "spatial", "width", "data")
 
-ONE_AXIS: list[tuple[str, str, Axes]] = [
-    (network, strategy, {"model" if strategy == "data" else strategy: ranks})
-    for network in NETWORKS
-    for strategy in STRATEGIES
-    for ranks in (2, 3, 4)
-]
 
-HYBRIDS: list[tuple[str, Any, Axes]] = [
-    *(
-        (network, plan, {"data": 2, plan: 2})
-        for network in NETWORKS
-        for plan in ("filter", "channel", "alternate", "spatial", "width")
-    ),
-    *((network, None, {"spatial": 2, "width": 2}) for network in NETWORKS),
-    *((network, None, {"spatial": 2, "filter": 2}) for network in NETWORKS),
-    *((network, None, {"filter": 2, "channel": 2}) for network in NETWORKS),
-    *(
-        (network, changing(network, later), mesh)
-        for network in NETWORKS
-        for later in ("data", "alternate")
-        for mesh in ({"model": 2}, {"model": 3}, {"data": 2, "model": 2})
-    ),
+def tall() -> Sequential:
+    """Convolutions of stripes that are much taller than their halos."""
+    body = (Conv2d(4, 5, padding=2), BatchNorm(), ReLU(), Conv2d(4, 3, padding=1))
+    first = (Conv2d(4, 3, padding=1), BatchNorm(), ReLU(), Residual(Sequential(*body)), ReLU())
+    second = (Conv2d(6, 3, stride=2, padding=1), BatchNorm(), ReLU())
+    last = Conv2d(4, (3, 1), padding=((1, 0), (0, 0)))
+    return Sequential(*first, *second, last, GlobalAvgPool2d(), Linear(5))
+
+
+FIRST_STRIPES = {"*conv2d0": {"spatial": "model"}}
+CASES: list[tuple[str, Any, Axes]] = [
+    ("projection", "filter", {"filter": 3}),
+    ("projection", "channel", {"data": 2, "channel": 2}),
+    ("projection", FIRST_STRIPES | {"*": {"data": "model"}}, {"model": 3}),
+    ("projection", "spatial", {"spatial": 2}),
+    ("projection", None, {"filter": 2, "channel": 2}),
+    ("pooled branches", "alternate", {"data": 2, "alternate": 2}),
+    ("pooled branches", "data", {"model": 2}),
+    ("pooled branches", None, {"spatial": 2, "width": 2}),
+    ("pooled branches", None, {"spatial": 2, "filter": 2}),
+    ("pooled branches", FIRST_STRIPES | {"*": {"alternate": "model"}}, {"model": 2}),
+    ("dense", "alternate", {"alternate": 3}),
+    ("dense", "width", {"width": 3}),
+    ("shared", "data", {"model": 2}),
+    ("tall", "spatial", {"spatial": 2}),
+    ("tall", "channel", {"channel": 4}),
 ]
 
 
 def name_of(value: Any) -> str | None:
-    if isinstance(value, dict) and all(isinstance(n, int) for n in value.values()):
-        return "x".join(f"{axis}{n}" for axis, n in value.items())
-    if isinstance(value, Mapping):
-        return "stripes-" + next(iter(value["*"]))
+    if isinstance(value, dict):
+        return "x".join(f"{key}{n}" for key, n in value.items() if isinstance(n, int)) or "stripes"
     return None
 
 
-def check(network: str, plan: Any, mesh: Axes, **options: Any) -> None:
-    net, shape = ALL[network]
-    check_plan(net, shape, plan, meshes=[mesh], batch=3, **options)
-
-
-QUICK = [
-    ("windows", "filter", {"filter": 3}),
-    ("windows", "channel", {"data": 2, "channel": 2}),
-    ("concat", "alternate", {"alternate": 3}),
-    ("concat", "data", {"model": 2}),
-    ("concat", None, {"spatial": 2, "width": 2}),
-    ("windows", changing("windows", "data"), {"data": 2, "model": 2}),
-    ("resnet8", "spatial", {"spatial": 3}),
-    ("tall", "spatial", {"spatial": 2}),
-]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("network", "plan", "mesh"), QUICK, ids=name_of)
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("network", "plan", "mesh"), CASES, ids=name_of)
 def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
-    check(network, plan, mesh)
-
-
-def _marked(network: str, plan: Any, mesh: Axes) -> Any:
-    """Cases of small networks are run by `make test-all`, the others on request."""
-    marks = pytest.mark
-    small = network in ("windows", "concat") and 4 not in mesh.values()
-    return pytest.param(network, plan, mesh, marks=[marks.long if small else marks.matrix])
-
-
-@pytest.mark.parametrize(
-    ("network", "plan", "mesh"),
-    [_marked(*case) for case in (*ONE_AXIS, *HYBRIDS) if case not in QUICK],
-    ids=name_of,
-)
-def test_every_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
-    check(network, plan, mesh)
+    net, shape = (tall, (83, 5, 2)) if network == "tall" else (NETS[network], IMAGE)
+    check_plan(net, shape, plan, meshes=[mesh], batch=3)
 
 
 @pytest.mark.mpi(2)
 def test_a_plan_equals_serial_training_on_mpi(comm: Communicator) -> None:
-    check_plan(*ALL["resnet8"], "spatial", comm=comm, batch=3)
-
-
-@pytest.mark.matrix
-@pytest.mark.mpi(2, 4)
-@pytest.mark.parametrize("plan", STRATEGIES)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_plan_equals_serial_training_on_mpi(
-    comm: Communicator, network: str, plan: str
-) -> None:
-    check_plan(*NETWORKS[network], plan, comm=comm, batch=3)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("plan", ["filter", "spatial"])
-def test_a_wide_network_equals_serial_training(plan: str) -> None:
-    check_plan(*WIDE, plan, meshes=[{plan: 2}], batch=2)
+    check_plan(NETS["projection"], IMAGE, "spatial", comm=comm, batch=3)
 
 
 def shared() -> Sequential:
@@ -133,7 +82,6 @@ def shared() -> Sequential:
 @pytest.mark.parametrize(
     ("plan", "mesh"),
     [
-        ("spatial", {"spatial": 2}),
         ({"conv": {"filter": "a"}, "*": {"spatial": "a"}}, {"a": 2}),
         ({"conv_1": {"filter": "a"}, "*": {"data": "a"}}, {"data": 2, "a": 2}),
     ],

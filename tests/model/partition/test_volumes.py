@@ -103,21 +103,6 @@ def test_stripes_send_halos_sums_and_means() -> None:
         }
 
 
-def test_thick_stripes_send_rows_of_dy_in_backward() -> None:
-    rows, p = 160, 2
-    x = np.zeros((N, rows, W, 3), "float32")
-
-    def rank(comm: Communicator) -> tuple[int, int]:
-        mesh = Mesh(comm, spatial=p)
-        layers = Sequential(Conv2d(8, 3, padding=1, name="a"), GlobalAvgPool2d())
-        model = Model(layers, (rows, W, 3), mesh=mesh)
-        y, saved = model.forward(x, StepContext(training=True, samples=np.arange(N)))
-        model.backward(y, saved)
-        return mesh.traffic["a"].messages, mesh.traffic["a"].bytes
-
-    assert run_threads(p, rank) == [(2, N * W * (3 + 8) * S)] * p
-
-
 def test_a_change_from_rows_to_samples_sends_each_block_once() -> None:
     p = 3
     plan = {"[ab]": {"spatial": "m"}, "*": {"data": "m"}}

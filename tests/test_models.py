@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.data import ArrayDataset
+from pydtnn.data import ArrayDataset, TokenDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, StepContext
 from pydtnn.layers.node import nodes
@@ -20,14 +21,13 @@ from pydtnn.models import (
     cifar_densenet,
     cifar_resnet,
     create_net,
+    gpt,
     imagenet_densenet,
     imagenet_resnet,
-    mlp,
     vgg,
-    vit,
 )
 from pydtnn.models.auxiliary import Heads
-from pydtnn.optimizers import Adam
+from pydtnn.optimizers import SGD, AdamW
 from pydtnn.training.trainer import Trainer
 from tests.each import each
 
@@ -52,14 +52,7 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("vgg16_bn", IMAGENET, 1000): 138_365_992,
     ("vgg19", IMAGENET, 1000): 143_667_240,
     ("vgg19_bn", IMAGENET, 1000): 143_678_248,
-    ("vgg11", CIFAR, 10): 9_225_610,
     ("vgg11_bn", CIFAR, 10): 9_231_114,
-    ("vgg13", CIFAR, 10): 9_410_122,
-    ("vgg13_bn", CIFAR, 10): 9_416_010,
-    ("vgg16", CIFAR, 10): 14_719_818,
-    ("vgg16_bn", CIFAR, 10): 14_728_266,
-    ("vgg19", CIFAR, 10): 20_029_514,
-    ("vgg19_bn", CIFAR, 10): 20_040_522,
     ("resnet8", CIFAR, 10): 78_042,
     ("resnet20", CIFAR, 10): 272_474,
     ("resnet32", CIFAR, 10): 466_906,
@@ -73,10 +66,7 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("resnet101", IMAGENET, 1000): 44_549_160,
     ("resnet152", IMAGENET, 1000): 60_192_808,
     ("resnet18", CIFAR, 10): 11_173_962,
-    ("resnet34", CIFAR, 10): 21_282_122,
     ("resnet50", CIFAR, 10): 23_520_842,
-    ("resnet101", CIFAR, 10): 42_512_970,
-    ("resnet152", CIFAR, 10): 58_156_618,
     ("vit_tiny", IMAGENET, 1000): 5_717_416,  # of the ViTs as in timm
     ("vit_small", IMAGENET, 1000): 22_050_664,
     ("vit_b16", IMAGENET, 1000): 86_567_656,
@@ -100,9 +90,6 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("densenet169", IMAGENET, 1000): 14_149_480,
     ("densenet201", IMAGENET, 1000): 20_013_928,
     ("densenet121", CIFAR, 10): 6_956_298,
-    ("densenet161", CIFAR, 10): 26_482_378,
-    ("densenet169", CIFAR, 10): 12_493_322,
-    ("densenet201", CIFAR, 10): 18_104_330,
     ("googlenet", IMAGENET, 1000): 6_624_904,
     ("googlenet", CIFAR, 10): 5_490_986,
     ("inception_v3", INCEPTION, 1000): 23_834_568,
@@ -112,8 +99,6 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("mobilenet_v2", CIFAR, 10): 2_236_682,
     ("cosmoflow", (128, 128, 128, 4), 4): 5_597_604,
 }
-# 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
-OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
 
 
 def wire(net: Block, shape: tuple[int, ...]) -> Graph:
@@ -128,10 +113,6 @@ def parameters(graph: Graph) -> int:
     return sum(own.values())
 
 
-def test_every_model_has_its_number_here() -> None:
-    assert {name for name, _, _ in PARAMETERS} == set(MODELS)
-
-
 @each("key", PARAMETERS)
 def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], int]) -> None:
     name, shape, classes = key
@@ -143,96 +124,46 @@ def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], in
     assert [node.shape for node in graph.outputs] == [(*positions, classes)]
 
 
-@each(
-    ("name", "shape", "options", "count"),
-    [
-        # torchvision's resnext101_32x8d, resnext101_64x4d and wide_resnet50_2
-        ("resnet101", IMAGENET, {"groups": 32, "group_width": 8}, 88_791_336),
-        ("resnet101", IMAGENET, {"groups": 64, "group_width": 4}, 83_455_272),
-        ("resnet50", IMAGENET, {"group_width": 128}, 68_883_240),
-        # 7.0 M in table 2 of Huang et al. 2017
-        ("densenet100", CIFAR, {"bottleneck": False, "compression": 1.0}, 6_979_642),
-        # torchvision's, with auxiliary outputs
-        ("googlenet", IMAGENET, {"auxiliary": True}, 13_004_888),
-        ("inception_v3", INCEPTION, {"auxiliary": True}, 27_161_264),
-    ],
-)
+LLAMA_2 = {"depth": 32, "heads": 32, "groups": 32, "width": 4096, "hidden": 11_008, "tied": False}
+LLAMA_3 = {"depth": 16, "groups": 8, "width": 2048, "hidden": 8192, "tied": True}
+MIXTRAL = {"groups": 8, "hidden": 14_336, "experts": 8}
+
+OPTIONS: list[tuple[str, tuple[int, ...], int, dict[str, Any], int]] = [
+    # torchvision's resnext101_32x8d, resnext101_64x4d and wide_resnet50_2
+    ("resnet101", IMAGENET, 1000, {"groups": 32, "group_width": 8}, 88_791_336),
+    ("resnet101", IMAGENET, 1000, {"groups": 64, "group_width": 4}, 83_455_272),
+    ("resnet50", IMAGENET, 1000, {"group_width": 128}, 68_883_240),
+    # 7.0 M in table 2 of Huang et al. 2017
+    ("densenet100", CIFAR, 10, {"bottleneck": False, "compression": 1.0}, 6_979_642),
+    # torchvision's, with auxiliary outputs
+    ("googlenet", IMAGENET, 1000, {"auxiliary": True}, 13_004_888),
+    ("inception_v3", INCEPTION, 1000, {"auxiliary": True}, 27_161_264),
+    # 2.6 M and 0.5 M in table 6 of Howard et al. 2017; 6.11 M in timm
+    ("mobilenet_v1", IMAGENET, 1000, {"width": 0.75}, 2_585_560),
+    ("mobilenet_v1", IMAGENET, 1000, {"width": 0.25}, 470_072),
+    ("mobilenet_v2", IMAGENET, 1000, {"width": 1.4}, 6_108_776),
+    # 0.27 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
+    *(
+        (f"resnet{depth}", CIFAR, 10, {"shortcut": "A"}, count)
+        for depth, count in ((20, 269_722), (56, 853_018), (110, 1_727_962), (1202, 19_421_274))
+    ),
+    # as in PyTorch
+    ("cosmoflow", (128, 128, 128, 4), 4, {"kernel": 3}, 8_907_556),
+    # Llama 3.2 1B, Llama 2 7B and Mixtral 8x7B, as published
+    ("llama", (8,), 128_256, {**LLAMA_2, **LLAMA_3}, 1_235_814_400),
+    ("llama", (8,), 32_000, LLAMA_2, 6_738_415_616),
+    ("llama", (8,), 32_000, {**LLAMA_2, **MIXTRAL}, 46_702_792_704),
+    # images larger than 224 x 224 need no more
+    ("alexnet", (320, 256, 3), 1000, {}, 61_100_840),
+    ("vgg11", (320, 256, 3), 1000, {}, 132_863_336),
+]
+
+
+@each(("name", "shape", "classes", "options", "count"), OPTIONS)
 def test_options_change_the_number_of_parameters_as_published(
-    name: str, shape: tuple[int, ...], options: dict[str, Any], count: int
+    name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], count: int
 ) -> None:
-    classes = 10 if shape == CIFAR else 1000
     assert parameters(wire(create_net(name, classes, shape, **options), shape)) == count
-
-
-@each(
-    ("classes", "options", "count"),
-    [  # Llama 3.2 1B, Llama 2 7B and Mixtral 8x7B, as published
-        (
-            128_256,
-            {"depth": 16, "heads": 32, "groups": 8, "width": 2048, "hidden": 8192},
-            1_235_814_400,
-        ),
-        (
-            32_000,
-            {
-                "depth": 32,
-                "heads": 32,
-                "groups": 32,
-                "width": 4096,
-                "hidden": 11_008,
-                "tied": False,
-            },
-            6_738_415_616,
-        ),
-        (
-            32_000,
-            {
-                "depth": 32,
-                "heads": 32,
-                "groups": 8,
-                "width": 4096,
-                "hidden": 14_336,
-                "experts": 8,
-                "tied": False,
-            },
-            46_702_792_704,
-        ),
-    ],
-)
-def test_a_llama_has_as_many_parameters_as_published(
-    classes: int, options: dict[str, Any], count: int
-) -> None:
-    assert parameters(wire(create_net("llama", classes, (8,), **options), (8,))) == count
-
-
-@each(
-    ("options", "given"),
-    [({"heads": 5}, "5 heads"), ({"heads": 6, "groups": 4}, "6 heads, .* and 4 groups")],
-)
-def test_heads_and_groups_of_a_llama_that_do_not_divide_are_refused(
-    options: dict[str, Any], given: str
-) -> None:
-    with pytest.raises(ValueError, match=f"llama: twice the heads must divide .*, got {given}"):
-        create_net("llama", 10, (8,), **options)
-
-
-@each(
-    ("name", "width", "millions"),
-    [
-        # table 6 of Howard et al. 2017
-        ("mobilenet_v1", 0.75, 2.6),
-        ("mobilenet_v1", 0.5, 1.3),
-        ("mobilenet_v1", 0.25, 0.5),
-        # those of timm
-        ("mobilenet_v2", 0.5, 1.97),
-        ("mobilenet_v2", 1.4, 6.11),
-    ],
-)
-def test_the_width_changes_the_number_of_parameters_as_published(
-    name: str, width: float, millions: float
-) -> None:
-    graph = wire(create_net(name, 1000, IMAGENET, width=width), IMAGENET)
-    assert round(parameters(graph) / 1e6, 2 if name == "mobilenet_v2" else 1) == millions
 
 
 def image_sizes(graph: Graph) -> list[int]:
@@ -244,16 +175,11 @@ def image_sizes(graph: Graph) -> list[int]:
     ("name", "shape", "sizes"),
     [
         ("densenet100", CIFAR, [32, 16, 8]),
-        ("densenet121", CIFAR, [32, 16, 8, 4]),
         ("densenet121", IMAGENET, [224, 112, 56, 28, 14, 7]),
         ("googlenet", CIFAR, [32, 16, 8]),
-        ("googlenet", IMAGENET, [224, 112, 56, 28, 14, 7]),
-        ("mobilenet_v1", CIFAR, [32, 16, 8, 4]),
-        ("mobilenet_v1", IMAGENET, [224, 112, 56, 28, 14, 7]),
         ("mobilenet_v2", CIFAR, [32, 16, 8, 4]),
         ("mobilenet_v2", IMAGENET, [224, 112, 56, 28, 14, 7]),
         ("resnext50", CIFAR, [32, 16, 8, 4]),
-        ("resnext50", IMAGENET, [224, 112, 56, 28, 14, 7]),
     ],
 )
 def test_small_images_keep_more_of_their_size(
@@ -276,48 +202,44 @@ def test_auxiliary_outputs_read_the_blocks_of_the_papers() -> None:
             assert first.inputs[0].shape == read
 
 
+def test_auxiliary_outputs_are_trained_and_can_be_left_out_afterwards() -> None:
+    shape, rng = (8, 8, 3), np.random.default_rng(0)
+    x, y = rng.normal(size=(8, *shape)).astype("float32"), rng.integers(3, size=8)
+    model = Model(create_net("googlenet", 3, shape, auxiliary=True), shape)
+    before = {name: value.copy() for name, value in model.state().items()}
+    trainer = Trainer(model, SGD(0.01), auxiliary_weights=[0.3, 0.3], progress=False)
+    trainer.fit(ArrayDataset(x, y), global_batch_size=8)
+    after = model.state()
+    for name in ("stem.conv1.conv.w", "auxiliary1.fc2.w", "auxiliary2.fc2.w", "fc.w"):
+        assert (after[name] != before[name]).any(), name
+
+    plain = Model(create_net("googlenet", 3, shape), shape)
+    report = plain.load(after, strict=False)
+    assert not report.missing
+    assert {name.split(".")[0] for name in report.unexpected} == {"auxiliary1", "auxiliary2"}
+    # the same layers; 1e-5 is a few dozen times the rounding of float32
+    np.testing.assert_allclose(plain.predict(x), model.predict(x)[0], rtol=1e-5, atol=1e-5)
+
+
 def test_a_head_of_no_part_is_told() -> None:
     part = create_net("mlp", 3, (4,))
     with pytest.raises(ValueError, match="Heads: expected names of parts, got there"):
         Heads(part, heads={"there": create_net("mlp", 3, (4,))})
 
 
-@each("depth", OPTION_A)
-def test_option_a_has_no_parameters_in_its_shortcuts(depth: int) -> None:
-    graph = wire(cifar_resnet(depth, 10, CIFAR, shortcut="A"), CIFAR)
-    assert parameters(graph) == OPTION_A[depth]
-
-
-@each("depth", [20, 44, 56])
-def test_a_resnet_has_as_many_layers_with_weights_as_its_name_says(depth: int) -> None:
-    graph = wire(cifar_resnet(depth, 10, CIFAR, shortcut="A"), CIFAR)
-    weights = [p for node in graph.nodes for p in node.layer.parameters if p.name.endswith(".w")]
-    assert len(weights) == depth
-
-
-def test_names_tell_the_place() -> None:
-    names = [node.name for node in wire(create_net("resnet20", 10, CIFAR), CIFAR).nodes]
-    for name in ("stem.conv", "stage1.0.conv1", "stage2.0.shortcut.bn", "stage3.2.add", "head.fc"):
-        assert name in names
-    names = [node.name for node in wire(create_net("vgg16_bn", 10, CIFAR), CIFAR).nodes]
-    for name in ("stage1.conv1", "stage5.bn3", "stage5.pool", "head.fc"):
-        assert name in names
-    names = [node.name for node in wire(create_net("densenet100", 10, CIFAR), CIFAR).nodes]
-    for name in ("stem.conv", "block1.0.conv1", "transition2.pool", "block3.15.concat", "head.bn"):
-        assert name in names
-    names = [node.name for node in wire(create_net("mobilenet_v2", 10, CIFAR), CIFAR).nodes]
-    for name in ("stage1.0.project.bn", "stage2.1.depthwise.conv", "stage2.1.add", "head.conv"):
-        assert name in names
-    names = [node.name for node in wire(create_net("googlenet", 10, CIFAR), CIFAR).nodes]
-    for name in ("block3a.five.reduce.conv", "block3a.pool.max", "pool3", "block5b.concat", "fc"):
-        assert name in names
-
-
-def test_convolutions_before_relu_are_drawn_after_he() -> None:
-    model = Model(create_net("resnet20", 10, CIFAR), CIFAR, backend="numpy")
-    w = model.parameters["stage3.2.conv2.w"].value
-    # 36864 draws: the standard deviation is known to 1 / sqrt(2 * 36864) = 0.4 %
-    assert float(w.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+@each(
+    ("model", "expected"),
+    [
+        ("resnet20", "stem.conv stage1.0.conv1 stage2.0.shortcut.bn stage3.2.add head.fc"),
+        ("vgg16_bn", "stage1.conv1 stage5.bn3 stage5.pool head.fc"),
+        ("densenet100", "stem.conv block1.0.conv1 transition2.pool block3.15.concat head.bn"),
+        ("mobilenet_v2", "stage1.0.project.bn stage2.1.depthwise.conv stage2.1.add head.conv"),
+        ("googlenet", "block3a.five.reduce.conv block3a.pool.max pool3 block5b.concat fc"),
+        ("vit_tiny", "embedding.position block0.attention.in_proj block11.fc2 head.fc"),
+    ],
+)
+def test_names_tell_the_place(model: str, expected: str) -> None:
+    assert {*expected.split()} <= {n.name for n in wire(create_net(model, 10, CIFAR), CIFAR).nodes}
 
 
 @pytest.mark.few(3)
@@ -325,24 +247,18 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
     ("name", "shape", "options"),
     [
         ("mlp", (4, 5), {"hidden": [7, 6, 5], "dropout": 0.2}),
-        ("mlp", (12,), {"hidden": ()}),
         ("cnn", (6, 7, 1), {}),
-        ("alexnet", (29, 30, 3), {}),
         ("alexnet", (29, 30, 3), {"local_response": True}),
         ("vgg11", (32, 33, 1), {}),
-        ("resnet20", (4, 5, 3), {}),
         ("resnet20", (8, 7, 3), {"shortcut": "A"}),
         ("resnet18", (8, 8, 3), {}),
         ("resnet50", (8, 9, 1), {}),
         ("resnext50", (8, 9, 1), {}),
-        ("densenet40", (4, 5, 3), {"dropout": 0.2}),
         ("densenet100", (5, 4, 1), {"growth": 6, "dropout": 0.2}),
         ("densenet121", (8, 9, 3), {"growth": 8}),
         ("googlenet", (8, 9, 1), {"kernel": 5}),
         ("inception_v3", (75, 76, 3), {}),
         ("vit_tiny", (8, 12, 3), {"dropout": 0.1, "attention_dropout": 0.1}),
-        ("vit_small", (15, 10, 1), {"patch": 5}),
-        ("mobilenet_v1", (8, 9, 3), {"width": 0.3}),
         ("mobilenet_v2", (8, 9, 3), {"width": 0.35}),
         ("cosmoflow", (8, 9, 10, 2), {"stages": 3, "filters": 4}),
     ],
@@ -369,184 +285,11 @@ def test_every_size_from_64_on_fits_the_large_form(name: str, size: int) -> None
     assert wire(create_net(name, 5, (size, size, 3)), (size, size, 3)).outputs[0].shape == (5,)
 
 
-def test_images_larger_than_224_need_no_more_parameters() -> None:
-    for name in ("alexnet", "vgg11"):
-        large = wire(create_net(name, 1000, (320, 256, 3)), (320, 256, 3))
-        assert parameters(large) == PARAMETERS[name, IMAGENET, 1000]
-
-
-@each(
-    ("name", "least"),
-    [
-        ("cnn", 6),
-        ("alexnet", 29),
-        ("vgg16", 32),
-        ("resnet44", 4),
-        ("resnet50", 8),
-        ("resnext50", 8),
-        ("densenet40", 4),
-        ("densenet121", 8),
-        ("googlenet", 8),
-        ("inception_v3", 75),
-        ("mobilenet_v1", 8),
-        ("mobilenet_v2", 8),
-    ],
-)
-def test_images_that_are_too_small_are_told(name: str, least: int) -> None:
-    wire(create_net(name, 3, (least, least, 1)), (least, least, 1))
-    with pytest.raises(
-        ValueError,
-        match=rf"{name}: images must be at least {least} x {least}, got {least} x {least - 1}; ",
-    ):
-        create_net(name, 3, (least, least - 1, 1))
-
-
-def test_the_auxiliary_output_of_inception_needs_large_images() -> None:
-    with pytest.raises(
-        ValueError, match="inception_v3: images must be at least 299 x 299, got 298"
-    ):
-        create_net("inception_v3", 3, (298, 299, 3), auxiliary=True)
-
-
-def test_a_vector_in_the_place_of_an_image_is_told() -> None:
-    with pytest.raises(ValueError, match=r"vgg16: expected images of shape \(H, W, C\), got \(784"):
-        create_net("vgg16", 3, (784,))
-
-
-@each(
-    ("name", "options", "sentence"),
-    [
-        ("resnet45", {}, "unknown model 'resnet45'; did you mean .*'resnet44'"),
-        (
-            "resnet20",
-            {"shortcuts": "A"},
-            "unknown option of resnet20 'shortcuts'; did you mean 'sho",
-        ),
-        ("resnet20", {"shortcut": "B"}, "unknown shortcut of resnet20 'B'; "),
-    ],
-)
-def test_unknown_names_are_told_with_the_nearest(
-    name: str, options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        create_net(name, 10, CIFAR, **options)
-
-
-def test_patches_that_do_not_fit_into_the_image_are_told() -> None:
-    with pytest.raises(ValueError, match="vit: images must be at least 16 x 16, got 12 x 40"):
-        create_net("vit_tiny", 10, (12, 40, 3), patch=16)
-    with pytest.raises(
-        ValueError, match="vit: the sides of images must be multiples of patch=16, got 64 x 70"
-    ):
-        create_net("vit_b16", 10, (64, 70, 3))
-    with pytest.raises(ValueError, match="MultiHeadAttention: heads must divide the 9 features"):
-        wire(vit(9, 1, 2, 3, (8, 8, 3)), (8, 8, 3))
-
-
-def test_names_in_a_vision_transformer_tell_the_place() -> None:
-    names = [node.name for node in wire(create_net("vit_tiny", 10, CIFAR), CIFAR).nodes]
-    for name in ("embedding.position", "block0.attention.in_proj", "block11.fc2", "head.fc"):
-        assert name in names
-
-
-def test_depths_that_do_not_exist_are_told() -> None:
-    with pytest.raises(ValueError, match="cifar_resnet: depth must be 6 n \\+ 2, .* not 45"):
-        cifar_resnet(45, 10, CIFAR)
-    with pytest.raises(
-        ValueError, match=r"imagenet_resnet: depth must be one of \(18, 34, .* not 2"
-    ):
-        imagenet_resnet(20, 10, CIFAR)
-    with pytest.raises(ValueError, match=r"vgg: depth must be one of \(11, 13, 16, 19\), not 12"):
-        vgg(12, 10, CIFAR)
-    with pytest.raises(ValueError, match="cifar_densenet: depth must be 3 n \\+ 4, .* not 41"):
-        cifar_densenet(41, 10, CIFAR)
-    with pytest.raises(ValueError, match="cifar_densenet: depth must be 6 n \\+ 4, .* not 43"):
-        cifar_densenet(43, 10, CIFAR, bottleneck=True)
-    with pytest.raises(
-        ValueError, match=r"imagenet_densenet: depth must be one of \(121, .* not 1"
-    ):
-        imagenet_densenet(100, 10, CIFAR)
-
-
-@each(
-    ("name", "options", "sentence"),
-    [
-        ("resnet34", {"groups": 32}, "groups and group_width must be 1 and 64 for depth 34, .* 32"),
-        ("resnet50", {"groups": 0}, "imagenet_resnet: groups must be at least 1, got 0"),
-        ("densenet40", {"compression": 1.5}, "cifar_densenet: compression must be .* 1, got 1.5"),
-        ("densenet121", {"growth": 0}, "imagenet_densenet: growth must be at least 1, got 0"),
-        ("densenet40", {"dropout": 1.0}, "Dropout: rate must be .* got 1"),
-        ("googlenet", {"kernel": 4}, "googlenet: kernel must be odd, .* got 4"),
-        ("mobilenet_v1", {"width": 0}, "mobilenet_v1: width must be .* 0, got 0"),
-        ("mobilenet_v2", {"width": -1}, "mobilenet_v2: width must be .* 0, got -1"),
-    ],
-)
-def test_options_out_of_range_are_told(name: str, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        create_net(name, 10, CIFAR, **options)
-
-
-def test_layer_options_are_checked_by_the_layers() -> None:
-    with pytest.raises(ValueError, match="Linear: features must be at least 1, got 0"):
-        mlp(0, (4,))
-
-
-def test_cosmoflow_with_filters_of_3_has_the_parameters_of_its_implementation_in_pytorch() -> None:
-    shape = (128, 128, 128, 4)
-    assert parameters(wire(create_net("cosmoflow", 4, shape, kernel=3), shape)) == 8_907_556
-
-
-def test_cosmoflow_learns_the_mean_and_deviation_of_volumes() -> None:
-    rng = np.random.default_rng(0)
-    targets = rng.uniform(-1, 1, (64, 2)).astype("float32")
-    means, deviations = (targets[:, i].reshape(-1, 1, 1, 1, 1) for i in range(2))
-    x = rng.normal(size=(64, 8, 8, 8, 1)) * (deviations + 2) + means
-    data = ArrayDataset(x.astype("float32"), targets, classes=None)
-    net = create_net("cosmoflow", 2, (8, 8, 8, 1), filters=4, stages=3, dropout=0)
-    trainer = Trainer(Model(net, (8, 8, 8, 1)), Adam(0.003), loss="mse", metrics=["mae"])
-    history = trainer.fit(data, epochs=15, batch_size=16)
-    assert history[-1]["loss"] < 0.3 * history[0]["loss"]
-    assert abs(trainer.model.predict(x)).max() < 1.2
-
-
-@each(
-    ("shape", "options", "sentence"),
-    [
-        (
-            (64, 64, 4),
-            {},
-            r"cosmoflow: expected volumes of shape \(D, H, W, C\), got \(64, 64, 4\)",
-        ),
-        (
-            (32, 31, 64, 4),
-            {},
-            "cosmoflow: volumes must be at least 32 x 32 x 32 for 5 stages, got 32 x 31 x 64",
-        ),
-        ((16, 16, 16, 4), {"kernel": 0}, "cosmoflow: volumes must be at least 32 x 32 x 32 for 5"),
-        ((16, 16, 16, 4), {"kernel": 0, "stages": 4}, "Conv3d: kernel_size must be a positive int"),
-    ],
-)
-def test_volumes_and_options_that_do_not_fit_are_told(
-    shape: tuple[int, ...], options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        create_net("cosmoflow", 4, shape, **options)
-
-
-def test_alexnet_has_local_responses_where_it_is_told() -> None:
-    names = [
-        n.name for n in wire(create_net("alexnet", 10, CIFAR, local_response=True), CIFAR).nodes
-    ]
-    assert [names[names.index(f"norm{i}") - 1] for i in (1, 2)] == ["relu1", "relu2"]
-    assert [names[names.index(f"norm{i}") + 1] for i in (1, 2)] == ["pool1", "pool2"]
-    plain = [n.name for n in wire(create_net("alexnet", 10, CIFAR), CIFAR).nodes]
-    assert [name for name in names if not name.startswith("norm")] == plain
-
-
 def test_the_documented_numbers_of_parameters_are_true() -> None:
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|([^|]*)\| ([\d,]+) \|", page, re.M)
     assert len(rows) > 20
+    assert {name for name, _, _ in PARAMETERS} == set(MODELS)
     for name, given, count in rows:
         sizes, _, classes = (given.strip() or "224 x 224 x 3, 1000").partition(", ")
         shape = tuple(map(int, sizes.removesuffix(" tokens").split(" x ")))
@@ -570,29 +313,95 @@ def test_the_documented_networks_of_sequences_are_built() -> None:
     assert names["model"].predict(x[..., :12]).shape == (2, 10)
 
 
-@each("name", ["char_lstm", "char_gru"])
-def test_a_recurrent_network_learns_which_token_follows(name: str) -> None:
-    rng = np.random.default_rng(0)
-    start, step = rng.integers(0, 7, (20, 1)), rng.integers(1, 4, (20, 1))
-    text = (start + step * np.arange(20)) % 7  # the step follows from two tokens
-    net = create_net(name, 7, (19,), width=16, layers=1)
-    data = ArrayDataset(text[:, :-1].astype("float32"), text[:, 1:], classes=7)
-    trainer = Trainer(Model(net, (19,)), Adam(0.02), progress=False)
-    trainer.fit(data, epochs=20, batch_size=10)
-    assert trainer.losses[-1] < trainer.losses[0] / 2
+PATTERN = np.tile([0, 3, 1, 1, 4, 2, 3, 0, 2], 60)
+"""The token after 0, 1 or 3 depends on the tokens before it."""
+
+
+@each("name", ["gpt_nano", "llama_nano"])
+def test_logits_depend_on_no_later_token(name: str, rng: np.random.Generator) -> None:
+    model = Model(create_net(name, 11, (9,)), (9,), backend="cpu", dtype="float64")
+    x = rng.integers(11, size=(2, 9)).astype("float64")
+    changed = x.copy()
+    changed[:, 5:] = (x[:, 5:] + 1) % 11
+    y, z = model.predict(x), model.predict(changed)
+    np.testing.assert_allclose(z[:, :5], y[:, :5], rtol=0, atol=1e-15)
+    assert (abs(z[:, 5:] - y[:, 5:]) > 1e-6).any(axis=-1).all()
+
+
+def test_a_pattern_is_learned_from_the_tokens_before() -> None:
+    data = TokenDataset(PATTERN, 12)
+    model = Model(gpt(5, (12,), depth=1, heads=2, width=16), (12,))
+    trainer = Trainer(model, AdamW(lr=0.01), metrics=["accuracy", "perplexity"])
+    trainer.fit(data, epochs=30, global_batch_size=8)
+    found = trainer.evaluate(data)
+    assert found["accuracy"] > 0.9
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-5)
+    assert found["perplexity"] < 1.4
+
+
+SMALLEST = {
+    **{"cnn": 6, "alexnet": 29, "vgg16": 32, "resnet44": 4, "resnet50": 8, "densenet40": 4},
+    **{"densenet121": 8, "googlenet": 8, "inception_v3": 75, "mobilenet_v1": 8, "mobilenet_v2": 8},
+}
 
 
 @each(
-    ("name", "shape", "options", "sentence"),
+    ("name", "shape", "options", "words"),
     [
-        ("char_lstm", (8, 3), {}, r"char_rnn: expected sequences of tokens, of shape \(T,\), got"),
+        *(
+            (name, (least, least - 1, 1), {}, f"{name}: images must be at least {least} x {least}")
+            for name, least in SMALLEST.items()
+        ),
+        ("inception_v3", (298, 299, 3), {"auxiliary": True}, "at least 299 x 299, got 298"),
+        ("vgg16", (784,), {}, r"vgg16: expected images of shape \(H, W, C\), got \(784"),
+        ("resnet45", CIFAR, {}, "unknown model 'resnet45'; did you mean .*'resnet44'"),
+        ("resnet20", CIFAR, {"shortcuts": "A"}, "unknown option of resnet20 .* 'sho"),
+        ("resnet20", CIFAR, {"shortcut": "B"}, "unknown shortcut of resnet20 'B'; "),
+        ("vit_tiny", (12, 40, 3), {"patch": 16}, "vit: images must be at least 16 x 16"),
+        ("vit_b16", (64, 70, 3), {}, "vit: the sides of images must be multiples of patch=16"),
+        ("llama", (8,), {"heads": 5}, "llama: twice the heads must divide .*, got 5 heads"),
+        ("llama", (8,), {"heads": 6, "groups": 4}, "llama: .*, got 6 heads, .* and 4 groups"),
+        ("resnet34", CIFAR, {"groups": 32}, "must be 1 and 64 for depth 34, .* 32"),
+        ("resnet50", CIFAR, {"groups": 0}, "groups must be at least 1, got 0"),
+        ("densenet40", CIFAR, {"compression": 1.5}, "compression must be .* 1, got 1.5"),
+        ("densenet121", CIFAR, {"growth": 0}, "growth must be at least 1, got 0"),
+        ("densenet40", CIFAR, {"dropout": 1.0}, "Dropout: rate must be .* got 1"),
+        ("googlenet", CIFAR, {"kernel": 4}, "googlenet: kernel must be odd, .* got 4"),
+        ("mobilenet_v1", CIFAR, {"width": 0}, "mobilenet_v1: width must be .* 0, got 0"),
+        ("mobilenet_v2", CIFAR, {"width": -1}, "mobilenet_v2: width must be .* 0, got -1"),
+        ("cosmoflow", (64, 64, 4), {}, r"expected volumes of shape \(D, H, W, C\)"),
+        ("cosmoflow", (32, 31, 64, 4), {}, "at least 32 x 32 x 32 for 5 stages, got 32 x 31"),
+        ("cosmoflow", (16, 16, 16, 4), {"kernel": 0, "stages": 4}, "Conv3d: kernel_size must be"),
+        ("char_lstm", (8, 3), {}, r"expected sequences of tokens, of shape \(T,\), got"),
+        ("gpt", (8, 8, 1), {}, r"sequences of tokens, of shape \(T,\), got \(8, 8, 1\)"),
         ("char_lstm", (8,), {"kind": "rnn"}, "char_rnn: kind must be lstm or gru, got 'rnn'"),
-        ("cnn1d", (8, 8, 3), {}, r"cnn1d: expected signals of shape \(L, C\), got \(8, 8, 3\)"),
+        ("cnn1d", (8, 8, 3), {}, r"expected signals of shape \(L, C\), got \(8, 8, 3\)"),
         ("cnn1d", (8, 3), {"width": 0}, "cnn1d: width must be"),
     ],
 )
-def test_sequences_and_signals_that_do_not_fit_are_told(
-    name: str, shape: tuple[int, ...], options: dict[str, Any], sentence: str
+def test_shapes_and_options_that_do_not_fit_are_refused(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=words):
         create_net(name, 5, shape, **options)
+
+
+def test_the_smallest_images_are_possible() -> None:
+    for name, least in SMALLEST.items():
+        wire(create_net(name, 3, (least, least, 1)), (least, least, 1))
+
+
+@each(
+    ("make", "depth", "words"),
+    [
+        (cifar_resnet, 45, r"cifar_resnet: depth must be 6 n \+ 2, .* not 45"),
+        (imagenet_resnet, 20, r"imagenet_resnet: depth must be one of \(18, 34, .* not 20"),
+        (vgg, 12, r"vgg: depth must be one of \(11, 13, 16, 19\), not 12"),
+        (cifar_densenet, 41, r"cifar_densenet: depth must be 3 n \+ 4, .* not 41"),
+        (partial(cifar_densenet, bottleneck=True), 43, r"depth must be 6 n \+ 4, .* not 43"),
+        (imagenet_densenet, 100, r"imagenet_densenet: depth must be one of \(121, .* not 100"),
+    ],
+)
+def test_depths_that_do_not_exist_are_refused(make: Any, depth: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(depth, 10, CIFAR)

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry
+from pydtnn.kernels import Backend, ConvGeometry, Deferred
 from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.cpu.isa import PAIRING
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import Conv as Reference
-from pydtnn.kernels.reference import Fused
 from tests.each import each
-from tests.kernels.checks import same_for_all_threads
+from tests.kernels.checks import with_threads
 from tests.kernels.geometries import AWKWARD, LINES, PARTS, SIZES
 from tests.kernels.guarded import assert_guards_hold, guarded
 from tests.kernels.test_conv import DIRECTIONS, Arrays, Once, directions, operands, run, seeded
-from tests.kernels.test_fused import deferred
+from tests.kernels.test_conv_fused import drawn, in_passing
+from tests.kernels.test_fused import cast
 
 pytestmark = pytest.mark.emulated
 
@@ -108,55 +108,40 @@ def test_convolutions_agree_with_the_reference(
             )
 
 
-FUSED = ["16 filters", "several images to a block", "stride 2", "depthwise", "pointwise"]
+def in_passing_halves(case: str) -> tuple[Arrays, Arrays]:
+    """Operands, biases and gradients of filters of 32 bits, and what is expected of them."""
+    given = {
+        name: in_16_bits(a) if isinstance(a, Deferred) else a.astype(HALF)
+        for name, a in drawn(case, np.float64).items()
+    }
+    given |= {name: given[name].astype(arithmetic(HALF)) for name in ("b", "before")}
+    exact = {
+        name: cast(a, np.float64) if isinstance(a, Deferred) else a.astype(np.float64)
+        for name, a in given.items()
+    }
+    return given, in_passing(REFERENCE, exact, CASES[case][1])
 
 
-@pytest.mark.parametrize(
-    ("case", "algorithm"), [e for e in EVERY if e[0] in {*FUSED, "slabs of a large image"}]
-)
-def test_deferred_inputs_and_sums_agree_with_the_reference(
-    cpu_backend: Backend, case: str, algorithm: str
+@pytest.mark.few(40)
+@pytest.mark.parametrize(("case", "algorithm"), EVERY)
+def test_deferred_arrays_and_sums_agree_with_the_reference_for_all_threads(
+    cpu_backend: Backend, once: Once, case: str, algorithm: str
 ) -> None:
     skip_without_pairs(cpu_backend, algorithm)
-    batch, shape = CASES[case]
-    rng = seeded(case)
-    x = in_16_bits(deferred(rng, (batch, *shape.size, shape.channels)))
-    arrays = halves(operands(rng, batch, shape))
-    store, y = np.full_like(arrays["x"], np.nan), np.full_like(arrays["dy"], np.nan)
-    sums = np.full(1 + 2 * shape.filters, np.nan)
-    conv = cpu_backend.conv
-    conv.forward(x, arrays["w"], None, shape, out=y, store=store, sums=sums, algorithm=algorithm)
-    values = np.empty(store.shape)
-    Fused(np).evaluate(x, out=values)
-    assert_rounded(store, values)
-    exact = np.empty(y.shape)
-    REFERENCE.forward(values, arrays["w"].astype("float64"), None, shape, out=exact)
-    assert norm_error(y, exact) < PAIRS.get(algorithm, 1)
+    (given, exact), (_, shape) = once(in_passing_halves, case), CASES[case]
+    found, other = (
+        in_passing(with_threads(cpu_backend, threads).conv, given, shape, algorithm=algorithm)
+        for threads in (1, 3)
+    )
+    for name, value in found.items():
+        assert value.tobytes() == other[name].tobytes(), name
+        if name not in ("moments", "sums", "more"):
+            assert norm_error(value, exact[name]) < PAIRS.get(algorithm, 1), name
     # of what was stored, not of what it was rounded from
-    rows = y.reshape(-1, shape.filters).astype("float64")
+    rows = found["y"].reshape(-1, shape.filters).astype("float64")
     want = np.concatenate([[len(rows)], rows.sum(axis=0), (rows * rows).sum(axis=0)])
-    np.testing.assert_allclose(sums, want, rtol=1e-4, atol=1e-4 * np.abs(rows).sum(axis=0).max())
-
-
-@pytest.mark.parametrize("algorithm", ["direct", *ALGORITHMS, "winograd24"])
-def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, algorithm: str) -> None:
-    skip_without_pairs(cpu_backend, algorithm)
-    batch, shape = AWKWARD["several images to a block"]
-    rng = seeded(algorithm)
-    arrays = halves(operands(rng, batch, shape))
-    gate = in_16_bits(deferred(rng, arrays["x"].shape))
-
-    def both(backend: Backend) -> list[np.ndarray]:
-        y, dx = np.empty_like(arrays["dy"]), np.empty_like(arrays["x"])
-        dw, sums = np.empty(arrays["w"].shape, "float32"), np.empty((2, shape.channels))
-        x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
-        conv = backend.conv
-        conv.forward(x, w, b, shape, out=y, relu=True, algorithm=algorithm)
-        options: dict[str, Any] = {"gate": gate, "sums": sums, "algorithm": algorithm}
-        conv.backward(gate, dy, w, shape, dx=dx, dw=dw, **options)
-        return [y, dx, dw, sums]
-
-    same_for_all_threads(cpu_backend, both)
+    most = np.abs(rows).sum(axis=0).max(initial=0)
+    np.testing.assert_allclose(found["moments"], want, rtol=1e-4, atol=1e-4 * most)
 
 
 @each("n", [0, 1, 15, 16, 17, 100_003])

@@ -50,7 +50,8 @@ def drawn(case: str, dtype: Any) -> dict[str, Any]:
     x = deferred(rng, arrays["x"].shape, dtype, terms=1 + len(case) % 2)
     away_from_zero(x)
     dy = deferred(rng, arrays["dy"].shape, dtype, terms=2, relu=False)
-    return {**arrays, "add": rng.standard_normal(x.shape).astype(dtype), "x": x, "dy": dy}
+    add, before = (rng.standard_normal(size) for size in (x.shape, shape.weight_shape))
+    return {**arrays, "add": add.astype(dtype), "before": before.astype(dtype), "x": x, "dy": dy}
 
 
 def in_passing(conv: Reference, a: dict[str, Any], shape: ConvGeometry, **options: Any) -> Arrays:
@@ -58,7 +59,7 @@ def in_passing(conv: Reference, a: dict[str, Any], shape: ConvGeometry, **option
     x, w, b, dy, add, dtype = *(a[name] for name in ("x", "w", "b", "dy", "add")), a["w"].dtype
     y, plain = (empty(dy.shape, dtype) for _ in range(2))
     store, dx, alone, gated = (empty(x.shape, dtype) for _ in range(4))
-    dw, dw_of_dy, dw_of_x, dw_alone = (empty(w.shape, dtype) for _ in range(4))
+    dw, dw_of_dy, dw_of_x, dw_alone = (empty(w.shape, a["before"].dtype) for _ in range(4))
     moments, sums, more = (
         empty((1 + 2 * shape.filters,)),
         *(empty((1 + len(x.terms), shape.channels)) for _ in range(2)),
@@ -69,7 +70,7 @@ def in_passing(conv: Reference, a: dict[str, Any], shape: ConvGeometry, **option
     conv.backward_filter(x, dy, shape, out=dw, **options)
     conv.backward_filter(x, REFERENCE._values(dy), shape, out=dw_of_x, **options)
     conv.backward_filter(REFERENCE._values(x), dy, shape, out=dw_of_dy, **options)
-    both = {"dx": guarded(add), "dw": guarded(w)}  # which are added to
+    both = {"dx": guarded(add), "dw": guarded(a["before"])}  # which are added to
     given = {"accumulate": True, "add": both["dx"], "gate": x, "sums": more}
     conv.backward(x, dy, w, shape, **both, **given, **options)
     conv.backward(x, dy, w, shape, dx=alone, dw=dw_alone, **options)

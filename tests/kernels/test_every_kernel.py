@@ -14,9 +14,8 @@ import pytest
 from pydtnn.kernels import Backend, create_backend, report
 from pydtnn.kernels.dtypes import arithmetic
 from tests.each import each
-from tests.kernels.cases import Case
 from tests.kernels.checks import REFERENCE, same_for_all_threads
-from tests.kernels.every_kernel import MAKERS, OF_THE_HOST, cases
+from tests.kernels.every_kernel import MAKERS, OF_THE_HOST, Case, cases
 from tests.kernels.guarded import assert_guards_hold, guarded
 from tests.kernels.test_backend import COMBINED
 

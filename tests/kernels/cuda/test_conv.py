@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.autotuner import Autotuner, AutotunerFile
 from pydtnn.kernels.cuda import rows
 from pydtnn.kernels.cuda.engine import Refused
@@ -25,6 +26,14 @@ REFERENCE = Reference(np)
 CONV = conv()
 ALGORITHMS = ("rows", "implicit gemm")
 TOLERANCE = 1e-12  # float64, in norm
+Primes = tuple[int, ConvGeometry, Any]
+
+
+@pytest.fixture
+def primes(rng: np.random.Generator) -> Primes:
+    batch, geometry = AWKWARD["primes"]
+    return batch, geometry, operands(rng, batch, geometry)
+
 
 both = pytest.mark.parametrize("algorithm", ALGORITHMS)
 every = pytest.mark.parametrize("case", AWKWARD)
@@ -72,9 +81,9 @@ def test_a_deferred_input_is_evaluated_and_stored(
 
 def test_kept_values_are_taken_and_the_store_may_be_the_array_of_a_term(
     rng: np.random.Generator,
+    primes: Primes,
 ) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
+    _batch, geometry, arrays = primes
     y, expected, w = np.empty_like(arrays["dy"]), np.empty_like(arrays["dy"]), arrays["w"]
     for kept in (None, arrays["x"]):
         x = deferred(rng, arrays["x"].shape)
@@ -124,17 +133,6 @@ def test_both_gradients_do_what_they_are_told_to(
     assert_close(dw, expected_dw, TOLERANCE)
     if sums is not None and expected_sums is not None:
         assert_close(sums, expected_sums, TOLERANCE)
-
-
-def test_arrays_that_are_not_contiguous_give_the_same_result(rng: np.random.Generator) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
-    fortran = {name: np.asfortranarray(array) for name, array in arrays.items()}
-    out = np.asfortranarray(np.empty_like(arrays["dy"]))
-    expected = run(REFERENCE, "forward", arrays, geometry)
-    for y in (out, np.empty_like(arrays["dy"])):
-        CONV.forward(fortran["x"], fortran["w"], fortran["b"], geometry, out=y)
-        assert_close(y, expected, TOLERANCE)
 
 
 def test_an_algorithm_that_does_not_suit_is_refused_with_those_that_do(
@@ -208,10 +206,9 @@ def with_moody(error: Exception, autotuner: Autotuner) -> Any:
 @each("direction", DIRECTIONS)
 @each("mode", ["direct", "fixed", "measure"])
 def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
-    rng: np.random.Generator, direction: str, mode: str, own_cache: None
+    primes: Primes, direction: str, mode: str, own_cache: None
 ) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
+    batch, geometry, arrays = primes
     autotuner = Autotuner(mode, file=AutotunerFile("a GPU"))
     family = with_moody(Refused("not today"), autotuner)
     expected = run(REFERENCE, direction, arrays, geometry)
@@ -226,10 +223,9 @@ def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
 
 
 def test_what_lacks_memory_is_left_out_but_not_what_was_asked_for_or_is_broken(
-    rng: np.random.Generator, own_cache: None
+    primes: Primes, own_cache: None
 ) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
+    _batch, geometry, arrays = primes
     autotuner, direct = Autotuner("measure", file=AutotunerFile("a GPU")), Autotuner("direct")
     run(with_moody(MemoryError("1 GiB"), autotuner), "forward", arrays, geometry)
     assert "refused: 1 GiB" in autotuner.report().values()
@@ -263,14 +259,13 @@ class Fast:
 @each("chosen", ["apart", "in passing"])
 @each("after", [("b",), ("relu",), ("b", "relu", "sums"), ("sums",)])
 def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
-    rng: np.random.Generator,
+    primes: Primes,
     monkeypatch: pytest.MonkeyPatch,
     after: tuple[str, ...],
     chosen: str,
     refuses: bool,
 ) -> None:
-    batch, geometry = AWKWARD["primes"]
-    arrays = operands(rng, batch, geometry)
+    batch, geometry, arrays = primes
     autotuner, family = Autotuner("measure"), conv()
     family.autotuner, family.passing = autotuner, Fast(refuses=refuses)
     picked: list[str] = []

@@ -10,9 +10,8 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference import FAMILIES
 from tests.conftest import cuda_backend
 from tests.gpu import to_host
-from tests.kernels.cases import Case
 from tests.kernels.checks import REFERENCE
-from tests.kernels.every_kernel import MAKERS, cases
+from tests.kernels.every_kernel import MAKERS, Case, cases
 
 # In norm, beside the reference in float64 on the same numbers. A result of 16 bits is rounded once,
 # to 2^-12 and 2^-9 of itself; what is added up of such results, as often as there are.

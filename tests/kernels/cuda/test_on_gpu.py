@@ -17,8 +17,6 @@ from tests.kernels.every_kernel import MAKERS, cases
 from tests.kernels.geometries import AWKWARD, geometry
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import DIRECTIONS, operands
-from tests.kernels.test_fused import away_from_zero, deferred
-from tests.kernels.test_fused import cast as cast_deferred
 
 # In norm, beside the reference on the same (rounded) inputs in float64. TF32 rounds both factors to
 # 2^-11; 16-bit results are rounded to 2^-12 and 2^-9, and more than once where rows are added up.
@@ -121,47 +119,6 @@ def test_cudnn_has_algorithms_for_the_layers_of_a_resnet(gpu: CudaBackend) -> No
             for dtype in ("float32", "float16"):
                 found = gpu.conv.algorithms(direction, shape, 64, np.dtype(dtype))
                 assert len(found) > 1, f"cuDNN has nothing for {direction} {shape} {dtype}"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", ["primes", "16 filters", "stride 2", "three groups"])
-def test_both_gradients_of_deferred_arrays_agree_with_the_reference(
-    gpu: CudaBackend, rng: np.random.Generator, case: str, dtype: str
-) -> None:
-    batch, shape = AWKWARD[case]
-    arrays = rounded(operands(rng, batch, shape), dtype)
-    x = deferred(rng, arrays["x"].shape, dtype, terms=2)
-    dy = deferred(rng, arrays["dy"].shape, dtype, terms=2, relu=False)
-    away_from_zero(x)
-    add = rounded({"add": rng.standard_normal(x.shape)}, dtype)["add"]
-    expected = [np.empty(x.shape), np.ones(shape.weight_shape), np.empty((3, shape.channels))]
-    Conv(np).backward(
-        *(cast_deferred(x, np.float64), cast_deferred(dy, np.float64), arrays["w"], shape),
-        **dict(zip(("dx", "dw", "sums"), expected, strict=True)),
-        accumulate=True,
-        add=add,
-        gate=cast_deferred(x, np.float64),
-    )
-    on_gpu = [to_gpu(gpu, value) for value in (x, dy)]
-    dx, dw = gpu.asarray(add, dtype), gpu.asarray(np.ones(shape.weight_shape), dtype)
-    sums = gpu.zeros((3, shape.channels), "float64")
-    gpu.conv.backward(
-        *(*on_gpu, gpu.asarray(arrays["w"], dtype), shape),
-        **{"dx": dx, "dw": dw, "sums": sums, "add": dx, "gate": on_gpu[0]},
-        accumulate=True,
-    )
-    for value, exact in zip((dx, dw, sums), expected, strict=True):
-        assert_close(gpu.to_numpy(value).astype(np.float64), exact, TOLERANCE[dtype])
-
-
-def to_gpu(backend: CudaBackend, value: Any) -> Any:
-    """A deferred array with all its arrays on the GPU."""
-
-    def move(array: Any) -> Any:
-        return None if array is None else backend.asarray(array)
-
-    terms = [type(term)(*map(move, term)) for term in value.terms]
-    return type(value)(*terms, shift=move(value.shift), relu=value.relu)
 
 
 @pytest.mark.parametrize("kernel", [name for name in MAKERS if name.startswith("pool")])

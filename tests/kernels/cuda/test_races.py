@@ -20,8 +20,7 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.cuda import pool
 from pydtnn.kernels.cuda.module import elements, source_names
 from pydtnn.kernels.dtypes import DTYPES
-from tests.kernels.cases import Case
-from tests.kernels.every_kernel import MAKERS, cases
+from tests.kernels.every_kernel import MAKERS, Case, cases
 from tests.simulated import kernels
 from tests.simulated.host import HostModule, on_device
 from tests.simulated.watched import Site, Watched, kernel_names, sites

@@ -89,6 +89,8 @@ def test_a_data_set_of_ones_own_takes_its_options(make):
     job = make(dataset_options={"samples": 30})
     assert (len(job.train), job.train.classes, job.steps_per_epoch) == (30, 3, 6)
     assert job.validation.like is job.train
+    assert make(save="m.pydtnn").trainer.model.inputs  # is saved if it is only evaluated, too
+    assert not make(save="w.safetensors").trainer.model.inputs
 
 
 def test_a_loss_and_metrics_of_ones_own_stand_beside_those_of_the_library(make):

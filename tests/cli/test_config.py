@@ -22,7 +22,6 @@ RING = {"allreduce": "ring", "device": "cuda"}
 @each(
     ("values", "words"),
     [
-        ({"epochs": 1.5}, "--epochs must be a whole number, got 1.5"),
         ({"lr": "0.1"}, "--lr must be a number, got '0.1'"),
         ({"label_smoothing": 1}, "--label-smoothing must be at least 0 and below 1, got 1"),
         ({"model": 44}, "--model must be text, got 44"),
@@ -45,6 +44,8 @@ RING = {"allreduce": "ring", "device": "cuda"}
         ({"plateau_factor": 0.5}, "--plateau-factor requires --plateau"),
         ({"tensorboard_histograms": 2}, "--tensorboard-histograms requires --tensorboard"),
         ({"plan": "filter"}, "--plan requires --parallel"),
+        ({"checkpoint_every": "5min", "checkpoint_steps": 3}, "combined with --checkpoint-steps"),
+        ({"buddy_interval": "2 epochs", "survive": True}, "must be a time, steps or auto, got"),
         ({"balance": True, "straggler_factor": 0.0}, "--straggler-factor 0, which measures no"),
         (LIMITED | {"balance": True}, "--memory-limit, as the parts of ranks"),
         ({"balance": True, "device": "cuda"}, "--balance cannot be combined with --device cuda"),
@@ -65,7 +66,7 @@ def test_values_that_cannot_be_or_do_not_go_together_are_refused_by_name(values,
         {"lr": None, "momentum": 0, "weight_decay": 0, "metrics": "", "augment": ""},
         {"resume": True, "output_dir": "run", "warmup_epochs": 2.5, "straggler_factor": 0},
         {"evaluate_only": True, "load": "w.safetensors", "load_options": {"strict": False}},
-        {"shards": 3, "exact": True, "global_batch_size": 8},
+        {"shards": 3, "exact": True, "global_batch_size": 8, "checkpoint_every": "5min"},
         {"lr_base_batch": 32, "lr_scaling": "sqrt", "plateau_factor": 0.5, "plateau": 1},
     ],
 )

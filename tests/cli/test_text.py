@@ -33,9 +33,3 @@ def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path: Path, text:
     assert last["val_perplexity"] < 100  # 256 before training
     model = load(saved)
     assert model.predict(np.full((2, 16), 32, "float32")).shape == (2, 16, 256)
-    x = np.zeros((2, 16), "float32")
-    x[1, 3] = 256
-    with pytest.raises(ValueError, match=r"in 0\.\.255, got 256 at position 3 of sample 1"):
-        model.predict(x)
-    with pytest.raises(ValueError, match=r"expected an array of shape \(n, 16\), got \(1, 17\)"):
-        model.predict(np.zeros((1, 17), "float32"))

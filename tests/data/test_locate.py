@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.data import data_folder, load_dataset
+from pydtnn.data import data_folder
 from pydtnn.data.download import Layout, Source, locate
 from tests.each import each
 
@@ -63,10 +63,3 @@ def test_missing_files_are_told_with_the_way_to_get_them(tmp_path, files, reason
     touch(*(tmp_path / file for file in files))
     with pytest.raises(FileNotFoundError, match=reason):
         locate("it", LAYOUTS, tmp_path)
-
-
-@each("name", ["mnist", "cifar10", "cifar100"])
-def test_a_missing_data_folder_is_told_with_the_way_to_get_the_data(tmp_path, name):
-    words = rf"{name}: the data folder \S*/nowhere does not exist; .* --data-dir or .* --download"
-    with pytest.raises(FileNotFoundError, match=words):
-        load_dataset(name, data_dir=tmp_path / "nowhere")

@@ -8,7 +8,6 @@ from pydtnn.data.order import (
     own_shards,
     permutation,
     rank_slice,
-    split,
     window_permutation,
 )
 from tests.each import each
@@ -77,11 +76,3 @@ def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards: int, win
     assert not np.array_equal(order, other)
     whole = window_permutation(9, 1, shard_of, shards)
     np.testing.assert_array_equal(whole, permutation(9, 1, len(shard_of)))
-
-
-def test_a_split_has_two_sorted_parts_that_are_not_empty() -> None:
-    for n, fraction, held in ((10, 0.3, 3), (2, 0.001, 1), (5, 0.999, 4)):
-        parts = split(n, fraction, seed=4)
-        assert len(parts[1]) == held
-        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
-        assert all((np.diff(part) > 0).all() for part in parts)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.data import ArrayDataset, Loader, TokenDataset, WeightedDataset
+from pydtnn.data import ArrayDataset, Loader, TokenDataset, WeightedDataset, balanced_weights
 from pydtnn.data.augment import create_augmentations
 from tests.each import each
 
@@ -97,4 +97,6 @@ def test_other_weights_are_refused(weights: Any, reason: str) -> None:
 def test_only_classes_of_samples_can_be_balanced(data: Any) -> None:
     with pytest.raises(ValueError, match="require one class for each sample, got targets of shape"):
         WeightedDataset(data)
+    with pytest.raises(ValueError, match="one class per sample, got"):
+        balanced_weights(ArrayDataset(np.zeros((4, 1)), np.zeros((4, 2))))
     assert len(WeightedDataset(data, np.ones(len(data)))) == len(data)

@@ -97,6 +97,7 @@ def test_stages_of_a_rank_have_their_own_events() -> None:
 def test_passes_read_the_buckets_of_their_layers() -> None:
     own = outline()
     last = len(own.buckets) - 1
+    assert own.buckets[0].matrices[:2] == ((10, 64), (64, 576))  # of 64 filters of 3 x 3 x 64
     assert own.reads["stem.conv", 0] == ((last,), (last - 1,))
     assert own.reads["head.fc", 1].now == (0,)
     assert own.reads["head.fc", 0].ahead == own.reads["stem.conv", 1].ahead == ()

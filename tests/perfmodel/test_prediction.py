@@ -40,6 +40,7 @@ def test_the_parts_of_a_step_add_up_and_one_rank_has_no_communication():
     assert rank.step.seconds == pytest.approx(rank.step.compute)
     assert rank.step.compute == pytest.approx(PASS * round(rank.step.compute / PASS))
     assert prediction.bottleneck.startswith("compute (")
+    assert prediction.deciles == (1.0, 1.0)
     (rank,) = predicted(recompute=2).ranks
     assert rank.step.recomputed > 0
     for one in (rank, *predicted(axes={"data": 2}).ranks):

@@ -80,7 +80,25 @@ def test_memory_beside_the_optimizer_depends_on_the_longest_bucket(projector: Pr
     assert projector.project(sharded).memory.messages == 2.25 * four
 
 
+def test_stages_send_activations_and_gradients_of_each_micro_batch(projector: Projector) -> None:
+    """Two values of 8,192 B for each of 16 samples, forward and backward, four times."""
+    step = project(projector, {"pipeline": 2}, micro_batches=4).step
+    assert step.busy == pytest.approx(4 * 2 * (25e-6 + 2 * 8192 * 16 / 1.25e9))
+
+
+def test_messages_to_all_ranks_begin_at_the_same_time(projector: Projector) -> None:
+    """Two ranks of a host send two quarters each to the other host: the whole array."""
+    cluster = replace(projector.platform.cluster, ranks_per_host=2)
+    work = replace(projector.work, axes={"data": 4}, scheme="sharded_parameters")
+    costs = MessageCosts(replace(projector.platform, cluster=cluster), work)
+    bucket = projector.tables(work).outline.buckets[0]
+    (one,) = costs.gather(bucket)
+    assert (one.latency, one.transfer) == pytest.approx((25e-6, bucket.nbytes / 1.25e9))
+
+
 def test_compression_sends_less(projector: Projector) -> None:
+    plain, half = (project(projector, {"data": 2}, compress=c) for c in (None, "float16"))
+    assert half.step.busy == pytest.approx(plain.step.busy / 2, rel=0.1)
     plain, half = (project(projector, {"data": 4}, compress=c) for c in (None, "float16"))
     assert half.step.busy == pytest.approx(plain.step.busy / 2, rel=0.1)
     assert project(projector, {"data": 4}, compress="power_sgd").step.busy < half.step.busy
@@ -160,10 +178,13 @@ def test_further_sharded_schemes_release_gradients_and_then_parameters(
     [
         ({"data": 128}, {}, "global batch of 64"),
         ({"data": 2}, {"scheme": "gossip"}, "no formula for scheme 'gossip' on cpu-10gbit"),
-        (
-            {"data": 4},
-            {"scheme": "sharded", "scheme_options": {"copies": 3}},
-            r"no formula for scheme_options \{'copies': 3\}",
+        *(
+            (
+                {"data": 4},
+                {"scheme": "sharded", "scheme_options": {"copies": copies}},
+                rf"no formula for scheme_options \{{'copies': {copies}\}}",
+            )
+            for copies in (0, 3)
         ),
         (
             {"data": 2, "pipeline": 2},

@@ -14,6 +14,7 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.steps import ALL, Group, Rounds, receive, send
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.stretch import stretch
 from pydtnn.perfmodel.topology import Dragonfly, FatTree, Topology, Torus
 from pydtnn.perfmodel.virtual.disturbances import NONE
 from pydtnn.perfmodel.virtual.steps import time_steps
@@ -124,6 +125,14 @@ def test_closed_formulas_and_virtual_ranks_agree_on_a_topology(path):
     expected = cost("hierarchical", 1 << 20, platform.network(ranks))
     found = duration(costs.sum("hierarchical", 1 << 20, "data"))
     assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_messages_to_all_others_meet_at_the_links_between_switches():
+    """Of each of two ranks below a switch, two quarters leave it; a card has three quarters."""
+    platform = Platform.load("cpu-10gbit")
+    tree = FatTree(down=(2, 2), up=(1,), hop=platform.messages.between.latency)
+    found = stretch("to_all", replace(platform, topology=tree), 4, 4, 1)
+    assert found == pytest.approx((3, 4 / 3))
 
 
 def test_slower_ranks_delay_a_step_in_both_predictors():

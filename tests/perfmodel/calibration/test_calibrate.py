@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import Serial, run_threads
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.model import Model
 from pydtnn.perfmodel.calibration import command, machine, rates
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
 from pydtnn.perfmodel.calibration.messages import (
@@ -18,10 +23,13 @@ from pydtnn.perfmodel.calibration.messages import (
     measure_messages,
 )
 from pydtnn.perfmodel.calibration.sample import Sample
+from pydtnn.perfmodel.compute.classes import classify
+from pydtnn.perfmodel.entries import KernelClass
 from pydtnn.perfmodel.platform import COLLECTIVES, Platform, read_collective
 from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.launch import Finished
+from tests.perfmodel.small import small_work
 
 QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.between",))
 
@@ -138,3 +146,23 @@ def test_collectives_between_hosts_are_entries_of_the_platform() -> None:
     assert {read_collective(name)[0] for name in found} == {*COLLECTIVES}
     assert len(found) == 4 * len(LENGTHS)
     assert min(found.values()) > 0
+
+
+def test_rates_are_those_of_the_common_classes_of_each_number_of_channels() -> None:
+    backend, found = dry_backend(create_backend("cpu", threads=1), 1), Counter[KernelClass]()
+    for _, net, shape, _ in rates._nets():
+        nodes = Model(net, shape, backend=backend).graph.nodes
+        found.update(classify(node.layer) for node in nodes if node.inputs)
+    usual = {"3x3 fused": 2, "1x1 fused": 2, "other fused": 1, "3x3": 2, "1x1": 1, "other": 1}
+    for channels in (32, 64, 128, 256, 512):
+        assert {name: found[KernelClass(f"conv {name}", channels)] for name in usual} == usual
+    assert {one.size for one in found if one.name == "linear"} == {64, 181, 512, 1024, 2048}
+
+
+def test_ranks_begin_each_measured_step_together() -> None:
+    waited: list[int] = []
+    networks = rates.training("steps", small_work(4))
+    backend = create_backend("cpu", threads=1)
+    found = rates.measure_rates(backend, lambda: waited.append(1), networks, 3, time.perf_counter)
+    assert len(waited) == (2 + 30) + (2 + 3)  # of Python, and of the network
+    assert found.passes[0].shape[0] == 3

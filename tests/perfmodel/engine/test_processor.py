@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
+from pydtnn.comm.waiting import MIN_SLEEP_S, number_of_tests
+from pydtnn.perfmodel.engine import processor
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, run_virtual
 from tests.each import each
@@ -65,3 +67,13 @@ def test_ranks_of_a_host_add_their_parts_of_a_sum_themselves(hosts, seconds):
         for add in (0.0, 2.0 / 1000)
     )
     assert np.subtract(adding, usual) == pytest.approx([seconds] * len(hosts), abs=1e-6)
+
+
+def test_ranks_that_sleep_take_time_for_tests_and_wake_late(monkeypatch):
+    own = Processor(wake=1e-3, test=2e-3)
+    assert own.testing(0.1) == 2e-3 * number_of_tests(0.1, 3e-3)
+    times = iter([0.0, MIN_SLEEP_S + 0.25] * 99)
+    monkeypatch.setattr(processor, "sleeps", lambda: True)
+    monkeypatch.setattr(processor.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(processor.time, "perf_counter", lambda: next(times))
+    assert processor._measure_wake() == pytest.approx(0.25)

@@ -131,7 +131,8 @@ def test_messages_to_all_others_meet_at_the_links_between_switches():
     """Of each of two ranks below a switch, two quarters leave it; a card has three quarters."""
     platform = Platform.load("cpu-10gbit")
     tree = FatTree(down=(2, 2), up=(1,), hop=platform.messages.between.latency)
-    found = stretch("to_all", replace(platform, topology=tree), 4, 4, 1)
+    platform = replace(platform, topology=tree, cluster=replace(platform.cluster, hosts=4))
+    found = stretch("to_all", platform, 4, 4, 1)
     assert found == pytest.approx((3, 4 / 3))
 
 

@@ -48,57 +48,35 @@ def train(
     return {name: np.array(value) for name, value in model.state().items()}, history
 
 
+RULES = {
+    "sgd": lambda: SGD(0.1, momentum=0.9, weight_decay=0.01),
+    "clipped": lambda: Adam(0.01, clip_norm=0.1),
+}
+
+
 @pytest.fixture(scope="module")
 def serial() -> dict[str, tuple]:
     comm = create_communicator("serial")
-    return {
-        "sgd": train(AllReduce(comm), SGD(0.1, momentum=0.9, weight_decay=0.01)),
-        "clipped": train(AllReduce(comm), Adam(0.01, clip_norm=0.1)),
-    }
+    return {name: train(AllReduce(comm), rule()) for name, rule in RULES.items()}
 
 
-@pytest.mark.few(3)
-@pytest.mark.threads(1, 2, 3, 4, 5, 8)
+@pytest.mark.few(7)
+@pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi
-@pytest.mark.parametrize("overlap", [True, False])
-def test_any_number_of_ranks_trains_alike(
-    comm: Communicator, serial: dict[str, tuple], overlap: bool
+@pytest.mark.parametrize(
+    ("rule", "overlap", "options"),
+    [
+        *(("sgd", True, {}), ("sgd", False, {}), ("clipped", True, {})),
+        ("sgd", True, {"accumulation": 2}),
+        ("sgd", True, {"accumulation": 3, "bucket": 1}),
+    ],
+)
+def test_any_number_of_ranks_trains_alike_with_the_same_bytes_on_all_of_them(
+    comm: Communicator, serial: dict[str, tuple], rule: str, overlap: bool, options: dict[str, int]
 ) -> None:
     """8 ranks and a last batch of 5: three ranks have nothing to do in it."""
-    exchange = AllReduce(comm, overlap=overlap)
-    result = train(exchange, SGD(0.1, momentum=0.9, weight_decay=0.01))
-    assert_same_training(result, serial["sgd"])
-
-
-@pytest.mark.threads(2, 3)
-@pytest.mark.mpi(2)
-def test_clipping_by_the_global_norm_sees_all_ranks(
-    comm: Communicator, serial: dict[str, tuple]
-) -> None:
-    assert_same_training(train(AllReduce(comm), Adam(0.01, clip_norm=0.1)), serial["clipped"])
-
-
-@pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("accumulation", [2, 3])  # of the 2 or 3 samples of a rank
-def test_micro_batches_add_up(
-    comm: Communicator, serial: dict[str, tuple], accumulation: int
-) -> None:
-    optimizer = SGD(0.1, momentum=0.9, weight_decay=0.01)
-    assert_same_training(
-        train(AllReduce(comm), optimizer, accumulation=accumulation), serial["sgd"]
-    )
-
-
-@pytest.mark.threads(3)
-def test_the_size_of_buckets_changes_nothing(comm: Communicator, serial: dict[str, tuple]) -> None:
-    optimizer = SGD(0.1, momentum=0.9, weight_decay=0.01)
-    assert_same_training(train(AllReduce(comm), optimizer, bucket=1), serial["sgd"])
-
-
-@pytest.mark.threads(2, 3)
-@pytest.mark.mpi(2, 3)
-def test_ranks_hold_the_same_bytes(comm: Communicator) -> None:
-    weights, history = train(AllReduce(comm), SGD(0.1, momentum=0.9))
+    weights, history = train(AllReduce(comm, overlap=overlap), RULES[rule](), **options)
+    assert_same_training((weights, history), serial[rule])
     mine = {name: value.tobytes() for name, value in weights.items()}
     for other in comm.gather_object((mine, history)):
         assert other == (mine, history)
@@ -146,8 +124,7 @@ class Alone(GradientExchange):
         self.average_parameters()
 
 
-@pytest.mark.few(1)
-@pytest.mark.threads(2, 3, 5)
+@pytest.mark.threads(3)
 def test_averaging_parameters_weighted_by_samples_after_each_step_is_plain_sgd(
     comm: Communicator,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,18 +33,15 @@ from pydtnn.optimizers import LARS, SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import ExactSums, Stack, Subtree, cover, tree_sum
 from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
-from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.split import even_cuts
 from tests.each import each
-from tests.small_training import Interrupt, Interrupted, small_data, small_model
+from tests.small_training import Interrupt, Interrupted, fingerprint, small_data, small_model
 
 SHAPE = (8, 8, 3)
 SAMPLES, BATCH, SHARDS = 75, 32, 8
 """The last batch of an epoch has 11 samples: shards of 2 and of 1."""
-
-Fingerprint = dict[str, Any]
 
 
 def data() -> ArrayDataset:
@@ -84,9 +80,9 @@ def trainer_of(
     return Trainer(model, optimizer, exchange=exchange, sync_batch_norm=sync)
 
 
-def fit(trainer: Trainer, steps: int | None = None) -> Fingerprint:
+def fit(trainer: Trainer) -> list[Any]:
     dataset = data()
-    history = trainer.fit(
+    trainer.fit(
         dataset,
         dataset,
         epochs=2,
@@ -94,16 +90,7 @@ def fit(trainer: Trainer, steps: int | None = None) -> Fingerprint:
         augment=[RandomCrop(2), HorizontalFlip()],
         seed=3,
     )
-    return fingerprint(trainer) | {"history": history}
-
-
-def fingerprint(trainer: Trainer) -> Fingerprint:
-    digest = hashlib.sha256()
-    for state in (trainer.model.state(), trainer.optimizer.state()):
-        for name, value in sorted(state.items()):
-            digest.update(name.encode())
-            digest.update(np.asarray(value).tobytes())
-    return {"sha256": digest.hexdigest()}
+    return fingerprint(trainer)
 
 
 CASES: dict[str, Any] = {
@@ -132,7 +119,7 @@ SAME_AS = {
 
 
 @pytest.fixture(scope="module")
-def serial() -> dict[str, Fingerprint]:
+def serial() -> dict[str, list[Any]]:
     """What one rank computes, for each case."""
     return {}
 
@@ -142,36 +129,20 @@ def serial() -> dict[str, Fingerprint]:
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("case", CASES)
 def test_any_number_of_ranks_gives_the_same_bytes(
-    comm: Communicator, case: str, serial: dict[str, Fingerprint]
+    comm: Communicator, case: str, serial: dict[str, list[Any]]
 ) -> None:
     expected = expected_of(case, serial)
     assert fit(CASES[case](comm)) == expected
 
 
-def expected_of(case: str, serial: dict[str, Fingerprint]) -> Fingerprint:
+def expected_of(case: str, serial: dict[str, list[Any]]) -> list[Any]:
     case = SAME_AS.get(case, case)
     result = serial.get(case) or fit(CASES[case](Serial()))
     return serial.setdefault(case, result)
 
 
-def test_a_step_is_that_of_accumulation_except_for_rounding() -> None:
-    states = []
-    for options, sums in (
-        ({"accumulation": SHARDS}, {}),
-        ({}, {"sums": partial(ExactSums, shards=SHARDS)}),
-    ):
-        model = Model(small_net(), SHAPE)
-        trainer = Trainer(model, SGD(0.1), exchange=AllReduce(Serial(), **sums), **options)
-        trainer.fit(data(), epochs=1, global_batch_size=BATCH, steps_per_epoch=1)
-        states.append(model.state())
-    for name, value in states[0].items():
-        np.testing.assert_allclose(states[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
 def test_any_number_of_threads_gives_the_same_bytes() -> None:
-    one, two = (
-        fit(trainer_of(Serial(), SGD(0.1, momentum=0.9), threads=threads)) for threads in (1, 2)
-    )
+    one, two = (fit(trainer_of(Serial(), SGD(0.1), threads=threads)) for threads in (1, 2))
     assert one == two
 
 
@@ -180,7 +151,7 @@ def test_any_number_of_threads_gives_the_same_bytes() -> None:
     "case", ["batch norm per shard", "synchronised batch norm", "sharded parameters"]
 )
 def test_a_run_is_continued_by_another_number_of_ranks(
-    comm: Communicator, case: str, serial: dict[str, Fingerprint], shared_path: Path
+    comm: Communicator, case: str, serial: dict[str, list[Any]], shared_path: Path
 ) -> None:
     def rank(other: Communicator) -> None:
         interrupted = CASES[case](other)
@@ -197,23 +168,11 @@ def test_a_run_is_continued_by_another_number_of_ranks(
     assert fit(trainer) == expected_of(case, serial)
 
 
-def test_the_order_of_sums_matters() -> None:
-    """Otherwise the tests above would prove nothing."""
-    rng = np.random.default_rng(0)
-    arrays = rng.normal(size=(SHARDS, 1000)).astype("float32")
-    nodes = {Subtree(0, i): array.copy() for i, array in enumerate(arrays)}
-    in_turn = arrays[0].copy()
-    for array in arrays[1:]:
-        in_turn += array
-    total = tree_sum(nodes, SHARDS)
-    np.testing.assert_allclose(total, arrays.sum(axis=0), rtol=1e-4, atol=1e-5)
-    assert (total != in_turn).any()
-
-
 @each("shards", [1, 2, 3, 7, 8, 13])
 def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.Generator) -> None:
     arrays = rng.normal(size=(shards, 5)).astype("float32")
     expected = tree_sum({Subtree(0, i): a.copy() for i, a in enumerate(arrays)}, shards)
+    np.testing.assert_allclose(expected, arrays.sum(axis=0), rtol=1e-4, atol=1e-6)
     for ranks in range(1, shards + 1):
         nodes: dict[Subtree, np.ndarray] = {}
         for start, stop in pairwise(even_cuts(shards, ranks)):
@@ -233,29 +192,11 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
         exchange = AllReduce(comm, sums=partial(ExactSums, shards=shards))
         trainer = Trainer(small_model(), SGD(0.1), exchange=exchange)
         train, validation = small_data()
-        history = trainer.fit(train, validation, global_batch_size=8)
-        found.append(fingerprint(trainer) | {"history": history})
+        trainer.fit(train, validation, global_batch_size=8)
+        found.append(fingerprint(trainer))
     if comm.size == 1:  # with more, shards of SAMPLES are those of other ranks
         assert found[0] == found[1]
     assert comm.gather_object(found[1]) == [found[1]] * comm.size
-
-
-@pytest.mark.long
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, ShardedParameters])
-def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test(
-    scheme: type[GradientExchange], ranks: int
-) -> None:
-    check_scheme(partial(scheme, sums=partial(ExactSums, shards=SHARDS)), ranks=[ranks])
-
-
-def test_ranks_compute_about_as_many_samples_each() -> None:
-    for ranks in (1, 2, 3, 4, 5, 8):
-        shares = [own_shards(128, SHARDS, rank, ranks)[0] for rank in range(ranks)]
-        lengths = [rows.stop - rows.start for rows in shares]
-        assert sum(lengths) == 128
-        assert max(lengths) - min(lengths) <= 128 / SHARDS
 
 
 def one_bucket(size: int) -> Bucket:

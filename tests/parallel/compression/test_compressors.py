@@ -16,7 +16,7 @@ from pydtnn.parallel.compression import CompressedSums, Compressor, Context, cre
 from pydtnn.parallel.compression.floats import Format
 from tests.each import each
 
-SIZES = [1, 2, 17, 101, 512, 1009]
+SIZES = [1, 2, 101, 512]
 REALS = ["float32", "float64"]
 
 ALL: dict[str, dict[str, Any]] = {
@@ -109,18 +109,15 @@ def test_int8_is_less_than_a_level_off_and_sends_the_greatest_as_it_is(size, dty
 
 def test_int8_is_right_in_the_mean():
     x = np.linspace(-1, 1, 51).astype("float32") ** 3
-    one, draws = compressor("int8", block=20), 4000
+    one, draws = compressor("int8", block=20), 1000
     mean = np.mean([sent(one, x, draw(step=step)) for step in range(draws)], axis=0)
     level = np.repeat([np.abs(x[i : i + 20]).max() / 127 for i in range(0, 51, 20)], 20)[:51]
     # One draw deviates by at most half a level, so the mean by 1 / (2 sqrt(draws)); 5 of these.
     assert (np.abs(mean - x) < 5 * level / 2 / draws**0.5).all()
-    assert np.abs(sent(one, x) - x).max() > 0.1 * level.min()  # which one draw is not
-
-
-def test_ranks_round_independently(rng):
-    x, one = values(300, "float32", rng), compressor("int8")
-    assert (sent(one, x, draw(rank=0)) != sent(one, x, draw(rank=1))).any()
-    np.testing.assert_array_equal(sent(one, x, draw(rank=1)), sent(one, x, draw(rank=1)))
+    drawn = [sent(one, x, draw(rank)) for rank in (0, 1, 1)]
+    assert np.abs(drawn[0] - x).max() > 0.1 * level.min()  # which one draw is not
+    assert (drawn[0] != drawn[1]).any()  # ranks round independently
+    np.testing.assert_array_equal(drawn[1], drawn[2])
 
 
 @each("size", SIZES)
@@ -166,11 +163,9 @@ def test_top_k_sends_the_greatest_as_they_are(size, share, rng):
     assert len(kept) == max(1, int(np.ceil(share * size)))
     np.testing.assert_array_equal(y[kept], x[kept])
     assert np.abs(x[kept]).min() >= np.abs(np.delete(x, kept)).max(initial=0)
-
-
-def test_top_k_sends_something_of_equal_values():
-    y = sent(compressor("top_k", share=0.1), np.full(50, -2.0))
-    np.testing.assert_array_equal(np.sort(y), [-2.0] * 5 + [0.0] * 45)
+    assert np.count_nonzero(sent(compressor("top_k", share=share), np.full(size, -2.0))) == len(
+        kept
+    )
 
 
 @each("size", SIZES)
@@ -185,7 +180,7 @@ def test_random_k_chooses_the_same_on_all_ranks_and_others_in_the_next_step(size
 
 
 def test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it(rng):
-    x, draws = rng.normal(size=13), 3000
+    x, draws = rng.normal(size=13), 1000
     one = compressor("random_k", share=0.3, feedback=False)  # 4 of 13
     mean = np.mean([sent(one, x, draw(step=step)) for step in range(draws)], axis=0)
     deviation = np.abs(x) * np.sqrt((13 / 4 - 1) / draws)
@@ -195,62 +190,26 @@ def test_random_k_is_right_in_the_mean_without_feedback_and_plain_with_it(rng):
     np.testing.assert_array_equal(with_feedback[kept], x[kept])
 
 
-@each("dtype", REALS)
-@each("size", [1, 2, 3])
-@each("name", ALL)
-def test_what_is_finite_stays_so_for_any_number_of_ranks(name, size, dtype):
-    greatest, least = np.finfo(dtype).max / 64, np.finfo(dtype).smallest_subnormal
-    one = compressor(name, size, **ALL[name])
-    for x in (
-        np.array([greatest, -greatest, 0, 1, least], dtype),
-        np.array([least, -least, 0], dtype),
-        np.zeros(9, dtype),
-    ):
-        parts = [one.compress(x, draw(rank, sizes=(x.size,))) for rank in range(size)]
-        out = np.zeros_like(x)
-        with np.errstate(under="ignore"):
-            if one.adds:
-                for other in parts[1:]:
-                    for whole, part in zip(parts[0], other, strict=True):
-                        whole += part
-                parts = parts[:1]
-            for rank, part in enumerate(parts):
-                one.restore(part, out, draw(rank, sizes=(x.size,)))
-        assert np.isfinite(out).all()
-        assert x.any() or not out.any()
-
-
-@each("bad", [np.nan, np.inf, -np.inf])
-@each("name", [name for name in ALL if name != "random_k"])
-def test_what_is_not_finite_does_not_become_so(name, bad):
-    x = np.linspace(-1, 1, 100).astype("float32")
-    x[70] = bad
-    assert not np.isfinite(sent(compressor(name, **ALL[name]), x)).all()
-
-
 @each(
-    ("name", "options", "sentence"),
+    ("name", "options", "words"),
     [
         ("top_k", {"share": 0}, "top_k: share must be above 0 and at most 1, got 0"),
         ("top_k", {"shar": 0.1}, "unknown option of top_k 'shar'; did you mean 'share'"),
-        ("random_k", {"share": 1.5}, "random_k: share must be above 0 and at most 1, got 1.5"),
+        ("top_k", {"share": "few"}, "top_k: share must be a number, got 'few'"),
+        ("random_k", {"share": 1.5}, "random_k: share must be above 0"),
         ("int8", {"block": 0}, "int8: block must be at least 1, got 0"),
         ("sign", {"block": -1}, "sign: block must be at least 1, got -1"),
         ("float16", {"scale": 0}, "float16: scale must be at least 1e-30"),
-        ("float", {"exponent": 5}, "compressor float: missing a required argument: 'mantissa'"),
-        ("float", {"exponent": 11, "mantissa": 3}, "NumberFormat: exponent must be at most 8"),
+        ("float", {"exponent": 5}, "float: missing a required argument: 'mantissa'"),
+        ("float", {"exponent": 9, "mantissa": 3}, "exponent must be at most 8"),
+        ("float", {"exponent": 5, "mantissa": 23}, "mantissa must be at most 22"),
         ("power_sgd", {"rank": 0}, "power_sgd: rank must be at least 1, got 0"),
         ("topk2", {}, "unknown compressor 'topk2'; did you mean"),
     ],
 )
-def test_mistakes_are_refused_in_a_sentence(name, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_mistakes_are_refused_in_a_sentence(name, options, words):
+    with pytest.raises((TypeError, ValueError), match=words):
         create_sums(name, **options)
-
-
-def test_an_option_of_a_wrong_type_is_refused():
-    with pytest.raises(TypeError, match="top_k: share must be a number, got 'few'"):
-        create_sums("top_k", share="few")
 
 
 @each("name", ["e2m1", "e4m3fn", "e5m2", "e4m3"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pydtnn.parallel.compression.floats import CHUNK_ELEMENTS, Format
 from tests.each import each
@@ -98,17 +97,3 @@ def test_long_formats_are_within_half_a_unit(bits, dtype, rng):
     y = form.decode(form.encode(x), np.dtype(dtype))
     unit = 2.0 ** (np.maximum(np.frexp(x)[1] - 1, 1 - form.bias) - form.mantissa)
     assert (np.abs(y.astype("float64") - x) <= unit / 2).all()
-
-
-@each(
-    ("bits", "sentence"),
-    [
-        ((1, 3), "NumberFormat: exponent must be at least 2, got 1"),
-        ((9, 3), "NumberFormat: exponent must be at most 8, got 9"),
-        ((5, 0), "NumberFormat: mantissa must be at least 1, got 0"),
-        ((5, 23), "NumberFormat: mantissa must be at most 22, got 23"),
-    ],
-)
-def test_impossible_formats_are_refused(bits, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Format(*bits)

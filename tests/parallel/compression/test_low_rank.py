@@ -59,42 +59,6 @@ def test_sums_follow_the_paper(comm, rank):
     assert not any(padding(bucket).any() for bucket in buckets)
 
 
-@pytest.mark.threads(1, 2, 3)
-@pytest.mark.mpi(2)
-@each("rank", [20, 3])
-def test_with_the_full_rank_nothing_is_lost(comm, rank):
-    shapes = [(12, 3, 3, 2), (3, 40), (7,), (25, 3)]
-    if rank == 20:  # no matrix would become smaller, so all are sent as they are
-        shapes = [(12, 3, 3, 2), (9, 13), (7,)]
-    buckets = buckets_of(shapes, "float64", SMALL)
-    sums = new_sums(comm, buckets, rank)
-    for bucket in sums._buckets.values():  # the algorithm itself, although it does not pay
-        for matrix in bucket.matrices:
-            assert min(matrix.error.shape) > 3
-    for step in range(2):
-        arrays = [matrices_of_rank(bucket, rank, comm, step) for bucket in buckets]
-        for bucket, own in zip(buckets, arrays, strict=True):
-            fill(bucket, own[comm.rank])
-        for request in [sums.start(bucket) for bucket in buckets]:
-            request.wait()
-        for bucket, own in zip(buckets, arrays, strict=True):
-            for given, *ranks in zip(read(bucket), *own, strict=True):
-                np.testing.assert_allclose(given, sum(ranks), rtol=0, atol=1e-10)
-
-
-def matrices_of_rank(bucket: Any, rank: int, comm: Communicator, step: int) -> list[Any]:
-    """Gradients of all ranks whose columns lie in one space of `rank` dimensions."""
-    rng = np.random.default_rng([step, bucket.index])
-    space = {e.name: rng.normal(size=(e.shape[0], rank)) for e in bucket.parameters}
-    return [
-        [
-            (space[e.name] @ rng.normal(size=(rank, int(np.prod(e.shape[1:]))))).reshape(e.shape)
-            for e in bucket.parameters
-        ]
-        for _ in range(comm.size)
-    ]
-
-
 @each("shape", [(4, 4), (3, 11), (11, 3), (1, 5), (5, 1)])
 def test_a_matrix_of_full_rank_comes_back_whole(shape, rng):
     (bucket,) = buckets_of([shape], "float64")
@@ -107,33 +71,6 @@ def test_a_matrix_of_full_rank_comes_back_whole(shape, rng):
     matrix.finish(bucket.grads, q)
     np.testing.assert_allclose(read(bucket)[0], gradient, rtol=0, atol=1e-10)
     np.testing.assert_allclose(matrix.error, 0, rtol=0, atol=1e-10)
-
-
-@pytest.mark.few(2)
-@pytest.mark.threads(1, 2, 3)
-@pytest.mark.mpi(3)
-def test_all_ranks_get_the_same_bytes(comm):
-    buckets = buckets_of(MATRICES, bucket_bytes=SMALL)
-    sums = new_sums(comm, buckets, 2)
-    for step in range(3):
-        exchanged(comm, sums, buckets, step)
-        own = [bucket.grads.tobytes() for bucket in buckets]
-        assert all(other == own for other in comm.gather_object(own))
-
-
-@pytest.mark.threads(2)
-def test_a_saved_state_continues_in_the_same_bytes(comm):
-    buckets = buckets_of(MATRICES, bucket_bytes=SMALL)
-    whole = new_sums(comm, buckets, 1)
-    for step in range(2):
-        exchanged(comm, whole, buckets, step)
-    state = whole.state()
-    exchanged(comm, whole, buckets, 2)
-    straight = [bucket.grads.tobytes() for bucket in buckets]
-    parts = new_sums(comm, buckets, 1)
-    parts.load(state)
-    exchanged(comm, parts, buckets, 2)
-    assert [bucket.grads.tobytes() for bucket in buckets] == straight
 
 
 def test_a_gradient_of_zero_or_of_any_size_is_no_problem():

@@ -11,7 +11,6 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.compression import create_sums
-from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import ElasticAveraging, LocalSGD, create_scheme
 from tests.each import each
 from tests.parallel.schemes.course import OF_ANY_RULE, checksum, data, fit, trainer_of
@@ -30,8 +29,6 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("stale", {"delay": 3}, "top_k"),
 ]
 
-every_case = pytest.mark.parametrize(("name", "options", "compress"), CASES, ids=str)
-
 
 class Counted(Wrapper):
     """Counts groups that are made and those that are freed, in lists that all groups share."""
@@ -48,49 +45,6 @@ class Counted(Wrapper):
     def free(self) -> None:
         if self not in self.freed:
             self.freed.append(self)
-
-
-def exchange_of(
-    comm: Communicator, name: str, options: dict[str, Any], compress: str | None
-) -> GradientExchange:
-    sums = {} if compress is None else {"sums": create_sums(compress)}
-    return create_scheme(name, comm, **options, **sums)
-
-
-@pytest.mark.few(4)
-@pytest.mark.threads(1, 3)
-@every_case
-def test_four_fits_of_an_epoch_are_one_of_four(comm, name, options, compress):
-    results = []
-    for stops in ([4], [1, 2, 3, 4]):
-        trainer = trainer_of(exchange_of(comm, name, options, compress), SGD(0.1, momentum=0.9))
-        for epochs in stops:
-            fit(trainer, epochs)
-        results.append([bucket.values.tobytes() for bucket in trainer.model.buckets])
-    assert results[0] == results[1]
-
-
-@pytest.mark.threads(2)
-@every_case
-def test_groups_are_made_once_and_freed_on_request(comm, name, options, compress):
-    made: list[Any] = []
-    freed: list[Any] = []
-    exchange = exchange_of(Counted(comm, made, freed), name, options, compress)
-    trainer = trainer_of(exchange, SGD(0.1))
-    fit(trainer, 1)
-    groups = len(made)
-    fit(trainer, 2)
-    other = trainer_of(exchange, SGD(0.1))
-    fit(other, 1)
-    assert len(made) == groups
-    assert not freed
-    exchange.free()
-    exchange.free()
-    assert set(freed) == set(made)
-    fit(other, 2)  # a closed exchange can be used again
-    assert len(made) == 2 * groups
-    exchange.free()
-    assert set(freed) == set(made)
 
 
 @pytest.mark.threads(3)
@@ -127,3 +81,32 @@ def test_samples_of_a_fit_that_was_interrupted_do_not_count(comm):
     trainer.exchange.begin(trainer.model.buckets)
     assert trainer.exchange.samples == 0
     assert len(set(checksum(comm, trainer))) == 1
+
+
+@pytest.mark.few(4)
+@pytest.mark.threads(3)
+@pytest.mark.parametrize(("name", "options", "compress"), CASES, ids=str)
+def test_four_fits_are_one_of_four_epochs_and_make_groups_once(comm, name, options, compress):
+    made: list[Any] = []
+    freed: list[Any] = []
+    results = []
+    for stops in ([4], [1, 2, 3, 4]):
+        del made[:], freed[:]
+        sums = {} if compress is None else {"sums": create_sums(compress)}
+        exchange = create_scheme(name, Counted(comm, made, freed), **options, **sums)
+        trainer = trainer_of(exchange, SGD(0.1, momentum=0.9))
+        for epochs in stops:
+            fit(trainer, epochs)
+        results.append([bucket.values.tobytes() for bucket in trainer.model.buckets])
+    assert results[0] == results[1]
+    other, groups = trainer_of(exchange, SGD(0.1)), len(made)
+    fit(other, 1)
+    assert len(made) == groups
+    assert not freed
+    exchange.free()
+    exchange.free()
+    assert set(freed) == set(made)
+    fit(other, 2)  # a closed exchange can be used again
+    assert len(made) == 2 * groups
+    exchange.free()
+    assert set(freed) == set(made)

@@ -25,30 +25,6 @@ def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng: np.random.Gen
         assert set(np.cumsum(counts)) <= set(places)
 
 
-@each("size", [1, 2, 3, 7, 64])
-def test_loads_stay_even_where_it_can_be_cut_anywhere(size: int, rng: np.random.Generator) -> None:
-    loads = np.zeros(size, int)
-    for _ in range(20):
-        loads += level(loads, np.arange(rng.integers(1, 500) + 1))
-    assert loads.max() - loads.min() <= 2
-
-
-@each("size", [2, 3, 5, 8])
-def test_large_parameters_that_are_buckets_of_their_own_go_round(size: int) -> None:
-    loads = np.zeros(size, int)
-    for bucket in range(1, 3 * size + 1):
-        loads += level(loads, np.array([0, 100]))
-        assert loads.max() - loads.min() <= 100
-        assert loads.sum() == 100 * bucket
-
-
-def test_loads_stay_within_a_parameter_of_each_other(rng: np.random.Generator) -> None:
-    loads = np.zeros(4, int)
-    for _ in range(40):
-        loads += level(loads, np.append(0, np.cumsum(rng.integers(1, 100, 5))))
-        assert loads.max() - loads.min() <= 2 * 100
-
-
 @each("scheme", [ShardedOptimizer, ParameterServer])
 @each("after", [0, 1])
 def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) -> None:
@@ -64,3 +40,22 @@ def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) ->
         fit(second, 1)
 
     run_threads(3, rank)
+
+
+def places(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Where a bucket can be cut: anywhere, nowhere, or between parameters of up to 100."""
+    if kind == "anywhere":
+        return np.arange(rng.integers(1, 500) + 1)
+    sizes = [100] if kind == "nowhere" else rng.integers(1, 100, 5)
+    return np.append(0, np.cumsum(sizes))
+
+
+@each(("kind", "most"), [("anywhere", 2), ("nowhere", 100), ("parameters", 200)])
+@each("size", [1, 2, 3, 8])
+def test_loads_stay_within_a_parameter_of_each_other(
+    kind: str, most: int, size: int, rng: np.random.Generator
+) -> None:
+    loads = np.zeros(size, int)
+    for _ in range(40):
+        loads += level(loads, places(kind, rng))
+    assert loads.max() - loads.min() <= most

@@ -207,48 +207,6 @@ def resident() -> int:
     return int(path.read_text().split()[1]) * 4096
 
 
-@each("scheme", SCHEMES)
-def test_training_continues_on_another_number_of_ranks(scheme: Any, tmp_path: Path) -> None:
-    def begin(comm: Communicator) -> None:
-        trainer = trainer_of(scheme(comm), AdamW(0.02))
-        fit(trainer, 1)
-        save_checkpoint(tmp_path, trainer)
-
-    def go_on(comm: Communicator) -> Any:
-        trainer = trainer_of(scheme(comm), AdamW(0.02))
-        load_checkpoint(tmp_path, trainer)
-        fit(trainer, 3)
-        return weights(trainer)
-
-    run_threads(3, begin)
-    for size in (1, 2, 4):
-        for ours in run_threads(size, go_on):
-            assert_close(ours, train_serially(AdamW(0.02)))
-
-
-class Stale(ShardedParameters):
-    """Continues with the values of other ranks of the step before."""
-
-    def release_all(self) -> None:
-        pass
-
-
-class Missing(ShardedParameters):
-    """Forgets a bucket."""
-
-    def start_gather(self, bucket: Any) -> None:
-        if bucket.index == 1 and bucket.index not in self._gathered:
-            self._gathered[1] = self.comm.exchange([], [])
-        super().start_gather(bucket)
-
-
-@each("broken", [Stale, Missing])
-def test_a_parameter_that_is_not_gathered_is_refused_with_its_name(broken: Any) -> None:
-    message = rf"{broken.__name__} on 2 ranks: .* (first|second)\.[wb]"
-    with pytest.raises(AssertionError, match=message):
-        check_scheme(broken, ranks=[2])
-
-
 def test_backward_has_the_parameters_of_norms_that_it_computes_again() -> None:
     model = Model(Sequential(LayerNorm(), Linear(3)), (4,), bucket_bytes=1)
     told: list[list[str]] = []
@@ -279,3 +237,47 @@ def test_compressed_sums_are_those_of_the_sharded_optimizer(comm: Communicator) 
     for scheme in SCHEMES:
         for name, value in run(scheme).items():
             assert (value == expected[name]).all(), name
+
+
+@each(
+    ("scheme", "rule", "begun", "sizes"),
+    [
+        (ShardedOptimizer, LAMB, 3, [(1, 1), (5, 1)]),
+        (ShardedGradients, AdamW, 3, [(2, 1)]),
+        (ShardedParameters, AdamW, 3, [(1, 1), (4, 2)]),
+        (partial(ShardedParameters, copies=2), AdamW, 4, [(1, 1), (3, 1), (6, 3)]),
+        (partial(ShardedGradients, copies=2), AdamW, 4, [(4, 1)]),
+    ],
+)
+def test_training_continues_on_other_numbers_of_ranks_and_copies(
+    scheme: Any, rule: Any, begun: int, sizes: Any, tmp_path: Path
+) -> None:
+    def begin(comm: Communicator) -> None:
+        trainer = trainer_of(scheme(comm), rule(0.02))
+        fit(trainer, 1)
+        save_checkpoint(tmp_path, trainer)
+
+    def go_on(comm: Communicator, copies: int) -> Any:
+        trainer = trainer_of(scheme(comm, copies=copies), rule(0.02))
+        load_checkpoint(tmp_path, trainer)
+        fit(trainer, 2)
+        return weights(trainer)
+
+    run_threads(begun, begin)
+    for size, copies in sizes:
+        for ours in run_threads(size, go_on, copies):
+            assert_close(ours, train_serially(rule(0.02), 2))
+
+
+class Missing(ShardedParameters):
+    """Forgets a bucket."""
+
+    def start_gather(self, bucket: Any) -> None:
+        if bucket.index == 1 and bucket.index not in self._gathered:
+            self._gathered[1] = self.comm.exchange([], [])
+        super().start_gather(bucket)
+
+
+def test_a_parameter_that_is_not_gathered_is_refused_with_its_name() -> None:
+    with pytest.raises(AssertionError, match=r"Missing on 2 ranks: .* (first|second)\.[wb]"):
+        check_scheme(Missing, ranks=[2])

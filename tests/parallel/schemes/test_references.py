@@ -159,7 +159,7 @@ def counted(comm: Communicator, name: str, options: dict[str, Any], steps: int) 
     return traffic.messages - messages, traffic.bytes - sent
 
 
-@pytest.mark.threads(1, 2, 3, 4)
+@pytest.mark.threads(1, 3)
 def test_schemes_send_what_their_formulas_say(comm: Communicator) -> None:
     buckets = trainer_of(create_scheme("allreduce", comm), SGD(0.1)).model.buckets
     b, n, p = len(buckets), sum(bucket.values.nbytes for bucket in buckets), comm.size
@@ -193,18 +193,13 @@ N = 7 * 5 + 7 + 7 + 7 + 6 * 7 + 6 + 3 * 6 + 3
 """Parameters of the network of `course`."""
 
 
-@pytest.mark.threads(1, 2, 3, 4)
-def test_votes_are_sent_to_a_server_and_back(comm: Communicator) -> None:
-    p = comm.size
+@pytest.mark.threads(1, 3)
+def test_compressors_send_what_their_formulas_say(comm: Communicator) -> None:
+    """Votes to a server and back; of DGC, indices and values to all others."""
+    p, k = comm.size, int(np.ceil(0.1 * N))
     parts = np.array([-(-len(part) // 5) for part in np.array_split(np.zeros(N), p)])
     expected = parts.sum() + (p - 2) * parts[comm.rank]
     assert sent_in_a_step(comm, "sign_vote") == (2 * (p - 1), expected)
-    assert abs(expected - 2 * (p - 1) * N / p / 5) <= 2 * p  # of whole bytes
-
-
-@pytest.mark.threads(1, 2, 3, 4)
-def test_dgc_sends_indices_and_values_to_all_others(comm: Communicator) -> None:
-    p, k = comm.size, int(np.ceil(0.1 * N))
     indices = -(-4 * k // 8) * 8  # values follow at a multiple of 8
     assert sent_in_a_step(comm, "dgc", share=0.1) == (p - 1, (p - 1) * (indices + 8 * k))
     # in the warm-up, a quarter, with the two lengths in a message of their own
@@ -214,7 +209,7 @@ def test_dgc_sends_indices_and_values_to_all_others(comm: Communicator) -> None:
     assert sent == (2 * (p - 1), (p - 1) * (lengths + message))
 
 
-@pytest.mark.threads(2, 3, 4)
+@pytest.mark.threads(3)
 def test_ok_topk_sends_less_than_three_times_k_indices_and_values(comm: Communicator) -> None:
     """On average over ranks and steps, besides lengths and the steps that renew thresholds."""
     (bucket,) = trainer_of(AllReduce(comm), SGD(0.1), bucket_bytes=1 << 20).model.buckets
@@ -222,7 +217,7 @@ def test_ok_topk_sends_less_than_three_times_k_indices_and_values(comm: Communic
     sums.prepare((bucket,))
     rng = np.random.default_rng(comm.rank)
     sent = []
-    for _ in range(90):
+    for _ in range(60):
         bucket.grads[...] = rng.normal(size=len(bucket.grads)) ** 3
         messages, before = comm.traffic.messages, comm.traffic.bytes
         sums.start(bucket).wait()
@@ -230,7 +225,7 @@ def test_ok_topk_sends_less_than_three_times_k_indices_and_values(comm: Communic
         calls = 4 * (comm.size - 1) + (len(sent) % 20 == 1)
         assert comm.traffic.messages - messages == calls
     lengths, k = 2 * 8 * (comm.size - 1), np.ceil(0.1 * N)
-    between = np.array(comm.gather_object(sent))[:, [i for i in range(30, 90) if i % 10]]
+    between = np.array(comm.gather_object(sent))[:, [i for i in range(30, 60) if i % 10]]
     records = (between.mean() - lengths) / (4 + 8)
     assert records < 3 * k * (comm.size - 1) / comm.size
 

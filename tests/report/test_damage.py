@@ -19,7 +19,7 @@ def test_changed_values_give_sections_or_a_sentence(tmp_path: Path, name: str) -
     whole, changed = (write_run(tmp_path / key, ranks=ranks) for key, ranks in (("a", 1), ("b", 2)))
     text = (changed / name).read_bytes()
     read, sentences = 0, []
-    for seed in range(60):
+    for seed in range(30):
         rng = np.random.default_rng(seed)
         if name == "measurements.jsonl":
             lines = [change_json(line, rng)[0] for line in text.splitlines()]
@@ -34,5 +34,5 @@ def test_changed_values_give_sections_or_a_sentence(tmp_path: Path, name: str) -
         read += 1
         for figure in (figure for section in sections_of(runs) for figure in section.figures):
             json.loads(figure.json())
-    assert read > 10
+    assert read > 5
     assert all(sentence.startswith("report: ") for sentence in sentences)

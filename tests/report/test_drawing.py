@@ -22,30 +22,26 @@ pytest.importorskip("matplotlib")
 Capture = pytest.CaptureFixture[str]
 
 
-def folders(tmp_path: Path, *ranks: int) -> list[str]:
-    found = [write_run(tmp_path / f"run-{n}", ranks=n) for n in ranks]
-    for n, folder in zip(ranks, found, strict=True):
-        write_trace(folder / "trace", ranks=n)
-    return [*map(str, found)]
-
-
 @each("format", FORMATS)
 def test_each_figure_of_the_page_is_a_file(tmp_path: Path, format: str, capsys: Capture) -> None:
-    runs, target = folders(tmp_path, 2), tmp_path / "drawn"
+    ranks = (1, 2) if format == "svg" else (2,)
+    runs = [str(write_run(tmp_path / f"run-{n}", ranks=n)) for n in ranks]
+    for n, run in zip(ranks, runs, strict=True) if format == "svg" else ():
+        write_trace(Path(run) / "trace", ranks=n)
+    target = tmp_path / "drawn"
     assert main([*runs, f"--figures={format}", "-o", str(target)]) == 0
     printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert {*printed} == {*target.iterdir()}
     sections = sections_of(read_runs(runs))
-    assert len(printed) == sum(len(section.figures) for section in sections) > 10
+    assert len(printed) == sum(len(section.figures) for section in sections) > 2
     starts = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
-    assert all(path.read_bytes().startswith(starts[format]) for path in printed)
-    assert {"training-loss", "layers-run-2-roofline"} <= {path.stem for path in printed}
-
-
-def test_figures_of_several_runs_are_drawn_without_warnings(tmp_path: Path) -> None:
-    sections = sections_of(read_runs(folders(tmp_path, 1, 2, 4)))
-    paths = draw_figures(sections, tmp_path / "drawn", "svg")
-    assert len({*paths}) == len(paths)
+    contents = [path.read_bytes() for path in printed]
+    assert all(content.startswith(starts[format]) for content in contents)
+    assert not any(b"/Type3" in content.replace(b" ", b"") for content in contents)  # are vectors
+    names = {"training-loss"} | ({"layers-run-2-roofline"} if format == "svg" else set())
+    assert names <= {path.stem for path in printed}
+    again = draw_figures(sections[:2], tmp_path / "again", format)  # equal runs give equal files
+    assert all(path.read_bytes() == (target / path.name).read_bytes() for path in again)
 
 
 def drawn(section: Section, folder: Path) -> str:
@@ -57,50 +53,34 @@ def texts(svg: str) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 
-def test_a_figure_has_axes_and_a_legend_but_no_title(tmp_path: Path) -> None:
+def width(svg: str) -> float:
+    """In inches."""
+    return float(re.search(r'<svg .*?width="([\d.]+)pt"', svg, re.S)[1]) / 72  # type: ignore[index]
+
+
+def test_a_figure_has_axes_and_a_legend_of_several_meanings_but_no_title(tmp_path: Path) -> None:
+    names = {"a_run_with_a_long_name (seed 1)": "#112233", "another " * 12: "#445566"}
+    kinds = {"training": {}, "validation": {"dash": "dash"}}
     data = [
-        line("training", [1, 2, 3], [0.5, None, 0.7], "#112233"),
-        line("other", [1], [2], "#445566"),
+        line(name, [1, 2, 3], [0.5, None, 0.7], colour, **look)
+        for name, colour in names.items()
+        for look in kinds.values()
     ]
     figure = Figure("A title", data, "epoch", "loss", "A caption.")
-    legend = {"training": "#112233 line", "other": "#445566 dash", "absent": "#000000"}
+    legend = {name: f"{colour} line" for name, colour in names.items()}
+    legend |= {"training": "#888888 line", "validation": "#888888 dash", "absent": "#000000"}
     svg = drawn(Section("training", "Training", "", [figure], legend=legend), tmp_path)
     found = texts(svg)
-    assert {"epoch", "loss", "training", "other", "1", "2", "3"} <= {*found}
+    assert {"epoch", "loss", next(iter(names)), *kinds, "1", "2", "3"} <= {*found}
     assert not {"A title", "A caption.", "absent", "Training"} & {*found}
-    assert "#112233" in svg
-    width = float(re.search(r'<svg .*?width="([\d.]+)pt"', svg, re.S)[1])  # type: ignore[index]
-    assert width == pytest.approx(72 * COLUMN_INCHES)
-
-
-def test_a_single_meaning_needs_no_legend_and_a_wide_figure_is_as_wide_as_a_page(
-    tmp_path: Path,
-) -> None:
-    figure = Figure("A", [line("run", [1, 2], [0.5, 0.7], "#112233")], "x", "y", wide=True)
-    svg = drawn(Section("s", "S", "", [figure], legend={"run": "#112233 line"}), tmp_path)
-    assert "run" not in texts(svg)
-    width = float(re.search(r'<svg .*?width="([\d.]+)pt"', svg, re.S)[1])  # type: ignore[index]
-    assert width == pytest.approx(72 * PAGE_INCHES)
-
-
-def test_names_of_runs_are_inside_of_a_figure_and_kinds_of_lines_are_explained(
-    tmp_path: Path,
-) -> None:
-    names = ["a_run_with_a_rather_long_name_1 (seed 1)", "another " * 12]
-    kinds = [{}, {"dash": "dash"}]
-    data = [line(name, [1, 2], [3, 4], "#112233", **look) for name in names for look in kinds]
-    looks = {name: "#112233 line" for name in names}
-    looks |= {"training": "#888888 line", "validation": "#888888 dash"}
-    section = Section("s", "S", "", [Figure("A", data, "x", "y")], legend=looks)
-    svg = drawn(section, tmp_path)
-    found = texts(svg)
-    assert {names[0], "training", "validation"} <= {*found}
     assert sum(text.count("another") for text in found) == 12  # in several lines
-    for text in found:  # a character has at most 7 points
-        place = re.search(rf'<text[^>]*?(?:x="|translate\()([\d.]+)[^>]*>{re.escape(text)}<', svg)
-        assert place is not None
-        if len(text) > 20:
-            assert float(place[1]) + 4.2 * len(text) < 72 * COLUMN_INCHES
+    assert max(map(len, found)) < 50
+    assert "#112233" in svg
+    assert width(svg) == pytest.approx(COLUMN_INCHES)
+    figure = Figure("A", [line("run", [1, 2], [0.5, 0.7], "#112233")], "x", "y", wide=True)
+    svg = drawn(Section("s", "S", "", [figure], legend={"run": "#112233 line"}), tmp_path / "wide")
+    assert "run" not in texts(svg)  # a single meaning needs no legend
+    assert width(svg) == pytest.approx(PAGE_INCHES)
 
 
 def test_bars_of_a_stack_begin_where_the_preceding_ones_end(tmp_path: Path) -> None:
@@ -122,27 +102,13 @@ def test_bars_of_a_stack_begin_where_the_preceding_ones_end(tmp_path: Path) -> N
     assert lengths == pytest.approx([4 / 1, 3 / 2], rel=1e-3)
 
 
-def test_equal_runs_give_equal_files(tmp_path: Path) -> None:
-    sections = sections_of(read_runs([write_run(tmp_path / "run")]))
-    for format in ("pdf", "svg"):
-        first, second = (draw_figures(sections, tmp_path / part, format) for part in "ab")
-        assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
-
-
-def test_fonts_of_pdf_files_are_vectors(tmp_path: Path) -> None:
-    sections = sections_of(read_runs([write_run(tmp_path / "run")]))
-    content = draw_figures(sections, tmp_path / "drawn", "pdf")[0].read_bytes()
-    assert b"/Type3" not in content.replace(b" ", b"")
-
-
 def test_a_missing_package_and_a_wrong_format_are_sentences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     run = str(write_run(tmp_path / "run"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main([run, "--figures=pdf", "-o", str(tmp_path / "drawn")]) == 1
-    said = "report: --figures requires matplotlib; install it with: pip install matplotlib\n"
-    assert capsys.readouterr().err == said
+    assert "--figures requires matplotlib; install it with" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([run, "--figures=gif"])
     assert "invalid choice: 'gif'" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def figure(section: Section, title: str) -> Figure:
     return next(figure for figure in section.figures if figure.title == title)
 
 
-def test_curves_of_training_are_those_of_the_intervals_and_of_validation_those_of_epochs(
+def test_curves_are_those_of_the_intervals_and_of_validation_those_of_epochs(
     tmp_path: Path,
 ) -> None:
     section = training(runs(tmp_path, 1))
@@ -37,13 +37,8 @@ def test_curves_of_training_are_those_of_the_intervals_and_of_validation_those_o
     assert (inside["name"], ends["name"]) == ("training", "validation")
     assert ends["y"] == [None] * EPOCHS
     assert figure(section, "Accuracy").data[0]["x"] == [1, 2, 3]
-
-
-def test_throughput_is_samples_by_seconds_of_each_interval(tmp_path: Path) -> None:
-    section = throughput(runs(tmp_path, 1, 2))
-    one, two = section.figures[0].data
-    assert one["y"].tolist() == pytest.approx([640] * 30)
-    assert two["y"].tolist() == pytest.approx([1280] * 30)
+    rates = throughput(runs(tmp_path / "two", 1, 2)).figures[0].data
+    assert [one["y"].tolist() for one in rates] == [pytest.approx([n] * 30) for n in (640, 1280)]
 
 
 def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
@@ -58,7 +53,7 @@ def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
     )
 
 
-def test_of_many_ranks_the_fastest_and_the_slowest_are_shown() -> None:
+def test_of_many_values_the_smallest_and_the_largest_are_shown() -> None:
     seconds = [float((7 * rank) % 101) for rank in range(101)]
     shown = some_of(seconds, MAX_RANKS)
     assert len({*shown}) == MAX_RANKS
@@ -83,31 +78,22 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path)
     assert parts["communication"] == pytest.approx([10, 10])  # ms: 0.2 s in 20 steps
 
 
-def test_runs_with_other_options_are_another_series(tmp_path: Path) -> None:
-    pairs = runs(tmp_path / "a", 1, 2) + runs(
-        tmp_path / "b", 1, 2, configuration={"model": "cnn", "dataset": "synthetic"}
-    )
-    names = [trace["name"] for trace in figure(scaling(pairs), "Throughput").data]
-    assert names == ["ideal", "model mlp", "ideal", "model cnn"]
-
-
-def test_a_run_on_one_rank_is_the_reference_of_every_allreduce(tmp_path: Path) -> None:
+def test_runs_with_other_options_are_another_series_of_the_same_run_on_one_rank(
+    tmp_path: Path,
+) -> None:
     [one] = runs(tmp_path, 1)
-    others = [
-        run
-        for name in ("ring", "tree")
-        for run in runs(
-            tmp_path / name,
-            2,
-            4,
-            configuration={"model": "mlp", "dataset": "synthetic", "allreduce": name},
-        )
-    ]
-    [table] = scaling([one, *others]).tables
-    assert [row[1][0] for row in table.rows] == ["1", "2", "4", "1", "2", "4"]
-    names = [trace["name"] for trace in figure(scaling([one, *others]), "Throughput").data]
+    others = []
+    for name in ("ring", "tree"):
+        options = {"model": "mlp", "dataset": "synthetic", "allreduce": name}
+        others += runs(tmp_path / name, 2, 4, configuration=options)
+    section = scaling([one, *others])
+    assert [row[1][0] for row in section.tables[0].rows] == ["1", "2", "4", "1", "2", "4"]
+    names = [trace["name"] for trace in figure(section, "Throughput").data]
     assert names == ["ideal", "allreduce ring", "ideal", "allreduce tree"]
-    assert len(figure(scaling([one, *others]), "Time per step").data[0]["x"]) == 5
+    assert len(figure(section, "Time per step").data[0]["x"]) == 5
+    alike = scaling(runs(tmp_path / "a", 2) + runs(tmp_path / "b", 2))
+    assert alike.empty
+    assert "name several RUNs" in alike.absent
 
 
 def test_efficiencies_have_a_spread_and_the_number_of_cores_with_warnings(tmp_path: Path) -> None:
@@ -144,26 +130,17 @@ def test_runs_that_are_in_no_series_are_named_with_the_reason(tmp_path: Path) ->
     assert "run-2, as no run has another number of ranks than 2" in nothing.absent
 
 
-def test_scaling_is_absent_if_all_runs_have_as_many_ranks(tmp_path: Path) -> None:
-    section = scaling(runs(tmp_path / "a", 2) + runs(tmp_path / "b", 2))
-    assert section.empty
-    assert "name several RUNs" in section.absent
-
-
 def test_options_that_differ_are_highlighted_and_others_are_folded(tmp_path: Path) -> None:
-    section = configuration(runs(tmp_path, 1) + runs(tmp_path / "b", 2, lr=0.2))
-    differing, equal, facts, _ = section.tables
+    found = runs(tmp_path, 1) + runs(tmp_path / "b", 2, lr=0.2)
+    differing, equal, facts, _ = configuration(found).tables
     assert differing.rows == [["lr", "0.1", "0.2"]]
     assert [*differing.differing] == [0]
     assert equal.folded
     assert ["model", "mlp"] in equal.rows
     assert ["ranks", "1", "2"] in facts.rows
-
-
-def test_the_environment_of_equal_machines_is_one_folded_table(tmp_path: Path) -> None:
-    [table] = environment(runs(tmp_path, 1, 2)).tables
-    assert table.folded
-    assert ["cpu cores", "2"] in table.rows
+    [machine] = environment(found).tables
+    assert machine.folded
+    assert ["cpu cores", "2"] in machine.rows
 
 
 def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
@@ -183,9 +160,8 @@ def test_the_best_epoch_is_that_of_the_monitored_value_or_of_the_validation(tmp_
     assert run.monitored == "val_accuracy"
     for epoch, logs in enumerate(run.history):
         logs |= {"val_accuracy": [0.2, 0.4, 0.3][epoch], "val_loss": [None, 3.0, 2.0][epoch]}
-    assert run.best("val_accuracy") == (2, 0.4)
-    assert run.best("val_loss") == (3, 2.0)
-    assert run.best("val_mse") is None
+    bests = [run.best(name) for name in ("val_accuracy", "val_loss", "val_mse")]
+    assert bests == [(2, 0.4), (3, 2.0), None]
     run.about["configuration"]["monitor"] = "val_loss"
     assert run.monitored == "val_loss"
 
@@ -228,10 +204,10 @@ PREDICTED = {
 }
 
 
-def test_predicted_parts_of_a_step_are_beside_the_measured_ones(tmp_path: Path) -> None:
+def test_measured_parts_of_a_step_are_beside_the_predicted_ones(tmp_path: Path) -> None:
     """20 steps of 0.9 / 20 s, of which 0.2 / 20 s are communication, and 0.1 / 20 s of data."""
-    section = predicted(read_runs([write_run(tmp_path / "run", predicted=PREDICTED)]))
-    [table] = section.tables
+    folder = write_run(tmp_path / "run", predicted=PREDICTED)
+    [table] = predicted(read_runs([folder])).tables
     assert table.rows == [
         ["time per step", "50 ms", "50 ms"],
         ["compute and update", "35 ms", "35 ms"],
@@ -240,26 +216,18 @@ def test_predicted_parts_of_a_step_are_beside_the_measured_ones(tmp_path: Path) 
         ["accuracy", "", "100%"],
         ["memory of a rank, without interpreter and data", "", "100 MB"],
     ]
-
-
-def test_medians_of_a_run_that_has_ended_are_beside_the_prediction(tmp_path: Path) -> None:
     parts = {"compute": 0.03, "communication": 0.008, "data": 0.002}
     measured = {"seconds": 0.04, "low": 0.038, "high": 0.05, "first": 0.4, **parts}
-    about = {"predicted": PREDICTED, "measured": measured}
-    [table] = predicted(read_runs([write_run(tmp_path / "run", **about)])).tables
+    folder = write_run(tmp_path / "ended", predicted=PREDICTED, measured=measured)
+    file = folder / "measurements.jsonl"
+    file.write_text(file.read_text().replace('"peak_memory"', '"step_memory": 9e7, "peak_memory"'))
+    [table] = predicted(read_runs([folder])).tables
     assert table.rows[:2] == [
         ["time per step", "40 ms", "50 ms"],
         ["first and last decile of the steps", "38 ms to 50 ms", ""],
     ]
     assert ["first step, with the choice of algorithms", "400 ms", ""] in table.rows
     assert ["accuracy", "", "75%"] in table.rows
-
-
-def test_the_measured_memory_is_beside_the_predicted_one(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", predicted=PREDICTED)
-    file = folder / "measurements.jsonl"
-    file.write_text(file.read_text().replace('"peak_memory"', '"step_memory": 9e7, "peak_memory"'))
-    [table] = predicted(read_runs([folder])).tables
     assert table.rows[-1][1:] == ["90 MB", "100 MB"]
 
 
@@ -268,7 +236,6 @@ def test_the_measured_memory_is_beside_the_predicted_one(tmp_path: Path) -> None
     [
         (None, "no run has a prediction in run.json"),
         ({"reason": "no formula for --exact"}, "no formula for --exact"),
-        (PREDICTED | {"seconds": "fast"}, "no run has a prediction in run.json"),
         (PREDICTED | {"seconds": 0}, "no run has a prediction in run.json"),
     ],
 )

@@ -70,23 +70,17 @@ def test_the_timeline_has_the_activities_of_the_step_of_median_duration_and_of_t
     assert {*places} == {*range(len(labels))}
 
 
-def test_the_timeline_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    run = traced(tmp_path, ranks=2)
-    [figure] = timeline([run], [Step(1, 3)]).figures
-    assert figure.title.startswith("run: step 3 of epoch 1, ")
-    said = "report: --step: the trace of run does not contain step 9 of epoch 1; .* 1:0 to 1:4"
-    with pytest.raises(ValueError, match=said):
-        timeline([run], [Step(1, 9)])
-
-
-def test_short_activities_are_left_out_if_there_are_many(
+def test_the_timeline_has_the_steps_that_were_asked_for_without_short_activities_if_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = traced(tmp_path)
-    monkeypatch.setattr("pydtnn.report.timeline.MAX_BARS", 40)
-    figure = timeline([run], [Step(1, 0)]).figures[0]
-    assert sum(len(bar["x"]) for bar in figure.data) == 40
+    run = traced(tmp_path, ranks=2)
+    monkeypatch.setattr("pydtnn.report.timeline.MAX_BARS", 20)
+    [figure] = timeline([run], [Step(1, 3)]).figures
+    assert figure.title.startswith("run: step 3 of epoch 1, ")
+    assert sum(len(bar["x"]) for bar in figure.data) == 20
     assert figure.caption.startswith("Activities below ")
+    with pytest.raises(ValueError, match="does not contain step 9 of epoch 1; .* 1:0 to 1:4"):
+        timeline([run], [Step(1, 9)])
 
 
 def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path: Path) -> None:
@@ -107,20 +101,30 @@ def matrix(figure: Figure, size: int) -> np.ndarray:
     return found
 
 
-def test_of_many_ranks_neighbours_are_added_up() -> None:
+def test_of_many_ranks_neighbours_are_added_up_and_of_many_points_the_highest_are_kept() -> None:
     values = np.arange(130.0 * 130).reshape(130, 130)
     sums = blocks(values)
     assert sums.shape == (44, 44)
     assert sums[0, 1] == values[:3, 3:6].sum()
     assert sums.sum() == values.sum()
     np.testing.assert_array_equal(blocks(values[:64, :64]), values[:64, :64])
+    y = np.random.default_rng(0).random(1000)
+    x, peaks = peaks_of(np.arange(1000), y, 90)
+    assert len(x) == 90
+    assert peaks.max() == y.max()
+    np.testing.assert_array_equal(peaks, y[x])
 
 
-def test_collective_calls_have_waits_but_no_messages(tmp_path: Path) -> None:
-    [waited] = messages([traced(tmp_path, messages=False)]).figures
+def test_collective_calls_have_waits_and_memory_but_no_messages(tmp_path: Path) -> None:
+    run = traced(tmp_path, messages=False)
+    [waited] = messages([run]).figures
     assert waited.title == "run: waiting per step"
     z = matrix(waited, 4)
     assert z[0].argmax() == z[2].argmax() == z[3].argmax() == 1
+    [figure] = memory([run]).figures
+    assert [curve["name"] for curve in figure.data] == [f"rank {rank}" for rank in range(4)]
+    assert all(np.diff(curve["x"]).min() >= 0 for curve in figure.data)
+    np.testing.assert_allclose(figure.data[0]["y"], 1e-3)
 
 
 def test_layers_have_points_of_both_directions_and_a_table(tmp_path: Path) -> None:
@@ -153,60 +157,42 @@ def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_pa
     assert layers([run]).figures[0].caption.startswith("6 of 6 points are above the line: ")
 
 
-def test_memory_over_a_step_is_that_of_the_main_thread_of_each_rank(tmp_path: Path) -> None:
-    [figure] = memory([traced(tmp_path)]).figures
-    assert [curve["name"] for curve in figure.data] == [f"rank {rank}" for rank in range(4)]
-    assert all(np.diff(curve["x"]).min() >= 0 for curve in figure.data)
-    np.testing.assert_allclose(figure.data[0]["y"], 1e-3)
-
-
-def test_of_neighbouring_points_the_highest_are_kept() -> None:
-    y = np.random.default_rng(0).random(1000)
-    x, peaks = peaks_of(np.arange(1000), y, 90)
-    assert len(x) == 90
-    assert peaks.max() == y.max()
-    np.testing.assert_array_equal(peaks, y[x])
-
-
-def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_scales(
-    tmp_path: Path,
-) -> None:
-    folders = [write_folder(tmp_path / f"run-{n}", ranks=n) for n in (1, 2, 4)]
-    for n, folder in zip((1, 2, 4), folders, strict=True):
-        write_run(folder / "trace", ranks=n, slower=lambda *where: n * MS // 10)  # noqa: B023
+def test_every_colour_has_one_meaning_and_is_in_the_legend(tmp_path: Path) -> None:
+    folders = [write_folder(tmp_path / f"run-{n}", ranks=n) for n in (1, 2)]
+    for n, folder in zip((1, 2), folders, strict=True):
+        write_run(folder / "trace", ranks=n)
     runs = read_runs(folders)
     assert len({*RUN_COLOURS, *COLOURS.values()}) == len(RUN_COLOURS) + len(COLOURS)
     known = COLOURS | {run.title: colour(i) for i, run in enumerate(runs)}
     known |= dict.fromkeys(("limit of the machine", "ideal", "measured"), COLOURS["other"])
-    known |= {f"rank {rank}": COLOURS["memory"] for rank in range(4)}
-    known |= {"B": COLOURS["communication"], "s": COLOURS["waiting for a rank"]}  # of matrices
     for section in sections_of(runs):
-        scales: dict[str, set[str]] = {}
-        for figure in section.figures:
-            for trace in figure.data:
-                used = trace["line" if trace.get("mode") == "lines" else "marker"]["color"]
-                if trace["name"] == "measured":  # points have the colours of runs
-                    assert used == [known[run.title] for run in runs]
-                    used = trace["line"]["color"]
-                name = trace["name"].lstrip("kmMµ") if section.name == "messages" else trace["name"]
-                assert used == known[name], (section.name, trace["name"])
-                assert section.name in ("messages", "memory") or trace["name"] in section.legend
-            layout = figure.properties()["layout"]
-            assert not layout["showlegend"]
-            kind = figure.title.partition(": ")[2] if section.name != "memory" else "memory"
-            ends = [layout[axis].get("range") for axis in ("xaxis", "yaxis")]
-            if section.name in ("phases", "layers"):
-                scales.setdefault(kind, set()).add(str(ends))
-            elif section.name in ("memory", "steps"):
-                scales.setdefault(kind, set()).add(str(ends[section.name == "memory"]))
-        assert all(len(ends) == 1 for ends in scales.values()), section.name
+        if section.name in ("messages", "memory"):
+            continue
+        for trace in (trace for figure in section.figures for trace in figure.data):
+            used = trace["line" if "lines" in trace.get("mode", "") else "marker"]["color"]
+            assert used == known[trace["name"]], (section.name, trace["name"])
+            assert trace["name"] in section.legend
 
 
-def test_a_run_without_a_trace_says_how_to_record_one(tmp_path: Path) -> None:
-    found = sections_of(read_runs([write_folder(tmp_path / "run")]))
+def test_traces_of_which_nothing_can_be_shown_say_why(tmp_path: Path) -> None:
+    found = sections_of(read_runs([write_folder(tmp_path / "without")]))
     absent = {section.name: section.absent for section in found if section.empty}
     for name in ("steps", "timeline", "layers", "messages", "memory"):
         assert "--trace FOLDER --trace-steps 10:20" in absent[name]
+    run = traced(tmp_path, ranks=1)
+    assert messages([run]).absent == "the traces are those of one rank"
+    assert not timeline([run]).empty
+    assert not steps([run]).empty
+    folder = write_folder(tmp_path / "early")
+    write_run(folder / "trace", ranks=2, steps=0)
+    told = memory(read_runs([folder])).absent
+    assert "contains no training step that all ranks have recorded" in told
+    (folder / "trace" / "rank-0001.npz").unlink()  # is reported, and refused if it was given
+    [run] = read_runs([folder])
+    assert run.traced is None
+    assert timeline([run]).absent.endswith("has the files of ranks 0 of 2; copy all")
+    with pytest.raises(ValueError, match="has the files of ranks 0 of 2; copy all"):
+        read_runs([folder], [str(folder / "trace")])
 
 
 def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path: Path) -> None:
@@ -224,30 +210,3 @@ def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path: Path) -> N
         read_runs(folders, [str(tmp_path / "nothing")])
     with pytest.raises(ValueError, match="report: --trace: expected at most one trace per run"):
         read_runs(folders[:1], ["a", "b"])
-
-
-def test_a_damaged_trace_of_a_run_is_reported_on_the_page_and_one_that_is_given_is_refused(
-    tmp_path: Path,
-) -> None:
-    folder = write_folder(tmp_path / "run")
-    write_run(folder / "trace", ranks=2)
-    (folder / "trace" / "rank-0001.npz").unlink()
-    [run] = read_runs([folder])
-    assert run.traced is None
-    assert timeline([run]).absent.endswith("has the files of ranks 0 of 2; copy all")
-    with pytest.raises(ValueError, match="has the files of ranks 0 of 2; copy all"):
-        read_runs([folder], [str(folder / "trace")])
-
-
-def test_a_trace_without_a_step_is_reported(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "run")
-    write_run(folder / "trace", ranks=2, steps=0)
-    [run] = read_runs([folder])
-    assert "contains no training step that all ranks have recorded" in memory([run]).absent
-
-
-def test_the_trace_of_one_rank_has_no_messages(tmp_path: Path) -> None:
-    run = traced(tmp_path, ranks=1)
-    assert messages([run]).absent == "the traces are those of one rank"
-    assert not timeline([run]).empty
-    assert not steps([run]).empty

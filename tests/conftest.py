@@ -41,11 +41,10 @@ LONG = (
     *("tests/parity/", "tests/parallel/compression/test_training.py"),
     *("tests/interchange/test_torch.py", "tests/test_packaging.py"),
     *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
-    "tests/parallel/schemes/test_between_hosts.py",
 )
 """Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
 benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, build
-distributions, emulate hosts, measure memory, export networks, or combine schemes with compressors.
+distributions, measure memory, read files of PyTorch, or combine schemes with compressors.
 Single tests are marked in their files: cases of a product of parameters all of which occur in other
 cases."""
 

@@ -7,10 +7,8 @@ import pytest
 
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import ArrayDataset
-from pydtnn.kernels import create_backend
 from pydtnn.layers import Conv2d, Dropout, Flatten, GroupNorm, Linear, MaxPool2d, ReLU, Sequential
 from pydtnn.model import Model
-from pydtnn.models import create_net
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.training.trainer import Trainer
@@ -104,36 +102,6 @@ def test_running_statistics_are_averaged_weighted_by_samples(comm: Communicator)
         np.testing.assert_allclose(statistics.running, (0 * 1 + 1 * 2 + 2 * 3) / 6, rtol=1e-15)
 
 
-@pytest.mark.threads(3)
-def test_training_starts_from_the_parameters_of_rank_0(comm: Communicator) -> None:
-    model = Model(net(), SHAPE, backend="numpy", seed=comm.rank)
-    AllReduce(comm).start(model.buckets)
-    expected = Model(net(), SHAPE, backend="numpy", seed=0).state()
-    for name, value in model.state().items():
-        np.testing.assert_array_equal(value, expected[name])
-
-
-class Alone(GradientExchange):
-    """Every rank takes steps of its own."""
-
-    def loss_scale(self, local: int, total: int) -> float:
-        return 1 / max(local, 1)
-
-    def update(self, optimizer: Optimizer) -> None:
-        optimizer.step()
-        self.average_parameters()
-
-
-@pytest.mark.threads(3)
-def test_averaging_parameters_weighted_by_samples_after_each_step_is_plain_sgd(
-    comm: Communicator,
-) -> None:
-    expected = train(AllReduce(create_communicator("serial")), SGD(0.1))
-    weights, _ = train(Alone(comm), SGD(0.1))
-    for name, value in expected[0].items():
-        np.testing.assert_allclose(weights[name], value, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.threads(2)
 def test_traffic_is_counted(comm: Communicator) -> None:
     model = Model(net(), SHAPE, backend="numpy", dtype="float64")
@@ -146,22 +114,3 @@ def test_traffic_is_counted(comm: Communicator) -> None:
     assert exchange.comm.traffic.bytes == parameters / 2 + 5 * parameters + 5 * totals
     assert exchange.comm.traffic.messages == 6 * len(model.buckets) + 5
     assert 0 < trainer.seconds["communication"] < trainer.seconds["steps"]
-
-
-def train_transformer(comm: Communicator) -> Result:
-    """An epoch of vit_tiny on 10 images of 8 x 8 pixels, in batches of 4, 4 and 2."""
-    net = create_net("vit_tiny", 4, SHAPE, dropout=0.1, attention_dropout=0.1)
-    backend = create_backend("cpu", threads=1)
-    model = Model(net, SHAPE, backend=backend, dtype="float64")
-    trainer = Trainer(model, SGD(0.01, momentum=0.9), exchange=AllReduce(comm))
-    images = ArrayDataset(data().x[:10], data().y[:10], classes=4)
-    history = trainer.fit(images, images, epochs=1, global_batch_size=4, seed=5)
-    return {name: np.array(value) for name, value in model.state().items()}, history
-
-
-@pytest.mark.long
-@pytest.mark.threads(2)
-@pytest.mark.mpi(2)
-def test_a_vision_transformer_trains_alike(comm: Communicator) -> None:
-    result = train_transformer(comm)
-    assert_same_training(result, train_transformer(create_communicator("serial")))

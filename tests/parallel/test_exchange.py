@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.data import Loader
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import SGD
-from pydtnn.parallel.compression import COMPRESSORS, create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Hierarchical, ParameterServer
-from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.utils.option import option
 from tests.each import each
 from tests.parallel.schemes.course import fit, trainer_of
-from tests.small_training import checksums, small_data, small_fit, small_trainer
+from tests.small_training import small_fit, small_trainer
 
 
 @each("scheme", [AllReduce, Hierarchical, ParameterServer])
@@ -72,25 +67,3 @@ def test_an_attribute_with_the_name_of_a_method_is_refused(scheme: Any, name: st
     words = f"^{scheme.__name__}: {name} is a method of GradientExchange, got an attribute, "
     with pytest.raises(TypeError, match=words):
         small_fit(small_trainer(exchange=scheme(Serial())))
-
-
-@pytest.mark.threads(2)
-@each("name", [name for name in COMPRESSORS if name != "float"])
-def test_residuals_of_a_step_that_was_abandoned_are_finite_and_training_goes_on(
-    comm: Communicator, name: str
-) -> None:
-    trainer = small_trainer(exchange=AllReduce(comm, sums=create_sums(name)))
-    small_fit(trainer, 1)
-    train, _ = small_data()
-    loader = Loader(train, global_batch_size=8, dtype="float64", comm=comm)
-    batch = next(loader.epoch(0))
-    before = checksums(trainer.model.state())
-    with pytest.raises(NotFiniteError):
-        trainer.train_step(replace(batch, x=batch.x * np.nan))
-    assert checksums(trainer.model.state()) == before
-    for array in trainer.exchange.state().values():
-        assert np.isfinite(array).all()
-    after = small_fit(trainer, 3)
-    assert all(np.isfinite(logs["loss"]) for logs in after)
-    changed = checksums(trainer.model.state())
-    assert all(changed[matrix] != before[matrix] for matrix in ("head.w", "conv2d0.w"))

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Serial
-from pydtnn.data import ArrayDataset, balanced_weights
-from pydtnn.kernels import create_backend
+from pydtnn.data import ArrayDataset
 from pydtnn.layers import GELU, BatchNorm, Conv2d, Flatten, Linear, Net, Sequential, Tanh
-from pydtnn.losses import CategoricalCrossEntropy
-from pydtnn.metrics import get_metric
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
@@ -157,36 +154,6 @@ def test_parameter_groups() -> None:
         rule.step()
     for name, p in zip(order, theirs.parameters(), strict=True):
         np.testing.assert_allclose(net.state()[name], p.detach().numpy(), rtol=1e-9, atol=1e-12)
-
-
-def test_class_weights() -> None:
-    rng = np.random.default_rng(0)
-    y, t, w = rng.normal(size=(6, 3)), np.array([0, 0, 0, 0, 1, 2]), [1.0, 2.0, 0.5]
-    ours, _ = CategoricalCrossEntropy(class_weights=w)(create_backend("numpy"), y, t, 1.0)
-    mean = F.cross_entropy(torch.from_numpy(y), torch.from_numpy(t), torch.tensor(w).double())
-    assert ours / 6 == pytest.approx(mean.item() * np.take(w, t).sum() / 6, rel=1e-12)
-    w = balanced_weights(ArrayDataset(y, t))
-    ours, _ = CategoricalCrossEntropy(class_weights=w)(create_backend("numpy"), y, t, 1.0)
-    mean = F.cross_entropy(torch.from_numpy(y), torch.from_numpy(t), torch.tensor(w))
-    assert ours / 6 == pytest.approx(mean.item(), rel=1e-12)
-
-
-def test_hinge() -> None:
-    rng = np.random.default_rng(0)
-    y, t = rng.normal(size=(6, 5)), rng.integers(0, 5, 6)
-    margins = 1 + y - y[np.arange(6), t][:, None]
-    margins[np.arange(6), t] = 0
-    metric = get_metric("hinge")(np, y, t)
-    assert metric == pytest.approx(np.maximum(margins.max(axis=1), 0).sum(), rel=1e-12)
-    theirs = F.multi_margin_loss(torch.from_numpy(y), torch.from_numpy(t), reduction="sum") * 5
-    assert theirs.item() == pytest.approx(np.maximum(margins, 0).sum(), rel=1e-12)
-
-
-def test_ties() -> None:
-    y, t = np.zeros((4, 6)), np.arange(4)
-    assert get_metric("top5_accuracy")(np, y, t) == 0
-    _, best = torch.topk(torch.from_numpy(y), 5)
-    assert (best.numpy() == t[:, None]).any()
 
 
 def test_clipping() -> None:

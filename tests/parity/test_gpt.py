@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,10 +16,52 @@ from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-from tests.parity.test_attention import Block, assert_equal, randomize, their_name  # noqa: E402
-
 nn = torch.nn
 TOKENS, LENGTH, WIDTH, DEPTH, HEADS = 13, 7, 12, 2, 3
+NAMES = {"in_proj.w": "in_proj_weight", "in_proj.b": "in_proj_bias"}
+NAMES |= {"out_proj.w": "out_proj.weight", "out_proj.b": "out_proj.bias"}
+"""Parameters of `MultiHeadAttention`, by their names in `torch.nn.MultiheadAttention`."""
+
+
+def assert_equal(ours: Any, theirs: Any, what: str) -> None:
+    """Compare to 1e-9 of the largest entry: both sides sum in their own order, in float64."""
+    theirs = theirs.detach().numpy()
+    error = np.abs(to_host(ours) - theirs).max() / np.abs(theirs).max()
+    assert error <= 1e-9, f"{what}: {error}"
+
+
+def randomize(model: Model, rng: np.random.Generator) -> None:
+    for p in model.parameters.values():
+        p.master += model.backend.asarray(0.1 * rng.normal(size=p.shape))
+    model.refresh()
+
+
+class Block(nn.Module):
+    """A block of a causal transformer: normalisation comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(WIDTH) for _ in range(2))
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.fc1, self.fc2 = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.norm1(x)
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        x = x + self.attention(z, z, z, need_weights=False, attn_mask=mask, is_causal=True)[0]
+        return x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
+
+
+def their_name(name: str) -> str:
+    """Name of a parameter in `Gpt`."""
+    for ours, theirs in NAMES.items():
+        name = name.replace(ours, theirs)
+    name = name.removeprefix("embedding.").removeprefix("head.").replace("block", "blocks.")
+    name = "position" if name == "position.w" else name
+    ends = {".w": ".weight", ".gamma": ".weight", ".b": ".bias", ".beta": ".bias"}
+    for ours, theirs in ends.items():
+        name = name.removesuffix(ours) + theirs if name.endswith(ours) else name
+    return name
 
 
 class Gpt(nn.Module):
@@ -27,9 +71,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.token = nn.Embedding(TOKENS, WIDTH)
         self.position = nn.Parameter(torch.zeros(LENGTH, WIDTH))
-        self.blocks = nn.ModuleList(
-            Block(WIDTH, HEADS, epsilon=1e-5, causal=True, approximate="tanh") for _ in range(DEPTH)
-        )
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

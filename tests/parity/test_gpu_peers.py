@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -58,22 +54,3 @@ def test_both_sides_of_the_recipe_learn_the_same():
     np.testing.assert_allclose(mine, other, rtol=1e-3)  # six steps of float32
     assert abs(found[0]["accuracy"] - found[1]["accuracy"]) < 0.01
     assert all(set(side) == {"accuracy", "seconds", "first", "evaluation"} for side in found)
-
-
-def words(script: str, *options: str) -> list[str]:
-    """What the last line that a benchmark prints consists of."""
-    command = [sys.executable, "-m", f"benchmarks.gpu.{script}", "--device", "cpu", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1].split()
-
-
-def test_step_time_compares_both_sides(tmp_path):
-    numbers = tmp_path / "steps.json"
-    options = ("--peers", "eager", "--turns", "2", "--json", str(numbers))
-    model, batch, dtype, mine, other, ratio, *_ = words("step_time", "mlp-8:float32", *options)
-    assert (model, batch, dtype) == ("mlp-8", "8", "float32")
-    found = json.loads(numbers.read_text())["mlp-8 float32"]
-    assert found["failed"] == {}
-    assert float(ratio) == pytest.approx(found["ratio"]["eager"], abs=0.01)
-    assert min(float(mine), float(other)) > 0

@@ -14,7 +14,7 @@ from pydtnn.models import llama
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-from tests.parity.test_attention import assert_equal  # noqa: E402
+from tests.parity.test_gpt import assert_equal  # noqa: E402
 
 nn = torch.nn
 TOKENS, LENGTH, WIDTH, DEPTH, HEADS, GROUPS, HIDDEN, BASE = 13, 7, 24, 2, 6, 3, 20, 100.0

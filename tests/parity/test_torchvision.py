@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.interchange import load_state_dict, save_state_dict
+from pydtnn.interchange import import_onnx, load_state_dict, save_state_dict
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.models import create_net
@@ -149,6 +149,20 @@ def test_a_googlenet_without_heads_reads_the_weights_of_one_with_heads(tmp_path:
     assert all(misfit.theirs.startswith("aux") for misfit in report.misfits)
     x = np.random.default_rng(1).normal(size=(2, 64, 64, 3)).astype("float32")
     assert_equal(outputs(model, x), their_outputs(module, x)[:1])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+@each(
+    "case", ["alexnet", "densenet121", "googlenet", "mobilenet_v2", "resnext50_32x4d", "vit_b_16"]
+)
+def test_an_onnx_file_has_the_outputs_of_pytorch(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    module, side = theirs(case), NETWORKS[case][1]
+    x = np.random.default_rng(1).normal(size=(2, side, side, 3)).astype("float32")
+    images = torch.from_numpy(x[:1].transpose(0, 3, 1, 2).copy())
+    torch.onnx.export(module, (images,), str(tmp_path / "net.onnx"), dynamo=False)
+    model = import_onnx(tmp_path / "net.onnx")
+    assert_equal([model.predict(x)], their_outputs(module, x))
 
 
 @each("case", ["densenet121", "vit_b_16"])

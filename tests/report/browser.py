@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -73,13 +72,6 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
-
-    def picture(self) -> bytes:
-        """The whole page as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        return base64.b64decode(found["data"])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the DevTools protocol, and take note of events until it answers."""

@@ -9,7 +9,7 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial
 from pydtnn.parallel.compression import PowerSGD
-from pydtnn.parallel.compression.low_rank import Matrix, power_sgd
+from pydtnn.parallel.compression.low_rank import power_sgd
 from tests.each import each
 from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
 
@@ -57,20 +57,6 @@ def test_sums_follow_the_paper(comm, rank):
     for name, error in errors[comm.rank].items():
         np.testing.assert_allclose(kept[f"error/{name}"], error, rtol=0, atol=1e-11)
     assert not any(padding(bucket).any() for bucket in buckets)
-
-
-@each("shape", [(4, 4), (3, 11), (11, 3), (1, 5), (5, 1)])
-def test_a_matrix_of_full_rank_comes_back_whole(shape, rng):
-    (bucket,) = buckets_of([shape], "float64")
-    matrix = Matrix(bucket.parameters[0], np.dtype("float64"), min(shape), 0)
-    p, q = np.empty((shape[0], min(shape))), np.empty((shape[1], min(shape)))
-    gradient = rng.normal(size=shape)
-    fill(bucket, [gradient])
-    matrix.project(bucket.grads, p)
-    matrix.project_back(p, q)
-    matrix.finish(bucket.grads, q)
-    np.testing.assert_allclose(read(bucket)[0], gradient, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(matrix.error, 0, rtol=0, atol=1e-10)
 
 
 def test_a_gradient_of_zero_or_of_any_size_is_no_problem():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear, ReLU, Sequential
@@ -19,10 +17,8 @@ from pydtnn.parallel.compression import COMPRESSORS, create_sums
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import ShardedOptimizer, StaleGradients
 from pydtnn.testing import check_scheme
-from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.each import each
-from tests.small_training import fingerprint, small_fit, small_trainer
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "float16": {},
@@ -92,28 +88,6 @@ def test_power_sgd_of_full_rank_is_plain_training(comm):
     np.testing.assert_allclose(losses, plain, rtol=1e-10)
     for given, bucket in zip(model.buckets, wanted.buckets, strict=True):
         np.testing.assert_allclose(given.values, bucket.values, rtol=0, atol=1e-10)
-
-
-@pytest.mark.threads(1, 3)
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("name", COMPRESSORS)
-def test_a_resumed_run_ends_in_the_same_bytes(comm, name, shared_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not the subject
-
-    def build(folder: str) -> Trainer:
-        # So fine that the small model has matrices and blocks enough.
-        options = OPTIONS[name] | ({"block": 16} if name == "int8" else {})
-        exchange = AllReduce(comm, sums=create_sums(name, **options))
-        return small_trainer(None, Checkpointer(shared_path / folder), exchange=exchange)
-
-    whole = build("whole")
-    small_fit(whole, 3)
-    small_fit(build("parts"), 1)
-    resumed = build("parts")
-    assert load_checkpoint(shared_path / "parts", resumed) is not None
-    small_fit(resumed, 3)
-    assert fingerprint(resumed) == fingerprint(whole)
-    comm.barrier()
 
 
 WAYS = [  # of exchanging

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.schedules import rule
 from pydtnn.comm.schedules.rule import FIRST_BUCKET_DIVISOR, MIN_FIRST_BUCKET_BYTES, by_rule
 from pydtnn.layers import Linear, ReLU, Sequential
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES
@@ -17,36 +12,13 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import create_scheme
 from pydtnn.training.trainer import Trainer
-from tests.parallel.schemes.course import CASES, assert_close, train
 
 
 def wide(**options: object) -> Model:
     """Gradients of 2.0 MB: of three large matrices and what is small."""
     net = Sequential(Linear(500), ReLU(), Linear(500), ReLU(), Linear(300), ReLU(), Linear(3))
     return Model(net, (200,), backend="numpy", **options)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("hosts", ["aabb", "aab"])
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_every_scheme_trains_as_without_the_rule_and_repeats(monkeypatch, hosts, name, options):
-    def weights(comm: Communicator) -> dict[str, np.ndarray]:
-        return train(create_scheme(name, comm, **options), SGD(0.1, momentum=0.9))
-
-    def every(work: Callable[[Communicator], Any]) -> list[Any]:
-        return run_threads(len(hosts), work, hosts=hosts)
-
-    monkeypatch.setattr(
-        rule, "MAX_VENDOR_BYTES", 0
-    )  # the net is small: all its sums go by the schedule
-    ruled, again = (every(lambda comm: weights(by_rule(comm))) for _ in range(2))
-    for ours, repeated, expected in zip(ruled, again, every(weights), strict=True):
-        assert {k: v.tobytes() for k, v in ours.items()} == {
-            k: v.tobytes() for k, v in repeated.items()
-        }
-        assert_close(ours, expected)
 
 
 def cut(comm: Communicator, model: Model, **options: object) -> list[int]:

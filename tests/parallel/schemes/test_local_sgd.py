@@ -102,11 +102,3 @@ def test_post_local_sgd_is_local_afterwards_and_states_of_optimizers_differ(
     assert met == [step <= 6 or step % 4 == 0 for step in range(1, 16)]
     states = comm.gather_object(checksums(trainer.optimizer.state()))
     assert states[0] != states[1]
-
-
-@pytest.mark.threads(2)
-def test_without_a_first_phase_post_local_sgd_is_local_sgd(comm: Communicator) -> None:
-    ours = train(PostLocalSGD(comm, after=0, period=3), SGD(0.2, momentum=0.9))
-    expected = train(LocalSGD(comm, period=3), SGD(0.2, momentum=0.9))
-    for name, value in expected.items():
-        np.testing.assert_array_equal(ours[name], value)

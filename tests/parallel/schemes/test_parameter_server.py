@@ -42,8 +42,9 @@ def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm: Communi
 @pytest.mark.few(7)
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("bucket_bytes", [1, 300, 1 << 20])  # more and fewer than servers
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "bucket_bytes"), zip(RULES, [300, 1, 1 << 20, 1, 300, 1, 1 << 20], strict=True)
+)  # more and fewer than servers
 def test_every_rule_computes_what_it_does_serially(
     comm: Communicator, rule: str, bucket_bytes: int
 ) -> None:

@@ -13,13 +13,11 @@ import pytest
 from pydtnn import Trainer
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.data import ArrayDataset
-from pydtnn.layers import LayerNorm, Linear, Sequential
+from pydtnn.layers import Linear, Sequential
 from pydtnn.model import Model
-from pydtnn.model.presence import Presence
 from pydtnn.models import create_net, gpt
 from pydtnn.models.vit import vit
 from pydtnn.optimizers import LAMB, SGD, AdamW
-from pydtnn.parallel.compression import top_k
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import ShardedGradients, ShardedOptimizer, ShardedParameters
@@ -203,36 +201,10 @@ def resident() -> int:
     return int(path.read_text().split()[1]) * 4096
 
 
-def test_backward_has_the_parameters_of_norms_that_it_computes_again() -> None:
-    model = Model(Sequential(LayerNorm(), Linear(3)), (4,), bucket_bytes=1)
-    told: list[list[str]] = []
-    nodes, trained = model.graph.nodes, model.graph.trained
-    presence = Presence(
-        nodes,
-        trained,
-        model.buckets,
-        lambda now, _: told.append([b.parameters[0].name for b in now]),
-    )
-    presence.backward(nodes[-1])
-    norm, linear = (node.name for node in nodes[1:])
-    assert {name.rpartition(".")[0] for name in told[0]} == {norm, linear}
-
-
 def test_what_cannot_be_divided_is_refused() -> None:
     model = Model(Linear(3), (4,), formats="weights=e4m3")
     with pytest.raises(ValueError, match="a format of weights rounds whole matrices, got Sharded"):
         Trainer(model, SGD(0.1), exchange=ShardedParameters(Serial()))
-
-
-@pytest.mark.threads(3)
-def test_compressed_sums_are_those_of_the_sharded_optimizer(comm: Communicator) -> None:
-    def run(scheme: Any) -> Any:
-        return fit(trainer_of(scheme(comm, sums=top_k(share=0.5)), SGD(0.1)), 1)
-
-    expected = run(ShardedOptimizer)
-    for scheme in SCHEMES:
-        for name, value in run(scheme).items():
-            assert (value == expected[name]).all(), name
 
 
 @each(

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.wrapper import Wrapper
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import StaleGradients
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.request import Request
 from tests.parallel.schemes.course import (
-    BATCH,
     RULES,
     Weights,
     assert_close,
-    data,
     fit,
     simulate,
     train,
@@ -54,56 +49,6 @@ def test_without_delay_it_is_serial_training(comm: Communicator, rule: str) -> N
     assert_close(ours, train_serially(RULES[rule](), 2))
 
 
-class Unnoticed(Wrapper):
-    """Sums are complete once a rank waits for them, and not before."""
-
-    def __init__(self, inner: Communicator) -> None:
-        super().__init__(inner)
-        self.waits: list[Waits] = []
-
-    def started(self, what: str, call: Any, *args: Any) -> Request:
-        self.waits.append(Waits(call(*args)))
-        return self.waits[-1]
-
-
-class Waits(Request):
-    def __init__(self, inner: Request) -> None:
-        self.inner, self.waited = inner, False
-
-    def wait(self) -> None:
-        self.inner.wait()
-        self.waited = True
-
-    def test(self) -> bool:
-        return self.waited
-
-
-@pytest.mark.threads(1, 2)
-def test_an_evaluation_begins_when_all_messages_have_arrived(comm: Communicator) -> None:
-    """Training may end there, and no rank may leave with messages that others wait for."""
-    inner = Unnoticed(comm)
-    trainer = trainer_of(StaleGradients(inner, delay=2), SGD(0.1), progress=False)
-    exchange = trainer.exchange
-    exchange.start(trainer.model.buckets)
-    loader = trainer.setup.loader(data(), BATCH, comm.size, prefetch=0)
-    trainer.train_step(next(loader.epoch(0)))
-    assert not all(request.waited for request in inner.waits)
-    with trainer.averaged():
-        assert all(request.waited for request in inner.waits)
-
-
-@pytest.mark.threads(3)
-def test_what_is_late_is_saved_once_for_all_ranks(comm: Communicator, shared_path: Path) -> None:
-    trainer = trainer_of(StaleGradients(comm, delay=2), SGD(0.1))
-    fit(trainer, 1)
-    states = comm.gather_object(trainer.exchange.state())
-    for state in states:
-        assert state.keys() == states[0].keys()
-        assert len(state) == 2 * len(trainer.model.parameters) + 1
-        for name, value in states[0].items():
-            np.testing.assert_array_equal(state[name], value)
-
-
 def test_training_may_go_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     def begin(comm: Communicator) -> None:
         trainer = trainer_of(StaleGradients(comm, delay=2), SGD(0.1))
@@ -130,11 +75,6 @@ def test_it_does_not_go_on_with_another_delay(tmp_path: Path) -> None:
         AgreedError, match="delay must be 2 as in the checkpoint, got 1; continue with the same"
     ):
         load_checkpoint(tmp_path, other)
-
-
-def test_it_can_be_evaluated_before_training() -> None:
-    trainer = trainer_of(StaleGradients(Serial()), SGD(0.1))
-    assert np.isfinite(trainer.evaluate(data())["loss"])
 
 
 @pytest.mark.few(4)

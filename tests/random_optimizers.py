@@ -76,24 +76,20 @@ class Training:
             dtype=dtype,
             bucket_bytes=(self.bucket_bytes,),
         )
+        by_name = {p.name: p for p in parameters}
         for name, value in self.values().items():
-            self._of(parameters, name).master[...] = value
-        rule: Optimizer = get_optimizer(self.name, lr=self._lr, **self.options)
+            by_name[name].master[...] = value
+        rule: Optimizer = get_optimizer(
+            self.name, lr=lambda step: float(self.lrs[step]), **self.options
+        )
         rule.bind(backend, [buffer])
         history = []
         for step in range(STEPS):
             for name, gradient in self.gradients(step).items():
-                self._of(parameters, name).grad[...] = gradient
+                by_name[name].grad[...] = gradient
             rule.step()
             history.append({p.name: p.master.astype("float64") for p in parameters})
         return history
-
-    def _lr(self, step: int) -> float:
-        return float(self.lrs[step])
-
-    @staticmethod
-    def _of(parameters: list[Parameter], name: str) -> Parameter:
-        return next(p for p in parameters if p.name == name)
 
 
 def random_training(rng: np.random.Generator, name: str) -> Training:

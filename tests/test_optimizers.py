@@ -435,25 +435,15 @@ def test_mistakes_are_refused_in_a_sentence(name, options, words):
         get_optimizer(name, **options)
 
 
-def test_a_step_before_binding_is_refused():
+def test_rules_that_are_incomplete_are_refused(backend):
     with pytest.raises(ValueError, match="SGD: bind"):
         SGD(0.1).step()
-
-
-def test_slots_that_are_one_name_are_refused():
     with pytest.raises(TypeError, match=r'Momentum: slots must be a tuple; use \("velocity",\)'):
+        type("Momentum", (Optimizer,), {"slots": "velocity"})
 
-        class Momentum(Optimizer):
-            slots = "velocity"
-
-
-def test_a_rule_that_forgets_to_begin_as_an_optimizer_is_told(backend):
     class Forgets(Optimizer):
         def __init__(self, beta):
             self.beta = beta
-
-        def update(self, w, g, *, lr, decay, step):
-            w -= lr * g
 
     with pytest.raises(TypeError, match=r"Forgets: __init__ must call super\(\).__init__\(lr, "):
         Forgets(0.9).bind(backend, [make(backend)])

@@ -108,25 +108,16 @@ def test_names_give_schedules_for_a_length_of_training():
 
 @each("name", SCHEDULES)
 @each("steps", [1, 2, 10])
-def test_every_name_works_for_short_trainings(name, steps):
+def test_every_name_works_for_short_trainings_and_may_be_warmed_up(name, steps):
     schedule = get_schedule(name, 0.1, steps, 1)
-    rates = [schedule(t) for t in range(steps)]
-    assert all(0 < lr <= 0.1 for lr in rates)
+    assert all(0 < schedule(t) <= 0.1 for t in range(steps))
     assert schedule(steps + 5) <= 0.1
-
-
-@each("name", SCHEDULES)
-def test_every_name_may_be_warmed_up(name):
-    schedule = get_schedule(name, 1.0, 100, 10, warmup_steps=4)
+    schedule = get_schedule(name, 1.0, 104, 10, warmup_steps=4)
     rises = [schedule(t) / schedule(4) for t in range(4)]
     assert rises == pytest.approx([0.2, 0.4, 0.6, 0.8], rel=1e-12)
-
-
-@each("name", ["cosine", "polynomial"])
-def test_curves_reach_the_full_learning_rate_after_a_warm_up(name):
-    schedule = get_schedule(name, 1.0, 104, 10, warmup_steps=4)
-    assert schedule(4) == 1
-    assert schedule(54) == pytest.approx(0.5)
+    if name in ("cosine", "polynomial"):
+        assert schedule(4) == 1
+        assert schedule(54) == pytest.approx(0.5)
 
 
 def test_a_function_is_a_schedule_already():

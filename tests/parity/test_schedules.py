@@ -29,76 +29,44 @@ LR = 0.1
 
 
 def peer_optimizer() -> Any:
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
-
-
-scheduler = torch.optim.lr_scheduler
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR, momentum=0.9)
 
 
 def warm_up(o: Any, n: int) -> Any:
-    return scheduler.LinearLR(o, 1 / (n // 3 + 1), 1.0, n // 3)
+    return torch.optim.lr_scheduler.LinearLR(o, 1 / (n // 3 + 1), 1.0, n // 3)
 
 
 def warm_up_then_cosine(o: Any, n: int) -> Any:
-    rest = scheduler.CosineAnnealingLR(o, n - n // 3, 0.01)
-    return scheduler.SequentialLR(o, [warm_up(o, n), rest], [n // 3])
+    rest = torch.optim.lr_scheduler.CosineAnnealingLR(o, n - n // 3, 0.01)
+    return torch.optim.lr_scheduler.SequentialLR(o, [warm_up(o, n), rest], [n // 3])
 
 
-PAIRS: dict[str, tuple[Callable[[int], Schedule], Callable[[Any, int], Any]]] = {
-    "warm-up": (lambda n: WarmUp(Constant(LR), n // 3), warm_up),
-    "warm-up, then cosine": (
-        lambda n: WarmUp(Cosine(LR, n, 0.01, begin=n // 3), n // 3),
-        warm_up_then_cosine,
-    ),
-    "one_cycle": (
-        lambda n: OneCycle(LR, n),
-        lambda o, n: scheduler.OneCycleLR(o, LR, n, cycle_momentum=False),
-    ),
-    "one_cycle, half and half": (
-        lambda n: OneCycle(LR, n, 0.5, 10, 1000),
-        lambda o, n: scheduler.OneCycleLR(
-            *(o, LR, n), pct_start=0.5, cycle_momentum=False, div_factor=10, final_div_factor=100
-        ),
-    ),
-    "cosine": (
-        lambda n: Cosine(LR, n, 0.01),
-        lambda o, n: scheduler.CosineAnnealingLR(o, n, 0.01),
-    ),
-    "restarts": (
-        lambda n: CosineRestarts(LR, 4, final=0.01),
-        lambda o, n: scheduler.CosineAnnealingWarmRestarts(o, 4, eta_min=0.01),
-    ),
-    "restarts of twice the length": (
-        lambda n: CosineRestarts(LR, 3, 2),
-        lambda o, n: scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
-    ),
-    "polynomial": (
-        lambda n: Polynomial(LR, n, 2),
-        lambda o, n: scheduler.PolynomialLR(o, n, 2),
-    ),
-    "linear": (
-        lambda n: Polynomial(LR, n, final=0.02),
-        lambda o, n: scheduler.LinearLR(o, 1, 0.2, n),
-    ),
-    "step": (
-        lambda n: Step(LR, 3, 0.5),
-        lambda o, n: scheduler.StepLR(o, 3, 0.5),
-    ),
-    "boundaries": (
-        lambda n: Step(LR, (2, 5), 0.5),
-        lambda o, n: scheduler.MultiStepLR(o, [2, 5], 0.5),
-    ),
-}
+HALVES = (None, None, 0.5, "cos", True, 0.85, 0.95, 10, 100)
+PAIRS: list[Callable[[int], tuple[Schedule, str | Callable[..., Any], tuple[Any, ...]]]] = [
+    lambda n: (WarmUp(Constant(LR), n // 3), warm_up, (n,)),
+    lambda n: (WarmUp(Cosine(LR, n, 0.01, n // 3), n // 3), warm_up_then_cosine, (n,)),
+    lambda n: (OneCycle(LR, n), "OneCycleLR", (LR, n)),
+    lambda n: (OneCycle(LR, n, 0.5, 10, 1000), "OneCycleLR", (LR, n, *HALVES)),
+    lambda n: (Cosine(LR, n, 0.01), "CosineAnnealingLR", (n, 0.01)),
+    lambda n: (CosineRestarts(LR, 4, final=0.01), "CosineAnnealingWarmRestarts", (4, 1, 0.01)),
+    lambda n: (CosineRestarts(LR, 3, 2), "CosineAnnealingWarmRestarts", (3, 2)),
+    lambda n: (Polynomial(LR, n, 2), "PolynomialLR", (n, 2)),
+    lambda n: (Polynomial(LR, n, final=0.02), "LinearLR", (1, 0.2, n)),
+    lambda n: (Step(LR, 3, 0.5), "StepLR", (3, 0.5)),
+    lambda n: (Step(LR, (2, 5), 0.5), "MultiStepLR", ([2, 5], 0.5)),
+]
+"""Of a number of steps: ours, theirs, and its arguments."""
 
 
 @each("steps", [3, 7, 10, 100])
-@each("name", PAIRS)
-def test_every_step_has_the_rate_of_pytorch(name: str, steps: int) -> None:
-    own, peer = PAIRS[name][0](steps), peer_optimizer()
-    theirs = []
+@each("pair", PAIRS)
+def test_every_step_has_the_rate_of_pytorch(pair: Callable[[int], Any], steps: int) -> None:
+    own, make, arguments = pair(steps)
+    make = getattr(torch.optim.lr_scheduler, make) if isinstance(make, str) else make
+    peer, theirs = peer_optimizer(), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is no optimizer step for the scheduler to follow
-        other = PAIRS[name][1](peer, steps)
+        other = make(peer, *arguments)
         for _ in range(steps):
             theirs.append(peer.param_groups[0]["lr"])
             if len(theirs) < steps:
@@ -113,7 +81,7 @@ def test_a_plateau_lowers_the_rate_in_the_same_epochs(patience: int, cooldown: i
     rng = np.random.default_rng(patience)
     values = np.repeat(rng.uniform(size=12), rng.integers(1, 9, 12)).tolist()
     own, peer = ReduceOnPlateau("val_loss", 0.5, patience, cooldown=cooldown), peer_optimizer()
-    other = scheduler.ReduceLROnPlateau(
+    other = torch.optim.lr_scheduler.ReduceLROnPlateau(
         peer, factor=0.5, patience=patience, cooldown=cooldown, threshold=0, eps=0
     )
     trainer = small_trainer(None, own)

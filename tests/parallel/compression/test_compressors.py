@@ -131,18 +131,6 @@ def test_sign_sends_signs_and_the_mean_size_of_a_block(size, rng):
         np.testing.assert_allclose(y[start : start + 64], mean, rtol=1e-14)  # rounding of a mean
 
 
-def test_messages_have_the_bytes_that_the_manual_states_for_the_defaults(rng):
-    n = 51200
-    expected = {
-        **{"float16": 2 * n, "bfloat16": 2 * n, "int8": n + 4 * n // 512},
-        **{"top_k": 8 * n // 100, "random_k": 4 * n // 10, "sign": n // 8 + 4 * n // 128},
-    }
-    x = rng.normal(size=n).astype("float32")
-    for name, nbytes in expected.items():
-        parts = compressor(name).compress(x, draw(sizes=(n,)))
-        assert sum(part.nbytes for part in parts) == nbytes, name
-
-
 @each("name", ["int8", "sign"])
 def test_blocks_end_where_parameters_end(name, rng):
     large, small = rng.normal(size=70), 1e-6 * rng.normal(size=37)

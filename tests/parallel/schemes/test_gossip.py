@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.optimizers import SGD
 from pydtnn.parallel.schemes import Gossip, GradientPush
 from pydtnn.parallel.schemes.gossip import GRAPHS
 from tests.each import each
@@ -17,15 +15,8 @@ from tests.parallel.schemes.course import (
     assert_close,
     simulate,
     train,
-    train_serially,
     trainer_of,
 )
-
-RULES: dict[str, Callable[[], Optimizer]] = {
-    "sgd": lambda: SGD(0.2, weight_decay=0.02),
-    "momentum": lambda: SGD(0.1, momentum=0.9, nesterov=True),
-}
-"""Those that are linear in the gradients: the mean of the ranks' steps is the step of the mean."""
 
 
 def matrix(graph: str, size: int, step: int) -> np.ndarray:
@@ -71,18 +62,6 @@ def test_it_is_steps_followed_by_averages_with_neighbours(comm: Communicator, gr
         w[:] = matrix(graph, comm.size, number) @ (w - 0.2 * grads(scale))
 
     assert_close(train(Gossip(comm, graph=graph), SGD(0.2)), simulate(comm.size, 3, step))
-
-
-@pytest.mark.few(3)
-@pytest.mark.threads(1, 2, 3, 4, 5)
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("rule", RULES)
-def test_with_the_complete_graph_it_is_serial_sgd_uneven_tails_included(
-    comm: Communicator, rule: str
-) -> None:
-    assert_close(
-        train(Gossip(comm, graph="complete"), RULES[rule]()), train_serially(RULES[rule]())
-    )
 
 
 @pytest.mark.threads(3)

@@ -445,6 +445,9 @@ def test_rules_that_are_incomplete_are_refused(backend):
         def __init__(self, beta):
             self.beta = beta
 
+        def update(self, w, g, *, lr, decay, step):
+            w -= lr * g
+
     with pytest.raises(TypeError, match=r"Forgets: __init__ must call super\(\).__init__\(lr, "):
         Forgets(0.9).bind(backend, [make(backend)])
 

@@ -13,7 +13,6 @@ import pytest
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import HorizontalFlip, RandomCrop
-from pydtnn.data.order import own_shards
 from pydtnn.kernels import create_backend
 from pydtnn.layers import (
     BatchNorm,
@@ -25,8 +24,6 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.layers.blocks import Net
-from pydtnn.layers.initializers import get_initializer
-from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
@@ -192,33 +189,6 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
     if comm.size == 1:  # with more, shards of SAMPLES are those of other ranks
         assert found[0] == found[1]
     assert comm.gather_object(found[1]) == [found[1]] * comm.size
-
-
-def one_bucket(size: int) -> Bucket:
-    parameter = Parameter("w", (size,), get_initializer("zeros"))
-    backend = create_backend("numpy")
-    return ParameterBuffer([(parameter, 0)], backend=backend, dtype="float32").buckets[0]
-
-
-@pytest.mark.threads(1, 3)
-@each("samples", [1, 3, 8, 30])
-def test_each_rank_gets_its_part_of_the_same_sum(comm: Communicator, samples: int) -> None:
-    rng = np.random.default_rng(samples)
-    values = rng.normal(size=(SHARDS, 16)).astype("float32")
-    expected = tree_sum(
-        {Subtree(0, i): a.copy() for i, a in enumerate(values[: min(samples, SHARDS)])},
-        min(samples, SHARDS),
-    )
-    counts = [16 - 2 * (comm.size - 1), *[2] * (comm.size - 1)]
-    begin = sum(counts[: comm.rank])
-    out = np.empty(counts[comm.rank], "float32")
-    sums, bucket = ExactSums(comm, shards=SHARDS), one_bucket(16)
-    sums.begin(samples)
-    for shard in own_shards(samples, SHARDS, comm.rank, comm.size)[1]:
-        assert shard.number is not None
-        sums.push(shard.number, bucket, values[shard.number].copy())
-    sums.part(bucket, counts, out)
-    np.testing.assert_array_equal(out, expected[begin : begin + len(out)])
 
 
 def test_what_would_not_be_exact_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,15 +99,3 @@ def test_bars_of_a_stack_begin_where_the_preceding_ones_end(tmp_path: Path) -> N
     assert len(stacked) == 2
     lengths = [(b[1] - a[0]) / (a[1] - a[0]) for a, b in stacked]
     assert lengths == pytest.approx([4 / 1, 3 / 2], rel=1e-3)
-
-
-def test_a_missing_package_and_a_wrong_format_are_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    run = str(write_run(tmp_path / "run"))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main([run, "--figures=pdf", "-o", str(tmp_path / "drawn")]) == 1
-    assert "--figures requires matplotlib; install it with" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([run, "--figures=gif"])
-    assert "invalid choice: 'gif'" in capsys.readouterr().err

@@ -181,6 +181,11 @@ def test_quotients_of_several_labels_are_those_of_scikit_learn(kind, average):
     np.testing.assert_array_equal(in_parts(kind(average, threshold=0.0), y, nothing), expected)
     one = in_parts(kind(average), y[:, :1], target[:, 0])
     np.testing.assert_allclose(one, score(target[:, 0], y[:, 0] > 0), rtol=1e-12)
+    hidden = rng.random((300, 4)) < 0.3
+    options = {"average": "none", "threshold": 0.0, "ignore_index": -1}
+    given = in_parts(kind(**options), y, np.where(hidden, -1, target))
+    pairs = ((target[~off, i], y[~off, i] > 0) for i, off in enumerate(hidden.T))
+    np.testing.assert_allclose(given, [score(*pair) for pair in pairs], rtol=1e-12)
     third = in_parts(kind(label=2, threshold=0.0), y, target)
     assert third == pytest.approx(score(target[:, 2], y[:, 2] > 0), rel=1e-12)
 
@@ -291,7 +296,9 @@ def test_names_give_metrics_and_results_have_the_name_that_was_given():
         (lambda: AUC(labels=2)(np, SCORES, TARGET), "AUC: labels must be the 3 outputs .* got 2"),
         (lambda: F1("mean"), "F1: average must be one of macro, micro, weighted, none, got 'mean'"),
         (lambda: F1(label=3)(np, SCORES, TARGET), "F1: label must be in 0..2, .* got 3"),
+        (lambda: F1()(np, SCORES, np.array([0, 1, 3, 0])), "F1: classes must be in 0..2, got 3"),
         (lambda: AUC(1), "AUC: thresholds must be at least 2, got 1"),
+        (lambda: AUC(1 + (1 << 20)), "AUC: thresholds must be at most 1048576"),
         (lambda: get_metric("accuracy", k=2), "unknown option of accuracy 'k'"),
     ],
 )

@@ -495,6 +495,8 @@ def test_a_model_without_parameters_is_stepped_like_any_other(backend, name):
     optimizer.bind(backend, model.buffers)
     optimizer.step()
     assert optimizer.iterations == 1
+    decays = {"adamw": 0.01, "lamb": 0.01, "lars": 1e-4}
+    assert optimizer.weight_decay == decays.get(name, 0)  # the default
 
 
 # ---- groups of parameters ----

@@ -65,6 +65,8 @@ def test_a_figure_has_axes_and_a_legend_of_several_meanings_but_no_title(tmp_pat
         for name, colour in names.items()
         for look in kinds.values()
     ]
+    spread = {"array": [0.1] * 3, "arrayminus": [0.2] * 3, "color": "#778899"}
+    data.append({**data[0], "error_y": spread})
     figure = Figure("A title", data, "epoch", "loss", "A caption.")
     legend = {name: f"{colour} line" for name, colour in names.items()}
     legend |= {"training": "#888888 line", "validation": "#888888 dash", "absent": "#000000"}
@@ -75,6 +77,7 @@ def test_a_figure_has_axes_and_a_legend_of_several_meanings_but_no_title(tmp_pat
     assert sum(text.count("another") for text in found) == 12  # in several lines
     assert max(map(len, found)) < 50
     assert "#112233" in svg
+    assert "#778899" in svg
     assert width(svg) == pytest.approx(COLUMN_INCHES)
     figure = Figure("A", [line("run", [1, 2], [0.5, 0.7], "#112233")], "x", "y", wide=True)
     svg = drawn(Section("s", "S", "", [figure], legend={"run": "#112233 line"}), tmp_path / "wide")

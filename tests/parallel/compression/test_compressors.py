@@ -232,3 +232,15 @@ def test_a_block_that_is_not_finite_stays_so(bad):
     found = sent(compressor("float", exponent=2, mantissa=1, finite=True, block=4), x)
     assert np.isnan(found[:4]).all()
     assert np.isfinite(found[4:]).all()
+
+
+def test_messages_have_the_bytes_that_the_manual_states_for_the_defaults(rng):
+    n = 51200
+    expected = {
+        **{"float16": 2 * n, "bfloat16": 2 * n, "int8": n + 4 * n // 512},
+        **{"top_k": 8 * n // 100, "random_k": 4 * n // 10, "sign": n // 8 + 4 * n // 128},
+    }
+    x = rng.normal(size=n).astype("float32")
+    for name, nbytes in expected.items():
+        parts = compressor(name).compress(x, draw(sizes=(n,)))
+        assert sum(part.nbytes for part in parts) == nbytes, name

@@ -186,6 +186,9 @@ def test_quotients_of_several_labels_are_those_of_scikit_learn(kind, average):
     given = in_parts(kind(**options), y, np.where(hidden, -1, target))
     pairs = ((target[~off, i], y[~off, i] > 0) for i, off in enumerate(hidden.T))
     np.testing.assert_allclose(given, [score(*pair) for pair in pairs], rtol=1e-12)
+    same = kind(threshold=0.0, ignore_index=1)  # of labels, which classes do not have
+    classes = target.argmax(axis=1)
+    assert in_parts(same, y, classes) == in_parts(kind(threshold=0.0), y, classes)
     third = in_parts(kind(label=2, threshold=0.0), y, target)
     assert third == pytest.approx(score(target[:, 2], y[:, 2] > 0), rel=1e-12)
 

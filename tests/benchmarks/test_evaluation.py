@@ -136,22 +136,6 @@ def test_a_program_that_is_3_percent_slower_is_found_and_equal_ones_are_not() ->
         assert not statistics.compare(*times(rng)).significant
 
 
-def cells(rng: np.random.Generator, factor: float) -> list[tuple[list[float], list[float]]]:
-    """Return times in 5 repetitions of 6 cells, of which two vary much."""
-    noise = (0.1, 0.06, 0.014, 0.03, 0.03, 0.03)
-    both = [np.exp(rng.normal(0, one / 2**0.5, (2, 5))) for one in noise]
-    return [([*(factor * first)], [*second]) for first, second in both]
-
-
-def test_cells_that_vary_much_do_not_hide_what_others_show() -> None:
-    rng = np.random.default_rng(4)
-    drawn = [cells(rng, 1.03) for _ in range(20)]
-    found = sum(statistics.compare_cells(one).significant for one in drawn)
-    alike = [[np.concatenate([c[i] for c in one]) for i in (0, 1)] for one in drawn]
-    assert found > 12
-    assert found >= 2 * sum(statistics.compare(*one).significant for one in alike)
-
-
 def test_less_than_three_values_have_no_interval_and_less_than_five_pairs_no_test() -> None:
     assert median([3.0]).text() == statistics.mean([3.0]).text() == "3"
     assert median([3.0, 4.0]).text() == statistics.mean([3.0, 4.0]).text() == "3.5"
@@ -285,15 +269,6 @@ def test_sums_that_not_all_ranks_have_are_not_matched() -> None:
     ranks = [Profile(steps, nothing, np.array([[0, 80]])), Profile(steps, nothing, nothing)]
     assert states_of(ranks)[0].seconds[State.WAITING] == 0
     assert states_of(ranks)[0].seconds[State.COMMUNICATION] == pytest.approx(80e-9)
-
-
-def test_the_threshold_is_found_every_second_time() -> None:
-    rng = np.random.default_rng(3)
-    long = np.exp(rng.normal(0, 0.02, (2, 1000)))
-    least = statistics.threshold(*long, 20)
-    trials = [np.exp(rng.normal(0, 0.02, (2, 20))) for _ in range(400)]
-    found = [statistics.compare(np.exp(least) * a, b).significant for a, b in trials]
-    assert 0.4 < np.mean(found) < 0.6
 
 
 # -- runs -----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import json
 import math
 import time
 
-import numpy as np
 import pytest
 
 from tests.each import each
@@ -59,18 +58,6 @@ def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
     assert side.trainer.step == 8
     assert side.note == "one CUDA graph"
     assert side.memory() > 0
-
-
-def test_images_are_repeated_but_the_epoch_is_long():
-    from benchmarks.gpu.work import WORK, Repeated
-
-    data = Repeated(WORK["mlp-8"])
-    assert len(data) == 4000
-    x, y = data.read(np.array([0, 32, 33]))
-    assert x.shape == (3, 4, 4, 1)
-    assert (x[0] == x[1]).all()
-    assert (x[1] != x[2]).any()
-    assert y[0] == y[1]
 
 
 @pytest.fixture
@@ -272,15 +259,6 @@ def test_a_kernel_that_fails_is_told_and_leaves_the_others(kernels, monkeypatch)
     }
 
 
-def test_kernels_for_which_there_is_no_time_are_not_complete(kernels, capsys):
-    from benchmarks.gpu.work import create_backend
-
-    measured, numbers = kernels(create_backend("cpu"), seconds=-1)
-    assert not measured.move(["norm"], "warm", "float32")
-    assert not numbers()["memory"]["float32"]["complete"]
-    assert "no time was left" in capsys.readouterr().out
-
-
 # -- accuracy
 
 
@@ -294,16 +272,6 @@ def test_our_side_of_the_recipe_trains_and_is_evaluated(gpu):
     assert all(math.isfinite(line["loss"]) for line in told)
     assert 0 <= found["accuracy"] <= 1
     assert found["seconds"] > 0
-
-
-def test_as_many_epochs_are_trained_as_fit():
-    from benchmarks.gpu.cifar import MOST_EPOCHS, epochs_that_fit
-
-    sides = ["ours", "eager"]
-    rates = {"ours": 0.001, "eager": 0.009}
-    assert epochs_that_fit(30 + 10 * 391 * 0.01 * 1.15 + 1, 391, sides, rates) == 10
-    assert epochs_that_fit(1e6, 391, sides, rates) == MOST_EPOCHS
-    assert epochs_that_fit(10, 391, sides, {}) == 3
 
 
 def test_a_side_that_fails_or_is_late_leaves_what_the_others_found(tmp_path, capsys):

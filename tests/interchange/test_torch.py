@@ -21,7 +21,7 @@ from pydtnn.saving.weights import encode
 from tests.each import each
 from tests.interchange.twins import SHAPE, TWINS, logits, torch, twins
 
-SUFFIXES = (".pt", ".pth", ".safetensors")
+CASES = [*((name, ".pt") for name in TWINS), ("cnn", ".pth"), ("resnet8", ".safetensors")]
 
 
 @pytest.fixture
@@ -44,8 +44,7 @@ def save(module: Any, path: Path) -> Path:
     return path
 
 
-@each("suffix", SUFFIXES)
-@each("name", TWINS)
+@each(("name", "suffix"), CASES)
 def test_weights_of_pytorch_give_the_same_logits(
     name: str, suffix: str, tmp_path: Path, images: np.ndarray
 ) -> None:
@@ -56,8 +55,7 @@ def test_weights_of_pytorch_give_the_same_logits(
     assert_equal(model.predict(images), logits(module, images))
 
 
-@each("suffix", SUFFIXES)
-@each("name", TWINS)
+@each(("name", "suffix"), CASES)
 def test_weights_from_here_give_the_same_logits(
     name: str, suffix: str, tmp_path: Path, images: np.ndarray
 ) -> None:
@@ -94,13 +92,6 @@ def test_checkpoints_and_parallel_modules_are_read(tmp_path: Path, images: np.nd
     assert_equal(model.predict(images), logits(module, images))
 
 
-def test_tensors_of_16_bits_are_read() -> None:
-    weight = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
-    model = Model(Linear(1, bias=False), (2,))
-    load_state_dict(model, {"weight": weight})
-    np.testing.assert_array_equal(model.state()["linear.w"], [[1.5, -2.0]])
-
-
 def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -109,6 +100,8 @@ def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
         save_file({"weight": weight}, tmp_path / f"{i}.safetensors")
         load_state_dict(model, tmp_path / f"{i}.safetensors")
         np.testing.assert_array_equal(model.state()["linear.w"], [[1.5, -2.0]])
+    load_state_dict(model, {"weight": torch.tensor([[0.5, -1.0]], dtype=torch.bfloat16)})
+    np.testing.assert_array_equal(model.state()["linear.w"], [[0.5, -1.0]])
 
 
 @each("suffix", [".safetensors", ".bin"])

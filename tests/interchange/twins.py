@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn import layers
-from pydtnn.layers import Block, Concat, Flatten, Linear, Sequential
+from pydtnn.layers import Flatten, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.models import create_net
 
@@ -100,27 +100,6 @@ def same_features() -> Sequential:
     )
 
 
-class Joined(nn.Module):
-    """Two maps of different sizes, flattened and concatenated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 2, 5)
-        self.fc = nn.Linear(4 * 6 * 8 + 2 * 4 * 6, 5)
-
-    def forward(self, x: Any) -> Any:
-        return self.fc(torch.cat([self.left(x).flatten(1), self.right(x).flatten(1)], 1))
-
-
-class SameJoined(Block):
-    def wire(self, graph: Any, *inputs: Any) -> Any:
-        both = [
-            graph.add(Sequential(layers.Conv2d(filters, size, name=name), Flatten()), *inputs)
-            for filters, size, name in ((4, 3, "left"), (2, 5, "right"))
-        ]
-        return graph.add(Linear(5, name="fc"), graph.add(Concat(), *both))
-
-
 class Positions(nn.Module):
     """The pixels of a map as a sequence, with attention between them."""
 
@@ -154,7 +133,6 @@ TWINS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "cnn": (Digits, lambda: create_net("cnn", 5, SHAPE)),
     "resnet8": (ResNet, lambda: create_net("resnet8", 5, SHAPE)),
     "features": (features, same_features),
-    "joined": (Joined, SameJoined),
     "positions": (Positions, same_positions),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm import Communicator, Serial
+from pydtnn.comm import Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import Backend
 from pydtnn.layers import (
@@ -32,7 +32,6 @@ from pydtnn.layers.blocks import Net
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.sums import Sums
 from pydtnn.training.trainer import Trainer
 
 SHAPE, CLASSES, SAMPLES, BATCH = (7, 7, 2), 3, 20, 8
@@ -107,14 +106,12 @@ def trainer(
     network: Callable[[], Net] = convolutional,
     optimizer: Optimizer | None = None,
     *,
-    comm: Communicator | None = None,
-    sums: Callable[[Communicator], Sums] = Sums,
     dtype: str = "float64",
     fuse: bool = True,
     **options: Any,
 ) -> Trainer:
     model = Model(network(), SHAPE, backend=backend, dtype=dtype, fuse=fuse)
-    exchange = AllReduce(comm or Serial(), sums=sums)
+    exchange = AllReduce(Serial())
     rule = optimizer or SGD(0.05, momentum=0.9, weight_decay=1e-3)
     return Trainer(model, rule, exchange=exchange, **options)
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback
-from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.nccl import create_nccl
-from pydtnn.comm.staged import Staged
 from pydtnn.kernels.cuda.fused import Fused
 from pydtnn.kernels.cuda.module import Own
 from pydtnn.kernels.cuda.norm import Norm
 from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
-from pydtnn.parallel.reproducible import ExactSums
 from tests.each import each
-from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not
+from tests.simulated import simulated_backend, why_not
 from tests.simulated.small import (
-    BATCH,
     NETWORKS,
-    SAMPLES,
     assert_agree,
     convolutional,
     group_normed,
@@ -139,83 +132,7 @@ def test_types(network: Any, dtype: str) -> None:
     assert ours.steps.graph == GRAPH
 
 
-# -- several ranks ---------------------------------------------------------------------------------
-
-
-def on_ranks(
-    ranks: int,
-    train: Callable[[Communicator, Any], Any],
-    *,
-    eager: bool = True,
-    way: Any = create_nccl,
-) -> Any:
-    """Let ranks train, each on its device; return what the first one returned."""
-    fabric = Fabric()
-
-    def rank(comm: Communicator) -> Any:
-        xp = SimulatedCupy(fabric, seed=comm.rank, eager=eager)
-        return train(way(comm, xp), simulated_backend(xp))
-
-    return run_threads(ranks, rank)[0]
-
-
-@each(
-    ("sync", "way", "eager"),
-    [(False, create_nccl, False), (True, create_nccl, True), (True, Staged, False)],
-)
-def test_two_ranks(sync: bool, way: Any, eager: bool) -> None:
-    def train(comm: Communicator, backend: Any) -> Any:
-        ours = trainer(backend, residual, comm=comm, sync_batch_norm=sync)
-        return results(ours), ours.steps.graph
-
-    value, graph = on_ranks(2, train, eager=eager, way=way)
-    expected = run_threads(
-        2, lambda comm: results(trainer("numpy", residual, comm=comm, sync_batch_norm=sync))
-    )[0]
-    assert_agree(value, expected)
-    assert (graph == GRAPH) == (way is create_nccl)
-
-
-class Watch(Callback):
-    """Notes what happens in the steps of the last of four epochs."""
-
-    def on_epoch_start(self, trainer: Any) -> None:
-        if trainer.epoch == 3:
-            self.watching = trainer.model.backend.xp.watched()
-            self.seen = self.watching.__enter__()
-
-    def on_step_end(self, trainer: Any) -> None:
-        if trainer.epoch == 3 and trainer.step == SAMPLES // BATCH:
-            self.watching.__exit__(None, None, None)
-
-
-@each(("network", "ranks"), [*((name, 1) for name in NETWORKS), ("residual", 2)])
-def test_replayed_steps_allocate_nothing_and_nobody_waits(network: str, ranks: int) -> None:
-    def train(comm: Communicator, backend: Any) -> Any:
-        watch = Watch()
-        ours = trainer(backend, NETWORKS[network], comm=comm, callbacks=[watch])
-        results(ours, samples=SAMPLES // BATCH * BATCH)
-        return watch.seen
-
-    seen = on_ranks(ranks, train)
-    assert not seen.allocations
-    assert not seen.pooled
-    assert not seen.uploads
-    assert all(wait.startswith("feed.py") for wait in seen.waits), seen.waits  # for older steps
-    assert seen.launches < 20  # copies, but none of the hundred kernels
-
-
-def test_exact_mode_gives_the_same_bytes_on_any_number_of_ranks() -> None:
-    def train(comm: Communicator, backend: Any) -> Any:
-        options: Any = {"sums": partial(ExactSums, shards=4), "sync_batch_norm": True}
-        return results(trainer(backend, residual, comm=comm, **options))
-
-    one, two = (on_ranks(ranks, train) for ranks in (1, 2))
-    for name, value in one.items():
-        assert np.array_equal(value, two[name]), name
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each("dtype", ["float32", "bfloat16"])
 def test_recomputation_in_a_captured_graph_gives_the_same_bytes(dtype: str) -> None:
     runs = []
     for recompute in (False, True):

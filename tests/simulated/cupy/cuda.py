@@ -88,9 +88,6 @@ class Cuda:
     def alloc(self, size: int) -> memory.MemoryPointer:
         return self.allocators.current(size)
 
-    def get_allocator(self) -> Allocator:
-        return self.allocators.current
-
     def set_allocator(self, allocator: Allocator) -> None:
         self.allocators.current = allocator
 

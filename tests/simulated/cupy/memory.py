@@ -117,14 +117,8 @@ class MemoryPool:
     def used_bytes(self) -> int:
         return self._used
 
-    def free_bytes(self) -> int:
-        return self._total - self._used
-
     def total_bytes(self) -> int:
         return self._total
-
-    def n_free_blocks(self) -> int:
-        return sum(map(len, self._free.values()))
 
 
 class Allocators:

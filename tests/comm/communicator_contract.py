@@ -36,15 +36,16 @@ def counts_for(comm: Communicator, size: int) -> list[int]:
 class CommunicatorContract:
     # -- the group --------------------------------------------------------------------------------
 
-    def test_ranks_are_numbered_from_0(self, comm):
-        assert comm.gather_object(comm.rank) == list(range(comm.size))
-
     def test_local_rank_counts_the_ranks_of_the_same_host(self, comm):
+        assert comm.gather_object(comm.rank) == list(range(comm.size))
         assert len(comm.hosts) == comm.size
         here = [rank for rank in range(comm.size) if comm.hosts[rank] == comm.hosts[comm.rank]]
         assert comm.hosts[comm.rank] == here[0]
         assert comm.local_rank == here.index(comm.rank)
         assert comm.local_size == len(here)
+        local = comm.split_by_host()
+        assert (local.rank, local.size) == (comm.local_rank, comm.local_size)
+        assert local.hosts == (0,) * local.size
 
     def test_gather_object_copies_every_value_to_every_rank(self, comm):
         mine = {"rank": comm.rank, "list": [comm.rank] * 3}
@@ -289,11 +290,6 @@ class CommunicatorContract:
         for request in receives + sends:
             request.wait()
         assert (ours[0], theirs[0]) == (1, 0)
-
-    def test_split_by_host_keeps_the_ranks_of_this_host(self, comm):
-        local = comm.split_by_host()
-        assert (local.rank, local.size) == (comm.local_rank, comm.local_size)
-        assert local.hosts == (0,) * local.size
 
     # -- mistakes: refused by each rank before anything is sent -----------------------------------
 

@@ -128,6 +128,8 @@ def test_a_monitor_that_looks_at_the_slot_is_not_lost(
 
 def test_where_there_is_no_monitor_deadlines_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(Rank(connected=False)) as rank:
+        rank.supervision.last_step.start()
+        assert not rank.supervision.last_step.request(signal.SIGTERM)  # nobody is asked
         check_deadline(rank)
     assert capfd.readouterr().err == ""
 

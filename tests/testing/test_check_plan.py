@@ -11,8 +11,7 @@ import pytest
 from pydtnn.comm.thread import communicator_of_thread
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU
 from pydtnn.layers.collectives import AllGather, AllReduce, Pending, Steps
-from pydtnn.layers.exchange import Exchange, Spread
-from pydtnn.layers.parameters import Cut, Part
+from pydtnn.layers.parameters import Part
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.layers.striped_conv import ExtendedConv2d
 from pydtnn.model.partition import rules
@@ -118,19 +117,6 @@ def gradients_that_are_not_reduced_over_the_data_axis(patch: Patch) -> None:
     patch.setattr(exchange.AllReduce, "start_sum", lambda self, bucket: Completed())
 
 
-@breaks("spatial", SPATIAL, r"second: the gradient second\.w of rank \d differs")
-def a_partial_gradient_that_is_not_summed(patch: Patch) -> None:
-    right = rules.stripes
-
-    def wrong(draft: Any, axis: Any, *args: Any) -> Any:
-        result = right(draft, axis, *args)
-        if draft.whole.name == "second":
-            draft.summed.clear()
-        return result
-
-    patch.setattr(rules, "stripes", wrong)
-
-
 @breaks("filter", FILTER, r"norm: the statistic norm\.running_mean of rank \d differs")
 def statistics_of_other_channels(patch: Patch) -> None:
     right = RunningStatistics.fold
@@ -141,18 +127,6 @@ def statistics_of_other_channels(patch: Patch) -> None:
             self.statistics[0].mean[:] = self.statistics[0].mean[::-1].copy()
 
     patch.setattr(RunningStatistics, "fold", wrong)
-
-
-@breaks("filter", FILTER, "last: the gradient of the input, which is the output of flatten6,")
-def a_gradient_that_is_not_summed(patch: Patch) -> None:
-    right = Exchange.backward_steps
-
-    def wrong(self: Any, dy: Any, saved: Any, *, joint: bool) -> Any:
-        if self.after is Spread.PARTIAL and not isinstance(self.before, Cut):
-            return dy.copy()
-        return (yield from right(self, dy, saved, joint=joint))
-
-    patch.setattr(Exchange, "backward_steps", wrong)
 
 
 @breaks("filter", FILTER, r"first: the initial value first\.w of rank \d differs")

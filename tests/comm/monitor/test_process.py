@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ import pytest
 from pydtnn.comm import failure, mpi
 from pydtnn.comm.monitor.monitor import Facts, Monitor
 from pydtnn.comm.monitor.ranks import (
-    LEAVING,
     READY,
     EndedEarlyError,
     Kills,
@@ -80,15 +78,12 @@ class Watching:
     ----------
     failed : list of int
         The rank that has ended unexpectedly.
-    idle : int
-        How often it has had nothing to do.
     """
 
     claimed = False
 
     def __init__(self) -> None:
         self.failed: list[int] = []
-        self.idle = 0
 
     def watch(self, listener: socket.socket, ranks: int) -> list[int]:
         """Watch the ranks until they have ended; return those that have failed."""
@@ -107,24 +102,11 @@ class Watching:
         return self
 
     def remember(self, seconds: float) -> None:
-        self.idle += 1
+        """Called when it has nothing to do."""
 
     def report(self, rank: int) -> bool:
         self.failed.append(rank)
         raise Ended
-
-
-def test_no_rank_is_named_if_all_leave_in_order(
-    listener: socket.socket, connect: Callable[[int], socket.socket]
-) -> None:
-    found: list[list[int]] = []
-    watcher = threading.Thread(target=lambda: found.append(Watching().watch(listener, 12)))
-    watcher.start()
-    for rank in range(12):
-        with connect(rank) as connection:
-            connection.sendall(LEAVING)
-    watcher.join(60)
-    assert found == [[]]
 
 
 def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watched(
@@ -183,18 +165,6 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
     kills.remember()
     assert not kills.recent()
     assert not Kills(str(tmp_path / "nowhere")).recent()
-
-
-def test_the_monitor_remembers_the_kills_while_nothing_happens(
-    listener: socket.socket,
-    connect: Callable[[int], socket.socket],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pydtnn.comm.monitor.monitor.INTERVAL_S", 0.01)
-    rank, watching = connect(0), Watching()
-    threading.Timer(0.3, rank.close).start()
-    assert watching.watch(listener, 1) == [0]
-    assert watching.idle > 0
 
 
 def test_without_the_rank_that_has_started_it_the_process_ends(listener: socket.socket) -> None:

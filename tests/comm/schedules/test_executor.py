@@ -141,22 +141,6 @@ def test_a_call_on_a_group_does_not_wait_for_the_sums_of_another(comm):
         np.testing.assert_array_equal(x, 2)
 
 
-@pytest.mark.threads(3)
-@pytest.mark.mpi(2)
-def test_messages_of_a_schedule_do_not_meet_those_of_the_user(comm):
-    scheduled = Scheduled(comm, "recursive_doubling")
-    peer, x = (comm.rank + 1) % comm.size, whole(comm.rank, 53)
-    received = np.zeros((3, 53))
-    receives = [
-        comm.irecv(row, (comm.rank - 1) % comm.size, tag) for tag, row in enumerate(received)
-    ]
-    scheduled.allreduce(x)
-    for request in [comm.isend(np.full(53, 7.0 + tag), peer, tag) for tag in range(3)] + receives:
-        request.wait()
-    np.testing.assert_array_equal(x, total(comm, 53))
-    np.testing.assert_array_equal(received[:, 0], [7, 8, 9])
-
-
 @pytest.mark.threads(2)
 def test_tags_may_come_round(comm, monkeypatch):
     monkeypatch.setattr(executor, "MAX_TAG", 10)

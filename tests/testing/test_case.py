@@ -12,6 +12,7 @@ from pydtnn.layers import Add, BatchNorm, Dropout, Layer, Linear, ReLU, Sigmoid,
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 from pydtnn.testing.__main__ import main
+from pydtnn.testing.values import DIFFERENCES
 from tests.each import each
 
 
@@ -73,6 +74,14 @@ def test_a_gradient_of_0_throughout_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=words) as caught:
         check_layer(Unread(), (3,))
     assert len(caught) == 2
+
+
+class SlightlyOff(Square):
+    """Its gradient is off by half of what is allowed, in the same direction everywhere."""
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = super().backward(dy, saved)
+        return np.add(dx, 0.5 * DIFFERENCES * abs(dx).max(initial=0), out=dx)
 
 
 class WrongInOnePlace(Square):
@@ -321,6 +330,7 @@ def test_correct_layers_pass() -> None:
     check_layer(Square(), (3, 2))
     check_layer(Plain(), (3, 2))
     check_layer(SeededNoise(), (3, 2))  # random numbers of the context
+    check_layer(SlightlyOff(), (3, 2))
     check_layer(CoarseInFloat32(), (3, 2))  # does not take 16 bits
     for layer in (Linear(3), ReLU(), Dropout(0.5)):
         check_layer(layer, (4,), batch=1)

@@ -68,3 +68,16 @@ def test_what_is_read_too_early_is_no_number() -> None:
     for early, late in run_threads(2, rank):
         assert np.isnan(early)
         assert late == 2
+
+
+def test_a_request_is_complete_once_the_inner_one_is() -> None:
+    def rank(comm: Communicator) -> float:
+        x = np.zeros(1)
+        request = Delayed(comm, longest=0.0).irecv(x, 0)
+        assert not request.test()
+        comm.isend(np.ones(1), 0).wait()
+        while not request.test():
+            pass
+        return x[0]
+
+    assert run_threads(1, rank) == [1.0]

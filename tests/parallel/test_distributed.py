@@ -62,18 +62,24 @@ def serial() -> dict[str, tuple]:
 @pytest.mark.threads(1, 3, 8)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("rule", "overlap", "options"),
+    ("rule", "overlap", "accumulation", "bucket"),
     [
-        *(("sgd", True, {}), ("sgd", False, {}), ("clipped", True, {})),
-        ("sgd", True, {"accumulation": 2}),
-        ("sgd", True, {"accumulation": 3, "bucket": 1}),
+        *(("sgd", True, 1, 512), ("sgd", False, 1, 512), ("clipped", True, 1, 512)),
+        *(("sgd", True, 2, 512), ("sgd", True, 3, 1)),
     ],
 )
 def test_any_number_of_ranks_trains_alike_with_the_same_bytes_on_all_of_them(
-    comm: Communicator, serial: dict[str, tuple], rule: str, overlap: bool, options: dict[str, int]
+    comm: Communicator,
+    serial: dict[str, tuple],
+    rule: str,
+    overlap: bool,
+    accumulation: int,
+    bucket: int,
 ) -> None:
     """8 ranks and a last batch of 5: three ranks have nothing to do in it."""
-    weights, history = train(AllReduce(comm, overlap=overlap), RULES[rule](), **options)
+    accumulation = min(accumulation, 8 // comm.size)  # at most the samples of a rank
+    exchange = AllReduce(comm, overlap=overlap)
+    weights, history = train(exchange, RULES[rule](), accumulation=accumulation, bucket=bucket)
     assert_same_training((weights, history), serial[rule])
     mine = {name: value.tobytes() for name, value in weights.items()}
     for other in comm.gather_object((mine, history)):

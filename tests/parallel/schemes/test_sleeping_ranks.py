@@ -17,7 +17,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import Gossip, LocalSGD, StaleSynchronous
 from pydtnn.perfmodel.virtual import run_virtual
-from pydtnn.training import LocalNotFiniteError, NotFiniteError
+from pydtnn.training import LocalNotFiniteError
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.progress import ProgressBar
 from pydtnn.training.trainer import Trainer
@@ -210,9 +210,3 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_by_the_error_of_its_rank() -> 
     with pytest.raises(RankError, match=told) as raised:
         run_threads(3, rank)
     assert isinstance(raised.value.__cause__, LocalNotFiniteError)
-
-
-@pytest.mark.threads(1)
-def test_one_rank_alone_raises_the_usual_error(comm: Communicator) -> None:
-    with pytest.raises(NotFiniteError, match="the loss is not finite at epoch 1, step"):
-        fit_uneven(Gossip(comm), bad=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, create_backend
 from pydtnn.kernels.cpu import volumes
+from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.reference import Conv as Reference
 from tests.each import each
 from tests.kernels.geometries import CASES, EVERY, geometry
@@ -101,35 +103,44 @@ def test_all_directions_agree_with_the_reference(
         assert_close(value, exact[direction], TOLERANCE[dtype])
 
 
-def random_geometries(axes: int) -> list[tuple[ConvGeometry, Arrays, Arrays]]:
+KERNELS = [*((k, k) for k in (3, 5)), *((1, k) for k in (3, 5, 7)), *((k, 1) for k in (3, 5, 7))]
+"""Of Winograd's algorithms; with a stride of 2 they are square, and 3 to 7."""
+
+
+def random_geometries(kind: str) -> list[tuple[ConvGeometry, Arrays, Arrays]]:
     """Geometries, operands and what is expected of them."""
-    rng, found = np.random.default_rng(axes), []
-    most = {1: (8, 12, 36), 2: (8, 12, 36), 3: (5, 6, 9)}[axes]
-    for _ in range(60 if axes == 2 else 15):
-        kernel, stride, dilation = (
-            tuple(map(int, rng.integers(1, n, axes))) for n in (most[0], 4, 3)
-        )
+    rng, found = seeded(kind), []
+    axes = 2 if kind == "Winograd" else int(kind[0])
+
+    def draw(least: int, most: int) -> tuple[int, ...]:
+        return tuple(map(int, rng.integers(least, most, axes)))
+
+    for number in range(60 if axes == 2 else 15):
+        stride, dilation, groups = draw(1, 4), draw(1, 3), int(rng.integers(1, 4))
+        kernel, size = draw(1, 5 if axes == 3 else 8), draw(1, 6 if axes == 3 else 12)
         padding = tuple((int(p), int(q)) for p, q in rng.integers(0, 4, (axes, 2)))
-        size = tuple(
-            int(n) + d * (k - 1)
-            for n, k, d in zip(rng.integers(1, most[1], axes), kernel, dilation, strict=True)
-        )
-        groups = int(rng.integers(1, 4))
-        channels, filters = (groups * int(n) for n in rng.integers(1, most[2], 2))
+        most = 9 if axes == 3 else 36
+        if kind == "Winograd":
+            kernel, stride, dilation, groups, most = KERNELS[number % 8], (1, 1), (1, 1), 1, 70
+            if number % 5 == 0:
+                kernel, stride = (int(rng.choice([3, 5, 7])),) * 2, (2, 2)
+            padding = tuple((k // 2, int(rng.integers(k // 2, k))) for k in kernel)
+        size = tuple(n + d * (k - 1) for n, k, d in zip(size, kernel, dilation, strict=True))
+        channels, filters = (groups * int(n) for n in rng.integers(1, most, 2))
         shape = ConvGeometry(size, kernel, stride, padding, dilation, channels, filters, groups)
         arrays = operands(rng, int(rng.integers(1, 5)), shape)
         found.append((shape, arrays, directions(arrays, shape)))
     return found
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["1 axis", "2 axes", "3 axes", "Winograd"])
 def test_random_geometries_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, axes: int
+    cpu_backend: Backend, once: Once, kind: str
 ) -> None:
     """Whose gradients are the adjoint of forward."""
-    for shape, arrays, exact in once(random_geometries, axes):
-        for direction in DIRECTIONS:
-            value = run(cpu_backend.conv, direction, arrays, shape)
+    for shape, arrays, exact in once(random_geometries, kind):
+        for direction, algorithm in product(DIRECTIONS, candidates(shape)):
+            value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
             assert_close(value, exact[direction], 1e-12)
         y, dy = exact["forward"] - arrays["b"], arrays["dy"]
         bound = 1e-12 * np.linalg.norm(dy) * np.linalg.norm(y)

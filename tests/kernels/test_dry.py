@@ -11,6 +11,7 @@ import pytest
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import (
+    LSTM,
     Block,
     Embedding,
     Layer,
@@ -101,3 +102,17 @@ def test_an_array_without_values_is_never_written() -> None:
     x += 1
     assert x.view(np.ndarray).tobytes() == before
     assert x.copy().shape == (3,)
+
+
+def test_scratch_memory_is_that_of_all_families_on_the_cpu_but_for_16_bits() -> None:
+    def scratch(*layers: Layer | Block, name: str = "cpu", dtype: str = "float32") -> int:
+        backend = create_backend(name, **({"threads": 2} if name == "cpu" else {}))
+        model = Model(Sequential(*layers), (9, 8), backend=backend, dtype=dtype)
+        return forecast_memory(model, 4).scratch
+
+    products = scratch(Linear(8))
+    lstm, attention = scratch(LSTM(8)) - products, scratch(MultiHeadAttention(2)) - products
+    assert min(lstm, attention) > 0
+    assert scratch(LSTM(8), MultiHeadAttention(2)) == products + lstm + attention
+    assert scratch(MultiHeadAttention(2), dtype="bfloat16") == 0
+    assert scratch(MultiHeadAttention(2), name="numpy") == 0

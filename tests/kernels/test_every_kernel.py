@@ -13,11 +13,12 @@ import pytest
 
 from pydtnn.kernels import Backend, create_backend, report
 from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.kernels.reference import FAMILIES
 from tests.each import each
 from tests.kernels.checks import REFERENCE, same_for_all_threads
 from tests.kernels.every_kernel import MAKERS, OF_THE_HOST, Case, cases
 from tests.kernels.guarded import assert_guards_hold, guarded
-from tests.kernels.test_backend import COMBINED
+from tests.kernels.test_backend import COLD, COMBINED
 
 KERNELS = [*MAKERS, *OF_THE_HOST]
 BOUNDS = {"float64": 1e-13, "float32": 3e-6, "float16": 2e-5, "bfloat16": 2e-5}
@@ -144,6 +145,20 @@ def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, kern
             return [*run(backend, case, case.typed("float32")).values()]
 
         same_for_all_threads(cpu_backend, results)
+
+
+@each("dtype", ["float32", "float64"])
+@each("kernel", [k for k in KERNELS if k not in COLD | COMBINED | {"elementwise.convert"}])
+def test_no_hot_kernel_runs_on_the_reference(
+    cpu_backend: Backend, monkeypatch: pytest.MonkeyPatch, kernel: str, dtype: str
+) -> None:
+    def refuse(*given: Any, **options: Any) -> None:
+        raise AssertionError(f"{kernel} runs on the reference")
+
+    family, name = kernel.split(".")
+    monkeypatch.setattr(FAMILIES[family], name, refuse)
+    case = max(drawn(kernel), key=size)
+    run(cpu_backend, case, case.typed(dtype))
 
 
 def test_no_kernel_is_left_out() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.cpu import COMPILED
 from pydtnn.kernels.cpu._linear import LinearKernels
 from pydtnn.kernels.cpu.isa import (
     EMULATED,
@@ -53,22 +50,6 @@ def test_emulated_instructions_must_be_asked_for() -> None:
     else:
         with pytest.raises(ValueError, match="must be an instruction set that this machine has"):
             create_backend("cpu", isa=EMULATED)
-
-
-def test_all_families_were_built_for_the_same_instruction_sets() -> None:
-    """A family without kernels of its own for one has those of the one before."""
-
-    def built(family: Any) -> list[str]:
-        found = []
-        for name in INSTRUCTION_SETS:
-            with contextlib.suppress(ValueError):
-                family.table(number(name))
-                found.append(name)
-        return found
-
-    first, *others = (built(family) for family in COMPILED.values())
-    assert "generic" in first
-    assert others == [first] * len(others)
 
 
 def test_a_variant_that_was_not_built_is_refused() -> None:

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-
-import pydtnn.kernels.cpu as cpu
-
-FRAME = 20 * 1024  # bytes of stack that a function may take, as setup.py warns of
-RESERVES = re.compile(r"(?:sub\s+\$0x|lea\s+-0x)([0-9a-f]+)(?:\(%rsp\))?,%r(?:sp|11)$")
 
 KERNELS = """
 import numpy as np
@@ -54,30 +43,6 @@ for isa in available():
         backend.norm.group_backward(*given, out=dx, dgamma=dgamma, dbeta=dbeta)
 print("done")
 """
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which("objdump"),
-    reason="reads x86 machine code with objdump",
-)
-def test_no_function_of_any_variant_takes_more_than_20_kib_of_stack() -> None:
-    libraries = sorted(Path(cpu.__file__).parent.glob("_*.so"))
-    assert libraries
-    frames = {}
-    for library in libraries:
-        command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as code:
-            name = ""
-            for line in code.stdout or ():
-                if line.endswith(">:\n"):
-                    name = line.split()[1]
-                elif "%rsp" in line and (found := RESERVES.search(line.rstrip())):
-                    size = int(found[1], 16)
-                    if FRAME < size < 1 << 63:
-                        frames[f"{library.stem} {name}"] = size
-        assert code.returncode == 0
-    assert frames == {}
 
 
 def test_kernels_run_in_threads_with_64_kib_of_stack() -> None:

@@ -1,7 +1,4 @@
-"""Winograd's convolutions: their error, and random sizes.
-
-`test_conv.py` and `test_conv_fused.py` run them on every geometry that they suit.
-"""
+"""The error of Winograd's convolutions; `test_conv.py` and others run them on every geometry."""
 
 from __future__ import annotations
 
@@ -10,55 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry
+from pydtnn.kernels import Backend
 from pydtnn.kernels.cpu.conv import candidates
 from tests.each import each
 from tests.kernels.geometries import geometry
-from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import (
-    DIRECTIONS,
     REFERENCE,
-    Arrays,
-    Once,
     cast,
     directions,
     operands,
     run,
 )
-
-KERNELS = [(3, 3), (5, 5), (1, 3), (3, 1), (1, 5), (5, 1), (1, 7), (7, 1)]
-
-
-def random_sizes(kernels: list[tuple[int, int]], stride: int) -> list[tuple[Any, Arrays, Arrays]]:
-    """Geometries, operands and what is expected of them."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(12):
-        kernel = kernels[rng.integers(len(kernels))]
-        size = tuple(map(int, rng.integers(1, 20, 2)))
-        padding = tuple(
-            (int(p), int(q))
-            for k in kernel
-            for p, q in rng.integers(k // 2, 4 if k == 3 else k + 1, (1, 2))
-        )
-        channels, filters = map(int, rng.integers(1, 70, 2))
-        shape = ConvGeometry(size, kernel, (stride,) * 2, padding, (1, 1), channels, filters, 1)
-        arrays = operands(rng, int(rng.integers(1, 6)), shape)
-        found.append((shape, arrays, directions(arrays, shape)))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("kernels", "stride"), [*(([kernel], 1) for kernel in KERNELS), ([(3, 3), (5, 5), (7, 7)], 2)]
-)
-def test_random_sizes_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, kernels: list[tuple[int, int]], stride: int
-) -> None:
-    for shape, arrays, expected in once(random_sizes, tuple(kernels), stride):
-        for algorithm in candidates(shape)[1:]:
-            for direction in DIRECTIONS:
-                value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
-                assert_close(value, expected[direction], 1e-12)
-
 
 ERRORS = [
     *((((size, size), 16 * 32 // size, (3, 3), 1), (3, 1.1)) for size in (32, 16, 8)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,15 @@ from pydtnn.callbacks import (
     Checkpointer,
     EarlyStopping,
     FunctionCallback,
+    HistoryWriter,
+    MeasurementWriter,
     ProgressBar,
     ReduceOnPlateau,
     StopAtMetric,
     TensorBoard,
 )
 from pydtnn.comm import Communicator
+from pydtnn.utils.errors import AgreedError
 from tests.each import each
 from tests.small_training import small_fit, small_trainer
 
@@ -91,3 +96,20 @@ def test_functions_of_every_event_are_called_in_order_and_may_end_training() -> 
     small_fit(trainer, 5)
     epoch = ["on_epoch_start", *["on_step_end"] * 4, "on_epoch_end"]
     assert calls == ["on_fit_start", *epoch, *epoch, "on_fit_end"]
+
+
+WRITERS = [HistoryWriter, MeasurementWriter, *([TensorBoard] if find_spec("tensorboardX") else [])]
+
+
+@pytest.mark.threads(2)
+@each("kind", WRITERS)
+def test_results_that_cannot_be_written_stop_all_ranks_before_any_work(
+    comm: Communicator, kind: Any, tmp_path: Path
+) -> None:
+    if comm.rank == 0:
+        (tmp_path / "file").write_text("")
+    comm.barrier()
+    trainer = small_trainer(comm, kind(tmp_path / "file"))
+    with pytest.raises(AgreedError, match=rf"{kind.__name__}: cannot write .*; choose another fol"):
+        small_fit(trainer)
+    assert trainer.optimizer.iterations == 0

@@ -11,7 +11,6 @@ import pytest
 from pydtnn.callbacks import BestWeights, Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator
 from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer
-from pydtnn.saving.weights import load_weights
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
@@ -21,24 +20,8 @@ from tests.small_training import (
     checksums,
     small_data,
     small_fit,
-    small_model,
     small_trainer,
 )
-
-
-def test_best_weights_are_those_of_the_best_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "best.safetensors"
-    weights: list[dict[str, np.ndarray]] = []
-    copy = Recorder(
-        on_epoch=lambda t: weights.append({n: a.copy() for n, a in t.model.state().items()})
-    )
-    trainer = small_trainer(None, BestWeights(path, "val_loss"), copy)
-    history = small_fit(trainer, epochs=4)
-    best = int(np.argmin([logs["val_loss"] for logs in history]))
-    model = small_model(seed=5)
-    load_weights(model, path)
-    for name, value in model.state().items():
-        np.testing.assert_array_equal(value, weights[best][name])
 
 
 def best_of(epochs: int) -> dict[str, np.ndarray]:

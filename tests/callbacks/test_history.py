@@ -7,11 +7,7 @@ import json
 import math
 from pathlib import Path
 
-import pytest
-
 from pydtnn.callbacks import HistoryWriter
-from pydtnn.comm import Communicator
-from pydtnn.utils.errors import AgreedError
 from tests.small_training import Recorder, small_fit, small_trainer
 
 NAN = math.nan
@@ -43,15 +39,3 @@ def test_history_in_json_has_null_for_what_json_does_not_know(tmp_path: Path) ->
     HistoryWriter(tmp_path).on_epoch_end(trainer)
     expected = [{"epoch": 1, "loss": None, "val_loss": None}]
     assert json.loads((tmp_path / "history.json").read_text()) == expected
-
-
-@pytest.mark.threads(2)
-def test_a_history_that_cannot_be_written_stops_all_ranks_before_any_work(
-    comm: Communicator, tmp_path: Path
-) -> None:
-    if comm.rank == 0:
-        (tmp_path / "file").write_text("")
-    trainer = small_trainer(comm, HistoryWriter(tmp_path / "file"))
-    with pytest.raises(AgreedError, match=r"HistoryWriter: cannot write .*history\.csv"):
-        small_fit(trainer)
-    assert trainer.step == 0

@@ -10,7 +10,6 @@ import pytest
 
 from pydtnn.callbacks import MeasurementWriter
 from pydtnn.comm import Communicator
-from pydtnn.utils.errors import AgreedError
 from tests.small_training import STEPS, small_fit, small_trainer
 
 
@@ -64,15 +63,3 @@ def test_a_further_fit_continues_the_file_and_another_run_replaces_it(tmp_path: 
     assert [line["epoch"] for line in read(tmp_path)] == [1, 2]
     small_fit(small_trainer(None, MeasurementWriter(tmp_path)), epochs=1)
     assert [line["epoch"] for line in read(tmp_path)] == [1]
-
-
-@pytest.mark.threads(2)
-def test_measurements_that_cannot_be_written_stop_all_ranks_before_any_work(
-    comm: Communicator, tmp_path: Path
-) -> None:
-    if comm.rank == 0:
-        (tmp_path / "file").write_text("")
-    trainer = small_trainer(comm, MeasurementWriter(tmp_path / "file"))
-    with pytest.raises(AgreedError, match=r"MeasurementWriter: cannot write .*measurements\.jsonl"):
-        small_fit(trainer)
-    assert trainer.step == 0

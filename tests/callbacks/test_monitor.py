@@ -53,11 +53,6 @@ def test_stop_at_metric_stops_where_the_value_is_as_good_as_wanted() -> None:
     assert follow(StopAtMetric("loss", 0.1), [0.2, 0.1], "loss") == [False, True]
 
 
-def test_stop_at_metric_ends_training_on_all_that_is_left() -> None:
-    trainer = small_trainer(None, StopAtMetric("loss", 100))
-    assert len(small_fit(trainer, epochs=3)) == 1
-
-
 @each("callback", [EarlyStopping("val_loss", 1), StopAtMetric("val_loss", 1.0)])
 def test_a_run_that_had_come_to_its_end_makes_no_step_when_resumed(callback: Any) -> None:
     follow(callback, [1.0, 2.0])

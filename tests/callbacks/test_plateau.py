@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,6 @@ def test_reduce_on_plateau_multiplies_once_per_patience(
     options: dict[str, Any], values: list[float], expected: list[float]
 ) -> None:
     assert factors(ReduceOnPlateau("val_loss", 0.5, **options), values) == expected
-
-
-def test_reduce_on_plateau_continues_from_its_state() -> None:
-    callback = ReduceOnPlateau("val_loss", 0.5, 1, cooldown=1)
-    factors(callback, [1, 1, 1])
-    other = ReduceOnPlateau("val_loss", 0.5, 1, cooldown=1)
-    other.load(json.loads(json.dumps(callback.state())))
-    assert other.state() == callback.state() == {"best": 1, "waited": 0, "cooling": 1}
 
 
 def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:

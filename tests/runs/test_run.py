@@ -13,7 +13,6 @@ import pytest
 
 import pydtnn
 from pydtnn.runs import find_runs
-from pydtnn.runs.run import differences
 from pydtnn.train import main
 from pydtnn.utils.files import MAX_TEXT_B
 from tests.each import each
@@ -92,13 +91,6 @@ def test_values_that_are_not_finite_are_none_and_nan_and_there_may_be_none(tmp_p
     run = pydtnn.load_run(folder)
     assert (run.epochs, run.best(), run.seconds(), run.checkpoints) == (0, None, None, [])
     assert [*run.columns()] == ["epoch"]
-
-
-def test_options_that_differ_are_those_of_the_experiment(tmp_path: Path) -> None:
-    pair = [pydtnn.load_run(write_run(tmp_path / str(lr), lr=lr)) for lr in (0.1, 0.2)]
-    for run in pair:
-        run.configuration["output_dir"] = str(run.folder)
-    assert differences(pair) == {"lr": [0.1, 0.2]}
 
 
 def test_runs_are_found_newest_first_and_to_a_depth(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pydtnn
 from pydtnn import ArrayDataset, Model
 from pydtnn.data.inputs import inputs_of
 from pydtnn.layers import Linear, Sequential
@@ -165,11 +164,3 @@ def test_an_initializer_of_any_kind_is_not_saved(tmp_path: Path) -> None:
     options = json.loads((tmp_path / "m" / "model.json").read_text())["layers"][0]["options"]
     assert "initializer" not in options
     np.testing.assert_array_equal(load(tmp_path / "m").state()["linear.w"], 0.5)
-
-
-def test_the_models_of_the_library_come_back(tmp_path: Path) -> None:
-    for name, shape in (("mlp", (8, 8, 1)), ("resnet20", (16, 16, 3))):
-        model = Model(pydtnn.models.create_net(name, 4, shape), shape, dtype="float32")
-        save_model(model, tmp_path / name)
-        x = np.random.default_rng(0).normal(size=(2, *shape))
-        np.testing.assert_array_equal(load(tmp_path / name).predict(x), model.predict(x))

@@ -17,34 +17,45 @@ from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import AllReduce, LocalSGD
 from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.names import foreign_names
 from tests.each import each
-from tests.small_training import small_data, small_model, small_trainer
+from tests.small_training import STEPS, small_data, small_model, small_trainer
+
+EMPTY, OTHER = (ArrayDataset(np.zeros((n, 6, 5, 2)), [0] * n, name="val") for n in (0, 3))
+PAIR = np.zeros((4, 5, 5, 2)), [0] * 4
 
 
 @each(
-    ("shape", "words"),
+    ("error", "words", "call"),
     [
-        ((0, 5, 5, 2), "validation sample, got none in val; use another data set, or None"),
-        ((3, 6, 5, 2), r"must have shape \(5, 5, 2\), like array, got \(6, 5, 2\) in val"),
+        (TypeError, "expected a data set, .*; use Arr", lambda own, train: own.fit(PAIR)),
+        (TypeError, "expected a data set, .*; use Arr", lambda own, train: own.fit(train, PAIR)),
+        (
+            ValueError,
+            "validation sample, got none in val",
+            lambda own, train: own.fit(train, EMPTY),
+        ),
+        (
+            ValueError,
+            r"must have shape \(5, 5, 2\).* in val",
+            lambda own, train: own.fit(train, OTHER),
+        ),
+        (TypeError, "epochs must be a whole number", lambda own, train: own.fit(train, epochs=1.5)),
+        (ValueError, "epochs must be at least 0", lambda own, train: own.fit(train, epochs=-1)),
+        (
+            ValueError,
+            "batch_size must be at l",
+            lambda own, train: own.evaluate(train, batch_size=0),
+        ),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_the_first_epoch(
-    shape: tuple[int, ...], words: str
+def test_what_cannot_be_trained_with_is_refused_before_the_first_step(
+    error: type[Exception], words: str, call: Any
 ) -> None:
-    train, _ = small_data()
-    validation = ArrayDataset(np.zeros(shape), np.zeros(shape[0], int), name="val")
     trainer = small_trainer()
-    with pytest.raises(ValueError, match=f"^Trainer: .*{words}"):
-        trainer.fit(train, validation, global_batch_size=8)
+    with pytest.raises(error, match=f"^Trainer: .*{words}"):
+        call(trainer, small_data()[0])
     assert trainer.optimizer.iterations == 0
-
-
-def test_arrays_in_the_place_of_data_sets_are_told_how_to_become_one() -> None:
-    train, _ = small_data()
-    x, y = train.read(np.arange(4))
-    for given in ((x, y), (train, (x, y))):
-        with pytest.raises(TypeError, match=r"^Trainer: expected a data set, .*; use ArrayDataset"):
-            small_trainer().fit(*given, global_batch_size=2)
 
 
 @each(
@@ -106,17 +117,6 @@ def test_what_a_trainer_is_not_made_of_is_told(change: dict[str, Any], words: st
     given = {"model": small_model(), "optimizer": SGD(0.1), **change}
     with pytest.raises(TypeError, match=f"^Trainer: {words}"):
         Trainer(given.pop("model"), given.pop("optimizer"), **given)
-
-
-def test_numbers_of_epochs_and_samples_are_whole() -> None:
-    train, _ = small_data()
-    trainer = small_trainer()
-    with pytest.raises(TypeError, match=r"^Trainer: epochs must be a whole number, got 1\.5$"):
-        trainer.fit(train, epochs=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^Trainer: epochs must be at least 0, got -1$"):
-        trainer.fit(train, epochs=-1)
-    with pytest.raises(ValueError, match=r"^Trainer: batch_size must be at least 1, got 0$"):
-        trainer.evaluate(train, batch_size=0)
 
 
 @each(("ranks", "accumulation", "batch", "most"), [(1, 9, 8, 8), (3, 4, 8, 3)])
@@ -273,3 +273,53 @@ def test_parts_of_a_network_refuse_to_predict_other_samples(comm: Communicator) 
     for own in (x + mesh.position["filter"], x[: 6 - mesh.position["filter"]]):
         with pytest.raises(AgreedError, match=r"^Model.predict: the samples differ on rank "):
             model.predict(own)
+
+
+def fit(trainer: Trainer, **options: Any) -> list[dict[str, float]]:
+    train, validation = small_data()
+    return trainer.fit(train, validation, global_batch_size=8, **options)
+
+
+def test_more_epochs_continue_from_the_present_state() -> None:
+    parts, whole = small_trainer(), small_trainer()
+    assert len(fit(parts)) == 1  # without a number of epochs
+    assert len(fit(parts, more_epochs=2)) == 3
+    assert fit(whole, epochs=3) == parts.history
+    fit(whole, more_epochs=0)
+    assert whole.epoch == 3
+
+
+@pytest.mark.threads(2)
+def test_without_a_batch_size_a_few_samples_are_one_step(comm: Communicator) -> None:
+    trainer, (train, validation) = small_trainer(comm), small_data()
+    trainer.fit(train, validation)
+    assert trainer.global_batch_size == len(train) < 64
+    assert len(trainer.losses) == 1
+    with pytest.raises(ValueError, match=f"batch must be at most the {len(train)} samples"):
+        trainer.fit(train, batch_size=64, more_epochs=1)
+
+
+def test_the_last_smaller_step_is_omitted_on_request() -> None:
+    trainer, (train, _) = small_trainer(), small_data()
+    trainer.fit(train, epochs=2, global_batch_size=8, drop_last=True)
+    assert len(trainer.losses) == 2 * (STEPS - 1)
+    assert trainer.samples_seen == 2 * 8 * (STEPS - 1)
+    trainer.fit(train.subset(range(24)), more_epochs=1, global_batch_size=8, drop_last=True)
+    assert len(trainer.losses) == 2 * (STEPS - 1) + 3  # all of them are whole
+
+
+def test_both_numbers_of_epochs_are_refused() -> None:
+    with pytest.raises(TypeError, match="^fit: expected epochs or more_epochs, got both; "):
+        fit(small_trainer(), epochs=3, more_epochs=2)
+    with pytest.raises(ValueError, match="^Trainer: more_epochs must be at least 0, got -1"):
+        fit(small_trainer(), more_epochs=-1)
+
+
+def test_an_argument_of_another_library_names_ours_and_a_misspelt_one_the_nearest() -> None:
+    trainer = small_trainer()
+    for name in foreign_names()["values"]["fit_argument"]:
+        with pytest.raises(TypeError, match=f"^fit: there is no argument `{name}`; "):
+            fit(trainer, **{name: 1})
+    with pytest.raises(TypeError, match="^fit: unknown argument 'epoch'; did you mean 'epochs'"):
+        fit(trainer, epoch=3)
+    assert trainer.epoch == 0

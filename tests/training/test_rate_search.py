@@ -24,7 +24,7 @@ from pydtnn.parallel.schemes import (
     ShardedOptimizer,
     StaleGradients,
 )
-from pydtnn.training import LearningRates, NotFiniteError, find_learning_rate
+from pydtnn.training import LearningRates, find_learning_rate
 from tests.each import each
 from tests.small_training import (
     Recorder,
@@ -134,15 +134,6 @@ def test_a_loss_that_is_not_finite_ends_the_search() -> None:
     trainer.model.freeze("conv2d0")
     search(trainer)
     assert checksums(trainer.model.state()) == before[0]
-
-
-def test_data_that_are_not_finite_are_an_error_and_nothing_is_changed() -> None:
-    trainer, data = quadratic()
-    before = everything(trainer)
-    data.x[0] = np.nan
-    with pytest.raises(NotFiniteError, match="first in the input"):
-        find_learning_rate(trainer, data, batch_size=8)
-    assert everything(trainer) == before
 
 
 def test_a_loss_that_only_rises_gives_no_suggestion() -> None:

@@ -51,11 +51,8 @@ def train(folder: Path, ranks: int = 3, **options: Any) -> bytes:
     return save.read_bytes()
 
 
-def failures_in(folder: Path) -> list[dict[str, Any]]:
-    failures: list[dict[str, Any]] = json.loads((folder / "run" / "run.json").read_text())[
-        "failures"
-    ]
-    return failures
+def about(folder: Path) -> Any:
+    return json.loads((folder / "run" / "run.json").read_text())
 
 
 @pytest.fixture
@@ -84,34 +81,24 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Failures], None]:
     return choose
 
 
-def check_failures(
-    folder: Path,
-    kill: Callable[[Failures], None],
-    all_failures: list[Failures],
-    **options: Any,
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "all_failures",
+    [
+        [{0: 4}, {0: 34}, {0: 53}, {0: 122}],  # before training ... at its end
+        [{2: 33}, {2: 41}, {2: 60}, {2: 107}],
+        [{0: 60, 1: 60}, {0: 60, 1: 75}],  # together, and while the others recover
+    ],
+)
+def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
+    tmp_path: Path, kill: Callable[[Failures], None], all_failures: list[Failures]
 ) -> None:
-    """Every run in which ranks fail ends with the bytes of one in which none fails."""
-    options |= {"exact": True, "checkpoint_every": "3 steps", "ema": 0.9, "plateau": 1}
+    options = {"exact": True, "checkpoint_every": "3 steps", "ema": 0.9, "plateau": 1}
     kill({})
-    expected = train(folder / "undisturbed", **options)
+    expected = train(tmp_path / "undisturbed", **options)
     for number, failures in enumerate(all_failures):
         kill(failures)
-        assert train(folder / str(number), **options) == expected, failures
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("victim", "calls"), [(0, (4, 34, 53, 122)), (2, (33, 41, 60, 107))])
-def test_exact_training_ends_with_the_bytes_of_an_undisturbed_run(
-    tmp_path: Path, kill: Callable[[Failures], None], victim: int, calls: tuple[int, ...]
-) -> None:
-    """Before training, in a step, between steps, in an evaluation, at the end."""
-    check_failures(tmp_path, kill, [{victim: call} for call in calls])
-
-
-def test_two_ranks_may_die_together_or_while_the_others_recover(
-    tmp_path: Path, kill: Callable[[Failures], None]
-) -> None:
-    check_failures(tmp_path, kill, [{0: 60, 1: 60}, {0: 60, 1: 75}])
+        assert train(tmp_path / str(number), **options) == expected, failures
 
 
 def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
@@ -121,7 +108,7 @@ def test_the_global_batch_is_that_of_all_ranks_with_which_the_run_began(
     for number, failures in enumerate(({0: 1}, {1: 60})):
         kill(failures)
         train(tmp_path / str(number), batch_size=6, global_batch_size=None, accumulation=2)
-        content = json.loads((tmp_path / str(number) / "run" / "run.json").read_text())
+        content = about(tmp_path / str(number))
         assert content["global_batch_size"] == 18
         [failure] = content["failures"]
         assert (failure["ranks"], failure["remaining"]) == ([*failures], 2)
@@ -135,7 +122,7 @@ def test_the_trace_has_the_failure_and_the_records_of_the_ranks_that_remain(
     """In a step, and at the end, when other ranks have written their files."""
     kill({0: call})
     train(tmp_path, trace=str(tmp_path / "trace"), parallel="pipeline=3", buddy_interval="2 steps")
-    [failure] = failures_in(tmp_path)
+    [failure] = about(tmp_path)["failures"]
     assert failure["ranks"] == [0]
     traces = read_traces(tmp_path / "trace")
     assert [trace.rank for trace in traces] == [0, 1]
@@ -184,7 +171,7 @@ def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
     for victim, call in ((0, 60), (2, 50)):
         kill({victim: call})
         weights = train(tmp_path / str(victim), buddy_interval="3 steps", **options)
-        [failure] = failures_in(tmp_path / str(victim))
+        [failure] = about(tmp_path / str(victim))["failures"]
         assert (failure["ranks"], failure["remaining"]) == ([victim], 2)
         assert 0 <= failure["lost_steps"] <= 3
         if "exact" in options:

@@ -60,26 +60,14 @@ def test_a_run_says_what_it_ran_on(
 ) -> None:
     assert main([*RUN, f"--output-dir={tmp_path / 'gpu'}", "--no-tf32"]) == 0
     printed = capsys.readouterr().out
-    assert "ranks                     1, each on a GPU\n" in printed
-    assert "GPU                       simulated device, simulated cudnn" in printed
-    assert "precision                 float32, no TF32\n" in printed
-    assert "steps                     one CUDA graph\n" in printed
-    assert "images                    prepared on the GPU\n" in printed
-    assert "between GPUs" not in printed
-    assert "time in steps" in printed
-    assert "time in compute" not in printed  # and communication: the host does not know
-    run = run_of(tmp_path / "gpu")
-    assert run["device"] == "cuda"
-    assert run["gpu"]["name"] == "simulated device"
-    assert (run["gpu"]["tf32"], run["gpu"]["graph"]) == (False, "one CUDA graph")
-
-    assert main([*TINY, "--epochs=1", f"--output-dir={tmp_path / 'cpu'}"]) == 0
-    assert run_of(tmp_path / "cpu")["gpu"] == {}
-    ours, theirs = (
-        json.loads((tmp_path / device / "history.json").read_text())[-1]
-        for device in ("gpu", "cpu")
-    )
-    assert ours == pytest.approx(theirs, rel=1e-4)  # float32, in other orders
+    told = " ".join(printed.split())
+    for words in ("1, each on a GPU", "simulated device, simulated cudnn", "float32, no TF32"):
+        assert words in told
+    assert "steps one CUDA graph images prepared on the GPU" in told
+    assert "between GPUs" not in told
+    assert "time in compute" not in told  # and communication: the host does not know
+    gpu = run_of(tmp_path / "gpu")["gpu"]
+    assert (gpu["name"], gpu["tf32"], gpu["graph"]) == ("simulated device", False, "one CUDA graph")
 
 
 OPTIONS = {

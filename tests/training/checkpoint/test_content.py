@@ -13,19 +13,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
-from pydtnn.comm import Communicator
 from pydtnn.kernels.reference.hash import hash64
 from pydtnn.training.checkpoint import (
-    find_checkpoints,
     load_checkpoint,
     read_weights,
     save_checkpoint,
 )
 from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
@@ -65,16 +59,6 @@ def test_checksums_are_in_the_format_of_xxhsum(tmp_path: Path) -> None:
     if shutil.which(command[0]) is not None:
         done = subprocess.run(command, cwd=path, capture_output=True, text=True, check=True)
         assert done.stdout == "arrays.safetensors: OK\nstate.json: OK\n"
-
-
-@pytest.mark.threads(1, 3)
-def test_a_checkpoint_does_not_tell_the_number_of_ranks(comm: Communicator, tmp_path: Path) -> None:
-    trainer = small_trainer(comm)  # without a step, whose sums the number of ranks would round
-    save_checkpoint(tmp_path / "ranks", trainer)
-    if comm.rank == 0:
-        save_checkpoint(tmp_path / "serial", small_trainer())
-        ranks, serial = (find_checkpoints(tmp_path / name)[0] for name in ("ranks", "serial"))
-        assert contents(ranks) == contents(serial)
 
 
 class Holder(Callback):

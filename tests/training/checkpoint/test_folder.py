@@ -32,16 +32,6 @@ def test_only_the_last_checkpoints_are_kept(
     assert [folder.step_of(path) for path in find_checkpoints(tmp_path)] == [*kept]
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    trainer = small_trainer()
-    for epoch in (1, 2):
-        trainer.epoch = epoch
-        save_checkpoint(tmp_path, trainer)
-    assert names(tmp_path) == ["checkpoint-00000000"]
-    load_checkpoint(tmp_path, trainer)
-    assert trainer.epoch == 2
-
-
 def test_what_a_killed_process_left_is_ignored_and_then_removed(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-00000003.partial").mkdir()
     (tmp_path / "checkpoint-notes").mkdir()

@@ -46,22 +46,6 @@ def test_steps_that_become_slower_delay_a_checkpoint_by_little() -> None:
     assert 100.0 - 1.0 <= sum(times[:first]) < 150.0
 
 
-class Counted(Serial):
-    """Counts agreements."""
-
-    calls = 0
-
-    def gather_object(self, value: object) -> list[object]:
-        self.calls += 1
-        return [value]
-
-
-def test_ranks_agree_at_few_steps() -> None:
-    comm = Counted()
-    assert due_after(Timer(1000.0, HOUR), comm, [0.1] * 10_000) == [10_000]
-    assert comm.calls < 40
-
-
 @pytest.mark.threads(3)
 def test_all_ranks_decide_by_the_clock_of_rank_0(comm: Communicator) -> None:
     with clock.used(Ticks()):

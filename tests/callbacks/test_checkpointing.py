@@ -131,8 +131,14 @@ def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
     readings = itertools.count(step=2.0)
     monkeypatch.setattr(clock, "now", lambda: next(readings))
     saver = Checkpointer(tmp_path, every="2 steps")
-    disk.free.set()
-    small_fit(small_trainer(None, saver), epochs=1)
+
+    def free_when_awaited(trainer: Trainer) -> None:
+        if trainer.optimizer.iterations == 4:
+            thread = saver._saver.pending.thread
+            awaited = thread.join
+            thread.join = lambda: (disk.free.set(), awaited())
+
+    small_fit(small_trainer(None, Recorder(on_step=free_when_awaited), saver), epochs=1)
     assert "for the checkpoint before, which was still being written; save less" in caplog.text
     assert saver.blocked > saver.waited > 1
 

@@ -1,11 +1,10 @@
-"""Experiment trackers: one of the tests, and the real ones where they are installed."""
+"""Experiment trackers: what Weights & Biases is told, and MLflow where it is installed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -25,90 +24,97 @@ from tests.each import each
 from tests.small_run import TINY
 from tests.small_training import STEPS, Interrupt, Interrupted, small_data, small_fit, small_trainer
 
+UNREACHABLE = ConnectionError("no route\nto host")
 
-class Notes(Tracker):
-    """A tracker that keeps what it is told, and can fail."""
 
-    def __init__(self, name: str = "notes", fails: str = "", **options: Any) -> None:
-        super().__init__(name, **options)
-        self.fails = fails
-        self.calls: list[tuple[str, Any]] = []
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The functions of the package that are called, without it."""
 
-    def _note(self, what: str, content: Any) -> None:
-        self.calls.append((what, content))
-        if what == self.fails:
-            raise ConnectionError("no route\nto host")
+    def add_dir(folder: str) -> None:
+        module.files = sorted(path.name for path in Path(folder).iterdir())
+        module.model = pydtnn.load(folder, backend="numpy")
 
-    def begin(self, values: Mapping[str, Any]) -> str:
-        self._note("begin", dict(values))
-        return self.run_id or "run-1"
-
-    def report(self, values: Mapping[str, float], step: int) -> None:
-        self._note("report", (step, dict(values)))
-
-    def report_model(self, folder: Path) -> None:
-        self._note("model", sorted(path.name for path in folder.iterdir()))
-        self.model = pydtnn.load(folder, backend="numpy")
-
-    def end(self, outcome: str) -> None:
-        self._note("end", outcome)
+    module = MagicMock()
+    module.init.return_value.id = "run-7"
+    module.Artifact.return_value.add_dir = add_dir
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
 
 
 @pytest.mark.threads(1, 2)
-def test_rank_0_reports_configuration_results_and_the_model(comm: Communicator) -> None:
-    notes = Notes(hyper_parameters={"crop": 4})
-    trainer = small_trainer(comm, notes)
+def test_rank_0_reports_configuration_results_and_the_model(comm: Communicator, wandb: Any) -> None:
+    tracker = WandB("small", run_name="a", hyper_parameters={"crop": 4})
+    trainer = small_trainer(comm, tracker)
     history = small_fit(trainer, epochs=2)
-    assert notes.run_id == "run-1"  # on all ranks
-    if comm.rank > 0:
-        assert notes.calls == []
-        return
-    assert [name for name, _ in notes.calls] == ["begin", "report", "report", "model", "end"]
-    values = notes.calls[0][1]
-    assert (values["optimizer"], values["crop"], values["epochs"]) == ("SGD", 4, 2)
-    assert values["ranks"] == comm.size
-    for epoch, (step, logs) in enumerate((content for _, content in notes.calls[1:3]), 1):
-        assert (step, logs.pop("epoch")) == (epoch * STEPS, epoch)
+    assert tracker.run_id == "run-7"  # on all ranks
+    comm.barrier()
+    wandb.init.assert_called_once()
+    begun = wandb.init.call_args.kwargs
+    assert [begun[key] for key in ("project", "name", "id", "resume")] == ["small", "a", None, None]
+    given = [begun["config"][key] for key in ("optimizer", "crop", "epochs", "ranks")]
+    assert given == ["SGD", 4, 2, comm.size]
+    run = wandb.init.return_value
+    assert run.log.call_count == 2
+    for epoch, call in enumerate(run.log.call_args_list, 1):
+        logs = dict(call.args[0])
+        assert (call.kwargs["step"], logs.pop("epoch")) == (epoch * STEPS, epoch)
         assert logs.pop("samples_per_second") > 0
         assert logs == pytest.approx(history[epoch - 1])
-    assert notes.calls[3][1] == ["SHA256SUMS", "model.json", "weights.safetensors"]
+    wandb.Artifact.assert_called_once_with("model-run-7", type="model")
+    assert wandb.files == ["SHA256SUMS", "model.json", "weights.safetensors"]
     for name, array in trainer.model.state().items():
-        np.testing.assert_array_equal(notes.model.state()[name], array)
-    assert notes.calls[-1] == ("end", "finished")
+        np.testing.assert_array_equal(wandb.model.state()[name], array)
+    run.finish.assert_called_once_with(exit_code=0)
 
 
-def test_training_that_continues_from_a_checkpoint_is_the_same_run(tmp_path: Path) -> None:
-    first = small_trainer(Serial(), Notes())
+def test_training_that_continues_from_a_checkpoint_is_the_same_run(
+    wandb: Any, tmp_path: Path
+) -> None:
+    first = small_trainer(Serial(), WandB("small", save_model=False))
     small_fit(first, epochs=1)
     save_checkpoint(tmp_path, first)
-    again = Notes()
-    trainer = small_trainer(Serial(), again)
+    assert wandb.Artifact.call_count == 0
+    trainer = small_trainer(Serial(), WandB("small"), Interrupt(2 * STEPS))
     load_checkpoint(tmp_path, trainer)
-    assert again.run_id == "run-1"
-    small_fit(trainer, epochs=2)
-    assert [content[0] for name, content in again.calls if name == "report"] == [2 * STEPS]
+    with pytest.raises(Interrupted):
+        small_fit(trainer, epochs=3)
+    begun, run = wandb.init.call_args.kwargs, wandb.init.return_value
+    assert (begun["id"], begun["resume"]) == ("run-7", "allow")
+    assert [call.kwargs for call in run.finish.call_args_list] == [
+        {"exit_code": 0},
+        {"exit_code": 1},  # as a run that has failed
+    ]
 
 
-def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step() -> None:
-    notes = Notes(fails="begin")
-    trainer = small_trainer(Serial(), notes)
-    with pytest.raises(AgreedError, match="^Notes: cannot start a run: no route to host"):
+def test_the_option_reports_a_run_of_the_command_line(wandb: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    assert main([*TINY, "--wandb=small", "--quiet", f"--output-dir={folder}"]) == 0
+    begun, run = wandb.init.call_args.kwargs, wandb.init.return_value
+    assert (begun["name"], begun["config"]["model"]) == ("a", "mlp")
+    logged = [call.args[0]["loss"] for call in run.log.call_args_list]
+    history = json.loads((folder / "history.json").read_text())
+    assert logged == pytest.approx([logs["loss"] for logs in history])
+
+
+def test_a_tracker_that_cannot_be_reached_ends_the_run_before_the_first_step(wandb: Any) -> None:
+    wandb.init.side_effect = UNREACHABLE
+    trainer = small_trainer(Serial(), WandB("small"))
+    with pytest.raises(AgreedError, match="^WandB: cannot start a run: no route to host"):
         small_fit(trainer, epochs=1)
-    assert trainer.optimizer.iterations == 0
-    assert [name for name, _ in notes.calls] == ["begin"]
+    assert trainer.optimizer.iterations == wandb.init.return_value.finish.call_count == 0
 
 
-@each("what", ["report", "model", "end"])
+@pytest.mark.parametrize("what", ["log", "log_artifact", "finish"])
 def test_a_tracker_that_fails_later_is_a_warning(
-    what: str, caplog: pytest.LogCaptureFixture
+    what: str, wandb: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notes = Notes(fails=what, save_model=what == "model")
+    getattr(wandb.init.return_value, what).side_effect = UNREACHABLE
     with caplog.at_level(logging.WARNING, "pydtnn.callbacks"):
-        assert len(small_fit(small_trainer(Serial(), notes), epochs=1)) == 1
+        assert len(small_fit(small_trainer(Serial(), WandB("small")), epochs=1)) == 1
     [told] = [one.getMessage() for one in caplog.records if one.name == "pydtnn.callbacks"]
-    assert told.startswith("Notes: cannot report ")
+    assert told.startswith("WandB: cannot report ")
     assert told.endswith(": no route to host")
-    assert ("model" in [name for name, _ in notes.calls]) == (what == "model")
 
 
 @each("kind", [MLflow, WandB])
@@ -121,9 +127,6 @@ def test_a_tracker_needs_a_name_and_its_package(
         small_fit(small_trainer(Serial(), kind("digits")), epochs=1)
     with pytest.raises(ValueError, match=f"{kind.__name__}: name must be text, got ''"):
         kind("")
-
-
-# -- the real packages
 
 
 @pytest.fixture
@@ -163,35 +166,3 @@ def test_mlflow_has_parameters_metrics_and_the_model_of_a_run_that_is_continued(
     for name, array in trainer.model.state().items():
         np.testing.assert_array_equal(model.state()[name], array)
     assert model.inputs is not None
-
-
-@pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The functions of Weights & Biases that are called, without the package."""
-    module = MagicMock()
-    module.init.return_value.id = "run-7"
-    module.Artifact.return_value.add_dir = lambda folder: module.found(pydtnn.load(folder))
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return module
-
-
-@each("fails", [False, True])
-def test_wandb_has_configuration_history_and_the_model(
-    fails: bool, wandb: Any, tmp_path: Path
-) -> None:
-    wandb.reset_mock()
-    expected, own = [], ["--wandb=small", "--quiet", f"--output-dir={tmp_path / 'runs' / 'a'}"]
-    if not fails:
-        assert main([*TINY, *own]) == 0
-        expected = json.loads((tmp_path / "runs" / "a" / "history.json").read_text())
-    else:
-        stop = Interrupt(1)
-        with pytest.raises(Interrupted):
-            small_fit(small_trainer(Serial(), WandB("small", run_name="a"), stop))
-    run, begun = wandb.init.return_value, wandb.init.call_args.kwargs
-    assert (begun["project"], begun["name"], begun["resume"]) == ("small", "a", None)
-    assert begun["config"]["optimizer"] == ("SGD" if fails else "sgd")
-    logged = [(call.args[0]["loss"], call.kwargs["step"]) for call in run.log.call_args_list]
-    assert logged == [(pytest.approx(logs["loss"]), 8 * logs["epoch"]) for logs in expected]
-    assert run.finish.call_args.kwargs == {"exit_code": int(fails)}
-    assert [call.args for call in wandb.Artifact.call_args_list] == [("model-run-7",)] * (not fails)

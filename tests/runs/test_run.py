@@ -13,6 +13,7 @@ import pytest
 
 import pydtnn
 from pydtnn.runs import find_runs
+from pydtnn.runs.run import read_intervals
 from pydtnn.train import main
 from pydtnn.utils.files import MAX_TEXT_B
 from tests.each import each
@@ -150,6 +151,23 @@ def test_a_model_without_its_files_or_with_damaged_ones_is_one_sentence(
             (tmp_path / file).write_bytes(change(data))
     with pytest.raises((OSError, ValueError), match=said):
         pydtnn.load_run(tmp_path).model(weights)
+
+
+@each(
+    ("name", "values"),
+    [
+        ("step", [2, 2]),
+        ("step", [0, 1]),
+        ("seconds", [1, 0]),
+        ("samples", [8, np.inf]),
+        ("lr", [1]),
+    ],
+)
+def test_intervals_that_cannot_be_are_refused(name: str, values: list[float]) -> None:
+    columns = {"step": [1, 2], "seconds": [1, 1], "samples": [8, 5], "loss": [2, 1], "lr": [1, 1]}
+    assert read_intervals(3, columns).step.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="must "):
+        read_intervals(3, columns | {name: values})
 
 
 @each("name", ["run.json", "history.json", "measurements.jsonl"])

@@ -148,6 +148,9 @@ def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum() -> 
     losses[-20:] = np.linspace(5, -0.5, 20)  # falls again, after divergence
     suggestion = LearningRates(rates, losses).suggestion
     assert suggestion == pytest.approx(1e-3, rel=0.06)  # half the distance of two rates
+    few = LearningRates(rates[56:65], losses[56:65])  # too few to be smoothed
+    assert few.suggestion == pytest.approx(1e-3, rel=1e-12)
+    np.testing.assert_array_equal(few.smoothed()[1], few.losses)
 
 
 @each(

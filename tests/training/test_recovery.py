@@ -12,19 +12,22 @@ import numpy as np
 import pytest
 
 from pydtnn import Model, Trainer
+from pydtnn.callbacks import Callback
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run import run
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import Killed, ThreadCommunicator
 from pydtnn.layers import Linear, Sequential
-from pydtnn.parallel.schemes import AllReduce
+from pydtnn.parallel.schemes import AllReduce, ShardedOptimizer
 from pydtnn.saving.weights import decode
 from pydtnn.tracing import build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints
-from pydtnn.training.recovery import capture, merge
+from pydtnn.training.recovery import Memory, capture, merge
 from pydtnn.utils.errors import AgreedError, RankFailure, TooFewRanksError
+from pydtnn.utils.interval import parse_interval
+from tests.small_training import small_fit, small_trainer
 
 OPTIONS: dict[str, Any] = {
     "model": "mlp",
@@ -177,6 +180,27 @@ def test_state_that_only_the_dead_rank_had_comes_from_a_copy(
         if "exact" in options:
             assert weights == expected
         assert all(np.isfinite(array).all() for array in decode(weights).values())
+
+
+class Remembers(Callback):
+    """Notes after each step of which steps there are snapshots."""
+
+    def __init__(self) -> None:
+        self.memory, self.taken = Memory(parse_interval("test", "3 steps"), 3600.0), []
+
+    def on_fit_ready(self, trainer: Any, epochs: int, steps: int) -> None:
+        self.memory.begin(trainer)
+
+    def on_step_end(self, trainer: Any) -> None:
+        self.memory.after_step(trainer)
+        self.taken.append([one.iterations for one in self.memory.snapshots])
+
+
+@pytest.mark.threads(2)
+def test_state_that_only_one_rank_has_is_copied_at_the_interval(comm: Communicator) -> None:
+    remembers = Remembers()
+    small_fit(small_trainer(None, remembers, exchange=ShardedOptimizer(comm)))
+    assert remembers.taken == [[0], [0], [0, 3], [0, 3], [0, 3], [3, 6], [3, 6], [3, 6]]
 
 
 def test_residuals_of_networks_that_are_cut_are_refused(tmp_path: Path) -> None:

@@ -200,6 +200,9 @@ def test_a_loaded_model_is_evaluated_with_the_statistics_of_its_training(tmp_pat
     assert run.evaluate(DIGITS[1]) == first.evaluate(DIGITS[1])
     with pytest.warns(UserWarning, match=MESSAGE):
         run.evaluate(arrays())
+    other = ArrayDataset(*DIGITS[1].read(np.arange(9)), class_names=[*"9876543210"])
+    with pytest.raises(ValueError, match="use the same classes in the same order"):
+        run.evaluate(other)
 
 
 @pytest.mark.threads(2)

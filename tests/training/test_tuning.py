@@ -224,4 +224,5 @@ def test_stages_that_receive_several_values_are_tuned(comm: Communicator) -> Non
     (stage,) = model.pipeline.stages
     assert len(stage.receives or stage.sends) == 2
     autotune(model, comm, 4, training=True)
-    assert len(backend.autotuner.report()) > 3
+    operations = {what.split()[0] for what in backend.autotuner.report()}
+    assert operations >= {"conv.forward", "conv.backward_data", "conv.backward_filter"}

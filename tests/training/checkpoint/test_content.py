@@ -79,7 +79,8 @@ def test_callbacks_of_one_kind_keep_their_own_states_and_new_ones_start_afresh(
 ) -> None:
     """Numbers of NumPy and infinities included; what JSON cannot represent is refused."""
     given = {"best": float("-inf"), "n": np.int64(3)}, {"x": np.float32(0.1)}
-    save_checkpoint(tmp_path, small_trainer(None, *map(Holder, given)))
+    path = save_checkpoint(tmp_path, small_trainer(None, *map(Holder, given)))
+    assert {"Holder.1", "Holder.2"} < {*json.loads((path / "state.json").read_text())["parts"]}
     loaded = Holder(), Holder(), EarlyStopping()
     load_checkpoint(tmp_path, small_trainer(None, *loaded))
     assert tuple(holder.held for holder in loaded[:2]) == given

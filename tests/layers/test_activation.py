@@ -7,45 +7,30 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pydtnn import layers as nn
 from pydtnn.kernels import Backend
-from pydtnn.layers import (
-    ELU,
-    GELU,
-    ArcTan,
-    HardSigmoid,
-    HardSwish,
-    LeakyReLU,
-    ReLU,
-    ReLU6,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Softplus,
-    StepContext,
-    Tanh,
-)
 from pydtnn.model import Model
 from tests.each import each
 
 FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
-    "relu": (ReLU, lambda x: max(x, 0.0)),
-    "relu6": (ReLU6, lambda x: min(max(x, 0.0), 6.0)),
-    "leaky relu": (LeakyReLU, lambda x: x if x > 0 else 0.01 * x),
-    "leaky relu, steeper than 1": (lambda: LeakyReLU(1.5), lambda x: x if x > 0 else 1.5 * x),
-    "elu": (ELU, lambda x: x if x > 0 else math.expm1(x)),
-    "elu, alpha 0.3": (lambda: ELU(0.3), lambda x: x if x > 0 else 0.3 * math.expm1(x)),
-    "sigmoid": (Sigmoid, lambda x: 1 / (1 + math.exp(-x))),
-    "tanh": (Tanh, math.tanh),
-    "arctan": (ArcTan, math.atan),
+    "relu": (nn.ReLU, lambda x: max(x, 0.0)),
+    "relu6": (nn.ReLU6, lambda x: min(max(x, 0.0), 6.0)),
+    "leaky relu": (nn.LeakyReLU, lambda x: x if x > 0 else 0.01 * x),
+    "leaky relu, steeper than 1": (lambda: nn.LeakyReLU(1.5), lambda x: x if x > 0 else 1.5 * x),
+    "elu": (nn.ELU, lambda x: x if x > 0 else math.expm1(x)),
+    "elu, alpha 0.3": (lambda: nn.ELU(0.3), lambda x: x if x > 0 else 0.3 * math.expm1(x)),
+    "sigmoid": (nn.Sigmoid, lambda x: 1 / (1 + math.exp(-x))),
+    "tanh": (nn.Tanh, math.tanh),
+    "arctan": (nn.ArcTan, math.atan),
     "gelu": (
-        GELU,
+        nn.GELU,
         lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     ),
-    "exact gelu": (lambda: GELU("none"), lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
-    "silu": (SiLU, lambda x: x / (1 + math.exp(-x))),
-    "hard sigmoid": (HardSigmoid, lambda x: min(max(x / 6 + 0.5, 0.0), 1.0)),
-    "softplus": (Softplus, lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x)))),
-    "hard swish": (HardSwish, lambda x: x * min(max(x / 6 + 0.5, 0.0), 1.0)),
+    "exact gelu": (lambda: nn.GELU("none"), lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
+    "silu": (nn.SiLU, lambda x: x / (1 + math.exp(-x))),
+    "hard sigmoid": (nn.HardSigmoid, lambda x: min(max(x / 6 + 0.5, 0.0), 1.0)),
+    "softplus": (nn.Softplus, lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x)))),
+    "hard swish": (nn.HardSwish, lambda x: x * min(max(x / 6 + 0.5, 0.0), 1.0)),
 }
 
 
@@ -58,20 +43,20 @@ def test_activations_compute_their_formula(name: str, backend: Backend) -> None:
 
 
 def test_softmax_gives_probabilities_even_of_large_logits(backend: Backend) -> None:
-    model = Model(Softmax(), (3,), backend=backend, dtype="float64")
+    model = Model(nn.Softmax(), (3,), backend=backend, dtype="float64")
     y = model.predict(np.array([[1000.0, 1000.0, -1000.0], [0.0, math.log(2), math.log(5)]]))
     np.testing.assert_allclose(y, [[0.5, 0.5, 0], [1 / 8, 2 / 8, 5 / 8]], rtol=1e-12)
 
 
-@each("layer", [ReLU, ReLU6])
+@each("layer", [nn.ReLU, nn.ReLU6])
 def test_what_a_relu_was_given_as_nan_does_not_stop_the_gradient(
-    layer: type[ReLU | ReLU6], backend: Backend
+    layer: type[nn.ReLU | nn.ReLU6], backend: Backend
 ) -> None:
     for dtype in ("float32", "float64"):
         model = Model(layer(), (21,), backend=backend, dtype=dtype, input_gradient=True)
         x, dy = np.ones((2, 21), dtype), np.full((2, 21), np.nan, dtype)
         x[0], x[1, ::2] = np.nan, -1
-        y, saved = model.forward(backend.asarray(x), StepContext(training=True))
+        y, saved = model.forward(backend.asarray(x), nn.StepContext(training=True))
         dx = backend.to_numpy(model.backward(backend.asarray(dy), saved))
         assert np.array_equal(np.isnan(backend.to_numpy(y)), np.isnan(x))
         assert np.array_equal(np.isnan(dx), ~(x < 0))

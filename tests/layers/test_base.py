@@ -7,32 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.layers import (
-    ClassToken,
-    Conv2d,
-    ConvTranspose2d,
-    Layer,
-    Linear,
-    PositionalEmbedding,
-    Sequential,
-    StepContext,
-)
+from pydtnn import layers as nn
 from pydtnn.model import Model
 from tests.each import each
 
-FROZEN: dict[str, Callable[[], tuple[Layer, tuple[int, ...]]]] = {
-    "token": lambda: (ClassToken(), (3, 5)),
-    "positions": lambda: (PositionalEmbedding(), (3, 5)),
-    "linear": lambda: (Linear(3), (5,)),
-    "convolution": lambda: (Conv2d(3, 1), (5, 5, 4)),
-    "transposed": lambda: (ConvTranspose2d(2, 2), (2, 2, 2)),
+FROZEN: dict[str, Callable[[], tuple[nn.Layer, tuple[int, ...]]]] = {
+    "token": lambda: (nn.ClassToken(), (3, 5)),
+    "positions": lambda: (nn.PositionalEmbedding(), (3, 5)),
+    "linear": lambda: (nn.Linear(3), (5,)),
+    "convolution": lambda: (nn.Conv2d(3, 1), (5, 5, 4)),
+    "transposed": lambda: (nn.ConvTranspose2d(2, 2), (2, 2, 2)),
 }
 
 
-class Minimal(Layer):
+class Minimal(nn.Layer):
     """All that a user must write."""
 
-    def forward(self, x: Any, context: StepContext) -> Any:  # type: ignore[override]
+    def forward(self, x: Any, context: nn.StepContext) -> Any:  # type: ignore[override]
         return 3 * x, None
 
     def backward(self, dy: Any, saved: Any) -> Any:
@@ -40,7 +31,7 @@ class Minimal(Layer):
 
 
 def test_two_methods_make_a_layer() -> None:
-    model = Model(Sequential(Linear(4), Minimal(name="triple")), (2,), backend="numpy")
+    model = Model(nn.Sequential(nn.Linear(4), Minimal(name="triple")), (2,), backend="numpy")
     assert model.layers[1].name == "triple"
     assert model.output_shape == (4,)
     x = np.ones((3, 2), "float32")
@@ -68,7 +59,7 @@ def test_the_fans_of_a_parameter_are_by_default_those_of_a_matrix_or_of_filters(
 @each("kind", FROZEN)
 def test_frozen_layers_pass_gradients_on_and_cost_less(kind: Any) -> None:
     layer, shape = FROZEN[kind]()
-    net = Sequential(Linear(shape[-1], name="before"), layer)
+    net = nn.Sequential(nn.Linear(shape[-1], name="before"), layer)
     model = Model(net, shape, backend="cpu", dtype="float64", fuse=False)
     name = str(layer.name)
     before = model.layers[name].cost(2)
@@ -77,6 +68,6 @@ def test_frozen_layers_pass_gradients_on_and_cost_less(kind: Any) -> None:
     assert after.flops_forward == before.flops_forward
     assert after.flops_backward < before.flops_backward
     assert after.bytes_backward < before.bytes_backward
-    y, saved = model.forward(np.ones((2, *shape)), StepContext(training=True))
+    y, saved = model.forward(np.ones((2, *shape)), nn.StepContext(training=True))
     model.backward(np.ones_like(y), saved)
     assert model.parameters["before.w"].grad.any()

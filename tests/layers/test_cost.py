@@ -160,6 +160,11 @@ def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(
     assert sum(c.bytes_forward + c.bytes_backward for c in costs.values()) + added == sum(
         counting.bytes.values()
     )
+    if fuse and name != "plain":  # there a ReLU runs after the pool, of fewer elements
+        net = Model(NETS[name](), model.input_shapes[0], backend="cpu", fuse=False)
+        unfused = [node.layer.cost(BATCH) for node in net.graph.nodes[1:]]
+        for one in (0, 1):
+            assert sum(c[one] for c in costs.values()) == sum(c[one] for c in unfused)
     convolutions = [node.name for node in nodes if isinstance(node.layer, nn.Conv2d)]
     assert len(convolutions) >= 1 or name == "volumes"
     for conv_name in convolutions if fuse else ():
@@ -306,5 +311,16 @@ def test_convolutions_of_stripes_count_rows_that_are_computed_twice(
                 assert copied == line * (height // 3 + height // 3 + neighbours)
             differentiated = cost.bytes_backward - counting.bytes[Kind.BACKWARD, name]
             assert 0 < differentiated <= 2 * copied
+
+    run_threads(3, rank)
+
+
+def test_dropout_of_a_part_writes_the_mask_of_whole_samples() -> None:
+    def rank(comm: Communicator) -> None:
+        net = nn.Sequential(conv(), nn.Dropout(0.4, name="drop"))
+        layer = Model(net, (6, 8, 4), backend="cpu", mesh=Mesh(comm, height=3)).layers["drop"]
+        outputs, whole = 5 * 2 * 8 * 8, 5 * 6 * 8 * 8
+        flops, moved = outputs + 2 * whole, 4 * 3 * (outputs + whole)
+        assert layer.cost(5) == (flops, flops, moved, moved)
 
     run_threads(3, rank)

@@ -80,6 +80,10 @@ def test_store_grad_overwrites_or_adds() -> None:
     buffer.accumulate = True
     p.store_grad(np.array([1.0, 2.0, 3.0]))
     np.testing.assert_array_equal(p.grad, [2, 3, 4])
+    gradient, p.frozen = p.grad, True
+    p.store_grad(np.ones(3))  # as layers of users do
+    np.testing.assert_array_equal(gradient, [2, 3, 4])
+    p.frozen = False
     with pytest.raises(ValueError, match=r"store_grad expected .* \(3,\), .* got \(\)"):
         p.store_grad(np.array(6.0))
 

@@ -103,6 +103,7 @@ OPTIONS: list[Case] = [
     (lambda: nn.GRULayer(4), (8,), r"GRULayer: .* input of shape \(T, features\)"),
     (lambda: nn.GRU(4), [(8, 2), (2,)], r"lengths of shape \(1,\), got"),
     (lambda: nn.LSTM(4, dropout=1.0), ROWS, "dropout must be at least 0 and below 1, got 1"),
+    (lambda: nn.LSTM(0), ROWS, "LSTM: features must be at least 1, got 0"),
     (lambda: nn.LSTM(8, 16), ROWS, r"use LSTM\(features\)"),
     (lambda: nn.GRU(16, num_layers=2), ROWS, "use layers="),
     (lambda: nn.Experts(3), [(4, 2)], r"Experts: expected tokens \(T, D\)"),

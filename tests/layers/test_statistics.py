@@ -51,3 +51,14 @@ def test_a_model_without_batch_norm_has_none() -> None:
     _, running = make()
     running.fold()
     assert running.state() == {}
+
+
+def test_a_total_is_added_once_for_all_shards_of_a_micro_batch() -> None:
+    (statistic,), _ = make((1, 0.1))
+    total = np.ones(3)
+    for array in (total, total[:], np.full(3, 2.0)):  # shards, then another micro-batch
+        statistic.add_total("bn0", array)
+    np.testing.assert_array_equal(statistic.sums, 3)
+    statistic.begin_step()
+    statistic.add_total("bn0", total)
+    np.testing.assert_array_equal(statistic.sums, 4)

@@ -7,21 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from pydtnn import layers as nn
 from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.number_format import Rounding
-from pydtnn.layers import (
-    GELU,
-    BatchNorm,
-    Conv2d,
-    Flatten,
-    LayerNorm,
-    Linear,
-    ReLU,
-    Sequential,
-    StepContext,
-)
 from pydtnn.model import Model
 from pydtnn.model.formats import Formats
 from pydtnn.model.memory import forecast_memory
@@ -35,7 +25,7 @@ from tests.small_training import checksums
 
 ALL = "activations=e4m3fn,gradients=e5m2,weights=e2m1:32"
 RANDOM = "activations=e4m3fn:stochastic,gradients=e5m2:8:stochastic,weights=e4m3:channel"
-CONTEXT = StepContext(training=True, seed=3, epoch=2, samples=np.arange(5) + 7)
+CONTEXT = nn.StepContext(training=True, seed=3, epoch=2, samples=np.arange(5) + 7)
 IMAGE = (8, 8, 3)
 
 
@@ -45,11 +35,11 @@ def rounded(x: np.ndarray, text: str, axis: int = -1) -> np.ndarray:
     return out
 
 
-def network() -> Sequential:
-    return Sequential(
-        *(Conv2d(8, 3, padding=1, bias=False), BatchNorm(), ReLU()),
-        *(Conv2d(8, 3, padding=1, bias=False), BatchNorm()),
-        *(ReLU(), Flatten(), Linear(16), LayerNorm(), GELU(), Linear(4)),
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(8, 3, padding=1, bias=False), nn.BatchNorm(), nn.ReLU()),
+        *(nn.Conv2d(8, 3, padding=1, bias=False), nn.BatchNorm()),
+        *(nn.ReLU(), nn.Flatten(), nn.Linear(16), nn.LayerNorm(), nn.GELU(), nn.Linear(4)),
     )
 
 
@@ -66,7 +56,7 @@ def draw(*shape: int) -> np.ndarray:
 
 @each("backend", ["cpu", "numpy"])
 def test_factors_of_products_are_rounded_and_nothing_else(backend: str) -> None:
-    model = Model(Linear(6), (40,), backend=backend, formats=ALL, input_gradient=True)
+    model = Model(nn.Linear(6), (40,), backend=backend, formats=ALL, input_gradient=True)
     x, dy = draw(5, 40), draw(5, 6) / 1000
     y, saved = model.forward(x, CONTEXT)
     dx = model.backward(dy, saved)
@@ -100,7 +90,7 @@ def test_fusion_recomputation_and_repetition_do_not_change_it(formats: str) -> N
 def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters() -> None:
     x, formats = draw(5, *IMAGE), "weights=e2m1:8,activations=e5m10:stochastic"
     models = [Model(network(), IMAGE, formats=formats, fuse=fuse) for fuse in (True, False)]
-    evaluation = StepContext(training=False)
+    evaluation = nn.StepContext(training=False)
     fused, plain = (model.forward(x, evaluation, keep=False)[0] for model in models)
     np.testing.assert_allclose(fused, plain, rtol=0, atol=0.02)
     plain_memory, found = (
@@ -115,9 +105,9 @@ def test_evaluation_rounds_to_nearest_and_folds_norms_into_rounded_filters() -> 
 def test_random_rounding_depends_on_samples_and_epoch_only() -> None:
     x = draw(5, *IMAGE)
     model = Model(network(), IMAGE, formats="activations=e2m1:stochastic:none")
-    whole, _ = model.forward(x, StepContext(training=True, samples=np.arange(5)))
-    again, _ = model.forward(x, StepContext(training=True, samples=np.arange(5)))
-    later, _ = model.forward(x, StepContext(training=True, epoch=1, samples=np.arange(5)))
+    whole, _ = model.forward(x, nn.StepContext(training=True, samples=np.arange(5)))
+    again, _ = model.forward(x, nn.StepContext(training=True, samples=np.arange(5)))
+    later, _ = model.forward(x, nn.StepContext(training=True, epoch=1, samples=np.arange(5)))
     np.testing.assert_array_equal(whole, again)
     assert not np.array_equal(whole, later)
 
@@ -155,7 +145,7 @@ def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(comm: Commu
 )
 def test_what_cannot_be_rounded_is_refused(formats: str, dtype: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Model(Linear(2), (3,), dtype=dtype, formats=formats)
+        Model(nn.Linear(2), (3,), dtype=dtype, formats=formats)
 
 
 @pytest.mark.threads(2)

@@ -8,21 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn import layers as nn
 from pydtnn.kernels import Backend
-from pydtnn.layers import (
-    BatchNorm,
-    Concat,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Layer,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    Residual,
-    Sequential,
-    StepContext,
-)
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model import Model
 from pydtnn.model.graph import Node
@@ -31,16 +18,16 @@ from tests.each import each
 SHAPE = (6, 6, 3)
 
 
-def net() -> Sequential:
-    return Sequential(
-        Conv2d(4, 3, padding=1),
-        BatchNorm(),
-        ReLU(),
-        Residual(Sequential(Conv2d(4, 3, padding=1), ReLU())),
-        MaxPool2d(2),
-        Flatten(),
-        Dropout(0.3),
-        Linear(5),
+def net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(4, 3, padding=1),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.Residual(nn.Sequential(nn.Conv2d(4, 3, padding=1), nn.ReLU())),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(5),
     )
 
 
@@ -48,9 +35,9 @@ def build(backend: Backend | str = "numpy", **options: Any) -> Model:
     return Model(net(), SHAPE, **{"backend": backend, "dtype": "float64", **options})
 
 
-def batch(size: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, StepContext]:
+def batch(size: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, nn.StepContext]:
     rng = np.random.default_rng(seed)
-    context = StepContext(training=True, samples=np.arange(size))
+    context = nn.StepContext(training=True, samples=np.arange(size))
     return rng.normal(size=(size, *SHAPE)), rng.normal(size=(size, 5)), context
 
 
@@ -174,14 +161,14 @@ def test_backward_frees_what_forward_kept_as_it_goes() -> None:
     assert residuals == [None] * len(model.graph.nodes)
 
 
-class Squared(Layer):
+class Squared(nn.Layer):
     """Notes the gradients that it returns."""
 
     def __init__(self, gradients: list[weakref.ref]) -> None:
         super().__init__()
         self.gradients = gradients
 
-    def forward(self, *xs: np.ndarray, context: StepContext) -> tuple[np.ndarray, np.ndarray]:
+    def forward(self, *xs: np.ndarray, context: nn.StepContext) -> tuple[np.ndarray, np.ndarray]:
         return xs[0] ** 2, xs[0]
 
     def backward(self, dy: np.ndarray, saved: np.ndarray) -> np.ndarray:
@@ -192,11 +179,11 @@ class Squared(Layer):
 
 def test_backward_frees_every_gradient_after_its_last_use() -> None:
     gradients: list[weakref.ref] = []
-    body = Sequential(Squared(gradients), Squared(gradients))
+    body = nn.Sequential(Squared(gradients), Squared(gradients))
     chain = [Squared(gradients) for _ in range(3)]
-    net = Sequential(Linear(3), *chain, Residual(body), Squared(gradients))
+    net = nn.Sequential(nn.Linear(3), *chain, nn.Residual(body), Squared(gradients))
     model = Model(net, (3,), backend="numpy")
-    y, residuals = model.forward(np.ones((2, 3), "float32"), StepContext(training=True))
+    y, residuals = model.forward(np.ones((2, 3), "float32"), nn.StepContext(training=True))
     alive = []
 
     def count(node: Node) -> None:
@@ -234,13 +221,13 @@ def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], senten
     with pytest.raises(ValueError, match=r"Model\.predict: " + sentence):
         model.predict(np.zeros(given))
     with pytest.raises(ValueError, match="Model: " + sentence):
-        model.forward(np.zeros(given), StepContext(training=True))
+        model.forward(np.zeros(given), nn.StepContext(training=True))
     with pytest.raises(ValueError, match=r"Model\.predict: batch_size must be at least 1, got 0"):
         build().predict(np.zeros((2, *SHAPE)), batch_size=0)
 
 
 def test_predict_takes_a_tuple_for_several_inputs() -> None:
-    model = Model(Concat(), [(2,), (3,)], backend="numpy")
+    model = Model(nn.Concat(), [(2,), (3,)], backend="numpy")
     assert model.predict((np.zeros((4, 2)), np.zeros((4, 3))), batch_size=3).shape == (4, 5)
     with pytest.raises(ValueError, match=r"got \(4, 2\) and \(5, 3\)"):
         model.predict((np.zeros((4, 2)), np.zeros((5, 3))))
@@ -290,24 +277,24 @@ def test_weights_of_another_network_are_told_by_their_number() -> None:
 )
 def test_shapes_and_options_out_of_range_are_refused(shape: Any, options: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"Model: {words}"):
-        Model(Linear(3), shape, backend="numpy", **options)
+        Model(nn.Linear(3), shape, backend="numpy", **options)
 
 
 def test_a_gradient_of_another_shape_than_the_output_is_told() -> None:
-    model = Model(Linear(4), (3,), backend="numpy")
-    y, residuals = model.forward(np.zeros((2, 3)), StepContext(training=True))
+    model = Model(nn.Linear(4), (3,), backend="numpy")
+    y, residuals = model.forward(np.zeros((2, 3)), nn.StepContext(training=True))
     with pytest.raises(ValueError, match=r"expected a gradient of shape \(n, 4\), .* \(4, 2\)"):
         model.backward(y.T, residuals)
 
 
-class Wrong(ReLU):
+class Wrong(nn.ReLU):
     """A layer of a user's own whose passes do not return what they should."""
 
     def __init__(self, **results: Any) -> None:
         super().__init__()
         self.results = results
 
-    def forward(self, *xs: Any, context: StepContext) -> Any:
+    def forward(self, *xs: Any, context: nn.StepContext) -> Any:
         return self.results.get("forward", super().forward(*xs, context=context))
 
     def backward(self, dy: Any, saved: Any) -> Any:
@@ -326,10 +313,12 @@ class Wrong(ReLU):
     ],
 )
 def test_a_pass_that_breaks_its_promise_is_named(results: dict[str, Any], words: str) -> None:
-    model = Model(Sequential(Linear(4), Wrong(**results), Linear(3)), (2,), backend="numpy")
+    model = Model(
+        nn.Sequential(nn.Linear(4), Wrong(**results), nn.Linear(3)), (2,), backend="numpy"
+    )
 
     def step() -> None:
-        y, residuals = model.forward(np.ones((2, 2)), StepContext(training=True))
+        y, residuals = model.forward(np.ones((2, 2)), nn.StepContext(training=True))
         model.backward(y, residuals)
 
     (failing,) = results

@@ -8,30 +8,12 @@ import numpy as np
 import pytest
 
 from pydtnn import SGD, AdamW, Model, Trainer
+from pydtnn import layers as nn
 from pydtnn.callbacks import Callback, ExponentialMovingAverage, FunctionCallback
 from pydtnn.data import ArrayDataset, Batch
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.kernels.recorded import Recorder as Kernels
-from pydtnn.layers import (
-    GELU,
-    BatchNorm,
-    Branches,
-    ClassToken,
-    Concat,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Layer,
-    LayerNorm,
-    Linear,
-    MultiHeadAttention,
-    PositionalEmbedding,
-    ReLU,
-    Reshape,
-    Residual,
-    Sequential,
-)
 from pydtnn.models import cifar_densenet, create_net
 from pydtnn.utils.observer import Kind, Observer
 from tests.each import each
@@ -39,7 +21,7 @@ from tests.each import each
 IMAGES = (16, 16, 3)
 
 
-class Doubled(Layer):
+class Doubled(nn.Layer):
     """A layer of a user, whose arithmetic is NumPy's."""
 
     def forward(self, *xs, context):
@@ -49,7 +31,7 @@ class Doubled(Layer):
         return dy * np.float32(2)
 
 
-class Other(Linear):
+class Other(nn.Linear):
     """A subclass, which may compute anything."""
 
     def forward(self, *xs, context):
@@ -101,15 +83,17 @@ def assert_same(net, shape=IMAGES, *, repeated=3, **options):
 
 
 def vision_transformer():
-    return Sequential(
-        Conv2d(8, 4, stride=4),
-        Reshape((16, 8)),
-        ClassToken(),
-        PositionalEmbedding(),
-        Residual(Sequential(LayerNorm(), MultiHeadAttention(2, dropout=0.1), Dropout(0.1))),
-        Residual(Sequential(LayerNorm(), Linear(16), GELU(), Linear(8))),
-        Flatten(),
-        Linear(10),
+    return nn.Sequential(
+        nn.Conv2d(8, 4, stride=4),
+        nn.Reshape((16, 8)),
+        nn.ClassToken(),
+        nn.PositionalEmbedding(),
+        nn.Residual(
+            nn.Sequential(nn.LayerNorm(), nn.MultiHeadAttention(2, dropout=0.1), nn.Dropout(0.1))
+        ),
+        nn.Residual(nn.Sequential(nn.LayerNorm(), nn.Linear(16), nn.GELU(), nn.Linear(8))),
+        nn.Flatten(),
+        nn.Linear(10),
     )
 
 
@@ -117,16 +101,16 @@ def concatenated(*norm):
     """With norms, convolutions have the output of `Concat` joined again."""
 
     def unit(filters, kernel):
-        return Sequential(Conv2d(filters, kernel, padding=kernel // 2), *(n() for n in norm))
+        return nn.Sequential(nn.Conv2d(filters, kernel, padding=kernel // 2), *(n() for n in norm))
 
-    branches = Branches(unit(4, 1), unit(8, 3), merge=Concat())
-    return Sequential(branches, Conv2d(3, 3), Flatten(), Linear(10))
+    branches = nn.Branches(unit(4, 1), unit(8, 3), merge=nn.Concat())
+    return nn.Sequential(branches, nn.Conv2d(3, 3), nn.Flatten(), nn.Linear(10))
 
 
 def dropping():
     """Masks are new in every step."""
-    body = (Conv2d(8, 3, padding=1), ReLU(), Dropout(0.3))
-    return Sequential(*body, Flatten(), Linear(16), ReLU(), Linear(10))
+    body = (nn.Conv2d(8, 3, padding=1), nn.ReLU(), nn.Dropout(0.3))
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(16), nn.ReLU(), nn.Linear(10))
 
 
 def small():
@@ -137,7 +121,7 @@ def small():
     "net",
     [
         *(small, dropping, vision_transformer, concatenated),
-        *(partial(create_net, "mlp", 10, IMAGES), partial(concatenated, BatchNorm, ReLU)),
+        *(partial(create_net, "mlp", 10, IMAGES), partial(concatenated, nn.BatchNorm, nn.ReLU)),
         partial(cifar_densenet, 10, 10, IMAGES, growth=4),  # norms do not keep concatenations
     ],
 )
@@ -162,9 +146,9 @@ def test_options_of_training_have_the_same_bytes(options, repeated):
 
 def test_layers_of_users_run_by_the_loops():
     for layer in (Doubled, partial(Other, 10)):
-        net = lambda layer=layer: Sequential(Flatten(), layer(), Linear(10))  # noqa: E731
+        net = lambda layer=layer: nn.Sequential(nn.Flatten(), layer(), nn.Linear(10))  # noqa: E731
         assert_same(net, repeated=0)
-    trainer, _ = train(lambda: Sequential(Flatten(), Doubled(), Linear(10)))
+    trainer, _ = train(lambda: nn.Sequential(nn.Flatten(), Doubled(), nn.Linear(10)))
     assert "Doubled does not declare that it is `only_kernels`" in trainer.steps.replays.why_not
     assert trainer.steps.replays.repeated == 0
 
@@ -184,26 +168,26 @@ def test_observers_see_the_layers_of_repeated_steps_and_attributes_may_change():
 
 @each("own", [True, False])
 def test_a_pass_that_was_replaced_runs_by_the_loops(own, monkeypatch):
-    original = Linear.forward
+    original = nn.Linear.forward
 
     def thrice(self, *xs, context):
         y, saved = original(self, *xs, context=context)
         return 3 * y, saved
 
     def net():
-        layer = Linear(10)
+        layer = nn.Linear(10)
         if own:
             layer.forward = partial(thrice, layer)
-        return Sequential(Flatten(), layer)
+        return nn.Sequential(nn.Flatten(), layer)
 
     if not own:
-        monkeypatch.setattr(Linear, "forward", thrice)
+        monkeypatch.setattr(nn.Linear, "forward", thrice)
     trainer, _ = train(net)
     assert trainer.steps.replays.repeated == 0
     assert trainer.steps.replays.why_not.endswith(": a pass of Linear was replaced")
 
 
-class Scaled(ReLU):
+class Scaled(nn.ReLU):
     """A layer of a user that calls kernels only, in a method of its own."""
 
     only_kernels = True
@@ -229,7 +213,7 @@ def test_a_method_of_a_class_that_is_replaced_within_an_epoch_is_noticed(name, m
                 monkeypatch.setattr(Scaled, name, instead)
 
         x = np.random.default_rng(0).random((60, 8), np.float32)
-        model = Model(Sequential(Linear(6), Scaled(), Linear(5)), (8,), seed=1, fuse=False)
+        model = Model(nn.Sequential(nn.Linear(6), Scaled(), nn.Linear(5)), (8,), seed=1, fuse=False)
         callbacks = [FunctionCallback(on_step_end=replace)]
         trainer = Trainer(model, SGD(0.0), callbacks=callbacks, progress=False)
         trainer.fit(ArrayDataset(x, np.arange(60) % 5), batch_size=6)

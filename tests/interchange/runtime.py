@@ -30,15 +30,16 @@ def write(
     shape: tuple[Any, ...],
     constants: dict[str, Any] | None = None,
     opset: int = 18,
+    kind: str = "FLOAT",
 ) -> Path:
     """A file of nodes that read "x" and compute "y"."""
     onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    helper, number = onnx.helper, onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         [helper.make_node(*one[:3], **one.attributes) for one in nodes],
         "graph",
-        [helper.make_tensor_value_info("x", kind, shape)],
-        [helper.make_tensor_value_info("y", kind, None)],
+        [helper.make_tensor_value_info("x", onnx.TensorProto.DataType.Value(kind), shape)],
+        [helper.make_tensor_value_info("y", number, None)],
         [
             onnx.numpy_helper.from_array(np.asarray(array), name)
             for name, array in (constants or {}).items()

@@ -216,7 +216,10 @@ def test_onnxruntime_computes_what_the_network_computes(name: str, tmp_path: Pat
     export_onnx(model, tmp_path / "net.onnx")
     x = inputs(model, shape)
     assert_close(model.predict(x), compute(tmp_path / "net.onnx", x))
-    assert_close(import_onnx(tmp_path / "net.onnx", verify=True).predict(x), model.predict(x))
+    back = import_onnx(tmp_path / "net.onnx", verify=True)
+    assert_close(back.predict(x), model.predict(x))
+    if name == "gpt":  # one projection has queries, keys and values
+        assert Slice not in {part.layer.kind for part in back.description.parts}
 
 
 def inputs(model: Model, shape: tuple[int, ...]) -> np.ndarray:

@@ -289,7 +289,7 @@ NUMBERS |= {
     **{"later": LATER, "kept": ~LATER[None, None], "infinite": np.float32(-np.inf)},
     **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
     **{"ones2": np.array([1, 1]), "ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
-    **{"six_rows": np.array([6]), "two_rows": np.array([1, 5, 12])},
+    **{"six_rows": np.array([6]), "six_six": np.array([6, 6]), "two_rows": np.array([1, 5, 12])},
     **{"one_by_one": floats(5, 4, 1, 1), "c46": floats(7, 6), "i000": np.array([0])},
 }
 WORKS |= {
@@ -730,6 +730,17 @@ def test_batches_of_a_fixed_size_may_have_any(tmp_path: Path) -> None:
     (x,) = samples(model, 3)
     expected = np.concatenate([compute(path, x[i : i + 1]) for i in range(3)])
     assert_close(model.predict(x), expected)
+
+
+def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path: Path) -> None:
+    nodes = [
+        node("Gather", ["m66", "x"], ["h"]),
+        node("Reshape", ["m66", "six_six"], ["m"]),
+        node("MatMul", ["h", "m"], ["y"]),
+    ]
+    path = write(tmp_path / "net.onnx", nodes, ("n", 5), used(nodes), kind="INT64")
+    x = np.arange(5, dtype="float32")[np.newaxis]
+    assert_close(import_onnx(path).predict(x), compute(path, x))
 
 
 def test_activations_that_several_nodes_compute_are_one_layer(tmp_path: Path) -> None:

@@ -67,6 +67,20 @@ def test_arrays_come_back_bit_for_bit(
     assert str(report) == f"matched {count} of {count} arrays by {by}"
 
 
+def test_layers_of_each_kind_are_matched_in_their_own_order() -> None:
+    def made(seed: int) -> Model:
+        net = Sequential(Conv2d(4, 1), GroupNorm(2), Conv2d(4, 1), GroupNorm(2))
+        return Model(net, (2, 2, 4), seed=seed)
+
+    ours, other = made(0), made(1)
+    rng = np.random.default_rng(2)
+    other.load({name: rng.normal(size=a.shape).astype("f4") for name, a in other.state().items()})
+    entries = state_dict(other).items()
+    layers = [[e for e in entries if kind in e[0]] for kind in ("conv2d", "groupnorm")]
+    assert load_state_dict(ours, renumbered(dict([*layers[0], *layers[1]]))).by == "order"
+    assert encode(ours.state()) == encode(other.state())
+
+
 def test_names_and_layouts_are_those_of_pytorch() -> None:
     net = Sequential(Conv2d(4, (2, 1), name="conv"), BatchNorm(name="bn"), Flatten(), Linear(5))
     ours = Model(net, (3, 2, 2))

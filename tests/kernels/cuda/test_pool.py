@@ -13,7 +13,7 @@ from pydtnn.kernels.cuda import pool
 from pydtnn.kernels.cuda.pool import Pool
 from pydtnn.kernels.reference import Pool as Reference
 from tests.each import each
-from tests.kernels.test_pool import BINS, GEOMETRIES
+from tests.kernels.test_pool import GEOMETRIES
 from tests.simulated.host import emulated_cupy, families, on_device
 from tests.simulated.kernels import COMPILER
 
@@ -65,7 +65,10 @@ def test_maxima_their_taps_and_means_are_those_of_the_reference(
         index = on_device(np.empty(shape, index_type))
         kernels.max_forward(on_device(x), g, out=y, index=index)
         kernels.max_backward(dy, index, g, out=dx)
-        made = [y, index, dx]
+        made, bins = [y, index, dx], blank((3, 3, 4, channels), dtype)
+        kernels.adaptive_forward(finite, out=bins)
+        kernels.adaptive_backward(on_device(np.ones(bins.shape, dtype)), out=dmean)
+        made += [bins, dmean.copy()]
         for counted in (True, False) if name in GEOMETRIES else ():
             option: dict[str, Any] = {"count_padding": counted}
             kernels.average_forward(finite, g, out=mean, **option)
@@ -75,28 +78,6 @@ def test_maxima_their_taps_and_means_are_those_of_the_reference(
     for i, (actual, expected) in enumerate(zip(*results, strict=True)):
         bound = 0 if i < 3 else 50 * TOLERANCE[dtype]
         np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
-
-
-@each("channels", [1, 3, 8])
-@each("dtype", TOLERANCE)
-@each("size, output", [*BINS, ((13, 7), (5, 7))])
-def test_means_of_bins_are_those_of_the_reference(
-    family: Pool,
-    rng: np.random.Generator,
-    size: tuple[int, int],
-    output: tuple[int, int],
-    dtype: str,
-    channels: int,
-) -> None:
-    x, dy = (
-        on_device(rng.standard_normal((3, *s, channels)).astype(dtype)) for s in (size, output)
-    )
-    y, expected_y, dx, expected_dx = (blank(a.shape, dtype) for a in (dy, dy, x, x))
-    for kernels, out, gradient in ((family, y, dx), (REFERENCE, expected_y, expected_dx)):
-        kernels.adaptive_forward(x, out=out)
-        kernels.adaptive_backward(dy, out=gradient)
-    np.testing.assert_allclose(y, expected_y, rtol=0, atol=5 * TOLERANCE[dtype])
-    np.testing.assert_allclose(dx, expected_dx, rtol=0, atol=5 * TOLERANCE[dtype])
 
 
 def test_more_images_than_blocks_are_taken_in_turns(

@@ -251,6 +251,7 @@ def maps(rng: np.random.Generator) -> Drawn:
                 **{"d dsums": table(rng, 2, channels), "s rows": np.array([7.0])},
                 **{"d own": blank(2, channels), "d moments": table(rng, 2, channels)},
                 **{f"t {name}": table(rng, channels) for name in names},
+                **{"t map": blank(3, channels), "d collect": np.ones(1 + 2 * channels)},
                 **{"t out": blank(3, channels), "t dg": blank(channels), "t db": blank(channels)},
             },
             {},
@@ -379,7 +380,11 @@ MAKERS: dict[str, Any] = {
     "norm.backward_normalize": (columns, call("x", "x dy", "d a", "d b", "d a", out="x out")),
     "norm.coefficients": (
         maps,
-        call("d sums", "t gamma", "t beta", 1e-5, moments="d own", out="t out"),
+        call("d sums", "t gamma", "t beta", 1e-5, moments="d own", out="t map"),
+        call(
+            *("d sums", "t gamma", "t beta", 1e-5),
+            **{"moments": "d own", "out": "t out", "collect": "d collect"},
+        ),
     ),
     "norm.backward_coefficients": (
         maps,

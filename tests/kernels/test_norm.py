@@ -175,19 +175,6 @@ def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm() -> No
     np.testing.assert_allclose(grads[0], expected, atol=1e-7)
 
 
-@each("channels", [1, 5, 300])
-def test_coefficients_add_the_sums_to_those_of_the_step(backend: Backend, channels: int) -> None:
-    rng = np.random.default_rng(0)
-    sums, so_far = rng.random((2, 1 + 2 * channels))
-    collect = backend.asarray(so_far.copy())
-    ones = backend.asarray(np.ones(channels))
-    moments, maps = (backend.zeros((n, channels), "float64") for n in (2, 3))
-    backend.norm.coefficients(
-        backend.asarray(sums), ones, ones, 1e-5, moments=moments, out=maps, collect=collect
-    )
-    np.testing.assert_array_equal(backend.to_numpy(collect), so_far + sums)
-
-
 @each("groups", GROUPS)
 def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
     cpu_backend: Backend, groups: tuple[int, int, int, int]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, create_backend, report
+from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import (
     AvgPool2d,
     BatchNorm,
@@ -21,7 +21,6 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.model import Model
-from tests.kernels.cuda.test_every_kernel import REFERENCE_ONLY
 from tests.kernels.guarded import assert_close
 from tests.simulated import simulated_backend, why_not
 
@@ -86,18 +85,3 @@ def test_a_step_agrees_with_the_reference(
     assert value.keys() == expected.keys()
     for name in expected:
         assert_close(value[name], expected[name], TOLERANCE[dtype])
-
-
-def test_no_hot_kernel_runs_on_the_reference(cuda: Backend) -> None:
-    of_a_few_numbers = {"norm.constant_sums", "norm.moments"}
-    chosen = {kernel for kernel, runs_on in report(cuda).items() if runs_on == "reference"}
-    newer = {"linear.take_rows", "linear.add_rows"}
-    newer |= {
-        f"attention.{way}{block}" for way in ("forward", "backward") for block in ("", "_block")
-    }
-    newer |= REFERENCE_ONLY
-    newer |= {
-        f"recurrent.{cell}_{way}" for cell in ("lstm", "gru") for way in ("forward", "backward")
-    }
-    assert newer <= chosen  # no kernels of our own yet
-    assert chosen - of_a_few_numbers - newer <= {"fused.values"}  # whose evaluate is ours

@@ -12,6 +12,7 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Hierarchical, ParameterServer
 from pydtnn.utils.option import option
+from pydtnn.utils.request import Request
 from tests.each import each
 from tests.parallel.schemes.course import fit, trainer_of
 from tests.small_training import small_fit, small_trainer
@@ -67,3 +68,23 @@ def test_an_attribute_with_the_name_of_a_method_is_refused(scheme: Any, name: st
     words = f"^{scheme.__name__}: {name} is a method of GradientExchange, got an attribute, "
     with pytest.raises(TypeError, match=words):
         small_fit(small_trainer(exchange=scheme(Serial())))
+
+
+class Late(Request):
+    """A message that is complete after `wait`."""
+
+    done = False
+
+    def wait(self) -> None:
+        self.done = True
+
+    def test(self) -> bool:
+        return self.done
+
+
+def test_a_state_is_that_after_all_pending_messages() -> None:
+    exchange, request = AllReduce(Serial()), Late()
+    exchange.start(small_trainer().model.buckets)
+    exchange.add_request(exchange.buckets[0], request)
+    exchange.state()
+    assert request.done

@@ -66,10 +66,6 @@ def test_initial_values() -> None:
     filters = model(Conv2d(64, 3), (4, 4, 32)).parameters["conv2d.w"].value
     # the deviation of 18,432 normal numbers: its own is half a percent
     assert filters.std() == pytest.approx(math.sqrt(2 / (9 * 32)), rel=0.03)
-    peer = torch.nn.init.kaiming_normal_(torch.empty(64, 32, 3, 3), nonlinearity="relu")
-    assert filters.std() == pytest.approx(peer.numpy().std(), rel=0.03)
-    torch.nn.init.xavier_uniform_(theirs.weight)
-    assert abs(theirs.weight.detach().numpy()).max() == pytest.approx(abs(w).max(), rel=1e-3)
 
 
 def train(net: Net, x: Any, y: Any, optimizer: Any, **options: Any) -> Trainer:

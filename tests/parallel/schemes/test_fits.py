@@ -18,7 +18,6 @@ from tests.small_training import Interrupt, Interrupted
 
 CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("allreduce", {}, None),
-    ("allreduce", {}, "float16"),
     ("allreduce", {}, "top_k"),
     ("allreduce", {"overlap": False}, "random_k"),
     ("allreduce", {}, "power_sgd"),

@@ -67,10 +67,7 @@ OPTIONS_OF = {name for name, options in CASES if options}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.matrix) if n in OPTIONS_OF else n for n in SCHEMES],
-)
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name not in OPTIONS_OF])
 def test_the_library_s_schemes_pass(name: str) -> None:
     options: dict[str, Any] = {"equal_to_serial": False} if name == "stale" else {}
     if name not in OF_ANY_RULE:

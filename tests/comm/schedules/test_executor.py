@@ -47,7 +47,7 @@ def test_every_algorithm_sums_on_1_to_17_threads(comm):
             check_sums(comm, algorithm, ["float32"], (300,), chunk_bytes=400)  # 3 chunks of 100
 
 
-@pytest.mark.mpi(2, 4)
+@pytest.mark.mpi(4)
 @each("algorithm", SCHEDULES)
 def test_every_algorithm_sums_over_mpi(comm, algorithm):
     check_sums(comm, algorithm, ["float32", ml_dtypes.bfloat16], (1, 53))
@@ -74,6 +74,10 @@ def test_all_ranks_get_the_same_bytes_every_time(comm, algorithm):
     assert len(results) == 1
 
 
+def ring(comm):
+    return Scheduled(comm, "ring", 1000)
+
+
 CALLS = [
     lambda comm: comm.barrier(),
     lambda comm: comm.broadcast(np.ones(3), 1),
@@ -90,8 +94,10 @@ CALLS = [
 
 @pytest.mark.threads(2)
 @pytest.mark.mpi(2)
-@each("make", [lambda comm: Scheduled(comm, "ring", 1000), Auto])
-@each("call", CALLS)
+@each(
+    ("make", "call"),
+    [*((ring, call) for call in CALLS), *((Auto, call) for call in CALLS[2::4])],
+)
 def test_every_call_on_a_group_drives_the_sums_of_other_groups(comm, make, call):
     root = make(comm)
     one, other, third = root.split(0), root.split(0), root.split(0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.checks import MAX_TAG
 from pydtnn.layers import (
     Add,
     BatchNorm,
@@ -25,8 +26,9 @@ from pydtnn.layers import (
     Sequential,
 )
 from pydtnn.layers.node import Node
-from pydtnn.model import Model
-from pydtnn.parallel import Mesh
+from pydtnn.model import Model, stage
+from pydtnn.model.partition.stages import message_bytes
+from pydtnn.parallel import Mesh, mesh
 from pydtnn.parallel.pipeline import zb_v
 from pydtnn.testing import check_plan
 from tests.each import each
@@ -122,6 +124,17 @@ def test_automatic_stages_minimise_the_largest() -> None:
         ["linear3"],
         ["linear4", "linear5"],
     ]
+
+
+def test_messages_are_the_arrays_that_cross_a_boundary() -> None:
+    graph = Model(Sequential(Linear(7), Residual(Linear(7)), Linear(2)), (5,)).graph
+    sizes = [message_bytes(graph.nodes, graph.outputs, start) for start in range(2, 5)]
+    assert sizes == [4 * 7, 4 * (7 + 7), 4 * 7]
+
+
+def test_messages_between_stages_have_other_tags_than_those_of_layers() -> None:
+    assert mesh.FIRST_TAG + mesh.TAGS <= stage.FIRST_TAG
+    assert stage.FIRST_TAG + stage.TAGS <= MAX_TAG + 1
 
 
 class Twice(Block):

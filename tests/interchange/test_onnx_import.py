@@ -31,12 +31,14 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def chain(*operators: Any) -> list[Node]:
-    """Nodes one after the other: names, or (name, further inputs, attributes)."""
+    """Nodes one after the other: names with further inputs, "-" for none, perhaps attributes."""
     nodes, value = [], "x"
     for i, entry in enumerate(operators, start=1):
-        operator, inputs, attributes = (entry, [], {}) if isinstance(entry, str) else entry
+        words, attributes = (entry, {}) if isinstance(entry, str) else entry
+        operator, *inputs = words.split()
         output = "y" if i == len(operators) else f"t{i}"
-        nodes.append(node(operator, [value, *inputs], [output], **attributes))
+        inputs = [value, *("" if name == "-" else name for name in inputs)]
+        nodes.append(node(operator, inputs, [output], **attributes))
         value = output
     return nodes
 
@@ -102,21 +104,21 @@ NUMBERS: dict[str, Any] = {
     **{"pads_at": np.array([-1, 2]), "m66": floats(6, 6), "sizes": np.array([1, 4, 14, 6])},
     **{"to1": np.array([1, 4, 7, 6]), "i012": np.array([1, 2, 3], np.int32)},
 }
-WORKS: dict[str, tuple[Any, ...]] = {
-    "mean of an image": (chain(("ReduceMean", ["hw"], {"keepdims": 0})), IMAGE),
-    "mean of an image before opset 18": (chain(("ReduceMean", [], {"axes": [3, 2]})), IMAGE, 13),
-    "mean of rows": (chain(("ReduceMean", ["axis1"], {"keepdims": 0})), SEQUENCE),
-    "global average and flatten": (chain("GlobalAveragePool", "Flatten"), IMAGE),
-    "axes of one element": (chain("GlobalAveragePool", "Squeeze"), IMAGE),
-    "maximum of an image": (chain("GlobalMaxPool"), IMAGE),
-    "silu": (gate("Sigmoid"), IMAGE),
+WORKS: dict[str, Any] = {
+    "mean of an image": chain(("ReduceMean hw", {"keepdims": 0})),
+    "mean of an image before opset 18": (chain(("ReduceMean", {"axes": [3, 2]})), IMAGE, 13),
+    "mean of rows": (chain(("ReduceMean axis1", {"keepdims": 0})), SEQUENCE),
+    "global average and flatten": chain("GlobalAveragePool", "Flatten"),
+    "axes of one element": chain("GlobalAveragePool", "Squeeze"),
+    "maximum of an image": chain("GlobalMaxPool"),
+    "silu": gate("Sigmoid"),
     "gelu": (chain("Gelu"), IMAGE, 20),
-    "tanh gelu": (chain(("Gelu", [], {"approximate": "tanh"})), SEQUENCE, 20),
+    "tanh gelu": (chain(("Gelu", {"approximate": "tanh"})), SEQUENCE, 20),
     "gelu of erf": (ERF, SEQUENCE),
-    "hard swish": (chain("HardSwish"), IMAGE),
-    "hard swish of clip": (HARD, IMAGE),
+    "hard swish": chain("HardSwish"),
+    "hard swish of clip": HARD,
     "hard swish of hard sigmoid": (gate("HardSigmoid", alpha=1 / 6), IMAGE),
-    "product with itself": (chain(("Mul", ["x"], {})), IMAGE),
+    "product with itself": chain("Mul x"),
     "sigmoid of a product, times the input": (
         [
             node("Mul", ["x", "three"], ["a"]),
@@ -125,85 +127,60 @@ WORKS: dict[str, tuple[Any, ...]] = {
         ],
         FEATURES,
     ),
-    "squeeze and excitation": (SQUEEZE, IMAGE),
-    "transposed convolution": (
-        chain(("ConvTranspose", ["w", "bias"], {"strides": [2, 3], "output_padding": [1, 0]})),
-        IMAGE,
+    "squeeze and excitation": SQUEEZE,
+    "transposed convolution": chain(
+        ("ConvTranspose w bias", {"strides": [2, 3], "output_padding": [1, 0]})
     ),
-    "nearest": (
-        chain(
-            (
-                "Resize",
-                ["none", "scales"],
-                {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
-            )
-        ),
-        IMAGE,
+    "nearest": chain(
+        (
+            "Resize none scales",
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+        )
     ),
-    "nearest by default": (chain(("Resize", ["", "scales"], {})), IMAGE),
-    "linear": (chain(("Resize", ["", "", "sizes"], {"mode": "linear"})), (1, 4, 7, 6)),
-    "layer norm": (chain(("LayerNormalization", ["c6", "c6"], {})), SEQUENCE),
-    "layer norm of images": (chain(("LayerNormalization", ["c76"], {"axis": 2})), ("n", 1, 7, 6)),
-    "layer norm of channels": (
-        chain(
-            ("Transpose", [], {"perm": [0, 2, 3, 1]}),
-            ("LayerNormalization", ["c4"], {"axis": 3}),
-            ("Transpose", [], {"perm": [0, 3, 1, 2]}),
-        ),
-        IMAGE,
+    "nearest by default": chain("Resize - scales"),
+    "linear": (chain(("Resize - - sizes", {"mode": "linear"})), (1, 4, 7, 6)),
+    "layer norm": (chain("LayerNormalization c6 c6"), SEQUENCE),
+    "layer norm of images": (chain(("LayerNormalization c76", {"axis": 2})), ("n", 1, 7, 6)),
+    "layer norm of channels": chain(
+        ("Transpose", {"perm": [0, 2, 3, 1]}),
+        ("LayerNormalization c4", {"axis": 3}),
+        ("Transpose", {"perm": [0, 3, 1, 2]}),
     ),
-    "instance norm": (chain(("InstanceNormalization", ["c4", "c4"], {})), IMAGE),
-    "group norm": (chain(("GroupNormalization", ["c4", "c4"], {"num_groups": 2})), IMAGE, 21),
-    "batch norm of positions": (
-        chain(("BatchNormalization", ["c4", "c4", "c4", "v4"], {})),
-        ("n", 4, 4),
-    ),
-    "identities": (chain("Identity", "Relu", "Identity"), IMAGE),
+    "instance norm": chain("InstanceNormalization c4 c4"),
+    "group norm": (chain(("GroupNormalization c4 c4", {"num_groups": 2})), IMAGE, 21),
+    "batch norm of positions": (chain("BatchNormalization c4 c4 c4 v4"), ("n", 4, 4)),
+    "identities": chain("Identity", "Relu", "Identity"),
     "an input": (chain("Identity"), FEATURES),
-    "cast": (chain(("Cast", [], {"to": 1}), "Relu"), IMAGE),
+    "cast": chain(("Cast", {"to": 1}), "Relu"),
     "a constant that is cast": (
         [node("Cast", ["i012"], ["c"], to=7), node("Gather", ["x", "c"], ["y"], axis=1)],
         FEATURES,
     ),
-    "clip": (chain(("Clip", ["zero", "six"], {})), IMAGE),
-    "clip without end": (chain(("Clip", ["zero"], {})), IMAGE),
-    "prelu": (chain(("PRelu", ["slope"], {})), IMAGE),
-    "ceil": (chain(("MaxPool", [], POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})), IMAGE),
-    "ceil of means": (
-        chain(("AveragePool", [], POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
-        IMAGE,
+    "clip": chain("Clip zero six"),
+    "clip without end": chain("Clip zero"),
+    "prelu": chain("PRelu slope"),
+    "ceil": chain(("MaxPool", POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
+    "ceil of means": chain(("AveragePool", POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
+    "same lower": chain(("MaxPool", POOL | {"auto_pad": "SAME_LOWER"})),
+    "same lower convolution": chain(("Conv conv", {"auto_pad": "SAME_LOWER"})),
+    "shuffle": SHUFFLE,
+    "computed shapes": CUT_SHAPES,
+    "norm of flattened features": chain(
+        "Flatten", "BatchNormalization c168 c168 c168 v168", "Gemm big"
     ),
-    "same lower": (chain(("MaxPool", [], POOL | {"auto_pad": "SAME_LOWER"})), IMAGE),
-    "same lower convolution": (chain(("Conv", ["conv"], {"auto_pad": "SAME_LOWER"})), IMAGE),
-    "shuffle": (SHUFFLE, IMAGE),
-    "computed shapes": (CUT_SHAPES, IMAGE),
-    "norm of flattened features": (
-        chain(
-            "Flatten",
-            ("BatchNormalization", ["c168", "c168", "c168", "v168"], {}),
-            ("Gemm", ["big"], {}),
-        ),
-        IMAGE,
-    ),
-    "local response": (chain(("LRN", [], {"size": 3, "alpha": 0.5})), IMAGE),
-    "slice of flattened features": (
-        chain("Flatten", ("Slice", ["ten", "hundred", "axis1"], {})),
-        IMAGE,
-    ),
-    "flattened features": (chain("Relu", "Flatten"), IMAGE),
-    "softmax of pixels": (chain(("Softmax", [], {"axis": 1})), IMAGE),
-    "softmax of rows": (chain(("Softmax", [], {"axis": -2})), IMAGE),
-    "factors and terms of channels": (
-        chain(("Mul", ["c411"], {}), ("Add", ["c411"], {}), ("Sub", ["c411"], {})),
-        IMAGE,
-    ),
+    "local response": chain(("LRN", {"size": 3, "alpha": 0.5})),
+    "slice of flattened features": chain("Flatten", "Slice ten hundred axis1"),
+    "flattened features": chain("Relu", "Flatten"),
+    "softmax of pixels": chain(("Softmax", {"axis": 1})),
+    "softmax of rows": chain(("Softmax", {"axis": -2})),
+    "factors and terms of channels": chain("Mul c411", "Add c411", "Sub c411"),
     "a number less": ([node("Sub", ["one", "x"], ["y"])], IMAGE),
-    "divided channels": (chain(("Div", ["v4"], {})), ("n", 5, 4)),
-    "terms of positions": (chain(("Add", ["c56"], {})), SEQUENCE),
-    "terms of pixels": (chain(("Add", ["c76"], {})), IMAGE),
-    "matrix from the right": (chain(("MatMul", ["m66"], {})), IMAGE),
-    "pads of some axes": (chain(("Pad", ["pads", "", "pads_at"], {})), IMAGE),
-    "outer flatten": (chain(("Flatten", [], {"axis": 3}), ("Reshape", ["to1"], {})), (1, 4, 7, 6)),
+    "divided channels": (chain("Div v4"), ("n", 5, 4)),
+    "terms of positions": (chain("Add c56"), SEQUENCE),
+    "terms of pixels": chain("Add c76"),
+    "matrix from the right": chain("MatMul m66"),
+    "pads of some axes": chain("Pad pads - pads_at"),
+    "outer flatten": (chain(("Flatten", {"axis": 3}), "Reshape to1"), (1, 4, 7, 6)),
 }
 
 
@@ -267,7 +244,7 @@ def class_token(*shape: Any) -> list[Any]:
 def resized(to: tuple[int, int], **options: Any) -> tuple[Any, ...]:
     name = f"to{to[0]}x{to[1]}"
     NUMBERS[name] = np.array([1, 4, *to])
-    return chain(("Resize", ["", "", name], options)), (1, 4, 7, 6)
+    return chain((f"Resize - - {name}", options)), (1, 4, 7, 6)
 
 
 THRESHOLD = [
@@ -327,9 +304,9 @@ WORKS |= {
         ),
         SEQUENCE,
     ),
-    "pixels of channels": (chain(("DepthToSpace", [], {"blocksize": 2, "mode": "CRD"})), IMAGE),
-    "pixels of blocks": (chain(("DepthToSpace", [], {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
-    "blocks of pixels": (chain(("SpaceToDepth", [], {"blocksize": 2})), ("n", 3, 4, 6)),
+    "pixels of channels": chain(("DepthToSpace", {"blocksize": 2, "mode": "CRD"})),
+    "pixels of blocks": (chain(("DepthToSpace", {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
+    "blocks of pixels": (chain(("SpaceToDepth", {"blocksize": 2})), ("n", 3, 4, 6)),
     "filled shapes": (
         [
             node("ConstantOfShape", ["six_rows"], ["a"]),
@@ -347,30 +324,31 @@ WORKS |= {
         ("n", 4),
     ),
     "log softmax": (chain("LogSoftmax"), FEATURES),
-    "log softmax of pixels": (chain(("LogSoftmax", [], {"axis": 1})), IMAGE),
-    "softplus": (chain("Softplus"), IMAGE),
+    "log softmax of pixels": chain(("LogSoftmax", {"axis": 1})),
+    "softplus": chain("Softplus"),
     "softplus below a threshold": (THRESHOLD, FEATURES),
-    "maxima of images": (chain(("ReduceMax", ["hw"], {"keepdims": 0})), IMAGE),
-    "maxima of channels": (chain(("ReduceMax", ["axis1"], {"keepdims": 0})), IMAGE),
-    "maxima of rows": (chain(("ReduceMax", ["axis1"], {"keepdims": 0})), SEQUENCE),
+    "maxima of images": chain(("ReduceMax hw", {"keepdims": 0})),
+    "maxima of channels": chain(("ReduceMax axis1", {"keepdims": 0})),
+    "maxima of rows": (chain(("ReduceMax axis1", {"keepdims": 0})), SEQUENCE),
     "nearest by fractions": resized((10, 4), **FLOOR),
     "nearest centres by fractions": resized((5, 9), nearest_mode="round_prefer_ceil"),
     "nearest centres by other fractions": resized((4, 8)),
     "linear by fractions": resized((10, 4), **LINEAR),
     "linear by fractions with even denominators": resized((14, 3), **LINEAR),
-    "convolution of one pixel with padding": (
-        chain(("Conv", ["one_by_one"], {"pads": [1, 0, 1, 2]})),
-        IMAGE,
+    "convolution of one pixel with padding": chain(("Conv one_by_one", {"pads": [1, 0, 1, 2]})),
+    "strided convolution of one pixel with padding": chain(
+        ("Conv one_by_one", {"pads": [1, 1, 1, 1], "strides": [2, 2]})
     ),
-    "strided convolution of one pixel with padding": (
-        chain(("Conv", ["one_by_one"], {"pads": [1, 1, 1, 1], "strides": [2, 2]})),
-        IMAGE,
-    ),
-    "leaky relu of slope 0": (chain(("LeakyRelu", [], {"alpha": 0.0})), IMAGE),
-    "prelu of slope 0": (chain(("PRelu", ["zero"], {})), FEATURES),
+    "leaky relu of slope 0": chain(("LeakyRelu", {"alpha": 0.0})),
+    "prelu of slope 0": (chain("PRelu zero"), FEATURES),
 }
 NOT_BACK = {"shuffle", "softmax of rows", "terms of pixels"}
 """Imported layers whose features have an order that an exported file cannot express."""
+
+
+def of_images(entry: Any) -> tuple[Any, ...]:
+    """The nodes, shape and perhaps opset of an entry, which is of images if it has nodes alone."""
+    return entry if isinstance(entry, tuple) else (entry, IMAGE)
 
 
 def used(nodes: list[Any]) -> dict[str, Any]:
@@ -381,7 +359,7 @@ def used(nodes: list[Any]) -> dict[str, Any]:
 
 @each("name", WORKS)
 def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
-    nodes, shape, *opset = WORKS[name]
+    nodes, shape, *opset = of_images(WORKS[name])
     path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
     model = import_onnx(path)
     (x,) = samples(model, 1 if shape[0] == 1 else 3)
@@ -398,7 +376,7 @@ def test_output_padding_below_the_dilation_adds_rows_and_columns(
 ) -> None:
     """As in PyTorch; onnxruntime refuses it."""
     options = {"dilations": [3, 3], "strides": stride, "output_padding": [2, 1]}
-    nodes = chain(("ConvTranspose", ["w", "bias"], options | {"pads": [*padding, *padding]}))
+    nodes = chain(("ConvTranspose w bias", options | {"pads": [*padding, *padding]}))
     model = import_onnx(write(tmp_path / "net.onnx", nodes, IMAGE, used(nodes)))
     (x,) = samples(model)
     (top, left), (down, right) = padding, stride
@@ -412,56 +390,35 @@ def test_output_padding_below_the_dilation_adds_rows_and_columns(
 BATCH_NORM = node(
     "BatchNormalization", ["x", "c4", "c4", "c4", "v4"], ["y", "m1", "v1", "m2", "v2"]
 )
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "asin: has the operator Asin, which cannot be imported; expected one of": (
-        chain("Relu", "Asin"),
-        IMAGE,
+REFUSED: dict[str, Any] = {
+    "asin: has the operator Asin, which cannot be imported; expected one of": chain("Relu", "Asin"),
+    "maxpool: dilations must be 1, got [2, 1]": chain(
+        ("MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 1]})
     ),
-    "maxpool: dilations must be 1, got [2, 1]": (
-        chain(("MaxPool", [], {"kernel_shape": [2, 2], "dilations": [2, 1]})),
-        IMAGE,
-    ),
-    "conv: input 1 must be a constant, got x, which is co": (chain(("Conv", ["x"], {})), IMAGE),
+    "conv: input 1 must be a constant, got x, which is co": chain("Conv x"),
     "conv: conv.w must have shape (5, 3, 3, 3), got (5, 3, 3, 4)": (
-        chain(("Conv", ["conv"], {})),
+        chain("Conv conv"),
         ("n", 3, 8, 8),
     ),
-    "softmax: the axis must not be that of the batch, got 0": (
-        chain(("Softmax", [], {"axis": 0})),
-        IMAGE,
-    ),
+    "softmax: the axis must not be that of the batch, got 0": chain(("Softmax", {"axis": 0})),
     "softmax: expected an axis whose following ones": (chain("Softmax"), IMAGE, 11),
     "concat: expected computed inputs, or a constant position": (
         [node("Concat", ["x", "c411b"], ["y"], axis=1)],
         ("n", 4, 1, 1),
     ),
-    "gemm: the bias must have a number for each of the 2": (
-        chain(("Gemm", ["m62", "c21"], {})),
-        (2, 6),
-    ),
+    "gemm: the bias must have a number for each of the 2": (chain("Gemm m62 c21"), (2, 6)),
     "batchnormalization: expected a network for inference": ([BATCH_NORM], IMAGE, 13),
-    "dropout: expected a network for inference, got training_mode=True": (
-        chain(("Dropout", ["half", "true"], {})),
-        IMAGE,
+    "dropout: expected a network for inference, got training_mode=True": chain("Dropout half true"),
+    "conv: kernel_shape must be that of the weights (5, 4, 3, 3), got (1, 1)": chain(
+        ("Conv conv", {"kernel_shape": [1, 1]})
     ),
-    "conv: kernel_shape must be that of the weights (5, 4, 3, 3), got (1, 1)": (
-        chain(("Conv", ["conv"], {"kernel_shape": [1, 1]})),
-        IMAGE,
+    "conv: kernel, strides and dilations must be positive": chain(
+        ("Conv conv", {"strides": [0, 1]})
     ),
-    "conv: kernel, strides and dilations must be positive": (
-        chain(("Conv", ["conv"], {"strides": [0, 1]})),
-        IMAGE,
-    ),
-    "prelu: the slope must be one positive number": (chain(("PRelu", ["c411"], {})), IMAGE),
-    "clip: bounds must be 0 and 6, or 0 alone, got 0.0 and 3.0": (
-        chain(("Clip", ["zero", "three"], {})),
-        IMAGE,
-    ),
-    "erf: expected a part of an activation": (chain("Erf"), IMAGE),
-    "resize: expected a whole height and width of an image": (
-        chain(("Resize", ["", "ones4h"], {})),
-        IMAGE,
-    ),
+    "prelu: the slope must be one positive number": chain("PRelu c411"),
+    "clip: bounds must be 0 and 6, or 0 alone, got 0.0 and 3.0": chain("Clip zero three"),
+    "erf: expected a part of an activation": chain("Erf"),
+    "resize: expected a whole height and width of an image": chain("Resize - ones4h"),
     "resize: expected nearest pixels of whole blocks, or linear": resized(
         (10, 4), mode="linear", coordinate_transformation_mode="align_corners"
     ),
@@ -481,7 +438,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         ),
         SEQUENCE,
     ),
-    "expand: expected a constant, or the shape": (chain(("Expand", ["two_rows"], {})), SEQUENCE),
+    "expand: expected a constant, or the shape": (chain("Expand two_rows"), SEQUENCE),
     "where: a mask must hide all later positions": (
         attention(scaled("third"), masked("kept", "infinite", "s"), scores="f"),
         SEQUENCE,
@@ -491,26 +448,16 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         SEQUENCE,
     ),
     "div: the axes must be the last ones": (layer_norm(axes="axis1"), SEQUENCE),
-    "resize: outputs of samples must have at most": (chain(("Resize", ["", "huge"], {})), IMAGE),
+    "resize: outputs of samples must have at most": chain("Resize - huge"),
     "expand: the inputs do not suit the operator (expected at most": (
         [node("Expand", ["one", "wide"], ["a"]), node("Add", ["x", "a"], ["y"])],
         IMAGE,
     ),
-    "averagepool: ceil_mode must be 0 if pads count": (
-        chain(
-            (
-                "AveragePool",
-                [],
-                POOL | {"ceil_mode": 1, "pads": [0, 1, 0, 0], "count_include_pad": 1},
-            )
-        ),
-        IMAGE,
+    "averagepool: ceil_mode must be 0 if pads count": chain(
+        ("AveragePool", POOL | {"ceil_mode": 1, "pads": [0, 1, 0, 0], "count_include_pad": 1})
     ),
-    "relu: expected attention: a product of queries": (
-        chain(("MatMul", ["x"], {}), "Relu"),
-        ("n", 6, 6),
-    ),
-    "mul: expected a number or a factor of each channel": (chain(("Mul", ["c76"], {})), IMAGE),
+    "relu: expected attention: a product of queries": (chain("MatMul x", "Relu"), ("n", 6, 6)),
+    "mul: expected a number or a factor of each channel": chain("Mul c76"),
     "div: expected a constant divisor": (
         [node("Relu", ["x"], ["a"]), node("Div", ["x", "a"], ["y"])],
         IMAGE,
@@ -523,12 +470,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         [node("Split", ["x"], ["y", *map(str, range(999))], axis=1)],
         IMAGE,
     ),
-    "gather: expected one index, a range": (chain(("Gather", ["i021"], {"axis": 1})), FEATURES),
-    "lrn: size must be odd, got 4": (chain(("LRN", [], {"size": 4})), IMAGE),
-    "reshape: input 1 must be a list of integers, got int64": (
-        chain(("Reshape", ["rows"], {})),
-        FEATURES,
-    ),
+    "gather: expected one index, a range": (chain(("Gather i021", {"axis": 1})), FEATURES),
+    "lrn: size must be odd, got 4": chain(("LRN", {"size": 4})),
+    "reshape: input 1 must be a list of integers, got int64": (chain("Reshape rows"), FEATURES),
 }
 NUMBERS |= {
     **{"c411b": floats(1, 4, 1, 1), "m62": floats(6, 2), "c21": floats(2, 1)},
@@ -541,7 +485,7 @@ NUMBERS |= {
 
 @each("message", REFUSED)
 def test_a_node_that_no_layer_computes_is_refused_by_name(message: str, tmp_path: Path) -> None:
-    nodes, shape, *opset = REFUSED[message]
+    nodes, shape, *opset = of_images(REFUSED[message])
     path = write(tmp_path / "net.onnx", nodes, shape, used(nodes), *opset)
     operator, _, problem = message.partition(": ")
     with pytest.raises(ValueError, match=re.escape(problem)) as caught:
@@ -559,7 +503,7 @@ NO_NODE: dict[str, tuple[Any, ...]] = {
     ),
     "expected operators of opset 7 or later, got opset 6": (chain("Relu"), IMAGE, {}, 6),
     "conv.w must be finite, got inf": (
-        chain(("Conv", ["infinite"], {})),
+        chain("Conv infinite"),
         IMAGE,
         {"infinite": np.float32(np.inf) * np.ones((2, 4, 1, 1), "float32")},
     ),
@@ -583,7 +527,7 @@ def test_a_file_that_cannot_be_imported_is_refused_in_a_sentence(
 def damaged(kind: str, path: Path) -> None:
     """Write a file that a program would have to trust."""
     onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
-    write(path, chain(("Add", ["c4"], {}), "Relu"), ("n", 4), used(chain(("Add", ["c4"], {}))))
+    write(path, chain("Add c4", "Relu"), ("n", 4), used(chain("Add c4")))
     message = onnx.load(path)
     graph, (secret,) = message.graph, message.graph.initializer
     if kind == "constant":
@@ -639,7 +583,7 @@ def test_a_file_is_not_trusted(
 @each("entries", [{}, {"offset": "8", "length": "24"}])
 def test_arrays_in_a_file_beside_it_are_read(entries: dict[str, str], tmp_path: Path) -> None:
     onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
-    nodes = chain(("Add", ["c6"], {}), "Relu")
+    nodes = chain("Add c6", "Relu")
     inside = import_onnx(write(tmp_path / "a.onnx", nodes, FEATURES, used(nodes)))
     path = tmp_path / "b.onnx"
     message = onnx.load(tmp_path / "a.onnx")
@@ -663,7 +607,7 @@ def test_arrays_in_a_file_beside_it_are_read(entries: dict[str, str], tmp_path: 
 
 
 def in_a_row(count: int) -> list[Any]:
-    return chain(*["Relu", ("Add", ["c6"], {}), "Sigmoid", ("Mul", ["three"], {})] * count)
+    return chain(*["Relu", "Add c6", "Sigmoid", "Mul three"] * count)
 
 
 def of_one(count: int) -> list[Any]:
@@ -723,7 +667,7 @@ def test_a_wrong_import_is_found_by_its_outputs_unless_they_are_not_compared(
 
 
 def test_batches_of_a_fixed_size_may_have_any(tmp_path: Path) -> None:
-    nodes = chain(("Reshape", ["flat"], {}), ("Gemm", ["big"], {}))
+    nodes = chain("Reshape flat", "Gemm big")
     constants = {"flat": np.array([1, 168]), "big": NUMBERS["big"]}
     path = write(tmp_path / "net.onnx", nodes, (1, 4, 7, 6), constants)
     model = import_onnx(path, verify=True)

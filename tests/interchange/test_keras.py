@@ -220,49 +220,28 @@ def test_networks_of_keras_3_give_the_same_outputs(suffix: str, tmp_path: Path) 
     pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
     keras = pytest.importorskip("keras")
     layers = keras.layers
-    inner = keras.Sequential(
-        [
-            keras.Input((8, 9, 4)),
-            layers.DepthwiseConv2D(3, padding="same", use_bias=False, name="wide"),
-            layers.BatchNormalization(),
-            layers.ReLU(6.0),
-            layers.Conv2D(6, 1, use_bias=False, name="narrow"),
-            layers.Dropout(0.5),
-        ],
-        name="inner",
-    )
+    wide = layers.DepthwiseConv2D(3, padding="same", use_bias=False, name="wide")
+    inner = [keras.Input((8, 9, 4)), wide, layers.BatchNormalization(), layers.ReLU(6.0)]
     net = keras.Sequential(
         [
             keras.Input((8, 9, 3)),
             layers.Conv2D(4, 3, padding="same", name="first"),
-            inner,
+            keras.Sequential(inner, name="inner"),
             layers.DepthwiseConv2D(2, depth_multiplier=2),
+            layers.Dropout(0.5),
             layers.Flatten(),
-            layers.Dense(5, activation="relu"),
             layers.Dense(4),
         ]
     )
     rng = np.random.default_rng(0)
     net.set_weights([rng.uniform(0.5, 1, w.shape) - (w.ndim > 1) / 2 for w in net.get_weights()])
-    if suffix == ".weights.h5":
-        net.save_weights(tmp_path / f"net{suffix}")
-    else:
-        net.save(tmp_path / f"net{suffix}")
-    ours = Model(
-        Sequential(
-            Conv2d(4, 3, padding="same"),
-            Conv2d(4, 3, padding="same", groups=4, bias=False),
-            BatchNorm(epsilon=1e-3),
-            ReLU6(),
-            Conv2d(6, 1, bias=False),
-            Conv2d(12, 2, groups=6),
-            Flatten(),
-            Linear(5),
-            ReLU(),
-            Linear(4),
-        ),
-        (8, 9, 3),
-    )
+    write = net.save_weights if suffix == ".weights.h5" else net.save
+    write(tmp_path / f"net{suffix}")
+    parts = [
+        *(Conv2d(4, 3, padding="same"), Conv2d(4, 3, padding="same", groups=4, bias=False)),
+        *(BatchNorm(epsilon=1e-3), ReLU6(), Conv2d(8, 2, groups=4), Flatten(), Linear(4)),
+    ]
+    ours = Model(Sequential(*parts), (8, 9, 3))
     load_keras_weights(ours, tmp_path / f"net{suffix}")
     x = rng.normal(size=(3, 8, 9, 3)).astype("float32")
     expected = net.predict(x, verbose=0)

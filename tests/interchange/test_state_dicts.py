@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import pydtnn.saving.weights
 from pydtnn import models
 from pydtnn.interchange import load_state_dict, save_state_dict, state_dict
 from pydtnn.interchange.__main__ import main
@@ -493,7 +492,3 @@ def test_errors_of_the_command_are_one_line(
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pydtnn.interchange: {message}")
-
-
-def test_the_module_of_weights_has_two_names() -> None:
-    assert pydtnn.weights is pydtnn.saving.weights

@@ -232,6 +232,7 @@ def _carry_out(job: Job) -> None:
             print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
     else:
         print_report(job)
+        write_if_possible(trainer.comm, write_end, job)  # with the measured times
         results = Logs((n, value) for n, value in trainer.logs.items() if n.startswith(VALIDATION))
     if trainer.comm.rank == 0 and not config.quiet:
         for line in format_arrays(results, job.validation.class_names):

@@ -53,6 +53,7 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(tmp_path
     assert run["instruction_set"]
     assert run["environment"]["packages"]["numpy"]
     assert "commit" in run["environment"]
+    assert run["measured"]["seconds"] > 0
     with open(out / "history.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2

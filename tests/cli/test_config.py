@@ -13,6 +13,7 @@ from tests.each import each
 def test_the_defaults_are_what_the_readme_promises():
     config = TrainConfig()
     assert (config.model, config.dataset, config.output_dir) == ("resnet44", "synthetic", None)
+    assert config.graph
 
 
 LIMITED = {"recompute": "auto", "memory_limit": "1GiB"}

@@ -46,8 +46,9 @@ def write_sources(tmp_path: Path, suffix: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("suffix", "ranks"), [("png", 1), ("jpg", 2)])
+@pytest.mark.parametrize(
+    ("suffix", "ranks"), [("png", 1), pytest.param("jpg", 2, marks=pytest.mark.long)]
+)
 def test_weights_are_the_same_bytes_from_files_shards_and_arrays_on_1_and_2_ranks(
     suffix, ranks, tmp_path, mpiexec
 ):

@@ -30,6 +30,8 @@ def test_without_a_gpu_nothing_changes(device):
     config, comm = TrainConfig(device=device), Serial()
     assert take_gpu(config, comm) is None
     assert choose_transport(config, comm, None) is comm
+    comm.supervise(supervision := object())
+    assert chosen(comm).supervision is supervision  # of one rank, which sends no messages
     assert describe_transport(comm) == ""
 
 

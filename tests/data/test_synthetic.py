@@ -70,14 +70,11 @@ def test_the_statistics_are_near_those_of_all_images():
 def accuracy_of_a_linear_model(
     x: NDArray[Any], y: NDArray[Any], x_test: NDArray[Any], y_test: NDArray[Any]
 ) -> tuple[float, float]:
-    """Fit classes by ridge regression; return the best test accuracy and that in training."""
+    """Fit classes by ridge regression; return the accuracy on the test set and in training."""
     curvature, slope = x.T @ x / len(x), x.T @ np.eye(y.max() + 1, dtype=x.dtype)[y] / len(x)
-    results = []
-    for strength in (0.1, 1.0, 10.0):
-        w = np.linalg.solve(curvature + strength * np.eye(len(slope), dtype=x.dtype), slope)
-        results.append([np.mean(np.argmax(a @ w, 1) == b) for a, b in ((x_test, y_test), (x, y))])
-    best = max(results)
-    return float(best[0]), float(best[1])
+    w = np.linalg.solve(curvature + np.eye(len(slope), dtype=x.dtype), slope)
+    on_test, on_train = (np.argmax(a @ w, axis=1) == b for a, b in ((x_test, y_test), (x, y)))
+    return on_test.mean(), on_train.mean()
 
 
 def with_bias(x: NDArray[Any]) -> NDArray[np.float32]:

@@ -135,11 +135,6 @@ def test_a_model_is_predicted_with_the_options_of_a_workload_on_a_platform_by_na
         predict(small_work(), platform(), Constant(), batch=8)
 
 
-def test_a_reduce_scatter_needs_memory_for_two_arrays_and_its_result():
-    memory = predicted(axes={"data": 2}, scheme="sharded").ranks[0].memory
-    assert 2.5 * memory.gradients == pytest.approx(memory.messages, rel=0.1)  # one bucket
-
-
 def test_parts_that_are_released_need_no_memory():
     def memory(scheme, **more):
         options = {"axes": {"data": 2}, "bucket_bytes": 1, **more}

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 import pytest
 
-from pydtnn.comm.traffic import Traffic
-from pydtnn.kernels import create_backend
-from pydtnn.perfmodel.compute.analytic import AnalyticCosts
-from pydtnn.perfmodel.dry_step import DryStep
 from pydtnn.perfmodel.engine.processor import Processor
-from pydtnn.perfmodel.outline import Start
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.virtual import run_virtual
-from pydtnn.perfmodel.virtual.disturbances import Disturbances, SlowLink, Straggler
-from pydtnn.perfmodel.virtual.steps import WARM_UP, _program, predict, time_steps
+from pydtnn.perfmodel.virtual.disturbances import Disturbances, SlowLink
+from pydtnn.perfmodel.virtual.steps import _program, time_steps
 from pydtnn.perfmodel.workload import Workload
 from tests.each import each
 from tests.perfmodel.virtual.costs import UniformCosts
 
 PLATFORM = Platform.load("cpu-1gbit")
-BACKEND = create_backend("cpu")
 
 
 def workload(ranks: int, **options: object) -> Workload:
@@ -68,39 +59,3 @@ def test_ranks_are_executed_where_links_are_slow_for_a_time():
     timing = time_steps(workload(2), PLATFORM, UniformCosts(), disturbances=always)
     assert timing.alike
     assert timing.seconds > time_steps(workload(2), PLATFORM, UniformCosts()).seconds
-
-
-@each("ranks", [4, 128])
-def test_a_slow_rank_delays_all(ranks):
-    slow = Disturbances((Straggler(1, 3.0),))
-    usual, late = (
-        time_steps(workload(ranks), PLATFORM, UniformCosts(), disturbances=one).seconds
-        for one in (Disturbances(), slow)
-    )
-    assert late > 2 * usual
-
-
-@each("axes", [{"data": 2}, {"expert": 2}, {"data": 2, "expert": 2}])
-def test_experts_compute_and_send_what_the_formulas_say(axes):
-    """Messages counted on virtual ranks, and compute, are those of the outline of a rank."""
-    work = Workload("moe_gpt_nano", (16,), 32, 8, axes)
-    costs = AnalyticCosts.of(work, PLATFORM)
-    closed = Projector(work, PLATFORM, costs).project(work).step
-    assert predict(work, PLATFORM, costs).step.compute == pytest.approx(closed.compute)
-    starts = [
-        event
-        for events in attrgetter("forward", "backward")(DryStep(work, BACKEND).outline())
-        for event in events
-        if isinstance(event, Start) and event.node == "block1.moe.experts"
-    ]
-    samples, steps = work.samples_per_rank, WARM_UP + 1
-    run = run_virtual(
-        _program(work, 1),
-        network=PLATFORM.network(work.ranks),
-        costs=costs,
-        processor=Processor.of(PLATFORM),
-    )
-    for found in run.results:
-        sent = found.rank.trainer.model.mesh.traffic.get("block1.moe.experts", Traffic())
-        assert sent.messages == steps * sum(start.messages for start in starts)
-        assert sent.bytes == steps * sum(start.nbytes.at(samples) for start in starts)

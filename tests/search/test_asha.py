@@ -140,6 +140,21 @@ def test_a_trial_that_fails_makes_room_for_another_of_the_same_rung(tmp_path: Pa
     assert order == [0, 1, 2, 0, 3, 1, 2]
 
 
+def test_a_paused_trial_continues_on_a_group_of_its_size(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"objective": {"minimize": "y"}, "sampler": "random", "trials": 4}
+    space = make_space({"ranks_per_trial": [1, 2], **RANGE}, pruner="asha", **options)
+    own = SharedStudy(tmp_path, space)
+    found = []
+    for size, cost in ((1, 0.9), (1, 0.8), (1, 0.7), (2, 0.1), (1, None), (2, None)):
+        taken = own.take({**group(), "ranks": [*range(size)]})
+        assert taken is not None
+        found.append((taken.number, taken.values["ranks_per_trial"]))
+        if cost is not None:
+            own.report(taken.number, cost, 3)
+            own.prune(taken.number, {})
+    assert found == [(0, 1), (1, 1), (2, 1), (3, 2), (2, 1), (3, 2)]
+
+
 def test_a_search_without_further_time_has_a_trial_that_is_complete(tmp_path: Path) -> None:
     own = shared(tmp_path)
     for _ in range(4):

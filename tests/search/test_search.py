@@ -191,9 +191,9 @@ def test_groups_of_different_sizes_train_trials_side_by_side(written: Path) -> N
     sizes = {"ranks_per_trial": [1, 2], "lr": [0.01, 0.1]}
     space = {"space": sizes, "fixed": FIXED, "sampler": "grid"}
     (written / "space.yaml").write_text(json.dumps(space))
-    finished = searched(written, 3, "--ranks-per-trial=2")
+    finished = searched(written, 2, "--ranks-per-trial=3")
     assert finished.returncode == 1
-    assert finished.stderr == "search: --ranks-per-trial must divide the 3 ranks, got 2\n"
+    assert finished.stderr == "search: --ranks-per-trial must divide the 2 ranks, got 3\n"
     assert not (written / "runs").exists()
     finished = searched(written, 4, "--ranks-per-trial=1,1,2")
     assert finished.returncode == 0, finished

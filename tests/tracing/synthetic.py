@@ -71,10 +71,12 @@ def write_run(
     messages: bool = True,
     noise: float = 0.0,
     skew: bool = True,
+    whole: bool = True,
 ) -> list[Rank]:
     """Simulate a run and write its traces. Gradients are summed by a ring in two buckets.
 
-    Without `messages` the sums are collective calls that end when all ranks have arrived.
+    Without `messages` the sums are collective calls that end when all ranks have arrived. If it is
+    not `whole`, epochs have no records, as where some of their steps are recorded.
     """
     random = np.random.default_rng(7)
     all_ranks = [Rank(rank, 1000 * MS + rank * MS // 10) for rank in range(ranks)]
@@ -93,7 +95,8 @@ def write_run(
         for rank in all_ranks:
             rank.step = -1
             rank.epoch = epoch
-            rank.begin(Kind.PHASE, "epoch")
+            if whole:
+                rank.begin(Kind.PHASE, "epoch")
         for step in range(steps):
             for rank in all_ranks:
                 rank.step = step
@@ -132,7 +135,7 @@ def write_run(
                     work(rank, Kind.PHASE, "update", "update", MS // 2, bucket=bucket)
             for rank in all_ranks:
                 rank.end()
-        for rank in all_ranks:
+        for rank in all_ranks if whole else []:
             rank.end(memory=0)
     folder.mkdir(parents=True, exist_ok=True)
     for rank in all_ranks:

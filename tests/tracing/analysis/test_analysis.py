@@ -22,6 +22,7 @@ from pydtnn.tracing.analysis import (
     usage,
     waits,
 )
+from pydtnn.tracing.analysis.calls import Programs
 from pydtnn.tracing.analysis.efficiency import replay
 from pydtnn.tracing.analysis.times import Machine
 from pydtnn.tracing.summary import describe_changes, summarize
@@ -143,6 +144,14 @@ def test_a_wait_that_begins_with_the_part_ends_when_the_last_rank_has_begun(run)
     start, stop = blocks.start[waits], blocks.stop[waits] + 1000
     assert start[1] > start[0]
     np.testing.assert_array_equal(replay(timeline, blocks, start, stop), start[1] + 1000)
+
+
+def test_time_of_a_step_without_a_label_is_computation(run):
+    timeline = run(ranks=1, steps=2)
+    names = timeline.activities["name"]
+    names[names == timeline.name_id("loss")] = timeline.name_id("epoch")
+    (program,) = Programs(timeline).of()
+    assert program.computed[-1] == pytest.approx(2e9 * COMPUTE)
 
 
 @pytest.mark.parametrize("messages", [True, False])

@@ -25,6 +25,7 @@ def run(tmp_path_factory, request):
         noise=0.2,
         slower=lambda rank, *where: 4 * MS * ((rank, where[-1]) == (2, "conv1 backward")),
         messages=request.param == "messages",
+        whole=request.param == "messages",
     )
     timeline = load_timeline(folder / "run")
     FORMATS["kineto"].write(timeline, folder / "kineto")
@@ -67,6 +68,9 @@ def test_kernels_have_the_times_of_the_analysis(run):
     timeline, folder = run
     for rank, used in enumerate(usage(timeline)):
         _, kernels = kernels_of(folder, rank)
+        names = {kernel["name"] for kernel in kernels}
+        assert "data" in names
+        assert "step" not in names  # of time without an activity
         compute, communication = set(), set()
         for kernel in kernels:
             where = communication if COMMUNICATION.match(kernel["name"]) else compute

@@ -75,14 +75,18 @@ def test_times_outside_of_steps_have_no_step(timeline):
 def test_an_activity_whose_parent_was_not_recorded_has_none(tmp_path):
     """Recording ends within a step: the phases that are still open have no record."""
     clock = {"offset": 0, "drift": 0.0, "origin": 0, "error": 0}
-    about = {"rank": 0, "size": 1, "lanes": ["main"], "clock": clock}
+    about = {"rank": 0, "size": 2, "lanes": ["main"], "clock": clock}
     records = np.zeros(2, RECORD)
-    records["start"], records["duration"], records["depth"] = (10, 20), 5, (2, 1)
+    records["start"], records["duration"], records["depth"] = (20, 30), 5, (2, 1)
     write_trace(tmp_path, records, ["phase"], about)
+    records = records[:1].copy()  # of another rank, meanwhile
+    records["start"], records["duration"], records["depth"] = 10, 100, 0
+    write_trace(tmp_path, records, ["phase"], about | {"rank": 1})
     timeline = load_timeline(tmp_path)
-    assert timeline.activities["parent"].tolist() == [-1, -1]
-    assert timeline.activities["own"].tolist() == [5, 5]
-    assert (timeline.activities["start"].tolist(), timeline.duration) == ([0, 10], 15)
+    assert timeline.activities["parent"].tolist() == [-1, -1, -1]
+    assert timeline.activities["own"].tolist() == [5, 5, 100]
+    assert (timeline.activities["start"].tolist(), timeline.duration) == ([10, 20, 0], 100)
+    about["size"] = 1
     write_trace(tmp_path / "empty", np.zeros(0, RECORD), [], about)
     empty = load_timeline(tmp_path / "empty")
     assert empty.duration == 0

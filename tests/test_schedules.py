@@ -155,6 +155,7 @@ def test_a_warm_up_rises_to_what_follows_on_one_clock():
         (lambda: get_schedule("cosine", 0.1, 10, 1, finale=0), "unknown option .* 'finale'"),
         (lambda: get_schedule("cosine", -0.1, 10, 1), "schedule: lr .* must be at least 0"),
         (lambda: get_schedule("cosine", 0.1, 10, 1, warmup_steps=10), "must be below the total"),
+        (lambda: get_schedule("cosine", 0.1, 10, 1, warmup_steps=-1), "warmup_steps must be at l"),
     ],
 )
 def test_mistakes_are_refused_in_a_sentence(call, words):

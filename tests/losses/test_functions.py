@@ -262,3 +262,9 @@ def test_losses_have_short_and_long_names():
     assert get_loss("cross_entropy", label_smoothing=0.1).label_smoothing == 0.1
     assert isinstance(get_loss("mean-squared error"), MeanSquaredError)
     assert set(ALIASES.values()) <= set(LOSSES)
+
+
+def test_the_plain_cross_entropy_alone_takes_parts_of_the_outputs():
+    assert CategoricalCrossEntropy().takes_parts
+    for options in ({"label_smoothing": 0.1}, {"class_weights": WEIGHTS}, {"ignore_index": 1}):
+        assert not CategoricalCrossEntropy(**options).takes_parts

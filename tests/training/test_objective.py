@@ -88,6 +88,8 @@ def test_targets_of_each_kind_train(x: Any, y: Any, net: Any, loss: str, metrics
     trainer = Trainer(Model(Sequential(net()), data.input_shape), "sgd", loss=loss, metrics=metrics)
     trainer.fit(data, data, epochs=1, batch_size=5)
     assert all(np.isfinite(value) for value in trainer.history[-1].values())
+    task = {"mse": "numbers", "bce": "labels", "cross_entropy": "classes"}[loss]
+    assert trainer.model.inputs.tasks == (task,)
 
 
 @each(

@@ -69,17 +69,13 @@ def fit(
     ),
     exchange: GradientExchange | None = None,
     dtype: str = "float32",
-    net: Callable[[], Sequential] = network,
-    data: ArrayDataset | None = None,
-    augment: tuple[Any, ...] = (RandomCrop(1), HorizontalFlip()),
     epochs: int = 2,
     **options: Any,
 ) -> Trainer:
-    data = data or images()
-    model = Model(net(), data.input_shape, backend=simulated_backend(seed=3), dtype=dtype)
-    trainer = Trainer(
-        model, optimizer(), exchange=exchange or AllReduce(Serial()), graph=graph, **options
-    )
+    data, augment = images(), (RandomCrop(1), HorizontalFlip())
+    model = Model(network(), data.input_shape, backend=simulated_backend(seed=3), dtype=dtype)
+    exchange = exchange or AllReduce(Serial())
+    trainer = Trainer(model, optimizer(), exchange=exchange, graph=graph, **options)
     trainer.fit(data, data, epochs=epochs, global_batch_size=BATCH, augment=augment, seed=5)
     return trainer
 

@@ -255,6 +255,15 @@ def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) 
     assert trainer.evaluate(data)["loss"] > 0
 
 
+def test_an_evaluation_of_other_classes_than_those_of_training_is_refused() -> None:
+    train, _ = small_data()
+    ours, theirs = (ArrayDataset(train.x, train.y, class_names=[*name]) for name in ("abc", "cba"))
+    trainer = small_trainer()
+    trainer.fit(ours, global_batch_size=8)
+    with pytest.raises(ValueError, match="use the same classes in the same order"):
+        trainer.evaluate(theirs)
+
+
 @pytest.mark.threads(2)
 def test_a_loader_of_ranks_refuses_other_data_on_each(comm: Communicator) -> None:
     data, _ = small_data()

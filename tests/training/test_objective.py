@@ -92,6 +92,12 @@ def test_targets_of_each_kind_train(x: Any, y: Any, net: Any, loss: str, metrics
     assert trainer.model.inputs.tasks == (task,)
 
 
+def test_integers_are_classes_for_a_loss_that_says_nothing() -> None:
+    objective = Objective(create_backend("numpy"), [(4, 4, 3)], Own(), None, None)
+    for target, task in ((MASKS, "classes"), (IMAGES, "")):
+        assert objective.describe(ArrayDataset(IMAGES, target)).tasks == (task,)
+
+
 @each(
     ("net", "unread"),
     [

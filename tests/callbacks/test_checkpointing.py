@@ -139,6 +139,7 @@ def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
             thread.join = lambda: (disk.free.set(), awaited())
 
     small_fit(small_trainer(None, Recorder(on_step=free_when_awaited), saver), epochs=1)
+    assert disk.free.is_set()
     assert "for the checkpoint before, which was still being written; save less" in caplog.text
     assert saver.blocked > saver.waited > 1
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from pydtnn.cli.build import create_job
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import choose_allreduce
@@ -16,12 +12,14 @@ from tests.each import each
 DATA = {"samples": 512, "classes": 4, "shape": [8, 8, 1]}
 
 
-def reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], hosts: str, **options: object):
+def reported(tmp_path, capsys, hosts, **options):
     """Name and value of the lines of a report on a run without a step."""
     config = TrainConfig(model="mlp", dataset_options=DATA, **options)
 
     def report(comm: Communicator) -> None:
-        print_report(create_job(config, choose_allreduce(config, comm), 1, tmp_path))
+        job = create_job(config, choose_allreduce(config, comm), 1, tmp_path)
+        print_report(job)
+        assert job.about == {}  # there is no run.json
 
     run_threads(len(hosts), report, hosts=hosts)
     pairs = (line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)

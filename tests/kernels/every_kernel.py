@@ -535,7 +535,13 @@ OF_THE_HOST: dict[str, Any] = {
 """Those that the GPU has no kernels for, or that have tests of their own there."""
 
 
-def cases(kernel: str, rng: np.random.Generator) -> list[Case]:
-    """Return what there is to call of ``family.kernel``."""
+def cases(kernel: str, drawn: np.random.Generator | list[Any]) -> list[Case]:
+    """Return what there is to call of ``family.kernel``, with what its maker draws or has drawn."""
     make, *calls = (MAKERS | OF_THE_HOST)[kernel]
-    return [Case(kernel, *drawn, tuple(calls)) for drawn in make(rng)]
+    used = {one for args, options in calls for one in (*args, *options.values())}
+    found = []
+    for arrays, constants in drawn if isinstance(drawn, list) else make(drawn):
+        if not any(map(callable, constants.values())):  # which may read others
+            arrays = {name: array for name, array in arrays.items() if name in used}
+        found.append(Case(kernel, arrays, constants, tuple(calls)))
+    return found

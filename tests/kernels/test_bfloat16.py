@@ -89,7 +89,7 @@ def norm_error(value: np.ndarray, exact: np.ndarray) -> float:
     return float(error / max(np.linalg.norm(exact), 1e-300) / UNIT)
 
 
-@pytest.mark.few(80)
+@pytest.mark.few(60)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_convolutions_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str
@@ -122,7 +122,7 @@ def in_passing_halves(case: str) -> tuple[Arrays, Arrays]:
     return given, in_passing(REFERENCE, exact, CASES[case][1])
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(25)
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_deferred_arrays_and_sums_agree_with_the_reference_for_all_threads(
     cpu_backend: Backend, once: Once, case: str, algorithm: str

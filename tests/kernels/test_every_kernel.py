@@ -6,6 +6,7 @@ Elements of 16 bits are computed in float32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,13 @@ Results = dict[str, np.ndarray]
 Place = Callable[[str, np.ndarray], np.ndarray]
 
 
+@cache
+def arrays_of(make: Callable[..., Any]) -> list[Any]:
+    return [*make(np.random.default_rng(0))]
+
+
 def drawn(kernel: str) -> list[Case]:
-    return cases(kernel, np.random.default_rng(0))
+    return cases(kernel, arrays_of((MAKERS | OF_THE_HOST)[kernel][0]))
 
 
 def run(backend: Backend, case: Case, arrays: Results) -> Results:

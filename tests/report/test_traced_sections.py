@@ -19,6 +19,8 @@ from tests.report.folders import write_run as write_folder
 from tests.tracing.synthetic import LAYERS, MS, write_run
 
 SLOW = 3 * MS
+SCALED = {"phases": "xy", "layers": "xy", "steps": "x", "memory": "y"}
+"""Axes with equal scales for all runs, by section."""
 
 
 def traced(tmp_path: Path, *, ranks: int = 4, messages: bool = True) -> Run:
@@ -157,21 +159,30 @@ def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_pa
     assert layers([run]).figures[0].caption.startswith("6 of 6 points are above the line: ")
 
 
-def test_every_colour_has_one_meaning_and_is_in_the_legend(tmp_path: Path) -> None:
+def test_every_colour_has_one_meaning_and_figures_of_several_runs_have_equal_scales(
+    tmp_path: Path,
+) -> None:
     folders = [write_folder(tmp_path / f"run-{n}", ranks=n) for n in (1, 2)]
     for n, folder in zip((1, 2), folders, strict=True):
-        write_run(folder / "trace", ranks=n)
-    runs = read_runs(folders)
+        write_run(folder / "trace", ranks=n, slower=lambda *where: n * MS // 10)  # noqa: B023
+    runs, scales = read_runs(folders), dict[str, set[str]]()
     assert len({*RUN_COLOURS, *COLOURS.values()}) == len(RUN_COLOURS) + len(COLOURS)
     known = COLOURS | {run.title: colour(i) for i, run in enumerate(runs)}
     known |= dict.fromkeys(("limit of the machine", "ideal", "measured"), COLOURS["other"])
     for section in sections_of(runs):
+        for one in section.figures if section.name in SCALED else ():
+            kind = section.name + one.title.partition(": ")[2] * (section.name != "memory")
+            layout = one.properties()["layout"]
+            ranges = [layout[f"{axis}axis"].get("range") for axis in SCALED[section.name]]
+            assert any(ranges)
+            scales.setdefault(kind, set()).add(str(ranges))
         if section.name in ("messages", "memory"):
             continue
         for trace in (trace for figure in section.figures for trace in figure.data):
             used = trace["line" if "lines" in trace.get("mode", "") else "marker"]["color"]
             assert used == known[trace["name"]], (section.name, trace["name"])
             assert trace["name"] in section.legend
+    assert all(len(ranges) == 1 for ranges in scales.values())
 
 
 def test_traces_of_which_nothing_can_be_shown_say_why(tmp_path: Path) -> None:

@@ -125,6 +125,13 @@ def test_training_continues_while_a_checkpoint_is_written(
         assert (own / "XXH64SUMS").read_bytes() == (once / "XXH64SUMS").read_bytes()
 
 
+def free_when_awaited(saver: Checkpointer, disk: Disk) -> None:
+    """Let the disk complete files as soon as the thread that writes is awaited."""
+    thread = saver._saver.pending.thread
+    awaited = thread.join
+    thread.join = lambda: (disk.free.set(), awaited())
+
+
 def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,13 +139,11 @@ def test_a_step_that_waits_for_the_checkpoint_before_is_reported(
     monkeypatch.setattr(clock, "now", lambda: next(readings))
     saver = Checkpointer(tmp_path, every="2 steps")
 
-    def free_when_awaited(trainer: Trainer) -> None:
+    def look(trainer: Trainer) -> None:
         if trainer.optimizer.iterations == 4:
-            thread = saver._saver.pending.thread
-            awaited = thread.join
-            thread.join = lambda: (disk.free.set(), awaited())
+            free_when_awaited(saver, disk)
 
-    small_fit(small_trainer(None, Recorder(on_step=free_when_awaited), saver), epochs=1)
+    small_fit(small_trainer(None, Recorder(on_step=look), saver), epochs=1)
     assert disk.free.is_set()
     assert "for the checkpoint before, which was still being written; save less" in caplog.text
     assert saver.blocked > saver.waited > 1
@@ -185,7 +190,7 @@ def test_that_no_checkpoint_could_be_written_is_an_error_at_the_end(
 def test_a_checkpoint_is_completed_if_an_error_ends_training(tmp_path: Path, disk: Disk) -> None:
     def fail(trainer: Trainer) -> None:
         if trainer.optimizer.iterations == 3:
-            threading.Timer(0.1, disk.free.set).start()
+            free_when_awaited(saver, disk)
             raise ZeroDivisionError
 
     saver = Checkpointer(tmp_path, every="2 steps")

@@ -534,6 +534,34 @@ OF_THE_HOST: dict[str, Any] = {
 }
 """Those that the GPU has no kernels for, or that have tests of their own there."""
 
+IN_PLACE: dict[str, tuple[str, ...]] = {
+    **{
+        f"fused.{name}": inputs
+        for name, inputs in (("evaluate", ("x0", "x1")), ("gate", ("x dy",)))
+    },
+    **{"norm.normalize": ("x",), "norm.backward_normalize": ("x dy",)},
+    **{"elementwise.forward": ("x z", "x positive"), "elementwise.backward": ("x",)},
+    **{"elementwise.add": ("x", "x y"), "elementwise.softmax_forward": ("x",)},
+    **{"elementwise.softmax_backward": ("x dy",), "random.dropout": ("x",)},
+    **{kernel: ("x",) for kernel in (MAKERS | OF_THE_HOST) if kernel.startswith("loss")},
+    "norm.local_response_backward": ("x dy",),
+}
+"""Arrays that a kernel may overwrite by its output."""
+
+IN_PLACE_ON_GPU = [name for name in IN_PLACE if name in MAKERS and not name.startswith("loss")]
+"""A GPU's losses read other elements of a row after the first ones are written."""
+
+
+def in_place(kernel: str, drawn: Any) -> list[tuple[Case, str, str]]:
+    """Return cases of one call each, with the names of its output and of an input it may be."""
+    return [
+        (case._replace(calls=(one,)), one[1]["out"], name)
+        for case in cases(kernel, drawn)
+        for one in case.calls
+        for name in IN_PLACE[kernel]
+        if "add" not in one[1]
+    ]
+
 
 def cases(kernel: str, drawn: np.random.Generator | list[Any]) -> list[Case]:
     """Return what there is to call of ``family.kernel``, with what its maker draws or has drawn."""

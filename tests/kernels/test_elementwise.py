@@ -100,48 +100,6 @@ def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
 
 
 @each("dtype", DTYPES)
-@each("n", [0, 1, 3, 17, 1009, 40001])
-@each("name", FUNCTIONS)
-def test_activation_equals_the_reference_also_in_place(
-    cpu_backend: Backend, name: str, n: int, dtype: str
-) -> None:
-    x, dy = inputs(name, n).astype(dtype), np.random.default_rng(1).normal(size=n).astype(dtype)
-    kernels, y, dx, exact = cpu_backend.elementwise, *np.empty((2, n), dtype), np.empty((2, n))
-    kernels.forward(name, x, out=y, alpha=ALPHA)
-    z = y if FUNCTIONS[name].reads == "output" else x
-    kernels.backward(name, dy, z, out=dx, alpha=ALPHA)
-    # of the same inputs in double; far from 0, gelu and silu magnify the rounding of x by x^2 and x
-    wide = [array.astype(float) for array in (x, dy, z)]
-    REFERENCE.elementwise.forward(name, wide[0], out=exact[0], alpha=ALPHA)
-    REFERENCE.elementwise.backward(name, *wide[1:], out=exact[1], alpha=ALPHA)
-    np.testing.assert_allclose(y, exact[0], rtol=4 * eps(dtype), atol=8 * eps(dtype))
-    np.testing.assert_allclose(dx, exact[1], rtol=40 * eps(dtype), atol=40 * eps(dtype))
-    kernels.backward(name, dy, z.copy(), out=dy, alpha=ALPHA)
-    kernels.forward(name, x, out=x, alpha=ALPHA)
-    np.testing.assert_array_equal(x, y)
-    np.testing.assert_array_equal(dy, dx)
-
-
-@each("dtype", DTYPES)
-@each("shape", [(0, 3), (7, 1), (4, 17), (3, 2, 33), (700, 100)])
-def test_sums_and_softmax_may_overwrite_what_they_read(
-    cpu_backend: Backend, shape: tuple[int, ...], dtype: str
-) -> None:
-    kernels = cpu_backend.elementwise
-    x, dy, y, dx = np.random.default_rng(0).normal(0, 4, (4, *shape)).astype(dtype)
-    for target in (0, 1):
-        pair = [x.copy(), dy.copy()]
-        kernels.add(*pair, out=pair[target])
-        np.testing.assert_array_equal(pair[target], x + dy)
-    kernels.softmax_forward(x, out=y)
-    kernels.softmax_backward(dy, y, out=dx)
-    kernels.softmax_forward(x, out=x)
-    kernels.softmax_backward(dy, y, out=dy)
-    np.testing.assert_array_equal(x, y)
-    np.testing.assert_array_equal(dy, dx)
-
-
-@each("dtype", DTYPES)
 @each("name", ULPS)
 def test_activation_is_exact_to_a_few_units_of_the_last_place(
     cpu_backend: Backend, name: str, dtype: str

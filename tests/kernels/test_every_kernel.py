@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import FAMILIES
 from tests.each import each
 from tests.kernels.checks import REFERENCE, same_for_all_threads
-from tests.kernels.every_kernel import MAKERS, OF_THE_HOST, Case, cases
+from tests.kernels.every_kernel import IN_PLACE, MAKERS, OF_THE_HOST, Case, cases, in_place
 from tests.kernels.guarded import assert_guards_hold, guarded
 from tests.kernels.test_backend import COLD, COMBINED
 
@@ -136,6 +137,18 @@ def test_arrays_that_are_not_contiguous_give_the_same_values(
             *(cpu_backend, kernel, "float64", small[: 4 if apart is names else 3]),
             lambda name, array, apart=apart: spread(array) if name in apart else array,
         )
+
+
+@each("dtype", ["float32", "float64"])
+@each("kernel", IN_PLACE)
+def test_an_output_may_be_an_input(cpu_backend: Backend, kernel: str, dtype: str) -> None:
+    made = arrays_of((MAKERS | OF_THE_HOST)[kernel][0])
+    for (case, out, name), backend in product(in_place(kernel, made), (cpu_backend, REFERENCE)):
+        apart, own = case.typed(dtype), case.typed(dtype)
+        own[out] = own[name]
+        expected, found = run(backend, case, apart), run(backend, case, own)
+        assert found[out].tobytes() == expected[out].tobytes(), (case.calls, backend.name)
+        assert found.get("d value", 0) == expected.get("d value", 0)
 
 
 def size(case: Case) -> int:

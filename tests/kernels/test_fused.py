@@ -101,21 +101,6 @@ def test_values_and_gates_agree_with_the_reference_with_every_option(
         np.testing.assert_allclose(sums, exact, rtol=0, atol=bound)
 
 
-@each("target", [0, 1])
-@each("shape", SHAPES)
-def test_values_and_gates_may_overwrite_what_they_read(
-    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int], target: int
-) -> None:
-    value, expected = deferred(rng, shape, terms=2), np.empty(shape)
-    arrays = [rng.standard_normal(shape), rng.standard_normal(shape)]
-    REFERENCE.gate(arrays[0], value, out=expected, add=arrays[1])
-    cpu_backend.fused.gate(arrays[0], value, out=arrays[target], add=arrays[1])
-    assert_close(arrays[target], expected, 1e-14)
-    expected = REFERENCE.values(value)
-    cpu_backend.fused.evaluate(value, out=value.terms[target].x)
-    assert_close(value.terms[target].x, expected, 1e-14)
-
-
 @each("every_set", [False, True])
 @each("terms", [1, 2])
 @each("kept", [False, True])

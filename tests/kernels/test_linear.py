@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from tests.kernels.checks import with_threads
 from tests.kernels.guarded import assert_close
 
 
@@ -19,23 +18,6 @@ def operands(rng: np.random.Generator, size: tuple[int, int, int]) -> dict[str, 
         "b": rng.standard_normal(outputs),
         "dy": rng.standard_normal((batch, outputs)),
     }
-
-
-@pytest.mark.parametrize("size", [(70, 811, 230), (600, 24, 16), (113, 47, 257)], ids=str)
-def test_more_threads_than_cores_do_not_change_a_byte(
-    cpu_backend: Backend, rng: np.random.Generator, size: tuple[int, int, int]
-) -> None:
-    x, w, b, dy = (array.astype("float32") for array in operands(rng, size).values())
-    results = []
-    for threads in (1, 5, 16):
-        linear = with_threads(cpu_backend, threads).linear
-        y, dx, dw, db = (np.empty_like(array) for array in (dy, x, w, b))
-        linear.forward(x, w, b, out=y)
-        linear.backward_data(dy, w, out=dx)
-        linear.backward_filter(x, dy, out=dw)
-        linear.backward_bias(dy, out=db)
-        results.append([array.tobytes() for array in (y, dx, dw, db)])
-    assert results[0] == results[1] == results[2]
 
 
 def test_forward_works_without_a_bias(cpu_backend: Backend, rng: np.random.Generator) -> None:

@@ -6,8 +6,6 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.random import bits, philox4x32, stream, uniform
-from tests.each import each
-from tests.kernels.checks import DTYPES, REFERENCE
 
 # Salmon et al.'s library Random123, file kat_vectors, lines "philox4x32 10": counter, key, result
 VECTORS = """
@@ -43,20 +41,6 @@ def test_uniform_numbers_have_the_moments_of_a_uniform_distribution() -> None:
 
 def test_stream_of_a_name_never_changes() -> None:
     assert stream("blocks.3.dropout") == 0x76AE11E3
-
-
-@each("dtype", DTYPES)
-@each("rate", [0.0, 0.1, 0.999])
-@each("shape", [(3,), (3, 5, 7), (5, 1023)])
-def test_dropout_has_the_bytes_of_the_reference_also_in_place(
-    cpu_backend: Backend, shape: tuple[int, ...], rate: float, dtype: str
-) -> None:
-    x = np.random.default_rng(0).normal(size=shape).astype(dtype)
-    key = (rate, 2**32 + 11, stream("dropout"), 5, 3 * np.arange(len(x)) + 2**33)
-    expected = np.empty_like(x)
-    REFERENCE.random.dropout(x, *key, out=expected)
-    cpu_backend.random.dropout(x, *key, out=x)
-    assert x.tobytes() == expected.tobytes()
 
 
 def test_dropout_keeps_its_share_and_the_mean(cpu_backend: Backend) -> None:

@@ -11,7 +11,7 @@ from pydtnn.kernels.reference import FAMILIES
 from tests.conftest import cuda_backend
 from tests.gpu import to_host
 from tests.kernels.checks import REFERENCE
-from tests.kernels.every_kernel import MAKERS, Case, cases
+from tests.kernels.every_kernel import IN_PLACE_ON_GPU, MAKERS, Case, cases, in_place
 
 # In norm, beside the reference in float64 on the same numbers. A result of 16 bits is rounded once,
 # to 2^-12 and 2^-9 of itself; what is added up of such results, as often as there are.
@@ -66,6 +66,18 @@ def test_a_kernel_agrees_with_the_reference_in_every_type(
     for case in cases(kernel, rng):
         check(cuda, case, dtype)
     assert not to_host(cuda.update.device.arrived).any()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kernel", IN_PLACE_ON_GPU)
+def test_an_output_may_be_an_input(cuda: Backend, rng: np.random.Generator, kernel: str) -> None:
+    for case, out, name in in_place(kernel, rng):
+        results = []
+        for same in (False, True):
+            arrays = {n: cuda.asarray(array) for n, array in case.typed("float32").items()}
+            arrays[out] = arrays[name if same else out]
+            case.run(cuda, arrays)
+            results.append(to_host(arrays[out]).tobytes())
+        assert results[0] == results[1]
 
 
 def test_every_kernel_of_the_reference_has_cases_or_tests_elsewhere() -> None:

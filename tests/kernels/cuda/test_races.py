@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.cuda import pool
 from pydtnn.kernels.cuda.module import elements, source_names
 from pydtnn.kernels.dtypes import DTYPES
-from tests.kernels.every_kernel import MAKERS, Case, cases
+from tests.kernels.every_kernel import IN_PLACE_ON_GPU, MAKERS, Case, cases, in_place
 from tests.simulated import kernels
 from tests.simulated.host import HostModule, on_device
 from tests.simulated.watched import Site, Watched, kernel_names, sites
@@ -37,9 +36,11 @@ OURS = [name for name in MAKERS if not name.startswith("linear")] + ["linear.bac
 Run = Callable[[Watched], None]
 
 
-def run(watched: Watched, case: Case, dtype: str = "float32") -> None:
-    given = case.typed(dtype).items()
-    case.run(watched.families, {name: watched.array(a, a.dtype.name) for name, a in given})
+def run(watched: Watched, case: Case, dtype: str = "float32", *same: str) -> None:
+    """Call a kernel, with one array under two names where these are given."""
+    arrays = {n: watched.array(a, a.dtype.name) for n, a in case.typed(dtype).items()}
+    arrays |= {name: arrays[same[-1]] for name in same}
+    case.run(watched.families, arrays)
     watched.forget()
 
 
@@ -89,19 +90,10 @@ def of_images(watched: Watched) -> None:
     watched.shift = 0
 
 
-def in_place(watched: Watched) -> None:
-    """Outputs that are inputs."""
-    family, draw = watched.families, np.random.default_rng(1).normal
-    table = watched.array(draw(size=8), "float32")
-    x, dy = (watched.array(draw(size=(700, 8)), "float32") for _ in range(2))
-    value = Deferred(Term(watched.array(x), table, table), relu=True)
-    family.fused.gate(dy, value, out=dy)
-    family.fused.evaluate(Deferred(Term(x, table)), out=x)
-    family.norm.backward_normalize(x, dy, table, table, table, out=dy)
-    for columns in (8, 7, 3000, 3001):
-        rows = watched.array(draw(size=(5, columns)), "float32")
-        family.elementwise.softmax_forward(rows, out=rows)
-        family.elementwise.softmax_backward(rows, watched.array(rows), out=rows)
+def outputs_that_are_inputs(watched: Watched) -> None:
+    for kernel in IN_PLACE_ON_GPU:
+        for case, *names in in_place(kernel, np.random.default_rng(1)):
+            run(watched, case, "float32", *names)
 
 
 def of_pooling(watched: Watched) -> None:
@@ -132,7 +124,7 @@ def all_kernels() -> Watched:
     for kernel in OURS:
         of_kernel(kernel, watched)
     of_kernel("linear.backward_bias", watched, "bfloat16")
-    for more in (not_aligned, of_other_types, of_images, in_place, of_pooling):
+    for more in (not_aligned, of_other_types, of_images, outputs_that_are_inputs, of_pooling):
         more(watched)
     return watched
 

@@ -36,68 +36,50 @@ IMAGENET = (224, 224, 3)
 INCEPTION = (299, 299, 3)
 MNIST = (28, 28, 1)
 
-# For ImageNet as torchvision and, for mobilenet_v1, Keras list them; cnn is the one of PyTorch's
-# examples. The small forms are those in use for CIFAR: VGG and AlexNet with one linear layer, the
-# others with a 3 x 3 stem, MobileNets with fewer strides.
-PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
-    ("mlp", MNIST, 10): 669_706,
-    ("cnn", MNIST, 10): 1_199_882,
+PAGE = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+
+
+def documented() -> dict[tuple[str, tuple[int, ...], int], int]:
+    """The rows of the page: for ImageNet as torchvision and, for mobilenet_v1, Keras list them."""
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\| ([\d,]+) \|", PAGE, re.M)
+    found = {}
+    for name, given, count in rows:
+        sizes, _, classes = (given.strip() or "224 x 224 x 3, 1000").partition(", ")
+        shape = tuple(map(int, sizes.removesuffix(" tokens").split(" x ")))
+        found[name, shape, int(classes)] = int(count.replace(",", ""))
+    return found
+
+
+# Of other depths, and forms for CIFAR: VGG and AlexNet with one linear layer, the others with a
+# 3 x 3 stem, MobileNets with fewer strides.
+PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = documented() | {
     ("alexnet", CIFAR, 10): 2_472_266,
-    ("alexnet", IMAGENET, 1000): 61_100_840,
-    ("vgg11", IMAGENET, 1000): 132_863_336,
     ("vgg11_bn", IMAGENET, 1000): 132_868_840,
     ("vgg13", IMAGENET, 1000): 133_047_848,
     ("vgg13_bn", IMAGENET, 1000): 133_053_736,
     ("vgg16", IMAGENET, 1000): 138_357_544,
-    ("vgg16_bn", IMAGENET, 1000): 138_365_992,
     ("vgg19", IMAGENET, 1000): 143_667_240,
     ("vgg19_bn", IMAGENET, 1000): 143_678_248,
     ("vgg11_bn", CIFAR, 10): 9_231_114,
     ("resnet8", CIFAR, 10): 78_042,
-    ("resnet20", CIFAR, 10): 272_474,
     ("resnet32", CIFAR, 10): 466_906,
-    ("resnet44", CIFAR, 10): 661_338,
     ("resnet56", CIFAR, 10): 855_770,
     ("resnet110", CIFAR, 10): 1_730_714,
     ("resnet1202", CIFAR, 10): 19_424_026,
-    ("resnet18", IMAGENET, 1000): 11_689_512,
     ("resnet34", IMAGENET, 1000): 21_797_672,
-    ("resnet50", IMAGENET, 1000): 25_557_032,
     ("resnet101", IMAGENET, 1000): 44_549_160,
     ("resnet152", IMAGENET, 1000): 60_192_808,
-    ("resnet18", CIFAR, 10): 11_173_962,
     ("resnet50", CIFAR, 10): 23_520_842,
-    ("vit_tiny", IMAGENET, 1000): 5_717_416,  # of the ViTs as in timm
-    ("vit_small", IMAGENET, 1000): 22_050_664,
-    ("vit_b16", IMAGENET, 1000): 86_567_656,
     ("vit_tiny", CIFAR, 10): 5_362_762,
-    ("gpt", (256,), 256): 10_844_160,
-    ("gpt_nano", (64,), 256): 100_272,
-    ("moe_gpt", (256,), 256): 60_488_448,
-    ("moe_gpt_nano", (64,), 256): 268_896,
-    ("llama", (256,), 256): 9_540_480,
-    ("llama_nano", (64,), 256): 88_656,
-    ("char_lstm", (64,), 256): 1_184_000,
     ("char_gru", (64,), 256): 920_832,
-    ("cnn1d", (1024, 1), 5): 264_837,
-    ("gpt2_small", (1024,), 50_257): 124_439_808,  # as the published weights
-    ("resnext50", IMAGENET, 1000): 25_028_904,
-    ("resnext50", CIFAR, 10): 22_992_714,
-    ("densenet40", CIFAR, 10): 1_019_722,
     ("densenet100", CIFAR, 10): 769_162,
-    ("densenet121", IMAGENET, 1000): 7_978_856,
     ("densenet161", IMAGENET, 1000): 28_681_000,
     ("densenet169", IMAGENET, 1000): 14_149_480,
     ("densenet201", IMAGENET, 1000): 20_013_928,
     ("densenet121", CIFAR, 10): 6_956_298,
-    ("googlenet", IMAGENET, 1000): 6_624_904,
     ("googlenet", CIFAR, 10): 5_490_986,
-    ("inception_v3", INCEPTION, 1000): 23_834_568,
-    ("mobilenet_v1", IMAGENET, 1000): 4_231_976,
     ("mobilenet_v1", CIFAR, 10): 3_217_226,
-    ("mobilenet_v2", IMAGENET, 1000): 3_504_872,
     ("mobilenet_v2", CIFAR, 10): 2_236_682,
-    ("cosmoflow", (128, 128, 128, 4), 4): 5_597_604,
 }
 
 
@@ -131,7 +113,6 @@ MIXTRAL = {"groups": 8, "hidden": 14_336, "experts": 8}
 OPTIONS: list[tuple[str, tuple[int, ...], int, dict[str, Any], int]] = [
     # torchvision's resnext101_32x8d, resnext101_64x4d and wide_resnet50_2
     ("resnet101", IMAGENET, 1000, {"groups": 32, "group_width": 8}, 88_791_336),
-    ("resnet101", IMAGENET, 1000, {"groups": 64, "group_width": 4}, 83_455_272),
     ("resnet50", IMAGENET, 1000, {"group_width": 128}, 68_883_240),
     # 7.0 M in table 2 of Huang et al. 2017
     ("densenet100", CIFAR, 10, {"bottleneck": False, "compression": 1.0}, 6_979_642),
@@ -140,13 +121,9 @@ OPTIONS: list[tuple[str, tuple[int, ...], int, dict[str, Any], int]] = [
     ("inception_v3", INCEPTION, 1000, {"auxiliary": True}, 27_161_264),
     # 2.6 M and 0.5 M in table 6 of Howard et al. 2017; 6.11 M in timm
     ("mobilenet_v1", IMAGENET, 1000, {"width": 0.75}, 2_585_560),
-    ("mobilenet_v1", IMAGENET, 1000, {"width": 0.25}, 470_072),
     ("mobilenet_v2", IMAGENET, 1000, {"width": 1.4}, 6_108_776),
-    # 0.27 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
-    *(
-        (f"resnet{depth}", CIFAR, 10, {"shortcut": "A"}, count)
-        for depth, count in ((20, 269_722), (56, 853_018), (110, 1_727_962), (1202, 19_421_274))
-    ),
+    # 1.7 M in table 6 of He et al. 2016
+    ("resnet110", CIFAR, 10, {"shortcut": "A"}, 1_727_962),
     # as in PyTorch
     ("cosmoflow", (128, 128, 128, 4), 4, {"kernel": 3}, 8_907_556),
     # Llama 3.2 1B, Llama 2 7B and Mixtral 8x7B, as published
@@ -155,7 +132,6 @@ OPTIONS: list[tuple[str, tuple[int, ...], int, dict[str, Any], int]] = [
     ("llama", (8,), 32_000, {**LLAMA_2, **MIXTRAL}, 46_702_792_704),
     # images larger than 224 x 224 need no more
     ("alexnet", (320, 256, 3), 1000, {}, 61_100_840),
-    ("vgg11", (320, 256, 3), 1000, {}, 132_863_336),
 ]
 
 
@@ -174,12 +150,9 @@ def image_sizes(graph: Graph) -> list[int]:
 @each(
     ("name", "shape", "sizes"),
     [
-        ("densenet100", CIFAR, [32, 16, 8]),
         ("densenet121", IMAGENET, [224, 112, 56, 28, 14, 7]),
         ("googlenet", CIFAR, [32, 16, 8]),
         ("mobilenet_v2", CIFAR, [32, 16, 8, 4]),
-        ("mobilenet_v2", IMAGENET, [224, 112, 56, 28, 14, 7]),
-        ("resnext50", CIFAR, [32, 16, 8, 4]),
     ],
 )
 def test_small_images_keep_more_of_their_size(
@@ -233,7 +206,6 @@ def test_a_head_of_no_part_is_told() -> None:
         ("resnet20", "stem.conv stage1.0.conv1 stage2.0.shortcut.bn stage3.2.add head.fc"),
         ("vgg16_bn", "stage1.conv1 stage5.bn3 stage5.pool head.fc"),
         ("densenet100", "stem.conv block1.0.conv1 transition2.pool block3.15.concat head.bn"),
-        ("mobilenet_v2", "stage1.0.project.bn stage2.1.depthwise.conv stage2.1.add head.conv"),
         ("googlenet", "block3a.five.reduce.conv block3a.pool.max pool3 block5b.concat fc"),
         ("vit_tiny", "embedding.position block0.attention.in_proj block11.fc2 head.fc"),
     ],
@@ -249,13 +221,9 @@ def test_names_tell_the_place(model: str, expected: str) -> None:
         ("mlp", (4, 5), {"hidden": [7, 6, 5], "dropout": 0.2}),
         ("cnn", (6, 7, 1), {}),
         ("alexnet", (29, 30, 3), {"local_response": True}),
-        ("vgg11", (32, 33, 1), {}),
         ("resnet20", (8, 7, 3), {"shortcut": "A"}),
-        ("resnet18", (8, 8, 3), {}),
         ("resnet50", (8, 9, 1), {}),
-        ("resnext50", (8, 9, 1), {}),
         ("densenet100", (5, 4, 1), {"growth": 6, "dropout": 0.2}),
-        ("densenet121", (8, 9, 3), {"growth": 8}),
         ("googlenet", (8, 9, 1), {"kernel": 5}),
         ("inception_v3", (75, 76, 3), {}),
         ("vit_tiny", (8, 12, 3), {"dropout": 0.1, "attention_dropout": 0.1}),
@@ -285,23 +253,15 @@ def test_every_size_from_64_on_fits_the_large_form(name: str, size: int) -> None
     assert wire(create_net(name, 5, (size, size, 3)), (size, size, 3)).outputs[0].shape == (5,)
 
 
-def test_the_documented_numbers_of_parameters_are_true() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\| ([\d,]+) \|", page, re.M)
-    assert len(rows) > 20
+def test_the_page_names_every_network() -> None:
+    assert len(documented()) > 20
     assert {name for name, _, _ in PARAMETERS} == set(MODELS)
-    for name, given, count in rows:
-        sizes, _, classes = (given.strip() or "224 x 224 x 3, 1000").partition(", ")
-        shape = tuple(map(int, sizes.removesuffix(" tokens").split(" x ")))
-        assert PARAMETERS[name, shape, int(classes)] == int(count.replace(",", ""))
-    assert set(MODELS) <= set(re.findall(r"`(\w+)`", page)) | {
-        f"{name}_bn" for name in ("vgg11", "vgg13", "vgg19")
-    }
+    names = set(re.findall(r"`(\w+)`", PAGE))
+    assert set(MODELS) <= names | {f"{name}_bn" for name in ("vgg11", "vgg13", "vgg19")}
 
 
 def test_the_documented_networks_of_sequences_are_built() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
-    text, code, recurrent = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    text, code, recurrent = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(text, names)
     assert names["text"].shape == (24,)
@@ -354,29 +314,19 @@ SMALLEST = {
         ),
         ("inception_v3", (298, 299, 3), {"auxiliary": True}, "at least 299 x 299, got 298"),
         ("vgg16", (784,), {}, r"vgg16: expected images of shape \(H, W, C\), got \(784"),
-        ("resnet45", CIFAR, {}, "unknown model 'resnet45'; did you mean .*'resnet44'"),
-        ("resnet20", CIFAR, {"shortcuts": "A"}, "unknown option of resnet20 .* 'sho"),
         ("resnet20", CIFAR, {"shortcut": "B"}, "unknown shortcut of resnet20 'B'; "),
         ("vit_tiny", (12, 40, 3), {"patch": 16}, "vit: images must be at least 16 x 16"),
-        ("vit_b16", (64, 70, 3), {}, "vit: the sides of images must be multiples of patch=16"),
         ("llama", (8,), {"heads": 5}, "llama: twice the heads must divide .*, got 5 heads"),
         ("llama", (8,), {"heads": 6, "groups": 4}, "llama: .*, got 6 heads, .* and 4 groups"),
         ("resnet34", CIFAR, {"groups": 32}, "must be 1 and 64 for depth 34, .* 32"),
-        ("resnet50", CIFAR, {"groups": 0}, "groups must be at least 1, got 0"),
         ("densenet40", CIFAR, {"compression": 1.5}, "compression must be .* 1, got 1.5"),
-        ("densenet121", CIFAR, {"growth": 0}, "growth must be at least 1, got 0"),
-        ("densenet40", CIFAR, {"dropout": 1.0}, "Dropout: rate must be .* got 1"),
         ("googlenet", CIFAR, {"kernel": 4}, "googlenet: kernel must be odd, .* got 4"),
         ("mobilenet_v1", CIFAR, {"width": 0}, "mobilenet_v1: width must be .* 0, got 0"),
-        ("mobilenet_v2", CIFAR, {"width": -1}, "mobilenet_v2: width must be .* 0, got -1"),
         ("cosmoflow", (64, 64, 4), {}, r"expected volumes of shape \(D, H, W, C\)"),
         ("cosmoflow", (32, 31, 64, 4), {}, "at least 32 x 32 x 32 for 5 stages, got 32 x 31"),
-        ("cosmoflow", (16, 16, 16, 4), {"kernel": 0, "stages": 4}, "Conv3d: kernel_size must be"),
-        ("char_lstm", (8, 3), {}, r"expected sequences of tokens, of shape \(T,\), got"),
         ("gpt", (8, 8, 1), {}, r"sequences of tokens, of shape \(T,\), got \(8, 8, 1\)"),
         ("char_lstm", (8,), {"kind": "rnn"}, "char_rnn: kind must be lstm or gru, got 'rnn'"),
         ("cnn1d", (8, 8, 3), {}, r"expected signals of shape \(L, C\), got \(8, 8, 3\)"),
-        ("cnn1d", (8, 3), {"width": 0}, "cnn1d: width must be"),
     ],
 )
 def test_shapes_and_options_that_do_not_fit_are_refused(

@@ -48,36 +48,26 @@ ARGUMENTS = [
     (["--model=resnet4"], "unknown model 'resnet4'; did you mean 'resnet44'"),
     (["--model=resnet20", "--model-options.shortcutt=A"], "'shortcutt'; did you mean 'shortcut'?"),
     (["--dataset=cifer10"], "unknown data set 'cifer10'; did you mean 'cifar10'"),
-    (["--augment=crop:4,flop"], "unknown augmentation 'flop'; did you mean 'flip'"),
-    (["--dtype=float8"], "unknown value of --dtype 'float8'; did you mean 'float64'"),
     (["--epochz=3"], "unknown option '--epochz'; did you mean '--epochs'"),
     (["-x"], "unknown option '-x'; see --help"),
     # numbers and words
     (["--lr=-1"], "--lr must be above 0, got -1"),
-    (["--lr=.inf"], "--lr must be above 0, got inf"),
     (["--threads=100000"], "--threads must be at most 1024"),
     (["--epochs"], "--epochs requires a value"),
-    (["--download=yes"], "--download must have no value, got 'yes'"),
     (["--augment=crop:100000"], "at most 12 pixels for images of 12 x 12, got 100000"),
-    (["--augment=cutout:²"], "numbers, as in cutout:SIZE, got 'cutout:²'"),
     (["--mixup=0.2", "--loss=hinge"], "Hinge: the target must be integer classes of shape (1,)"),
-    (["--optimizer=adam", "--momentum=0.5"], "--momentum: adam has no parameter `momentum`; omit"),
     (["--model=mlp", "--model-options.hidden=5"], 'model mlp {"hidden": 5}: '),
-    (["--metrics=top5_accuracy"], "at most the number of classes 4, got 5"),
     # what does not go together
     (["--resume"], "--resume requires the folder of the run to continue"),
     (["--global-batch-size=200"], "must be at most the 120 samples of synthetic, got 200"),
-    (["--dataset-options.shape=[8, 8, 1]", "--model=alexnet"], "alexnet: "),
     # models and schemes of one's own
     (["--model=own.py"], "expected path/to/file.py:name, got own.py; use own.py:n"),
     (["--model=nowhere.py:net"], "file nowhere.py does not exist; use path/to/"),
     (["--model=failing.py:grups"], "name in failing.py 'grups'; did you mean 'groups'?"),
     (["--model=failing.py:number"], "number: expected a layer, a block or a function of (classes"),
-    (["--model=failing.py:nothing"], "or a function of (classes, input_shape), got None"),
     (["--model=wrong.py:net"], "wrong.py cannot be imported: line 2: "),
     (["--model=failing.py:fault"], "KeyError: 'thing' ("),
     (["--scheme=failing.py:number"], "expected a subclass of GradientExchange, got 3"),
-    (["--model=failing.py:groups"], "divisible by groups=3, got 1 channels and 8 filters"),
     (["--model=failing.py:shapes"], "Add: inputs must be two or more of equal shape, got (10, 10"),
     (["--model=failing.py:narrow"], "use one output of the model per class"),
     # files and folders
@@ -85,9 +75,7 @@ ARGUMENTS = [
         ["--dataset=mnist", "--dataset-options={}", "--data-dir=no"],
         "mnist: the data folder no does",
     ),
-    (["--load=nowhere.safetensors"], "file nowhere.safetensors does not exist"),
     (["--output-dir=failing.py"], "--output-dir: expected a folder, got the file failing.py; ch"),
-    (["--output-dir=failing.py/run"], "cannot write failing.py/run: not a dir"),
     (["--output-dir=/proc/run"], "cannot write /proc/run: "),
     (["--save=."], "--save: expected the name of a new folder, got .; name one"),
     (["--save=failing.py"], "--save: failing.py is a file, and a mod"),
@@ -110,25 +98,18 @@ def test_a_bad_argument_is_one_sentence(arguments, words, fail, tmp_path, monkey
 
 YAML = [
     ("epochz: 3", "unknown key in the configuration file 'epochz'; did you mean"),
-    ("optimizer_option: {}", "configuration file 'optimizer_option'; did you me"),
     ("", "--config: expected lines such as 'epochs: 3'"),
     ("epochs: many", "--epochs must be a whole number, got 'many'"),
     ("model: [resnet44]", "model must be text, got ['resnet44']; quote it"),
     ("lr: 1\nepochs: 2\nlr: 2", "key 'lr' occurs twice; remove one of them (line 3)"),
-    ("batch-size: 1\nbatch_size: 2", "key 'batch_size' occurs twice"),
     ("model_options: {a: 1, a: 2}", "key 'a' occurs twice; remove one of them"),
-    ("threads: '0x10'", "--threads must be a whole number, got '0x10'"),
     ("seed: 010", "--seed must be a whole number, got '010'"),
-    ("lr: .nan", "--lr must be above 0, got nan"),
     (f"epochs: {'9' * 5000}", "--epochs must be a whole number, got '9999"),
     ("model_options: &a {x: *a}", "aliases are not supported; repeat the value"),
-    ("a: &a [x, x, x]\nb: [*a, *a, *a]", "aliases are not supported; repeat the value (line 2)"),
     ("model_options: " + "[" * 100_000, "nesting is deeper than 50 levels"),
     ("lr: !!float 1", "the tag tag:yaml.org,2002:float is not supported; remove it (line 1)"),
     ("lr: !!python/object/apply:os.getpid []", "valid YAML: the tag tag:yaml.org,2002:python"),
     ('output_dir: "\\0"', "--output-dir must contain only characters"),
-    ('save: "\\ud800"', "--save must contain only characters that file names"),
-    ("\tlr: 1", "found character '\\t' that cannot start any token (line 1)"),
     ("lr: 1\n---\nlr: 2", "but found another document (line 2)"),
     ("\x01", "the file is not valid YAML: unacceptable character #x0001"),
 ]
@@ -153,16 +134,17 @@ def test_weights_that_do_not_fit_are_listed(fail, tmp_path):
         assert words in failure.sentence
 
 
-@each("lr", ["1e30", "1e38"])
-def test_a_loss_that_is_not_finite_names_the_step_and_the_first_layer(lr, fail):
-    failure = fail(*TINY, f"--lr={lr}")
-    assert "the loss is not finite at epoch 1, step 2: first in the output of " in failure.sentence
+@each(
+    ("options", "place"),
+    [
+        (["--lr=1e30"], "at epoch 1, step 2"),
+        (["--lr=1e30", "--epochs=1", "--steps-per-epoch=1"], "in the evaluation"),
+    ],
+)
+def test_a_loss_that_is_not_finite_names_the_step_and_the_first_layer(options, place, fail):
+    failure = fail(*TINY, *options)
+    assert f"the loss is not finite {place}: first in the output of " in failure.sentence
     assert "use a lower learning rate" in failure.sentence
-
-
-def test_a_loss_that_is_not_finite_after_the_last_step_is_told_too(fail):
-    failure = fail(*TINY, "--lr=1e30", "--epochs=1", "--steps-per-epoch=1")
-    assert "the loss is not finite in the evaluation: first in the output of " in failure.sentence
 
 
 def test_a_damaged_checkpoint_is_left_and_the_one_before_it_taken(fail, caplog):
@@ -187,7 +169,6 @@ def assert_one_line(done: Finished, words: str) -> None:
 
 
 AGREED = [
-    (["--model=resnet4"], "unknown model 'resnet4'"),
     (["--global-batch-size=1"], "per sample of the global batch (1), got 2 ranks"),
     (["--output-dir=/proc/run"], "rank 0: train: --output-dir: cannot write /proc/run"),
     (["--lr=1e30"], "(Linear) on rank 0; use a lower learning rate"),
@@ -231,8 +212,6 @@ WAYS = [
     ("loader", "", THING),
     ("exit", "", "rank 1: RuntimeError: sys.exit(3) was called"),
     ("forward", "--allreduce=ring", THING),
-    ("backward", "--compress=float16", THING),
-    ("forward", "--scheme=sharded", THING),
     ("backward", "--scheme=local_sgd", THING),
     ("", f"--scheme={OWN}:FailsInUpdate", THING),
     ("", f"--scheme={OWN}:FailsInAThread", THING),
@@ -292,10 +271,7 @@ def test_a_disk_that_is_full_keeps_the_checkpoint_before(tmp_path):
     room = 2 * (tmp_path / "run" / "best.safetensors").stat().st_size
     done = mpiexec(2, [*TRAIN, *run, f'--model-options={{"room": {room}}}'])
     assert done.returncode == 74
-    assert (
-        "file too large; free some space or choose another folder; training continues, and the "
-        in (done.stderr)
-    )
+    assert "file too large; free some space or choose another folder" in done.stderr
     assert f"the last good checkpoint is {checkpoint}" in done.stderr
     assert done.stderr.count("no checkpoint could be written: ") == 1
     assert "Traceback" not in done.stderr

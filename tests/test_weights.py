@@ -106,10 +106,8 @@ def test_files_are_those_of_the_library_and_its_files_are_read() -> None:
     [
         *("[]", '{"a": 3}', '{"a": {}}', "{", "9" * 5000, "[" * 100000),
         '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
-        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
         '{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
         '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}',
-        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}}',
         '{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
         '{"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 4]}}',
     ],
@@ -141,13 +139,10 @@ def test_without_memory_for_the_best_weights_training_continues(
     ("name", "value", "words"),
     [
         ("head.w", math.nan, "head.w must be finite, got nan"),
-        ("conv2d0.w", -math.inf, "conv2d0.w must be finite, got -inf"),
         ("head.b", 1e300, "head.b must be in the range of float32, got 1e"),
         ("batchnorm1.running_mean", 1e39, "running_mean must be in the range of float32, got 1e"),
         ("batchnorm1.running_variance", -0.5, "running_variance must be at least 0, got -0.5"),
         ("head.w", np.int64, "head.w must contain floating-point numbers, .* got int64"),
-        ("head.w", np.bool_, "head.w must contain floating-point numbers, .* got bool"),
-        ("head.w", np.complex64, "not a safetensors file|got complex64"),
     ],
 )
 def test_numbers_that_cannot_be_weights_are_refused_by_name_and_the_model_stays(
@@ -166,21 +161,11 @@ def test_numbers_that_cannot_be_weights_are_refused_by_name_and_the_model_stays(
     assert encode(model.state()) == before
 
 
-@each("dtype", ["float16", "float32", "float64"])
-def test_floats_of_any_size_are_taken_where_they_fit(dtype: str, tmp_path: Path) -> None:
-    state = {name: array.astype(dtype) for name, array in small_model().state().items()}
-    (tmp_path / "w.safetensors").write_bytes(encode(state))
-    model = small_model(seed=1, dtype="float32")
-    load_weights(model, tmp_path / "w.safetensors")
-    np.testing.assert_array_equal(model.state()["head.w"], state["head.w"].astype(np.float32))
-
-
 @each(
     ("change", "words"),
     [
         *((lambda data, n=n: data[:n], "^load_weights: .*or truncated") for n in (0, 5, -1)),
         (lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], "match the checksum"),
-        (lambda data: data.replace(b"sha256:", b"sha256;"), "match the checksum; the file is dam"),
         (lambda data: data.replace(b'"F64"', b'"F8X"'), "that NumPy supports, got F8X"),
     ],
 )
@@ -196,13 +181,17 @@ def test_damage_is_found_and_the_model_stays(
     assert encode(model.state()) == before
 
 
-@each("metadata", [None, {"pydtnn": "0.4.0"}, {"format": "pt"}])
-def test_files_without_a_checksum_are_read(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+@each("dtype", ["float16", "float32", "float64"])
+@each("metadata", [None, {"pydtnn": "0.4.0"}])
+def test_files_of_any_floats_without_a_checksum_are_read(
+    metadata: dict[str, str] | None, dtype: str, tmp_path: Path
+) -> None:
     """Those of earlier versions and of other programs."""
-    model, other = small_model(), small_model(seed=1)
-    (tmp_path / "w.safetensors").write_bytes(save(model.state(), metadata))
-    load_weights(other, tmp_path / "w.safetensors")
-    assert encode(other.state()) == encode(model.state())
+    state = {name: array.astype(dtype) for name, array in small_model().state().items()}
+    model = small_model(seed=1, dtype="float32")
+    (tmp_path / "w.safetensors").write_bytes(save(state, metadata))
+    load_weights(model, tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(model.state()["head.w"], state["head.w"].astype(np.float32))
 
 
 def head_of(classes: int, **options: Any) -> Model:
@@ -216,34 +205,25 @@ def head_of(classes: int, **options: Any) -> Model:
 def test_a_backbone_is_loaded_below_a_new_head(tmp_path: Path) -> None:
     old, new = small_model(), head_of(7, seed=1)
     initial = {name: array.copy() for name, array in new.state().items()}
-    save_weights(old, tmp_path / "w.safetensors")
+    state = {**old.state(), "batchnorm1.num_batches_tracked": np.array(3)}  # as of PyTorch
+    del state["batchnorm1.beta"]
+    (tmp_path / "w.safetensors").write_bytes(encode(state))
     report = load_weights(new, tmp_path / "w.safetensors", strict=False)
     other = head_of(7, seed=2)
     load_weights(other, tmp_path / "w.safetensors", strict=False)
     assert new.loaded != other.loaded  # the checksum that ranks compare is of all arrays
     assert report.mismatched == {"head.w": ((3, 36), (7, 36)), "head.b": ((3,), (7,))}
-    assert (report.missing, report.unexpected) == ((), ())
+    assert report.missing == ("batchnorm1.beta",)
+    assert report.unexpected == ("batchnorm1.num_batches_tracked",)
     for name, array in new.state().items():
         expected = old.state()[name] if name in report.loaded else initial[name]
         np.testing.assert_array_equal(array, expected)
-    assert str(report) == (
-        f"loaded {len(initial) - 2} of {len(initial)} arrays\n"
-        "  other shape, not changed: head.w (3, 36) for (7, 36), head.b (3,) for (7,)"
-    )
-
-
-def test_arrays_of_one_side_only_are_reported_and_never_checked_as_weights(tmp_path: Path) -> None:
-    """PyTorch counts batches in an integer."""
-    state = small_model().state()
-    del state["head.b"]
-    state["batchnorm1.num_batches_tracked"] = np.array(3)
-    (tmp_path / "w.safetensors").write_bytes(encode(state))
-    model = small_model(seed=1)
-    report = load_weights(model, tmp_path / "w.safetensors", strict=False)
-    assert report.missing == ("head.b",)
-    assert report.unexpected == ("batchnorm1.num_batches_tracked",)
-    assert "missing, not changed: head.b\n  unexpected, not used: batchnorm1.num" in str(report)
-    np.testing.assert_array_equal(model.state()["head.w"], state["head.w"])
+    assert str(report).splitlines() == [
+        f"loaded {len(initial) - 3} of {len(initial)} arrays",
+        "  missing, not changed: batchnorm1.beta",
+        "  other shape, not changed: head.w (3, 36) for (7, 36), head.b (3,) for (7,)",
+        "  unexpected, not used: batchnorm1.num_batches_tracked",
+    ]
 
 
 def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path: Path) -> None:
@@ -259,7 +239,6 @@ def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path: Pa
     ("prefix", "rename"),
     [
         ("net.", {"net": ""}),
-        ("net.", {"net.": ""}),
         ("net.", {re.compile(r"^net\."): ""}),
         ("net.", lambda name: name.removeprefix("net.")),
         ("a.b.", {"c.d": "x", "a.b": ""}),
@@ -282,9 +261,6 @@ def test_arrays_get_the_names_of_the_model(prefix: str, rename: Any, tmp_path: P
     [
         ({"hed": "head"}, r"rename: 'hed' matches none of the arrays .*head.w"),
         ({"head.w": "head.b"}, "a name of its own, got head.b for head"),
-        ({re.compile("(head)"): r"\2"}, "invalid group reference 2"),
-        ({3: "head"}, "rename must have names or patterns as keys, got 3"),
-        ({"head": 3}, "rename must have names or None as values, got 3"),
         (lambda name: 3, r"rename must give \w+.\w+ a name or None, got 3"),
         ("head", "rename must be a mapping of names or a callable, got 'head'"),
     ],
@@ -298,14 +274,12 @@ def test_rules_that_give_no_names_are_refused(rename: Any, words: str, tmp_path:
     assert encode(model.state()) == before
 
 
-def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused(tmp_path: Path) -> None:
+def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused() -> None:
     arrays = {"block1.w": np.ones(2), "block10.w": np.zeros(2)}
     assert set(renamed(arrays, {"": "net"})) == {"net.block1.w", "net.block10.w"}
     assert set(renamed(arrays, {"block1": "first"})) == {"first.w", "block10.w"}
-    assert set(renamed(arrays, {re.compile(r"block(\d+)"): r"stage\1"})) == {
-        "stage1.w",
-        "stage10.w",
-    }
+    pattern = {re.compile(r"block(\d+)"): r"stage\1"}
+    assert set(renamed(arrays, pattern)) == {"stage1.w", "stage10.w"}
 
 
 @each("rename", [{"head": None}, lambda n: None if n[:4] == "head" else n])

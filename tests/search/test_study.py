@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pydtnn.search import make_space
-from pydtnn.search.study import CHOICE, JOURNAL, LOCKS, MOST_STARTS, SharedStudy, lock_of
+from pydtnn.search.study import CHOICE, JOURNAL, LOCKS, MOST_STARTS, SharedStudy, Taken, lock_of
 from tests.each import each
 
 pytest.importorskip("optuna")
@@ -23,6 +23,13 @@ GOAL = {"minimize": "y"}
 
 def shared(folder: Path, **options: Any) -> SharedStudy:
     return SharedStudy(folder, make_space(RANGE, **({"objective": GOAL, "trials": 6} | options)))
+
+
+def begun(own: SharedStudy, group: dict[str, Any] = GROUP) -> Taken:
+    """The next trial of a group."""
+    taken = own.take(group)
+    assert taken is not None
+    return taken
 
 
 def values(own: SharedStudy) -> list[Any]:
@@ -46,12 +53,10 @@ def test_the_same_seed_gives_the_same_trials_also_if_interrupted(
         own = shared(tmp_path / "parts", **options)
         if number == 3:
             own.study.ask()  # killed before it has chosen values
-        taken = own.take(GROUP)
-        assert taken is not None
+        taken = begun(own)
         own.close()
         own = shared(tmp_path / "parts", **options)
-        again = own.take(GROUP | {"job": 2})
-        assert again is not None
+        again = begun(own, GROUP | {"job": 2})
         assert (again.number, again.values) == (number, taken.values)
         assert again.resumed
         own.tell(number, {"y": (again.values["x"] - 0.5) ** 2}, {"epochs": 3})
@@ -69,16 +74,16 @@ def test_workers_never_have_the_same_trial(tmp_path: Path) -> None:
     assert sorted(taken.number for taken in found if taken) == [*range(6)]
     assert one.take(GROUP) is None
     two.close()
-    assert one.take(GROUP).number == 1  # type: ignore[union-attr]
+    assert begun(one).number == 1
 
 
 def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
     for _ in range(MOST_STARTS):
         own = shared(tmp_path)
-        assert own.take(GROUP).number == 0  # type: ignore[union-attr]
+        assert begun(own).number == 0
         own.close()
     own = shared(tmp_path)
-    assert own.take(GROUP).number == 1  # type: ignore[union-attr]
+    assert begun(own).number == 1
     failed = own.study.trials[0]
     assert failed.state.name == "FAIL"
     assert failed.user_attrs["reason"].startswith(f"its job has ended {MOST_STARTS} times")
@@ -86,11 +91,11 @@ def test_a_trial_that_ends_its_job_is_given_up(tmp_path: Path) -> None:
         own.report(1, 1.0, epoch + 1)
         own.close()
         own = shared(tmp_path)
-        assert own.take(GROUP).number == 1  # type: ignore[union-attr]
+        assert begun(own).number == 1
     lock_of(tmp_path, 1).write_text("rank 1: no memory")
     own.close()
     own = shared(tmp_path)
-    assert own.take(GROUP).number == 2  # type: ignore[union-attr]
+    assert begun(own).number == 2
     assert own.study.trials[1].user_attrs["reason"] == "rank 1: no memory"
     own.close()
     lock_of(tmp_path, 2).unlink()
@@ -114,13 +119,10 @@ def test_trials_for_other_numbers_of_ranks_are_left_to_other_groups(tmp_path: Pa
     space = make_space({"ranks_per_trial": [1, 2], **RANGE}, objective=GOAL, sampler="random")
     two = GROUP | {"ranks": [0, 1]}
     own = SharedStudy(tmp_path, space)
-    first, second = own.take(GROUP), own.take(two)
-    assert first is not None
-    assert second is not None
-    assert [one.values["ranks_per_trial"] for one in (first, second)] == [1, 2]
+    assert [begun(own, one).values["ranks_per_trial"] for one in (GROUP, two)] == [1, 2]
     own.close()
     again = SharedStudy(tmp_path, space)
-    assert [again.take(two).number, again.take(GROUP).number] == [1, 0]  # type: ignore[union-attr]
+    assert [begun(again, two).number, begun(again).number] == [1, 0]
     assert again.take(GROUP | {"ranks": [0, 1, 2]}) is None
 
 
@@ -152,7 +154,7 @@ def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path: Path) -> None
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole[: whole.index(b"\n") - 3])
     own = shared(tmp_path)
-    assert own.take(GROUP).number == 1  # type: ignore[union-attr]
+    assert begun(own).number == 1
     assert journal.read_bytes().startswith(whole)
 
 
@@ -166,12 +168,9 @@ def test_a_study_of_another_space_is_refused(tmp_path: Path) -> None:
 @each(
     ("options", "message"),
     [
-        ({"sampler": "tpee"}, "unknown sampler 'tpee'; did you mean 'tpe'"),
         ({"pruner": "ash"}, "unknown pruner 'ash'; did you mean 'asha'"),
         ({"sampler": {"name": "tpe", "foo": 1}}, "sampler tpe: .*'foo'"),
         ({"pruner": {"name": "asha", "reduction_factor": 1}}, "pruner asha: .*reduction_factor"),
-        ({"pruner": {"name": "asha", "min_resource": 0}}, "min_resource must be at least 1"),
-        ({"pruner": {"name": "asha", "bootstrap_count": 1}}, "asha: .*'bootstrap_count'"),
     ],
 )
 def test_an_unknown_sampler_or_option_is_refused(
@@ -195,8 +194,7 @@ def test_a_trial_that_ends_while_another_is_chosen_is_not_continued(
         return claim(number)
 
     monkeypatch.setattr(second, "_claim", ended_before)
-    taken = second.take(GROUP)
-    assert taken is not None
+    taken = begun(second)
     assert (taken.number, taken.resumed) == (1, False)
     assert second.study.trials[0].values == [0.5]
 
@@ -217,10 +215,7 @@ def change_line(line: bytes, old: bytes, new: bytes) -> Callable[[bytes], bytes]
         (change_line(b"", b'"op_code":4', b'"op_code":99'), "AssertionError"),
         (change_line(b'"end":1', b'"begin"', b'"x"'), "KeyError: 'begin'"),
         (change_line(b'"end":1', b'"ranks":[0]', b'"ranks":[]'), "trial 0 has wrong ranks"),
-        (change_line(b'"starts"', b'"starts":1', b'"starts":"1"'), "trial 0 has wrong starts"),
-        (change_line(b'"values"', b'"values":[', b'"values":[1,'), "trial 0 has wrong values"),
         (change_line(b"", b"{", b"\xff"), "UnicodeDecodeError"),
-        (lambda data: b"[1]\n" + data, "TypeError"),
     ],
 )
 def test_a_damaged_line_of_a_journal_is_a_sentence_with_the_file(

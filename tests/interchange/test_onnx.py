@@ -37,17 +37,11 @@ ZOO = [
 ]
 LARGE = [
     ("alexnet", (29, 31, 3), {}),
-    ("alexnet", (64, 70, 3), {"features": 16}),
     ("vgg11_bn", (32, 33, 1), {}),
-    ("vgg11", (64, 96, 3), {"features": 16}),
     ("resnet18", (16, 17, 3), {}),
-    ("resnet50", (64, 64, 3), {}),
     ("resnext50", (8, 9, 3), {}),
-    ("densenet40", (9, 8, 3), {}),
-    ("mobilenet_v1", (32, 33, 3), {}),
     ("mobilenet_v2", (33, 32, 3), {}),
     ("googlenet", (64, 65, 3), {}),
-    ("inception_v3", (75, 80, 3), {}),
 ]
 """Each family of models, in each of its forms."""
 

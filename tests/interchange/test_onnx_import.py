@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ NUMBERS: dict[str, Any] = {
         "axis1": np.array([1]),
     },
     **{"w": floats(4, 3, 3, 2), "bias": floats(3), "c4": floats(4), "c411": floats(4, 1, 1)},
-    **{"v4": np.abs(floats(4)), "c6": floats(6), "c76": floats(7, 6), "c56": floats(5, 6)},
+    **{"v4": np.abs(floats(4)), "c6": floats(6), "c56": floats(5, 6)},
     **{"c168": floats(168), "v168": np.abs(floats(168))},
     **{"none": floats(0), "scales": np.float32([1, 1, 2, 3]), "ten": np.array([10])},
     **{"hundred": np.array([100])},
@@ -105,28 +104,16 @@ NUMBERS: dict[str, Any] = {
     **{"to1": np.array([1, 4, 7, 6]), "i012": np.array([1, 2, 3], np.int32)},
 }
 WORKS: dict[str, Any] = {
-    "mean of an image": chain(("ReduceMean hw", {"keepdims": 0})),
     "mean of an image before opset 18": (chain(("ReduceMean", {"axes": [3, 2]})), IMAGE, 13),
     "mean of rows": (chain(("ReduceMean axis1", {"keepdims": 0})), SEQUENCE),
-    "global average and flatten": chain("GlobalAveragePool", "Flatten"),
     "axes of one element": chain("GlobalAveragePool", "Squeeze"),
     "maximum of an image": chain("GlobalMaxPool"),
     "silu": gate("Sigmoid"),
     "gelu": (chain("Gelu"), IMAGE, 20),
     "tanh gelu": (chain(("Gelu", {"approximate": "tanh"})), SEQUENCE, 20),
     "gelu of erf": (ERF, SEQUENCE),
-    "hard swish": chain("HardSwish"),
     "hard swish of clip": HARD,
-    "hard swish of hard sigmoid": (gate("HardSigmoid", alpha=1 / 6), IMAGE),
     "product with itself": chain("Mul x"),
-    "sigmoid of a product, times the input": (
-        [
-            node("Mul", ["x", "three"], ["a"]),
-            node("Sigmoid", ["a"], ["b"]),
-            node("Mul", ["b", "x"], ["y"]),
-        ],
-        FEATURES,
-    ),
     "squeeze and excitation": SQUEEZE,
     "transposed convolution": chain(
         ("ConvTranspose w bias", {"strides": [2, 3], "output_padding": [1, 0]})
@@ -137,10 +124,8 @@ WORKS: dict[str, Any] = {
             {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
         )
     ),
-    "nearest by default": chain("Resize - scales"),
     "linear": (chain(("Resize - - sizes", {"mode": "linear"})), (1, 4, 7, 6)),
     "layer norm": (chain("LayerNormalization c6 c6"), SEQUENCE),
-    "layer norm of images": (chain(("LayerNormalization c76", {"axis": 2})), ("n", 1, 7, 6)),
     "layer norm of channels": chain(
         ("Transpose", {"perm": [0, 2, 3, 1]}),
         ("LayerNormalization c4", {"axis": 3}),
@@ -149,20 +134,16 @@ WORKS: dict[str, Any] = {
     "instance norm": chain("InstanceNormalization c4 c4"),
     "group norm": (chain(("GroupNormalization c4 c4", {"num_groups": 2})), IMAGE, 21),
     "batch norm of positions": (chain("BatchNormalization c4 c4 c4 v4"), ("n", 4, 4)),
-    "identities": chain("Identity", "Relu", "Identity"),
     "an input": (chain("Identity"), FEATURES),
     "cast": chain(("Cast", {"to": 1}), "Relu"),
     "a constant that is cast": (
         [node("Cast", ["i012"], ["c"], to=7), node("Gather", ["x", "c"], ["y"], axis=1)],
         FEATURES,
     ),
-    "clip": chain("Clip zero six"),
     "clip without end": chain("Clip zero"),
     "prelu": chain("PRelu slope"),
     "ceil": chain(("MaxPool", POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
-    "ceil of means": chain(("AveragePool", POOL | {"ceil_mode": 1, "pads": [1, 0, 0, 1]})),
     "same lower": chain(("MaxPool", POOL | {"auto_pad": "SAME_LOWER"})),
-    "same lower convolution": chain(("Conv conv", {"auto_pad": "SAME_LOWER"})),
     "shuffle": SHUFFLE,
     "computed shapes": CUT_SHAPES,
     "norm of flattened features": chain(
@@ -170,15 +151,11 @@ WORKS: dict[str, Any] = {
     ),
     "local response": chain(("LRN", {"size": 3, "alpha": 0.5})),
     "slice of flattened features": chain("Flatten", "Slice ten hundred axis1"),
-    "flattened features": chain("Relu", "Flatten"),
     "softmax of pixels": chain(("Softmax", {"axis": 1})),
-    "softmax of rows": chain(("Softmax", {"axis": -2})),
     "factors and terms of channels": chain("Mul c411", "Add c411", "Sub c411"),
     "a number less": ([node("Sub", ["one", "x"], ["y"])], IMAGE),
     "divided channels": (chain("Div v4"), ("n", 5, 4)),
     "terms of positions": (chain("Add c56"), SEQUENCE),
-    "terms of pixels": chain("Add c76"),
-    "matrix from the right": chain("MatMul m66"),
     "pads of some axes": chain("Pad pads - pads_at"),
     "outer flatten": (chain(("Flatten", {"axis": 3}), "Reshape to1"), (1, 4, 7, 6)),
 }
@@ -265,14 +242,13 @@ NUMBERS |= {
     },
     **{"later": LATER, "kept": ~LATER[None, None], "infinite": np.float32(-np.inf)},
     **{"large": np.float32(-1e9), "token": floats(1, 1, 6), "minus2": np.array([-1, -1])},
-    **{"ones2": np.array([1, 1]), "ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
+    **{"ones3": np.ones(3, np.int64), "minus3": -np.ones(3, np.int64)},
     **{"six_rows": np.array([6]), "six_six": np.array([6, 6]), "two_rows": np.array([1, 5, 12])},
-    **{"one_by_one": floats(5, 4, 1, 1), "c46": floats(7, 6), "i000": np.array([0])},
+    **{"one_by_one": floats(5, 4, 1, 1)},
 }
 WORKS |= {
     "layer norm of nodes": (layer_norm(*AFFINE), SEQUENCE),
     "layer norm of nodes before opset 18": (layer_norm(*AFFINE, opset=13), SEQUENCE, 13),
-    "layer norm without factors": (layer_norm(), SEQUENCE),
     "layer norm of nodes of images": (layer_norm(axes="last_two"), IMAGE),
     "causal attention by masked_fill": (
         attention(scaled("third"), masked("later", "infinite", "s"), scores="f"),
@@ -297,13 +273,6 @@ WORKS |= {
         ),
         SEQUENCE,
     ),
-    "class token by repeat": (
-        class_token(
-            node("Concat", ["one_count", "ones2"], ["shape"], axis=0),
-            node("Tile", ["token", "shape"], ["tokens"]),
-        ),
-        SEQUENCE,
-    ),
     "pixels of channels": chain(("DepthToSpace", {"blocksize": 2, "mode": "CRD"})),
     "pixels of blocks": (chain(("DepthToSpace", {"blocksize": 2}), "Relu"), ("n", 8, 3, 5)),
     "blocks of pixels": (chain(("SpaceToDepth", {"blocksize": 2})), ("n", 3, 4, 6)),
@@ -323,27 +292,17 @@ WORKS |= {
         ],
         ("n", 4),
     ),
-    "log softmax": (chain("LogSoftmax"), FEATURES),
-    "log softmax of pixels": chain(("LogSoftmax", {"axis": 1})),
-    "softplus": chain("Softplus"),
     "softplus below a threshold": (THRESHOLD, FEATURES),
     "maxima of images": chain(("ReduceMax hw", {"keepdims": 0})),
     "maxima of channels": chain(("ReduceMax axis1", {"keepdims": 0})),
-    "maxima of rows": (chain(("ReduceMax axis1", {"keepdims": 0})), SEQUENCE),
     "nearest by fractions": resized((10, 4), **FLOOR),
     "nearest centres by fractions": resized((5, 9), nearest_mode="round_prefer_ceil"),
     "nearest centres by other fractions": resized((4, 8)),
     "linear by fractions": resized((10, 4), **LINEAR),
-    "linear by fractions with even denominators": resized((14, 3), **LINEAR),
     "convolution of one pixel with padding": chain(("Conv one_by_one", {"pads": [1, 0, 1, 2]})),
-    "strided convolution of one pixel with padding": chain(
-        ("Conv one_by_one", {"pads": [1, 1, 1, 1], "strides": [2, 2]})
-    ),
     "leaky relu of slope 0": chain(("LeakyRelu", {"alpha": 0.0})),
     "prelu of slope 0": (chain("PRelu zero"), FEATURES),
 }
-NOT_BACK = {"shuffle", "softmax of rows", "terms of pixels"}
-"""Imported layers whose features have an order that an exported file cannot express."""
 
 
 def of_images(entry: Any) -> tuple[Any, ...]:
@@ -364,7 +323,9 @@ def test_a_model_computes_what_onnxruntime_does(name: str, tmp_path: Path) -> No
     model = import_onnx(path)
     (x,) = samples(model, 1 if shape[0] == 1 else 3)
     assert_close(model.predict(x), compute(path, x))
-    if name not in NOT_BACK:
+    if name in ("silu", "gelu of erf", "hard swish of clip"):
+        assert len(model.description.parts) == 1
+    if name != "shuffle":  # features in an order that an exported file cannot express
         back = tmp_path / "back.onnx"
         export_onnx(model, back)
         assert_close(compute(back, x), model.predict(x))
@@ -396,48 +357,20 @@ REFUSED: dict[str, Any] = {
         ("MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 1]})
     ),
     "conv: input 1 must be a constant, got x, which is co": chain("Conv x"),
-    "conv: conv.w must have shape (5, 3, 3, 3), got (5, 3, 3, 4)": (
-        chain("Conv conv"),
-        ("n", 3, 8, 8),
-    ),
     "softmax: the axis must not be that of the batch, got 0": chain(("Softmax", {"axis": 0})),
     "softmax: expected an axis whose following ones": (chain("Softmax"), IMAGE, 11),
     "concat: expected computed inputs, or a constant position": (
         [node("Concat", ["x", "c411b"], ["y"], axis=1)],
         ("n", 4, 1, 1),
     ),
-    "gemm: the bias must have a number for each of the 2": (chain("Gemm m62 c21"), (2, 6)),
     "batchnormalization: expected a network for inference": ([BATCH_NORM], IMAGE, 13),
     "dropout: expected a network for inference, got training_mode=True": chain("Dropout half true"),
-    "conv: kernel_shape must be that of the weights (5, 4, 3, 3), got (1, 1)": chain(
-        ("Conv conv", {"kernel_shape": [1, 1]})
-    ),
     "conv: kernel, strides and dilations must be positive": chain(
         ("Conv conv", {"strides": [0, 1]})
     ),
     "prelu: the slope must be one positive number": chain("PRelu c411"),
     "clip: bounds must be 0 and 6, or 0 alone, got 0.0 and 3.0": chain("Clip zero three"),
-    "erf: expected a part of an activation": chain("Erf"),
     "resize: expected a whole height and width of an image": chain("Resize - ones4h"),
-    "resize: expected nearest pixels of whole blocks, or linear": resized(
-        (10, 4), mode="linear", coordinate_transformation_mode="align_corners"
-    ),
-    "cast: the inputs do not suit the operator (batches of any size have no": (
-        [
-            node("Shape", ["x"], ["size"]),
-            node("Gather", ["size", "i0"], ["count"]),
-            node("Cast", ["count"], ["samples"], to=1),
-            node("Div", ["x", "samples"], ["y"]),
-        ],
-        FEATURES,
-    ),
-    "expand: expected a row for each sample, got the shape [N, 2, 1]": (
-        class_token(
-            node("Concat", ["one_count", "two_one"], ["shape"], axis=0),
-            node("Expand", ["token", "shape"], ["tokens"]),
-        ),
-        SEQUENCE,
-    ),
     "expand: expected a constant, or the shape": (chain("Expand two_rows"), SEQUENCE),
     "where: a mask must hide all later positions": (
         attention(scaled("third"), masked("kept", "infinite", "s"), scores="f"),
@@ -457,11 +390,6 @@ REFUSED: dict[str, Any] = {
         ("AveragePool", POOL | {"ceil_mode": 1, "pads": [0, 1, 0, 0], "count_include_pad": 1})
     ),
     "relu: expected attention: a product of queries": (chain("MatMul x", "Relu"), ("n", 6, 6)),
-    "mul: expected a number or a factor of each channel": chain("Mul c76"),
-    "div: expected a constant divisor": (
-        [node("Relu", ["x"], ["a"]), node("Div", ["x", "a"], ["y"])],
-        IMAGE,
-    ),
     "range: the inputs do not suit the operator (integer division or modulo by zero)": (
         [node("Range", ["i0", "i0", "i0"], ["a"]), node("Add", ["x", "a"], ["y"])],
         IMAGE,
@@ -475,11 +403,11 @@ REFUSED: dict[str, Any] = {
     "reshape: input 1 must be a list of integers, got int64": (chain("Reshape rows"), FEATURES),
 }
 NUMBERS |= {
-    **{"c411b": floats(1, 4, 1, 1), "m62": floats(6, 2), "c21": floats(2, 1)},
+    **{"c411b": floats(1, 4, 1, 1)},
     **{"true": np.array(True), "ones4h": np.float32([1, 1, 1.5, 1]), "i021": np.array([0, 2, 1])},
-    **{"huge": np.float32([1, 1, 1e6, 1e6]), "far": np.array([0, 0, 0, 0, 0, 0, 2**40, 0])},
+    **{"huge": np.float32([1, 1, 1e6, 1e6])},
     **{"wide": np.array([2**20, 2**20]), "i0": np.array(0), "minus_f": np.float32(-1)},
-    **{"two_one": np.array([2, 1]), "rows": np.array([[0, -1]])},
+    **{"rows": np.array([[0, -1]])},
 }
 
 
@@ -547,10 +475,8 @@ def damaged(kind: str, path: Path) -> None:
         secret.ClearField("raw_data")
         secret.data_location = onnx.TensorProto.EXTERNAL
         (path.parent / "secret").write_bytes(floats(4).tobytes())
-        place = f"../{path.parent.name}/secret" if kind in ("constant", "initializer") else "secret"
-        start, length = {"truncated": (4, "16"), "negative": (-4, str(10**30))}.get(
-            kind, (0, "9" * 5000)
-        )
+        place = f"../{path.parent.name}/secret" if kind == "constant" else "secret"
+        start, length = (-4, str(10**30)) if kind == "negative" else (0, "9" * 5000)
         for key, value in {"location": place, "offset": str(start), "length": length}.items():
             secret.external_data.add(key=key, value=value)
     path.write_bytes(message.SerializeToString())
@@ -560,8 +486,6 @@ def damaged(kind: str, path: Path) -> None:
     ("kind", "problem"),
     [
         ("constant", "array c4: expected plain names of files in "),
-        ("initializer", "array c4: expected plain names of files in "),
-        ("truncated", "not an ONNX file, or damaged ("),
         ("length", "not an ONNX file, or damaged ("),
         ("negative", "not an ONNX file, or damaged ("),
         ("type", "not an ONNX file, or damaged ("),
@@ -606,10 +530,6 @@ def test_arrays_in_a_file_beside_it_are_read(entries: dict[str, str], tmp_path: 
         import_onnx(path)
 
 
-def in_a_row(count: int) -> list[Any]:
-    return chain(*["Relu", "Add c6", "Sigmoid", "Mul three"] * count)
-
-
 def of_one(count: int) -> list[Any]:
     """Many nodes that read the same input, a concatenation, and one that reads them all."""
     made = [f"a{number}" for number in range(2 * count)]
@@ -617,12 +537,9 @@ def of_one(count: int) -> list[Any]:
     return [node("Concat", ["x", "x"], ["b"], axis=1), *every, node("Concat", made, ["y"], axis=1)]
 
 
-@each("build", [in_a_row, of_one])
-def test_the_work_of_an_import_is_proportional_to_the_nodes(
-    build: Callable[[int], list[Any]], tmp_path: Path
-) -> None:
+def test_the_work_of_an_import_is_proportional_to_the_nodes(tmp_path: Path) -> None:
     def calls(count: int) -> int:
-        nodes = build(count)
+        nodes = of_one(count)
         path, number = write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)), 0
 
         def count_call(frame: Any, event: str, argument: Any) -> None:
@@ -685,12 +602,6 @@ def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path: 
     path = write(tmp_path / "net.onnx", nodes, ("n", 5), used(nodes), kind="INT64")
     x = np.arange(5, dtype="float32")[np.newaxis]
     assert_close(import_onnx(path).predict(x), compute(path, x))
-
-
-def test_activations_that_several_nodes_compute_are_one_layer(tmp_path: Path) -> None:
-    for nodes, layer in ((gate("Sigmoid"), "SiLU"), (ERF, "GELU"), (HARD, "HardSwish")):
-        model = import_onnx(write(tmp_path / "net.onnx", nodes, FEATURES, used(nodes)))
-        assert [part.layer.kind.__name__ for part in model.description.parts] == [layer]
 
 
 def test_numbers_of_float32_are_their_shortest_decimals_and_others_stay() -> None:

@@ -50,7 +50,7 @@ def test_weights_of_pytorch_give_the_same_logits(
 ) -> None:
     module, model = twins(name)
     report = load_state_dict(model, save(module, tmp_path / f"net{suffix}"))
-    assert report.by == ("order" if name == "features" else "names")
+    assert report.by == "names"
     assert not report.misfits
     assert_equal(model.predict(images), logits(module, images))
 
@@ -104,30 +104,22 @@ def test_bfloat16_and_float8_of_safetensors_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.state()["linear.w"], [[0.5, -1.0]])
 
 
-@each("suffix", [".safetensors", ".bin"])
-def test_an_index_of_several_files_is_read(suffix: str, tmp_path: Path, images: np.ndarray) -> None:
+def test_an_index_of_several_files_is_read(tmp_path: Path, images: np.ndarray) -> None:
     module, model = twins("resnet8")
     arrays, parts = module.state_dict(), {}
     for i in range(3):
         part = dict([*arrays.items()][i::3])
-        path = tmp_path / f"model-{i + 1:05}-of-00003{suffix}"
-        if suffix == ".bin":
-            torch.save(part, path)
-        else:
-            from safetensors.torch import save_file
-
-            save_file(part, path)
+        path = tmp_path / f"model-{i + 1:05}-of-00003.bin"
+        torch.save(part, path)
         parts |= dict.fromkeys(part, path.name)
-    index = tmp_path / f"model{suffix}.index.json"
+    index = tmp_path / "model.bin.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": parts}))
     report = load_state_dict(model, index)
     assert not report.misfits
     assert_equal(model.predict(images), logits(module, images))
     for weight_map, message in (
         (parts | {"conv1.weight": "../model.bin"}, "expected plain names of files in"),
-        (parts | {"conv1.weight": f"model-9{suffix}"}, f"model-9{suffix} does not exist"),
-        (parts | {"conv2.weight": parts["conv1.weight"]}, "files do not contain conv2.weight"),
-        (parts | {"conv1.weight": [1]}, "expected JSON with a weight_map of names"),
+        (parts | {"conv1.weight": "model-9.bin"}, "model-9.bin does not exist"),
         ([], "expected JSON with a weight_map of names"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
@@ -183,54 +175,18 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-def damaged(kind: str, folder: Path) -> Path:
-    """A file that is no state dict."""
-    module, _ = twins("cnn")
-    path = folder / ("net.safetensors" if kind.endswith("safetensors") else "net.pt")
-    if kind.startswith("truncated"):
-        data = save(module, path).read_bytes()
-        path.write_bytes(data[: len(data) // 2])
-    elif kind == "malicious":
-        torch.save({**module.state_dict(), "fc2.bias": Harmful(folder / "written")}, path)
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "a module":
-        torch.save(module, path)
-    elif kind == "a list":
-        torch.save([torch.zeros(2)], path)
-    elif kind == "a number":
-        torch.save({**module.state_dict(), "fc2.bias": 1}, path)
-    return path
-
-
-@each(
-    ("kind", "message"),
-    [
-        ("truncated pt", "expected a file of torch.save, got one that is damaged (File is not a"),
-        ("truncated safetensors", "not a safetensors file, or truncated ("),
+def test_malicious_files_and_modules_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    module, model = twins("cnn")
+    path, before = tmp_path / "net.pt", encode(model.state())
+    for value, message in (
         (
-            "malicious",
-            "arrays do not fit the model (matched by names): fc2.b is missing; skipped, without "
-            "executing anything: ",
+            {**module.state_dict(), "fc2.bias": Harmful(tmp_path / "written")},
+            "arrays do not fit the model (matched by names): fc2.b is missing; skipped, without ",
         ),
-        (
-            "empty",
-            "expected a file of torch.save, got one that is damaged (pickle exh",
-        ),
-        (
-            "a module",
-            "expected tensors, got a file that refers to tests.interchange.twins.D",
-        ),
-        ("a list", "expected tensors by name, got list; save the state_dict() of the module"),
-        ("a number", "expected tensors by name, got int for 'fc2.bias'; save the state_dict() of"),
-    ],
-)
-def test_damaged_and_malicious_files_are_refused_in_a_sentence(
-    kind: str, message: str, tmp_path: Path
-) -> None:
-    path, (_, model) = damaged(kind, tmp_path), twins("cnn")
-    before = encode(model.state())
-    with pytest.raises(ValueError, match="^" + re.escape(f"load_state_dict: {path}: {message}")):
-        load_state_dict(model, path)
-    assert encode(model.state()) == before
-    assert [*tmp_path.iterdir()] == [path]
+        (module, "expected tensors, got a file that refers to tests.interchange.twins.D"),
+    ):
+        torch.save(value, path)
+        with pytest.raises(ValueError, match=re.escape(f"load_state_dict: {path}: {message}")):
+            load_state_dict(model, path)
+        assert encode(model.state()) == before
+        assert [*tmp_path.iterdir()] == [path]

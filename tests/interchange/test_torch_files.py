@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.saving.weights import encode
 from tests.each import each
-from tests.fuzz.damage import damage
 
 STORAGES = {
     "float16": "HalfStorage",
@@ -155,25 +152,10 @@ HOSTILE: dict[str, tuple[bytes, Mapping[str, bytes], str]] = {
         {"0": FLOAT},
         f"{DAMAGED}a tensor that is larger than its storage)",
     ),
-    "negative strides": (
-        mapping({"weight": tensor(FOUR, (2, 2), (-1, 1), 3)}),
-        {"0": FLOAT},
-        f"{DAMAGED}a tensor whose shape and strides are not whole numbers)",
-    ),
-    "a storage that is smaller than declared": (
-        mapping({"weight": tensor(storage("0", "FloatStorage", 6), (2, 3), (3, 1))}),
-        {"0": FLOAT},
-        "weight: its values cannot be read (a storage has another size than its record)",
-    ),
     "a record that is missing": (
         mapping({"weight": tensor(storage("1", "FloatStorage", 6), (2, 3), (3, 1))}),
         {"0": FLOAT},
         "weight: its values cannot be read (record net/data/1 is missing)",
-    ),
-    "a record of another archive": (
-        mapping({"weight": tensor(storage("../x", "FloatStorage", 6), (2, 3), (3, 1))}),
-        {"0": FLOAT},
-        "weight: its values cannot be read (record net/data/../x is missing)",
     ),
     "meta": (
         mapping({"weight": meta((2, 3))}),
@@ -190,18 +172,12 @@ HOSTILE: dict[str, tuple[bytes, Mapping[str, bytes], str]] = {
         {},
         "expected tensors, got a file that refers to os.system; nothing was executed",
     ),
-    "a buffer of 8 GiB": (
-        mapping({"weight": b"c__builtin__\nbytearray\n(" + number(1 << 33) + b"tR"}),
-        {},
-        "expected tensors, got a file that refers to __builtin__.bytearray; nothing was executed",
-    ),
     "nested tuples as a name": (
         b"}(" + b")" + b"\x85" * 50_000 + b"K\x01u",
         {},
         f"{DAMAGED}a key that is not a string but of type tuple)",
     ),
     "numbers as names": (b"}(K\x01K\x01u", {}, "expected tensors by name, got int for 1; save"),
-    "no pickle": (b"x", {}, DAMAGED),
 }
 
 
@@ -259,27 +235,3 @@ def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(ValueError, match="record net/data/0 does not match its checksum"):
         load_state_dict(ours, path)
-
-
-def test_random_damage_is_refused_in_a_sentence_or_found_to_be_harmless(tmp_path: Path) -> None:
-    """The older format has no checksums, so that weights may change there."""
-    arrays = state_dict(model(1))
-    files = save(tmp_path / "a.pt", arrays), save_before_1_6(tmp_path / "b.pt", arrays)
-    ours, expected = model(), encode(model(1).state())
-    initial = {name: array.copy() for name, array in ours.state().items()}
-    for path, seed in itertools.product(files, range(40)):
-        whole: Any = path.read_bytes()
-        changed, done = damage(whole, np.random.default_rng(seed), [whole])
-        path.write_bytes(changed)
-        ours.load(initial)
-        before, message = encode(ours.state()), ""
-        try:
-            load_state_dict(ours, path)
-        except ValueError as error:
-            message = str(error)
-        if message:
-            assert message.startswith(f"load_state_dict: {path}: "), done
-            assert encode(ours.state()) == before, done
-        elif path == files[0]:
-            assert encode(ours.state()) == expected, done
-        path.write_bytes(whole)

@@ -65,41 +65,6 @@ class ResNet(nn.Module):
         return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
 
 
-def features() -> Any:
-    """Grouped and dilated convolutions, and norms of features behind Flatten."""
-    return nn.Sequential(
-        nn.Conv2d(3, 6, (3, 1), padding=(1, 0), groups=3, bias=False),
-        nn.GroupNorm(2, 6),
-        nn.ReLU(),
-        nn.Conv2d(6, 4, 3, dilation=2),
-        nn.LayerNorm([4, 4, 6]),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.BatchNorm1d(24),
-        nn.Tanh(),
-        nn.LayerNorm(24),
-        nn.Linear(24, 7, bias=False),
-        nn.Linear(7, 5),
-    )
-
-
-def same_features() -> Sequential:
-    return Sequential(
-        layers.Conv2d(6, (3, 1), padding=(1, 0), groups=3, bias=False),
-        layers.GroupNorm(2),
-        layers.ReLU(),
-        layers.Conv2d(4, 3, dilation=2),
-        layers.LayerNorm(axes=3),
-        layers.AvgPool2d(2),
-        Flatten(),
-        layers.BatchNorm(),
-        layers.Tanh(),
-        layers.LayerNorm(),
-        Linear(7, bias=False),
-        Linear(5),
-    )
-
-
 class Positions(nn.Module):
     """The pixels of a map as a sequence, with attention between them."""
 
@@ -132,7 +97,6 @@ SHAPE = (8, 10, 3)
 TWINS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "cnn": (Digits, lambda: create_net("cnn", 5, SHAPE)),
     "resnet8": (ResNet, lambda: create_net("resnet8", 5, SHAPE)),
-    "features": (features, same_features),
     "positions": (Positions, same_positions),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,31 +77,6 @@ def test_a_gradient_of_0_throughout_is_a_warning() -> None:
     assert len(caught) == 2
 
 
-class SlightlyOff(Square):
-    """Its gradient is off by half of what is allowed, in the same direction everywhere."""
-
-    def backward(self, dy: Any, saved: Any) -> Any:
-        dx = super().backward(dy, saved)
-        return np.add(dx, 0.5 * DIFFERENCES * abs(dx).max(initial=0), out=dx)
-
-
-class WrongInOnePlace(Square):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        dx = 2 * saved * dy
-        dx[-1, -1, -1] *= 1.001
-        return dx
-
-
-class WrongShape(Square):
-    def build(self, *shapes: Any) -> Any:
-        return (*shapes[0], 1)
-
-
-class WrongGradientShape(Square):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return (2 * saved * dy)[:, :1]
-
-
 class KeepsOnSelf(Square):
     def forward(self, *xs: Any, context: StepContext) -> Any:
         self.x = xs[0]
@@ -110,24 +86,6 @@ class KeepsOnSelf(Square):
         return 2 * self.x * dy
 
 
-class OverwritesInput(Square):
-    may_overwrite_input = True
-
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        x = xs[0].copy()
-        return np.square(xs[0], out=xs[0]), x
-
-
-class OverwritesDy(Square):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        dy *= 2 * saved
-        return dy
-
-
-class SavesMore(Square):
-    saves = ()
-
-
 class SavesOutput(Square):
     def forward(self, *xs: Any, context: StepContext) -> Any:
         y = xs[0] ** 2
@@ -135,60 +93,6 @@ class SavesOutput(Square):
 
     def backward(self, dy: Any, saved: Any) -> Any:
         return super().backward(dy, saved[0])
-
-
-class NotNew(Square):
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        return xs[0], None
-
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return dy * 1
-
-
-class GradientNotNew(Square):
-    may_overwrite_dy = False
-
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        return xs[0] * 1, None
-
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return dy
-
-
-class OneGradientTwice(Add):
-    new_gradient = True
-    views = ()
-
-    def backward(self, dy: Any, saved: Any) -> Any:
-        dx = dy.copy()
-        return dx, dx
-
-
-class NoView(Square):
-    views = ("output",)
-
-
-class NeverInPlace(Square):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return 2 * saved * dy
-
-
-class InPlaceTooEarly(Square):
-    """Its derivative needs the input, which it says may be overwritten."""
-
-    may_overwrite_input = True
-
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        y = self.output_like(xs[0])
-        np.square(xs[0], out=y)
-        return y, xs[0]
-
-
-class NeverAdds(Linear):
-    def backward(self, dy: Any, saved: Any) -> Any:
-        super().backward(dy, saved)
-        self.b.grad[...] = dy.sum(axis=0)
-        return dy @ self.w.value
 
 
 class ChangesItsWeights(Linear):
@@ -229,38 +133,6 @@ class FailsOnEmpty(Square):
         return (y if len(y) else np.ones((1, *y.shape[1:]))), saved
 
 
-class Promotes(Square):
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        return xs[0] ** 2 * np.float64(1), xs[0]
-
-
-class Imprecise(Square):
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        shift = xs[0].dtype.type(1e5)
-        return ((xs[0] + shift) - shift) ** 2, xs[0]
-
-
-class Widens(Square):
-    takes_16_bits = True
-
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        return xs[0] * np.float32(1) * xs[0], xs[0]
-
-
-class Coarse(Square):
-    """Has enough digits in float32, but not in what it claims to take."""
-
-    takes_16_bits = True
-
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        shift = xs[0].dtype.type(100)
-        return ((xs[0] + shift) - shift) ** 2, xs[0]
-
-
-class CoarseInFloat32(Coarse):
-    takes_16_bits = False
-
-
 class Noise(Square):
     """Has random numbers of its own."""
 
@@ -271,14 +143,6 @@ class Noise(Square):
     def forward(self, *xs: Any, context: StepContext) -> Any:
         noise = self.rng.normal(size=xs[0].shape).astype(xs[0].dtype)
         return xs[0] ** 2 + noise, xs[0]
-
-
-class NoisyGradient(Noise):
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        return xs[0] ** 2, xs[0]
-
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return 2 * saved * dy * (1 + 1e-9 * self.rng.normal())
 
 
 class SeededNoise(Noise):
@@ -295,33 +159,102 @@ class WrongInEvaluation(BatchNorm):
         return y, (x, min(n, 3.0), *moments)
 
 
+def mine(*arguments: Any, base: type[Layer] = Square, **body: Any) -> Layer:
+    """Make a layer that differs in attributes; `y` is its output, `dx` its gradient."""
+    if output := body.pop("y", None):
+        body["forward"] = lambda self, *xs, context: (output(self, xs[0]), xs[0])
+    if gradient := body.pop("dx", None):
+        body["backward"] = gradient
+    return type("Mine", (base,), body)(*arguments)
+
+
+def shifted(shift: float) -> Callable[[Layer, Any], Any]:
+    return lambda self, x: ((x + x.dtype.type(shift)) - x.dtype.type(shift)) ** 2
+
+
+def off(factor: float, where: Any = ...) -> Callable[[Layer, Any, Any], Any]:
+    """A gradient that is wrong by a factor of the largest one, in the same direction."""
+
+    def backward(self: Layer, dy: Any, saved: Any) -> Any:
+        dx = Square.backward(self, dy, saved)  # type: ignore[arg-type]
+        dx[where] += factor * abs(dx).max(initial=0)
+        return dx
+
+    return backward
+
+
+def never_adds(self: Any, dy: Any, saved: Any) -> Any:
+    Linear.backward(self, dy, saved)
+    self.b.grad[...] = dy.sum(axis=0)
+    return dy @ self.w.value
+
+
 IMAGE, ROW = ((3, 2),), ((5,),)
 BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
-    (WrongInOnePlace(), IMAGE, r"gradient of input 0 at \(2, 2, 1\) is wrong: central differences"),
-    (WrongShape(), IMAGE, r"must return 3 outputs of shape \(3, 2, 1\), as returned by build, got"),
-    (WrongGradientShape(), IMAGE, r"a gradient of shape \(3, 2\) besides .* got shape \(3, 1, 2\)"),
+    (mine(dx=off(0.001, (-1, -1, -1))), IMAGE, r"input 0 at \(2, 2, 1\) is wrong: central differ"),
+    (mine(build=lambda self, *shapes: (*shapes[0], 1)), IMAGE, r"3 outputs of shape \(3, 2, 1\)"),
+    (mine(dx=lambda self, dy, x: (2 * x * dy)[:, :1]), IMAGE, r"besides .* got shape \(3, 1, 2\)"),
     (KeepsOnSelf(), IMAGE, "the gradient of input 0 is wrong with two batches in flight"),
     (Noise(), IMAGE, "in training: forward is not repeatable: the output .* `context.seed`"),
-    (NoisyGradient(), IMAGE, "backward is not repeatable: the gradient of input 0 of the same b"),
-    (OverwritesInput(), IMAGE, "input 0 is overwritten, although `overwrites_input` is not set"),
-    (OverwritesDy(), IMAGE, "dy is overwritten, although `overwrites_dy` is not set"),
-    (SavesMore(), IMAGE, r"its input is still referenced after forward, but `saves` is \(\)"),
+    (
+        mine(
+            base=Noise,
+            forward=Square.forward,
+            dx=lambda self, dy, x: 2 * x * dy * (1 + 1e-9 * self.rng.normal()),
+        ),
+        IMAGE,
+        "backward is not repeatable: the gradient of input 0 of the same b",
+    ),
+    (
+        mine(
+            may_overwrite_input=True,
+            forward=lambda self, *xs, context: (xs[0].copy(), np.square(xs[0], out=xs[0]))[::-1],
+        ),
+        IMAGE,
+        "input 0 is overwritten, although `overwrites_input` is not set",
+    ),
+    (mine(dx=lambda self, dy, x: np.multiply(dy, 2 * x, out=dy)), IMAGE, "dy is overwritten, alth"),
+    (mine(saves=()), IMAGE, r"its input is still referenced after forward, but `saves` is \(\)"),
     (SavesOutput(), IMAGE, "its output is still referenced after forward, but `saves` is"),
-    (NotNew(), IMAGE, "the output shares memory with input 0, despite `new_output`"),
-    (GradientNotNew(), IMAGE, "the gradient of input 0 shares memory .* despite `new_gradient`"),
-    (OneGradientTwice(), IMAGE * 2, "the gradient of input 1 shares memory .* or with another"),
-    (NoView(), IMAGE, "the output is not a view of the input"),
-    (NeverInPlace(), IMAGE, "backward must overwrite dy if `overwrites_dy` is set"),
-    (InPlaceTooEarly(), IMAGE, "the gradient of input 0 is wrong when it may overwrite input"),
-    (NeverAdds(4), ROW, r"the gradient of neveradds\.b is wrong with accumulate=True"),
+    (
+        mine(y=lambda self, x: x, dx=lambda self, dy, x: dy * 1),
+        IMAGE,
+        "the output shares memory with input 0, despite `new_output`",
+    ),
+    (
+        mine(may_overwrite_dy=False, y=lambda self, x: x * 1, dx=lambda self, dy, x: dy),
+        IMAGE,
+        "the gradient of input 0 shares memory .* despite `new_gradient`",
+    ),
+    (
+        mine(base=Add, new_gradient=True, views=(), dx=lambda self, dy, x: (dy.copy(),) * 2),
+        IMAGE * 2,
+        "the gradient of input 1 shares memory .* or with another",
+    ),
+    (mine(views=("output",)), IMAGE, "the output is not a view of the input"),
+    (
+        mine(dx=lambda self, dy, x: 2 * x * dy),
+        IMAGE,
+        "backward must overwrite dy if `overwrites_dy",
+    ),
+    (  # its derivative needs the input, which it says may be overwritten
+        mine(may_overwrite_input=True, y=lambda self, x: np.square(x, out=self.output_like(x))),
+        IMAGE,
+        "the gradient of input 0 is wrong when it may overwrite input",
+    ),
+    (mine(4, base=Linear, dx=never_adds), ROW, r"of mine\.b is wrong with accumulate=True"),
     (ChangesItsWeights(4), ROW, r"the value of changesitsweights\.w is changed"),
     (SkipsParameters(4), ROW, r"the gradient of .* is wrong where `needs_dx` is not set"),
     (LeavesItsGradient(4), ROW, r"the gradient of .*\.w is wrong in two halves"),
     (FailsOnEmpty(), IMAGE, r"must return 0 outputs of shape \(3, 2\), .* got shape \(1, 3, 2\)"),
-    (Promotes(), IMAGE, "forward returns float64 in a float32 model"),
-    (Imprecise(), IMAGE, "the output is wrong in float32"),
-    (Widens(), IMAGE, "forward returns float32 in a bfloat16 model"),
-    (Coarse(), IMAGE, "the output is wrong in bfloat16"),
+    (mine(y=lambda self, x: x**2 * np.float64(1)), IMAGE, "returns float64 in a float32 model"),
+    (mine(y=shifted(1e5)), IMAGE, "the output is wrong in float32"),
+    (
+        mine(takes_16_bits=True, y=lambda self, x: x * np.float32(1) * x),
+        IMAGE,
+        "forward returns float32 in a bfloat16 model",
+    ),
+    (mine(takes_16_bits=True, y=shifted(100)), IMAGE, "the output is wrong in bfloat16"),
     (WrongInEvaluation(), ((4,),), "WrongInEvaluation in evaluation: the gradient of input 0"),
 ]
 
@@ -330,8 +263,8 @@ def test_correct_layers_pass() -> None:
     check_layer(Square(), (3, 2))
     check_layer(Plain(), (3, 2))
     check_layer(SeededNoise(), (3, 2))  # random numbers of the context
-    check_layer(SlightlyOff(), (3, 2))
-    check_layer(CoarseInFloat32(), (3, 2))  # does not take 16 bits
+    check_layer(mine(dx=off(0.5 * DIFFERENCES)), (3, 2))  # within the tolerance
+    check_layer(mine(y=shifted(100)), (3, 2))  # does not take 16 bits
     for layer in (Linear(3), ReLU(), Dropout(0.5)):
         check_layer(layer, (4,), batch=1)
         assert not layer.bound  # it can be used afterwards

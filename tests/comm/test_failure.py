@@ -1,10 +1,13 @@
 """What ends all ranks: an error of one, of all, of a helper thread, a signal."""
 
+import errno
+import os
 import re
 from typing import NamedTuple
 
 import pytest
 
+from pydtnn.comm import failure
 from tests.ahead import mpiexec
 
 START = """
@@ -171,3 +174,14 @@ def closing(closed):
 @pytest.mark.parametrize("closed", ["sys.stdout = None", "os.close(2)", "sys.stdout.close()"])
 def test_an_error_that_cannot_be_printed_ends_all_ranks(ahead, closed):
     assert ahead.returncode != 0
+
+
+def test_a_folder_without_room_for_the_slots_does_not_remain(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(failure, "_MEMORY", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert failure._make_folder(2) is None
+    assert not [*tmp_path.iterdir()]

@@ -1,10 +1,14 @@
 """The communicator over MPI keeps the contract in worlds of 1 to 4 ranks."""
 
+import os
+import resource
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pydtnn.comm import mpi
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.each import each
 
@@ -90,3 +94,27 @@ def test_a_request_keeps_its_array_until_it_is_complete(comm, what):
     assert alive() is not None
     request.wait()
     assert alive() is None
+
+
+@each(
+    ("limit", "value", "problem"),
+    [
+        ("RLIMIT_NOFILE", 32, r"66 open files \(ulimit -n\) for 2 ranks, got 32"),
+        ("RLIMIT_FSIZE", 1 << 20, r"5,242,880 B of a file \(ulimit -f\) for 2 ranks, got 1,048"),
+        ("f_blocks", 1 << 20, "3,276,800 B in /dev/shm .* for 2 ranks, got 1,048,576"),
+        ("access", 0, "a folder /dev/shm that can be written"),
+    ],
+)
+def test_what_mpi_would_not_start_with_is_refused_before(limit, value, problem, monkeypatch):
+    """MPICH ends the process with a page of text, or its ranks wait for each other for ever."""
+    memory = SimpleNamespace(f_blocks=value if limit == "f_blocks" else 0, f_frsize=1)
+    limits = {getattr(resource, limit): value} if limit.startswith("R") else {}
+    monkeypatch.setattr(os, "access", lambda path, mode: limit != "access")
+    monkeypatch.setattr(os, "statvfs", lambda path: memory)
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda kind: (limits.get(kind, resource.RLIM_INFINITY),) * 2
+    )
+    with pytest.raises(ValueError, match=f"^mpi: MPICH 5 requires {problem}"):
+        mpi._check_host("MPICH 5", 2)
+    if limit != "access":
+        mpi._check_host("MPICH 5", 1)

@@ -22,16 +22,6 @@ def test_no_time_is_time_for_one_case() -> None:
     assert (cases.done, cases.comparisons, cases.current) == (1, 1, None)
 
 
-def test_a_case_that_fails_stays_current_and_is_not_counted() -> None:
-    cases = Cases("k", "t", 60.0, first=7)
-    case = next(iter(cases))
-    with pytest.raises(AssertionError):
-        case.compare(np.testing.assert_equal, 1, 2)
-    assert cases.done == 0
-    assert cases.current is case
-    assert case.number == 7
-
-
 NUMBERS = """
 import pytest
 

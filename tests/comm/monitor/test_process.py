@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import re
-import resource
-import select
 import signal
-import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pydtnn.comm import failure, mpi
-from pydtnn.comm.monitor.monitor import Facts, Monitor
-from pydtnn.comm.monitor.ranks import (
-    READY,
-    EndedEarlyError,
-    Kills,
-    RankConnection,
-    accept_ranks,
-    explain,
-    is_first,
-)
-from pydtnn.comm.monitor.slots import SLOT, Slot
 from tests.ahead import mpiexec
-from tests.each import each
 from tests.launch import Finished, Program, is_openmpi, why_not
 from tests.ranks import wait_for
 from tests.small_run import only_line, processes_in
@@ -46,159 +25,6 @@ MPICH_ONLY: Any = {
     "reason": why_not() or "Open MPI's launcher ends the others, and forwards signals",
 }
 WAIT = "\ncomm.recv(np.zeros(1), comm.rank)\n"  # from oneself: for ever
-
-
-@pytest.fixture
-def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        listener.listen()
-        yield listener
-
-
-@pytest.fixture
-def connect(listener: socket.socket) -> Callable[[int], socket.socket]:
-    def connect(rank: int) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(listener.getsockname())
-        connection.sendall(b"%d\n" % rank)
-        return connection
-
-    return connect
-
-
-class Ended(Exception):
-    """The monitor has ended all ranks."""
-
-
-class Watching:
-    """The monitor of the ranks of one host, in this process.
-
-    Attributes
-    ----------
-    failed : list of int
-        The rank that has ended unexpectedly.
-    """
-
-    claimed = False
-
-    def __init__(self) -> None:
-        self.failed: list[int] = []
-
-    def watch(self, listener: socket.socket, ranks: int) -> list[int]:
-        """Watch the ranks until they have ended; return those that have failed."""
-        with contextlib.ExitStack() as stack, contextlib.suppress(Ended), select.epoll() as poll:
-            connections = accept_ranks(listener, ranks, poll)
-            for one in connections.values():
-                stack.enter_context(one.socket)
-            memory = memoryview(bytearray(ranks * SLOT))
-            slots = [Slot(memory, place) for place in range(ranks)]
-            monitor = Monitor(Facts([0] * ranks, 0, {"0": "a"}), slots, self, poll, connections)  # type: ignore[arg-type]
-            monitor.run()
-        return self.failed
-
-    @property
-    def kills(self) -> Watching:
-        return self
-
-    def remember(self, seconds: float) -> None:
-        """Called when it has nothing to do."""
-
-    def report(self, rank: int) -> bool:
-        self.failed.append(rank)
-        raise Ended
-
-
-def test_the_order_of_ends_is_known_as_soon_as_ranks_receive_that_they_are_watched(
-    listener: socket.socket,
-    connect: Callable[[int], socket.socket],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks, sent = [connect(rank) for rank in range(3)], []
-    send = RankConnection.send
-
-    def send_and_close(self: RankConnection, data: bytes) -> None:
-        send(self, data)
-        sent.append(data)
-        if len(sent) == len(ranks):
-            for rank in (2, 0, 1):
-                ranks[rank].close()
-
-    monkeypatch.setattr(RankConnection, "send", send_and_close)
-    assert Watching().watch(listener, len(ranks)) == [2]
-    assert sent == [READY] * 3
-
-
-def test_the_end_of_a_rank_that_has_just_sent_a_message_does_not_precede_earlier_ones(
-    listener: socket.socket,
-    connect: Callable[[int], socket.socket],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = [connect(rank) for rank in range(3)]
-    receive, send = RankConnection.receive, RankConnection.send
-
-    def send_and_answer(self: RankConnection, data: bytes) -> None:
-        send(self, data)
-        if self.rank == 2:
-            ranks[2].sendall(b"a message\n")
-
-    def receive_and_close(self: RankConnection, poll: select.epoll) -> None:
-        answered = self.rank == 2  # known since its first message
-        receive(self, poll)
-        if answered:
-            for rank in (1, 2, 0):
-                ranks[rank].close()
-
-    monkeypatch.setattr(RankConnection, "send", send_and_answer)
-    monkeypatch.setattr(RankConnection, "receive", receive_and_close)
-    assert Watching().watch(listener, len(ranks)) == [1]
-
-
-def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
-    counters = tmp_path / "vmstat"
-    counters.write_text("nr_free_pages 7\noom_kill 3\noom_killer 9\n")
-    kills = Kills(str(counters))
-    assert not kills.recent()
-    counters.write_text("oom_kill 4\n")
-    kills.remember()
-    assert kills.recent()
-    kills.remember()
-    assert not kills.recent()
-    assert not Kills(str(tmp_path / "nowhere")).recent()
-
-
-def test_without_the_rank_that_has_started_it_the_process_ends(listener: socket.socket) -> None:
-    """Otherwise it would wait for that rank, and the launcher for the end of its output."""
-    own, other = socket.socketpair()
-    with own, select.epoll() as poll:
-        other.close()
-        with pytest.raises(EndedEarlyError):
-            accept_ranks(listener, 2, poll, starter=own.fileno())
-
-
-def test_what_is_known_of_an_end_is_told() -> None:
-    for all_here in (True, False):
-        assert "the out-of-memory killer has just killed" in str(explain(2, True, all_here))
-    assert explain(2, False, False) is None  # on several hosts
-    assert explain(2, False, True) == (
-        "rank 2: terminated unexpectedly; it crashed, was killed or called os._exit"
-    )
-
-
-@each("error", [0, errno.ENOSPC, errno.EFBIG])
-def test_of_all_who_open_a_file_one_is_first_and_each_where_it_cannot_grow(
-    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(file: int, data: bytes) -> int:
-        raise OSError(error, os.strerror(error))
-
-    (tmp_path / "slots").write_bytes(b"123")
-    files = [os.open(tmp_path / "slots", os.O_WRONLY | os.O_APPEND) for _ in range(3)]
-    if error:
-        monkeypatch.setattr(os, "write", write)
-    assert [is_first(file, 3) for file in files] == [True, bool(error), bool(error)]
-    for file in files:
-        os.close(file)
 
 
 @pytest.mark.few(1)
@@ -349,42 +175,3 @@ def test_no_file_in_memory_remains_of_ranks_that_are_killed(ahead: Finished) -> 
     files = {Path(word) for word in ahead.stdout.split() if word.startswith("/dev/shm/mpich")}
     assert files
     wait_for(lambda: not any(file.exists() for file in files))
-
-
-def test_a_folder_without_room_for_the_slots_does_not_remain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(failure, "_MEMORY", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert failure._make_folder(2) is None
-    assert not [*tmp_path.iterdir()]
-
-
-@each(
-    ("limit", "value", "problem"),
-    [
-        ("RLIMIT_NOFILE", 32, r"66 open files \(ulimit -n\) for 2 ranks, got 32"),
-        ("RLIMIT_FSIZE", 1 << 20, r"5,242,880 B of a file \(ulimit -f\) for 2 ranks, got 1,048"),
-        ("f_blocks", 1 << 20, "3,276,800 B in /dev/shm .* for 2 ranks, got 1,048,576"),
-        ("access", 0, "a folder /dev/shm that can be written"),
-    ],
-)
-def test_what_mpi_would_not_start_with_is_refused_before(
-    limit: str, value: int, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MPICH ends the process with a page of text, or its ranks wait for each other for ever."""
-    memory = SimpleNamespace(f_blocks=value if limit == "f_blocks" else 0, f_frsize=1)
-    limits = {getattr(resource, limit): value} if limit.startswith("R") else {}
-    monkeypatch.setattr(os, "access", lambda path, mode: limit != "access")
-    monkeypatch.setattr(os, "statvfs", lambda path: memory)
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda kind: (limits.get(kind, resource.RLIM_INFINITY),) * 2
-    )
-    with pytest.raises(ValueError, match=f"^mpi: MPICH 5 requires {problem}"):
-        mpi._check_host("MPICH 5", 2)
-    if limit != "access":
-        mpi._check_host("MPICH 5", 1)

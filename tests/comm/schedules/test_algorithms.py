@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
 
 from pydtnn.comm.schedules import SCHEDULES, rounds
-from pydtnn.comm.schedules.algorithms import direct_reduce_scatter, ring, ring_reduce_scatter
 from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
 from pydtnn.comm.schedules.steps import (
     ALL,
-    Group,
-    Part,
-    add,
-    back,
-    fold,
     halved,
-    over,
     part,
-    receive,
     send,
-    together,
 )
 from pydtnn.comm.schedules.timeline import Timeline
 from tests.comm.schedules.interpreter import carry_out
@@ -149,62 +139,11 @@ def test_doubling_forms_the_fixed_tree_between_2_to_the_k_ranks_only(name):
 # -- the words -------------------------------------------------------------------------------------
 
 
-def test_parts_of_an_array_meet_without_gap_or_overlap():
-    for pieces in (1, 2, 3, 7, 12):
-        for n in (0, 1, 5, 12, 100):
-            covered = [i for j in range(pieces) for i in range(n)[part(j, pieces).elements(n)]]
-            assert covered == list(range(n))
-
-
 def test_a_piece_of_a_part_is_a_part_and_is_counted_modulo():
     assert part(1, 2).cut(2, 3) == part(5, 6) == part(-1, 6) == part(11, 6)
     for ranks in POWERS:
         pieces = sorted(halved(rank, ranks) for rank in range(ranks))
         assert pieces == [part(j, ranks) for j in range(ranks)]
-
-
-def test_over_numbers_the_members_anew_and_stays_inside_its_part():
-    steps = list(over(Group(7, range(9)), [3, 7], ring, part(1, 2)))
-    assert steps == [
-        (send(3, Part(Fraction(1, 2), Fraction(3, 4))), add(3, Part(Fraction(3, 4), Fraction(1)))),
-        (
-            send(3, Part(Fraction(3, 4), Fraction(1))),
-            receive(3, Part(Fraction(1, 2), Fraction(3, 4))),
-        ),
-    ]
-    assert not list(over(Group(4, range(9)), [3, 7], ring))
-
-
-def test_rounds_are_put_side_by_side_and_run_backwards():
-    one, two = [(send(1, ALL),)], [(send(2, ALL),), (add(2, ALL),)]
-    assert list(together(one, two)) == [(send(1, ALL), send(2, ALL)), (add(2, ALL),)]
-    there = [(send(1, part(0, 2)),), (add(2, part(1, 2)),)]
-    assert list(back(there)) == [(send(2, part(1, 2)),), (receive(1, part(0, 2)),)]
-
-
-DIRECT = [partial(direct_reduce_scatter, parts=parts) for parts in (1, 4, 7)]
-
-
-@each("scatter", [ring_reduce_scatter, *DIRECT])
-def test_the_way_back_of_a_reduce_scatter_is_its_allgather(scatter):
-    def there_and_back(group):
-        there = list(scatter(group))
-        yield from there
-        yield from back(there)
-
-    for p in (1, 2, 3, 8):
-        check(there_and_back, p)
-
-
-def test_fold_makes_an_algorithm_for_any_number_of_ranks_and_keeps_its_name():
-    @fold
-    def doubling(group):
-        """Double."""
-        yield from SCHEDULES["recursive_doubling"](group)
-
-    for p in RANKS:
-        check(doubling, p)
-    assert (doubling.__name__, doubling.__doc__) == ("doubling", "Double.")
 
 
 def test_an_unknown_name_and_a_rank_outside_the_group_are_refused():

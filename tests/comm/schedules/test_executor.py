@@ -54,12 +54,6 @@ def test_every_algorithm_sums_over_mpi(comm, algorithm):
     check_sums(comm, algorithm, ["float64"], (500,), chunk_bytes=2000)  # 2 chunks of 250
 
 
-@pytest.mark.long  # a world is started for it alone
-@pytest.mark.mpi(5)
-def test_every_algorithm_sums_over_a_larger_world(comm):
-    test_every_algorithm_sums_over_mpi(comm)
-
-
 @pytest.mark.threads(2, 5)
 @pytest.mark.mpi(2)
 @each("algorithm", SCHEDULES)

@@ -291,6 +291,37 @@ class CommunicatorContract:
             request.wait()
         assert (ours[0], theirs[0]) == (1, 0)
 
+    @each(
+        "call",
+        [
+            lambda comm, x: comm.barrier(),
+            lambda comm, x: comm.broadcast(x, comm.size - 1),
+            lambda comm, x: comm.allreduce(x),
+            lambda comm, x: comm.allreduce(x, "max"),
+            lambda comm, x: comm.allgather(x, [3] * comm.size, np.empty(3 * comm.size)),
+            lambda comm, x: comm.reduce_scatter(np.ones(3 * comm.size), [3] * comm.size, x),
+            lambda comm, x: comm.gather_object(3),
+            lambda comm, x: comm.exchange(
+                [(np.ones(3), rank) for rank in range(comm.size) if rank != comm.rank],
+                [(np.empty(3), rank) for rank in range(comm.size) if rank != comm.rank],
+            ).wait(),
+            lambda comm, x: comm.split(0),
+            lambda comm, x: comm.free(),
+        ],
+    )
+    def test_every_call_on_a_group_drives_the_reductions_of_other_groups(self, comm, call):
+        one, other, third = comm.split(0), comm.split(0), comm.split(0)
+        for summing, calling in ((comm, one), (other, third)):
+            x = whole(comm.rank, 1013)
+            request = summing.iallreduce(x)
+            if comm.rank == 0:
+                call(calling, np.ones(3))
+                request.wait()
+            else:
+                request.wait()
+                call(calling, np.ones(3))
+            np.testing.assert_array_equal(x, total(comm, 1013))
+
     # -- mistakes: refused by each rank before anything is sent -----------------------------------
 
     @each(

@@ -104,29 +104,3 @@ def test_a_message_may_come_before_a_call_that_does_not_wait(comm: Communicator)
     checked.recv(z, 1) if comm.rank == 0 else checked.send(z, 0)
     request.wait()
     assert x.tolist() == [4, 4, 4]
-
-
-@pytest.mark.threads(2)
-@pytest.mark.mpi(2)
-@each("call", ["barrier", "gather_object", "message", "free"])
-def test_calls_of_one_group_start_while_a_rank_waits_on_another(comm, call):
-    checked = Checked(comm)
-    other, x = checked.split(0), np.ones(3)
-
-    def wait_on_other():
-        if call == "message":
-            other.exchange([(np.ones(1), 1 - comm.rank)], [(np.ones(1), 1 - comm.rank)]).wait()
-        else:
-            getattr(other, call)(*([1] if call == "gather_object" else []))
-
-    if comm.rank == 0:
-        request = checked.iallreduce(x)  # which cannot start before rank 1 makes the call
-        comm.send(np.ones(1), 1)
-        wait_on_other()
-    else:
-        comm.recv(np.ones(1), 0)
-        request = checked.iallreduce(x)
-        request.wait()
-        wait_on_other()
-    request.wait()
-    np.testing.assert_array_equal(x, 2)

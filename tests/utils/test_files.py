@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,67 +64,43 @@ def test_a_name_with_a_zero_byte_is_an_error_of_the_file() -> None:
         read_file("test", "a\0")
 
 
-def in_folder(path: Path) -> None:
-    write_images(path)
-    os.mkfifo(path / "train" / "ant" / "pipe.png")
-    load_folder(data_dir=path)[0].read([0, 1, 2, 3, 4, 5])
-
-
-def in_model(path: Path) -> None:
-    path.mkdir()
-    for name in ("SHA256SUMS", "model.json", "weights.safetensors"):
-        os.mkfifo(path / name)
-    load(path)
-
-
-def as_file(name: str, read: Callable[[Path], object], path: Path) -> None:
-    path.mkdir()
-    os.mkfifo(path / name)
-    read(path / name)
-
-
-@each(
-    "read",
-    [
-        in_folder,
-        partial(as_file, "rank-0000.npz", lambda file: read_traces(file.parent)),
-        in_model,
-        partial(as_file, "text", load_text),
-        partial(as_file, "plan.yaml", lambda file: find_plan(str(file), ["a"])),
-    ],
-)
-def test_readers_of_files_refuse_a_named_pipe(tmp_path: Path, read: Callable[[Path], None]) -> None:
-    with pytest.raises((OSError, ValueError), match="named pipe|found no file|does not exist"):
-        read(tmp_path / "x")
-
-
-def without_blocks(path: Path, content: bytes = b"{") -> Path:
-    path.parent.mkdir(exist_ok=True)
+def without_blocks(path: Path, content: bytes = b"{") -> None:
     path.write_bytes(content)
     os.truncate(path, 1 << 42)  # no memory has so much
-    return path
 
 
-SPARSE: dict[str, Callable[[Path], object]] = {
-    "model.onnx": lambda path: import_onnx(without_blocks(path)),
-    "state.pth": lambda path: read_state_dict("test", without_blocks(path)),
-    "platform.yaml": lambda path: Platform.load(without_blocks(path)),
-    "config.yaml": lambda path: Arguments([f"--config={without_blocks(path)}"]),
-    "profile.json": lambda path: load_profiles(without_blocks(path)),
-    "tokenizer.json": lambda path: Tokenizer(without_blocks(path)),
-    "rank-0000.npz": lambda path: read_traces(without_blocks(path).parent),
-    "train/index.json": lambda path: verify_shards(without_blocks(path).parents[1]),
-    "data_batch_1": lambda path: read_pickle(without_blocks(path)),
-    "text.txt": lambda path: load_text(without_blocks(path)),
+READERS: dict[str, Callable[[Path], object]] = {
+    "model.onnx": lambda path: import_onnx(path),
+    "state.pth": lambda path: read_state_dict("test", path),
+    "platform.yaml": lambda path: Platform.load(path),
+    "config.yaml": lambda path: Arguments([f"--config={path}"]),
+    "profile.json": lambda path: load_profiles(path),
+    "tokenizer.json": lambda path: Tokenizer(path),
+    "rank-0000.npz": lambda path: read_traces(path.parent),
+    "train/index.json": lambda path: verify_shards(path.parents[1]),
+    "data_batch_1": lambda path: read_pickle(path),
+    "text.txt": load_text,
+    "plan.yaml": lambda path: find_plan(str(path), ["a"]),
 }
 
 
-@each("name", SPARSE)
-def test_a_file_of_any_length_without_blocks_on_the_disk_is_not_read(
-    name: str, tmp_path: Path
+@each("make", [pipe, without_blocks])
+@each("name", READERS)
+def test_neither_a_named_pipe_nor_a_file_of_any_length_without_blocks_on_the_disk_is_read(
+    name: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"must have at most|the others are holes"):
-        SPARSE[name](tmp_path / name)
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    make(file)
+    with pytest.raises((OSError, ValueError), match="at most|are holes|named pipe|not exist"):
+        READERS[name](file)
+
+
+def test_a_folder_of_images_does_not_wait_for_a_named_pipe(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    pipe(tmp_path / "train" / "ant" / "pipe.png")
+    with pytest.raises(OSError, match="named pipe"):
+        load_folder(data_dir=tmp_path)[0].read([0, 1, 2, 3, 4, 5])
 
 
 def test_holes_that_others_than_strangers_make_are_read(tmp_path: Path) -> None:
@@ -172,7 +147,7 @@ def test_links_are_followed_inside_of_a_folder_only(tmp_path: Path) -> None:
 
 
 @each("name", ["SHA256SUMS", "model.json", "weights.safetensors"])
-def test_a_file_of_a_model_is_neither_a_link_that_leaves_it_nor_has_holes(
+def test_a_file_of_a_model_is_no_link_that_leaves_it_no_pipe_and_has_no_holes(
     name: str, tmp_path: Path
 ) -> None:
     fill_folder(tmp_path / "m", {"model.json": b"{}", "weights.safetensors": b"x"})
@@ -184,6 +159,10 @@ def test_a_file_of_a_model_is_neither_a_link_that_leaves_it_nor_has_holes(
     (tmp_path / name).rename(file)
     without_blocks(file, file.read_bytes())
     with pytest.raises(ValueError, match=f"{name} cannot be read .*(at most|are holes)"):
+        load(tmp_path / "m")
+    file.unlink()
+    pipe(file)
+    with pytest.raises(ValueError, match=f"{name} cannot be read .*named pipe"):
         load(tmp_path / "m")
 
 

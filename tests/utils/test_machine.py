@@ -54,53 +54,42 @@ def test_a_system_without_proc_tells_the_architecture(monkeypatch: pytest.Monkey
     assert cpu_name() == cpu_model() == "riscv64"
 
 
-def control_groups(folder: Path, groups: str, files: dict[str, str]) -> dict[str, Fraction]:
-    """Quotas on a system that is made up, by the path of the group."""
-    for name, text in files.items():
-        path = folder / "mounted" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (folder / "groups").write_text(groups)
-    found = cpu_quotas(folder / "groups", folder / "mounted")
-    return {str(Path(name).relative_to(folder / "mounted")): n for name, n in found.items()}
-
-
-def test_a_quota_of_a_control_group_and_of_its_parents_is_found(tmp_path: Path) -> None:
-    files = {
-        "cpu.max": "max 100000\n",
-        "pod/cpu.max": "800000 100000\n",
-        "pod/job/cpu.max": "150000 100000\n",
-        "pod/other/cpu.max": "1000 100000\n",
-    }
-    assert control_groups(tmp_path, "0::/pod/job\n", files) == {
-        "pod": Fraction(8),
-        "pod/job": Fraction(3, 2),
-    }
-
-
-def test_a_quota_of_the_first_version_is_found_in_a_container_that_hides_its_path(
-    tmp_path: Path,
-) -> None:
-    groups = "9:cpuset:/docker/1f\n4:cpu,cpuacct:/docker/1f\n3:memory:/docker/1f\n"
-    files = {
-        "cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
-        "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        "memory/cpu.cfs_quota_us": "1\n",
-    }
-    assert control_groups(tmp_path, groups, files) == {"cpu,cpuacct": Fraction(5, 2)}
-
-
 @each(
-    "files",
+    ("groups", "files", "quotas"),
     [
-        {},
-        {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
-        {"cpu.max": "max 100000\n"},
-        {"cpu.max": "nonsense\n"},
+        (  # of the group and of its parents
+            "0::/pod/job\n",
+            {
+                "cpu.max": "max 100000\n",
+                "pod/cpu.max": "800000 100000\n",
+                "pod/job/cpu.max": "150000 100000\n",
+                "pod/other/cpu.max": "1000 100000\n",
+            },
+            {"pod": Fraction(8), "pod/job": Fraction(3, 2)},
+        ),
+        (  # of the first version, in a container that hides its path
+            "9:cpuset:/docker/1f\n4:cpu,cpuacct:/docker/1f\n3:memory:/docker/1f\n",
+            {
+                "cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+                "memory/cpu.cfs_quota_us": "1\n",
+            },
+            {"cpu,cpuacct": Fraction(5, 2)},
+        ),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, {}),
+        ("0::/\n", {"cpu.max": "nonsense\n"}, {}),
     ],
 )
-def test_no_quota_is_no_limit(files: dict[str, str], tmp_path: Path) -> None:
-    assert control_groups(tmp_path, "4:cpu:/\n0::/\n", files) == {}
+def test_quotas_of_control_groups_are_found(
+    groups: str, files: dict[str, str], quotas: dict[str, Fraction], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "mounted" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "groups").write_text(groups)
+    found = cpu_quotas(tmp_path / "groups", tmp_path / "mounted")
+    assert {str(Path(n).relative_to(tmp_path / "mounted")): q for n, q in found.items()} == quotas
     assert cpu_quotas(tmp_path / "missing", tmp_path) == {}
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES, executor
-from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.utils.errors import RankError
@@ -66,45 +65,6 @@ def test_all_ranks_get_the_same_bytes_every_time(comm, algorithm):
         scheduled.allreduce(x)
         results |= set(comm.gather_object(x.tobytes()))
     assert len(results) == 1
-
-
-def ring(comm):
-    return Scheduled(comm, "ring", 1000)
-
-
-CALLS = [
-    lambda comm: comm.barrier(),
-    lambda comm: comm.broadcast(np.ones(3), 1),
-    lambda comm: comm.allreduce(np.ones(3)),
-    lambda comm: comm.allreduce(np.ones(3), "max"),
-    lambda comm: comm.allgather(np.ones(3), [3, 3], np.empty(6)),
-    lambda comm: comm.reduce_scatter(np.ones(6), [3, 3], np.empty(3)),
-    lambda comm: comm.gather_object(3),
-    lambda comm: comm.send(np.ones(3), 1) if comm.rank == 0 else comm.recv(np.ones(3), 0),
-    lambda comm: comm.split(0),
-    lambda comm: comm.free(),
-]
-
-
-@pytest.mark.threads(2)
-@pytest.mark.mpi(2)
-@each(
-    ("make", "call"),
-    [*((ring, call) for call in CALLS), *((Auto, call) for call in CALLS[2::4])],
-)
-def test_every_call_on_a_group_drives_the_sums_of_other_groups(comm, make, call):
-    root = make(comm)
-    one, other, third = root.split(0), root.split(0), root.split(0)
-    for summing, calling in ((root, one), (other, third)):
-        x = whole(comm.rank, 1013)
-        request = summing.iallreduce(x)
-        if comm.rank == 0:
-            call(calling)
-            request.wait()
-        else:
-            request.wait()
-            call(calling)
-        np.testing.assert_array_equal(x, total(comm, 1013))
 
 
 @pytest.mark.threads(3)

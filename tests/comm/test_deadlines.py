@@ -51,23 +51,6 @@ def test_a_wait_that_lasts_too_long_ends_all_ranks_in_one_table(
     assert f"\n{others}  " in ahead.stderr
 
 
-ASKED = """
-comm.barrier()
-if comm.rank == 3:
-    os.kill(os.getpid(), signal.SIGUSR1)
-time.sleep(5)
-comm.barrier()
-"""
-
-
-@pytest.mark.ahead(call=lambda: mpiexec(4, ["-c", HOSTS + ASKED], timeout=60))
-def test_a_table_on_request_does_not_end_the_run(ahead: Finished) -> None:
-    assert ahead.returncode == 0, ahead
-    assert ahead.stderr.count("rank  ") == 1, ahead.stderr
-    for rank in range(4):
-        assert f"stack of rank {rank}:\n  MainThread: <string>:" in ahead.stderr
-
-
 SIGNALLED = """
 last_step = comm.supervision.last_step
 last_step.start()

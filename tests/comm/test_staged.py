@@ -55,21 +55,6 @@ def with_device(comm, seed=0):
 
 
 @pytest.mark.threads(2)
-@each("seed", range(3))
-def test_operations_start_in_the_order_of_the_calls_whichever_is_tested(comm, seed):
-    comm, xp = with_device(comm, 100 * seed)
-    arrays = [xp.asarray(np.full(10 + i, float(comm.rank + i))) for i in range(4)]
-    host = np.array([1.0])
-    requests = [comm.iallreduce(x) for x in arrays] + [comm.iallreduce(host)]
-    for request in requests if comm.rank else reversed(requests):
-        while not request.test():
-            pass
-    for i, x in enumerate(arrays):
-        np.testing.assert_array_equal(x.get(), np.full(10 + i, 2.0 * i + 1))
-    assert host[0] == 2
-
-
-@pytest.mark.threads(2)
 def test_a_call_that_only_the_host_makes_comes_after_the_operations_before_it(comm):
     comm, xp = with_device(comm)
     x = xp.asarray(np.ones(5))

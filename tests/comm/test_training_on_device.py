@@ -22,15 +22,6 @@ from pydtnn.utils.device import Device
 from tests.comm.devices import TRANSPORTS, device_of, reference_on
 from tests.parallel.schemes.course import CASES, Weights, fit, trainer_of
 
-every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
-
-
-def label(value: str | dict[str, Any]) -> str:
-    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "default"
-
-
-every_scheme = pytest.mark.parametrize(("name", "options"), CASES, ids=label)
-
 
 def momentum() -> Optimizer:
     return SGD(0.1, momentum=0.9, weight_decay=0.01)
@@ -63,8 +54,8 @@ def check(comm: Communicator, transport: str, scheme: Any, rule: Any = momentum)
 
 
 @pytest.mark.threads(3)
-@every_transport
-@every_scheme
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_a_scheme_trains_to_the_bytes_of_the_host(
     comm: Communicator, transport: str, name: str, options: dict[str, Any]
 ) -> None:

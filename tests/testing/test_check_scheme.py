@@ -130,14 +130,6 @@ class DividesBySize(Plain):
         bucket.grads[...] /= self.comm.size
 
 
-@breaks(2, r"rank 0 calls allreduce sum of .* where rank 1 calls allreduce")
-class OtherOrderOnRank1(Plain):
-    def update(self, optimizer: Any) -> None:
-        for bucket in self.buckets[:: -1 if self.comm.rank == 1 else 1]:
-            self.comm.allreduce(bucket.grads)
-        optimizer.step()
-
-
 @breaks(2, r"not finished after 1 s \(rank 0 at \w+ in recv of 1 float64 from rank 0 \(tag 0\)")
 class WaitsForItself(Plain):
     """Polls for a message that never comes."""

@@ -37,20 +37,18 @@ class Ranks:
 
 def test_a_wait_expires_when_the_rank_has_been_in_it_for_that_long() -> None:
     ranks = Ranks()
-    ranks.activities[0].call("allreduce", "all", 1, -1)
-    assert [row.expired for row in ranks.after(3)] == [False, False]
-    first, second = ranks.after(1)
-    assert first.expired
-    assert first.waits == "allreduce"
-    assert not second.expired  # it computes, or is outside of any activity
-
-
-def test_a_new_wait_has_a_deadline_of_its_own() -> None:
-    ranks = Ranks()
     for number in range(4):
         ranks.activities[0].call("allreduce", "all", number, -1)
-        assert not ranks.after(2)[0].expired
+        assert not ranks.after(2)[0].expired  # each wait has a deadline of its own
         ranks.activities[0].called()
+    ranks.activities[0].call("allreduce", "all", 5, -1)
+    assert [row.expired for row in ranks.after(3)] == [False, False]
+    first, second = ranks.after(1)
+    assert (first.expired, first.waits) == (True, "allreduce")
+    assert not second.expired  # it computes, or is outside of any activity
+    endless = Ranks(timeout=0)
+    endless.activities[0].call("allreduce", "all", 1, -1)
+    assert not endless.after(500)[0].expired
 
 
 def test_waiting_for_a_batch_expires_and_computing_does_not() -> None:
@@ -58,12 +56,6 @@ def test_waiting_for_a_batch_expires_and_computing_does_not() -> None:
     ranks.activities[0].begin(Kind.PHASE, "data")
     ranks.activities[1].begin(Kind.FORWARD, "conv0")
     assert [row.expired for row in ranks.after(5)] == [True, False]
-
-
-def test_without_a_limit_nothing_expires() -> None:
-    ranks = Ranks(timeout=0)
-    ranks.activities[0].call("allreduce", "all", 1, -1)
-    assert not ranks.after(500)[0].expired
 
 
 def test_a_stopped_rank_does_not_wait_meanwhile() -> None:

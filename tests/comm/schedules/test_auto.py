@@ -68,21 +68,6 @@ def test_where_a_turn_takes_long_it_is_the_only_one(comm, monkeypatch):
     assert (told.trials, told.choices[0].name) == (2, "ring")
 
 
-@pytest.mark.threads(3)
-@pytest.mark.mpi(2)
-def test_measuring_does_not_disturb_what_is_under_way(comm):
-    chosen = Auto(comm, ("vendor", "ring", "recursive_doubling"))
-    lengths = (1, 1013, 40_009)
-    arrays = [whole(comm.rank, n) for n in lengths]
-    requests = [chosen.iallreduce(x) for x in arrays]
-    for request in requests:
-        request.wait()
-    for x, n in zip(arrays, lengths, strict=True):
-        np.testing.assert_array_equal(x, total(comm, n))
-    assert len(chosen.choices) == 3
-    assert len(set(map(str, comm.gather_object([c.name for c in chosen.choices])))) == 1
-
-
 @pytest.mark.mpi(2)
 def test_what_the_vendor_cannot_sum_is_left_to_schedules(comm):
     chosen = Auto(comm, ("vendor", "ring"))

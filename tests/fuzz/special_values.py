@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.attention import At
 from pydtnn.kernels.reference.elementwise import FUNCTIONS
 from pydtnn.kernels.reference.family import wide
+from tests.kernels import every_kernel
+from tests.kernels.every_kernel import MAKERS, OF_THE_HOST, Case
 
 HALF = np.dtype("bfloat16")
 DTYPES = (np.dtype("float32"), np.dtype("float64"), HALF)
@@ -69,19 +72,22 @@ class Draw:
 
     def array(self, shape: Any, dtype: Any = None, most: float = 1.0) -> np.ndarray:
         """Numbers, some of which are special."""
-        dtype = np.dtype(dtype or self.dtype)
         array = self.numbers(shape, dtype)
+        self.inject(array, most)
+        return array
+
+    def inject(self, array: np.ndarray, most: float = 1.0) -> None:
+        """Put special values into random places, mostly."""
         if array.size and self.chance(0.7):
             flat = array.reshape(-1)
             count = 1 + int(self.share * most * array.size)
-            bits = flat.view(f"u{dtype.itemsize}")
+            bits = flat.view(f"u{array.dtype.itemsize}")
             for place in self.rng.choice(flat.size, min(count, flat.size), replace=False):
-                special = self.special(dtype)
+                special = self.special(array.dtype)
                 if isinstance(special, int):
                     bits[place] = special
                 else:
                     flat[place] = special
-        return array
 
     def special(self, dtype: np.dtype) -> int | float:
         kind = self.pick([*self.kinds, "edge"])
@@ -187,10 +193,10 @@ SUMMING = ("attention", "fused", "linear", "norm")
 relative to one of them, or of products with subnormal numbers, which are 0 in products of pairs."""
 
 
-def compare(call: Call, backend: Backend) -> None:
+def compare(call: Call | Injected, backend: Backend) -> None:
     """Check that an array is NaN where that of the reference is, and else as it is."""
     results = call.run(backend), call.run(NUMPY)
-    least = unmasked(call) if call.family == "attention" else results[1]
+    least = unmasked(call) if isinstance(call, Call) and call.family == "attention" else results[1]
     for number, (value, exact, needed) in enumerate(zip(*results, least, strict=True)):
         what = f"{backend.isa} {call}, array {number}"
         same_specials(value, exact, what, needed, loose=call.family in SUMMING)
@@ -271,59 +277,63 @@ def places(where: np.ndarray) -> str:
     return f"{len(found)} places of {where.shape}, {found[:3].tolist()}"
 
 
-def bounded(x: np.ndarray) -> np.ndarray:
-    """Replace infinities by 1."""
-    return np.where(np.isinf(x), 1, x).astype(x.dtype)
-
-
 # -- calls of each family
 
 
-def elementwise(d: Draw) -> Call:
-    shape = (d.size(), d.size(300))
-    x, z = d.array(shape), d.array(shape)
-    kernel = d.pick(("forward", "forward", "backward", "backward", "add", "softmax", "convert"))
-    alpha = {"alpha": 0.25}
-    if kernel == "forward":
-        name = d.pick(sorted(FUNCTIONS))
-        return Call("elementwise", kernel, (name, x), {"out": d.empty(shape), **alpha})
-    if kernel == "backward":
-        name = d.pick(sorted(FUNCTIONS))
-        if name in ("gelu", "gelu_exact", "silu"):  # times what rounds to 0, or not, it is NaN
-            x = bounded(x)
-        return Call("elementwise", kernel, (name, x, z), {"out": d.empty(shape), **alpha})
-    if kernel == "add":
-        return Call("elementwise", kernel, (x, z), {"out": d.empty(shape)})
-    if kernel == "convert":
-        first, second = d.pick(((HALF, "float32"), ("float32", HALF), ("float64", "float32")))
-        add = d.chance() and second != HALF
-        options = {"out": d.empty(shape, second), "accumulate": add}
-        return Call("elementwise", kernel, (d.array(shape, first),), options)
-    if d.chance():
-        return Call("elementwise", "softmax_forward", (x,), {"out": d.empty(shape)})
-    return Call("elementwise", "softmax_backward", (x, z), {"out": d.empty(shape)})
+OTHERS = (
+    *("attention", "conv", "fused", "elementwise.forward"),
+    *("elementwise.backward", "update.watch", "update.rescale", "update.clip_factor"),
+    *("update.trust", "update.unscale"),
+)
+"""What is drawn by itself, and kernels of numbers that steer."""
+
+KERNELS = [kernel for kernel in MAKERS | OF_THE_HOST if not kernel.startswith(OTHERS)]
+SQUARES = {
+    **dict.fromkeys(("update.adam", "update.nadam"), "x out"),
+    **dict.fromkeys(("update.rmsprop", "update.adagrad"), "x z"),
+}
+"""Means of squares, by kernel, which are never negative."""
+
+PLAIN = {
+    "norm.backward_statistics": ("d a", "d b"),
+    "loss.binary_cross_entropy": ("x target",),
+    "loss.weighted_cross_entropy": ("t weights",),
+}
+"""Arrays without special numbers, by kernel, beside those that steer."""
 
 
-def linear(d: Draw) -> Call:
-    n, i, o = d.size(), d.size(200), d.size(200)
-    real = arithmetic(d.dtype)
-    x, w, dy = d.array((n, i)), d.array((o, i)), d.array((n, o))
-    b = d.array(o, real) if d.chance() else None
-    add = {"accumulate": d.chance()}
-    rows = d.rng.integers(0, o, n)
-    return d.pick(
-        (
-            Call("linear", "forward", (x, w, b), {"out": d.empty((n, o))}),
-            Call("linear", "backward_data", (dy, w), {"out": d.empty((n, i))}),
-            Call("linear", "backward_filter", (x, dy), {"out": d.empty((o, i), real), **add}),
-            Call("linear", "backward_bias", (dy,), {"out": d.empty(o, real), **add}),
-            Call("linear", "take_rows", (w, rows), {"out": d.empty((n, i))}),
-            Call("linear", "add_rows", (x, rows), {"out": d.empty((o, i), real), **add}),
-        )
-    )
+@dataclass
+class Injected:
+    """Calls of the table of all kernels, of random sizes, with special numbers in what they read.
+
+    Attributes
+    ----------
+    case : Case
+    arrays : dict
+    """
+
+    case: Case
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def family(self) -> str:
+        return self.case.kernel.split(".")[0]
+
+    def run(self, backend: Backend) -> list[np.ndarray]:
+        """All floating arrays afterwards, and what the kernel returns."""
+        arrays: list[np.ndarray] = []
+        given = {
+            n: float(a[0]) if n[0] == "s" else _copied(a, arrays) for n, a in self.arrays.items()
+        }
+        with np.errstate(all="ignore"):
+            value = self.case.run(backend, given)
+        return arrays if value is None else [*arrays, np.asarray(value)]
+
+    def __str__(self) -> str:
+        return f"{self.case.kernel}({ {name: a.shape for name, a in self.arrays.items()} })"
 
 
-def pool(d: Draw) -> Call:
+def pooling(d: Draw) -> PoolGeometry:
     axes = int(d.rng.integers(1, 4))
     while True:
         size = tuple(int(d.rng.integers(1, 12 if axes < 3 else 6)) for _ in range(axes))
@@ -332,98 +342,78 @@ def pool(d: Draw) -> Call:
         stride = tuple(int(d.rng.integers(1, 4)) for _ in range(axes))
         geometry = PoolGeometry(size, kernel, stride, padding, d.size(130))
         if min(geometry.output) > 0:
-            break
-    n = int(d.rng.integers(1, 4))
-    inside, outside = ((n, *s, geometry.channels) for s in (size, geometry.output))
-    x, dy = d.array(inside), d.array(outside)
-    kernel_name = d.pick(("max_forward", "max_backward", "average_forward", "average_backward"))
-    if kernel_name.startswith("max"):
-        index = np.zeros(outside, d.pick(("uint8", "int32")))
-        if kernel_name == "max_forward":
-            options = {"out": d.empty(outside), "index": index}
-            return Call("pool", kernel_name, (x, geometry), options)
-        with np.errstate(all="ignore"):
-            NUMPY.pool.max_forward(x, geometry, out=d.empty(outside), index=index)
-        return Call("pool", kernel_name, (dy, index, geometry), {"out": d.empty(inside)})
-    if d.chance(0.3):
-        outside = (n, *(int(d.rng.integers(1, s + 1)) for s in size), geometry.channels)
-        if kernel_name == "average_forward":
-            return Call("pool", "adaptive_forward", (x,), {"out": d.empty(outside)})
-        return Call("pool", "adaptive_backward", (d.array(outside),), {"out": d.empty(inside)})
-    option = {"count_padding": d.chance()}
-    if kernel_name == "average_forward":
-        return Call("pool", kernel_name, (x, geometry), {"out": d.empty(outside), **option})
-    return Call("pool", kernel_name, (dy, geometry), {"out": d.empty(inside), **option})
+            return geometry
 
 
-def norm(d: Draw) -> Call:
-    n, c, real = d.size(), d.size(200), arithmetic(d.dtype)
-    x, dy, add = d.array((n, c)), d.array((n, c)), {"accumulate": d.chance()}
-    out = d.empty((n, c))
-    wide_type = d.pick((real, np.dtype("float64")))
-    a, b, s = (d.array(c, wide_type) for _ in range(3))
-    gamma, beta = bounded(d.array(c, real)), d.array(c, real)
+def sizes(d: Draw) -> dict[str, Any]:
+    """Random sizes in place of those of the table."""
+    n, channels, geometry = d.size(), d.size(200), pooling(d)
+    bins = tuple(int(d.rng.integers(1, size + 1)) for size in geometry.size)
+    groups = d.pick([g for g in (1, 2, 3, 4, channels) if channels % g == 0])
+    return {
+        "SHAPES": [(d.size(300), d.size(300))],
+        "SIZES": [d.size() * d.size(300)],
+        "IMAGES": [(int(d.rng.integers(1, 4)), geometry, bins)],
+        "LOSSES": [(n, channels)],
+        "PRODUCTS": [(n, d.size(200), channels)],
+        "GROUPS": [((n, int(d.rng.integers(1, 6)), channels), groups)],
+    }
+
+
+def injected(d: Draw) -> Injected:
+    kernel = d.pick(KERNELS)
+    if kernel.startswith("update"):
+        d.dtype = arithmetic(d.dtype)
+    with patch.multiple(every_kernel, **sizes(d)):
+        case = d.pick(every_kernel.cases(kernel, d.rng))
+    if kernel != "pool.max_backward":  # which takes what the other returns
+        case = case._replace(calls=(d.pick(case.calls),))
+    arrays = case.typed(d.dtype.name)
+    real = arithmetic(d.dtype)
+    if kernel.endswith("normalize"):
+        wide_type = d.pick((real, np.dtype("float64")))
+        arrays |= {n: a.astype(wide_type) for n, a in arrays.items() if n in ("d a", "d b")}
+    elif kernel == "norm.statistics" and d.dtype == np.float64 and d.chance():
+        parts = 1 + 4 * arrays["x"].shape[1]
+        arrays |= {"d sums": np.zeros(parts), "d collect": np.ones(parts)}
+    elif kernel == "norm.backward_coefficients":
+        arrays["s rows"][:] = d.pick((7.0, inf))
+    elif kernel == "update.scale":
+        arrays["s lr"][:] = d.pick((0.5, inf, np.nan))
+    elif kernel == "elementwise.convert":
+        arrays["d wide"] = arrays["d wide"].astype(d.pick(DTYPES))
+    elif kernel.startswith("pool.max"):
+        arrays["b index"] = arrays["b index"].astype(d.pick(("uint8", "int32")))
+    plain = ("x",) if case.calls[-1][1].get("decoupled") else PLAIN.get(kernel, ())
+    for name, array in arrays.items():
+        floats = array.dtype.kind == "f" or array.dtype == HALF
+        written = array.size and np.isnan(array).all()
+        if floats and not written and name[0] != "s" and name not in plain:
+            d.inject(array)
+        if name == "t gamma":  # times what rounds to 0, or not, infinities are NaN
+            array[np.isinf(array)] = 1
+        if name == SQUARES.get(kernel):
+            np.abs(array, out=array)
+    x, gamma = arrays.get("x"), arrays.get("t gamma")
     with np.errstate(all="ignore"):
-        kernel = d.pick(NORMS)
-        if kernel == "statistics":
-            parts = 1 + (4 if d.dtype == np.float64 and d.chance() else 2) * c
-            return Call("norm", kernel, (x,), {"out": d.empty(parts, "float64"), **add})
-        if kernel == "normalize":
-            return Call("norm", kernel, (x, a, b), {"out": out})
-        if kernel == "backward_statistics":
-            moments = d.numbers(c, "float64"), d.numbers(c, "float64")
-            options = {"out": d.empty((2, c), "float64"), **add}
-            return Call("norm", kernel, (x, dy, *moments), options)
-        if kernel == "backward_normalize":
-            return Call("norm", kernel, (x, dy, a, b, s), {"out": out})
-        if kernel == "coefficients":
-            sums = np.empty(1 + 2 * c)
-            NUMPY.norm.statistics(x, out=sums)
-            moments = d.empty((2, c), "float64")
-            options = {"moments": moments, "out": d.empty((3, c), real)}
-            if d.chance():
-                options["collect"] = d.empty(sums.shape, "float64")
-            return Call("norm", kernel, (sums, gamma, beta, 1e-5), options)
-        if kernel == "backward_coefficients":
-            sums, moments = d.array((2, c), "float64"), d.array((2, c), "float64")
-            options = {
-                "dgamma": d.empty(c, real),
-                "dbeta": d.empty(c, real),
-                "out": d.empty((3, c), real),
-                **add,
-            }
-            pivot = d.numbers(c, real)
-            return Call("norm", kernel, (sums, d.pick((7.0, inf)), moments, pivot, gamma), options)
-        if kernel.startswith("rms"):
-            scale = d.empty((n, 1), "float64")
-            if kernel == "rms_forward":
-                return Call("norm", kernel, (x, gamma, 1e-5), {"out": out, "inv_rms": scale})
-            NUMPY.norm.rms_forward(x, gamma, 1e-5, out=out.copy(), inv_rms=scale)
-            options = {"out": out, "dgamma": d.empty(c, real), **add}
-            return Call("norm", kernel, (x, dy, gamma, scale), options)
-        if kernel.startswith("local"):
-            numbers = (int(d.rng.integers(1, 7)), 0.5, 0.75, 1.0)
-            given = (x, *numbers) if kernel.endswith("forward") else (x, dy, *numbers)
-            return Call("norm", kernel, given, {"out": out})
-        groups = d.pick([g for g in (1, 2, 3, 4, c) if c % g == 0])
-        shape = (n, int(d.rng.integers(1, 6)), c)
-        x, out = d.array(shape), d.empty(shape)
-        mean, inv_std = (d.empty((n, groups), "float64") for _ in range(2))
-        options = {"out": out, "mean": mean, "inv_std": inv_std}
-        if kernel == "group_forward":
-            return Call("norm", kernel, (x, gamma, beta, groups, 1e-5), options)
-        NUMPY.norm.group_forward(
-            x, gamma, beta, groups, 1e-5, out=out.copy(), mean=mean, inv_std=inv_std
-        )
-        options = {"out": out, "dgamma": d.empty(c, real), "dbeta": d.empty(c, real), **add}
-        return Call("norm", kernel, (x, d.array(shape), gamma, groups, mean, inv_std), options)
+        if kernel == "norm.group_backward":
+            moments = {"mean": arrays["d mean"], "inv_std": arrays["d inv_std"]}
+            given = (x, gamma, gamma, case.constants["groups"], 1e-5)
+            NUMPY.norm.group_forward(*given, out=arrays["x out"].copy(), **moments)
+        elif kernel == "norm.rms_backward":
+            y = arrays["x out"].copy()
+            NUMPY.norm.rms_forward(x, gamma, 1e-5, out=y, inv_rms=arrays["d given"])
+    return Injected(case, arrays)
 
 
-NORMS = (
-    *("statistics", "normalize", "backward_statistics", "backward_normalize", "coefficients"),
-    *("backward_coefficients", "rms_forward", "rms_backward", "group_forward", "group_backward"),
-    *("local_response_forward", "local_response_backward"),
-)
+def elementwise(d: Draw) -> Call:
+    name, shape = d.pick(sorted(FUNCTIONS)), (d.size(), d.size(300))
+    x, z, options = d.array(shape), d.array(shape), {"out": d.empty(shape), "alpha": 0.25}
+    if d.chance():
+        return Call("elementwise", "forward", (name, x), options)
+    if name in ("gelu", "gelu_exact", "silu"):  # times what rounds to 0, or not, it is NaN
+        x[np.isinf(x)] = 1
+    return Call("elementwise", "backward", (name, x, z), options)
 
 
 def fused(d: Draw) -> Call:
@@ -437,63 +427,6 @@ def fused(d: Draw) -> Call:
     if d.chance():
         options["sums"] = d.empty((1 + len(value.terms), shape[-1]), "float64")
     return Call("fused", "gate", (dy, value), options)
-
-
-def loss(d: Draw) -> Call:
-    n, k = d.size(), d.size(200)
-    x, classes, out = d.array((n, k)), d.rng.integers(0, k, n), d.empty((n, k))
-    kernel = d.pick(
-        ("cross_entropy", "weighted_cross_entropy", "hinge", "binary", "squared", "absolute")
-    )
-    smoothing = d.pick((0.0, 0.1))
-    if kernel == "cross_entropy":
-        return Call("loss", kernel, (x, classes, smoothing, 0.5), {"out": out})
-    if kernel == "hinge":
-        return Call("loss", kernel, (x, classes, 0.5), {"out": out})
-    if kernel == "weighted_cross_entropy":
-        weights = np.abs(d.numbers(k)) if d.chance() else None
-        ignored = int(classes[0]) if d.chance() else None
-        return Call("loss", kernel, (x, classes, weights, ignored, smoothing, 0.5), {"out": out})
-    if kernel == "binary":
-        target = d.pick((0.0, 0.5, 1.0)) + np.zeros((n, k), d.dtype)
-        return Call("loss", "binary_cross_entropy", (x, target, 0.5), {"out": out})
-    return Call("loss", f"{kernel}_error", (x, d.array((n, k)), 0.5), {"out": out})
-
-
-ADAM = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8}
-RULES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "momentum": ("sgd", 1, {"momentum": 0.5, "nesterov": False}),
-    "nesterov": ("sgd", 1, {"momentum": 0.5, "nesterov": True}),
-    "rmsprop": ("rmsprop", 1, {"rho": 0.5, "epsilon": 1e-7}),
-    "adagrad": ("adagrad", 1, {"initial": 0.1, "epsilon": 1e-7}),
-    "lion": ("lion", 1, {"beta1": 0.5, "beta2": 0.75}),
-    "adam": ("adam", 2, {"step": 2, "decoupled": False, **ADAM}),
-    "adamw": ("adam", 2, {"step": 2, "decoupled": True, **ADAM}),
-    "nadam": ("nadam", 2, {"step": 2, "mu": 0.5, "mu_next": 0.6, "mu_product": 0.25, **ADAM}),
-}
-
-
-def update(d: Draw) -> Call:
-    n, dtype = d.size(200), arithmetic(d.dtype)
-    if d.chance(0.15):
-        return Call("update", "squared_norm", (d.array(n, dtype),), {})
-    if d.chance(0.1):
-        return Call("update", "scale", (d.array(n, dtype), d.pick((0.5, inf, np.nan))), {})
-    kernel, slots, options = RULES[d.pick(sorted(RULES))]
-    state: list[Any] = [d.array(n, dtype) for _ in range(slots)]
-    if kernel == "sgd" and d.chance(0.3):
-        state = [None]
-    elif slots and kernel != "sgd" and kernel != "lion":
-        state[-1] = np.abs(state[-1])
-    numbers = {"lr": 0.5, "decay": d.pick((0.0, 0.25)), **options}
-    w = d.numbers(n, dtype) if options.get("decoupled") else d.array(n, dtype)
-    return Call("update", kernel, (w, d.array(n, dtype), *state), numbers)
-
-
-def random(d: Draw) -> Call:
-    x = d.array((3, d.size(300)))
-    given = (x, d.pick((0.0, 0.25, 0.5)), 1, 2, 3, np.arange(3))
-    return Call("random", "dropout", given, {"out": d.empty(x.shape)})
 
 
 def attention(d: Draw) -> Call:
@@ -563,18 +496,11 @@ def recurrent(d: Draw) -> Call:
     return Call("recurrent", "gru_backward", (dy, gates, y, kept, u), {**outs, **options})
 
 
-FAMILIES: dict[str, Callable[[Draw], Call]] = {
-    "elementwise": elementwise,
-    "linear": linear,
-    "pool": pool,
-    "norm": norm,
-    "fused": fused,
-    "loss": loss,
-    "update": update,
-    "random": random,
-    "attention": attention,
-    "recurrent": recurrent,
-}
+DRAWN: tuple[Callable[[Draw], Call | Injected], ...] = (
+    *(injected,) * 6,
+    *(elementwise, fused, attention, recurrent),
+)
+"""What draws calls, each as often as the others: by the table that of six families."""
 
 
 # -- convolutions

@@ -28,7 +28,12 @@ SHAPES = (
 """Rows and channels: none, one, primes, less and more than a vector, several parts and blocks."""
 
 SIZES = (0, 1, 3, 17, 1024, 5003, 70001)
-IMAGES = ((2, 7, 5, 3), (3, 9, 9, 64), (40, 12, 12, 64))
+IMAGES = tuple(
+    (n, PoolGeometry(size, (3, 2), (2, 2), ((1, 1), (0, 1)), channels), (3, 2))
+    for n, size, channels in ((2, (7, 5), 3), (3, (9, 9), 64), (40, (12, 12), 64))
+)
+"""Samples, geometries and bins of adaptive pooling."""
+
 LOSSES = ((0, 3), (1, 1), (7, 3), (9, 10), (3, 17), (3, 1001), (70, 64), (2, 9000), (3000, 11))
 PRODUCTS = (  # batch, inputs, outputs
     *((1, 1, 1), (0, 5, 7), (1, 37, 53), (2, 784, 10), (7, 13, 11), (16, 16, 16), (64, 70, 10)),
@@ -166,15 +171,15 @@ def losses(rng: np.random.Generator) -> Drawn:
 
 
 def images(rng: np.random.Generator) -> Drawn:
-    for n, height, width, channels in IMAGES:
-        geometry = PoolGeometry((height, width), (3, 2), (2, 2), ((1, 1), (0, 1)), channels)
-        inputs, outputs = (n, height, width, channels), (n, *geometry.output, channels)
+    for n, geometry, bins in IMAGES:
+        inputs, outputs = ((n, *s, geometry.channels) for s in (geometry.size, geometry.output))
+        binned = (n, *bins, geometry.channels)
         yield (
             {
                 **{"x": table(rng, *inputs), "x dy": table(rng, *outputs)},
                 **{"x y": blank(*outputs), "x dx": blank(*inputs), "b index": np.zeros(outputs)},
                 **{"x second": blank(*outputs), "x gradient": blank(*inputs)},
-                **{"x dbins": table(rng, n, 3, 2, channels), "x bins": blank(n, 3, 2, channels)},
+                **{"x dbins": table(rng, *binned), "x bins": blank(*binned)},
             },
             {"geometry": geometry},
         )
@@ -457,7 +462,7 @@ MAKERS: dict[str, Any] = {
         *(call(*WMV, step="s step", decoupled=way, **RULE, **BETAS) for way in (False, True)),
     ),
     "update.nadam": (flat, call(*WMV, step="s step", **RULE, **BETAS, **SCHEDULE)),
-    "update.scale": (flat, call("x", 0.375)),
+    "update.scale": (flat, call("x", "s lr")),
     "update.unscale": (flat, call("x", "d scale", "d go")),
     "update.squared_norm": (flat, call("x")),
     "update.watch": (steering, call("d totals", "d alive", "d go")),

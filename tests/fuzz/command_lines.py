@@ -47,14 +47,7 @@ GOOD: dict[str, list[str]] = {
     "accumulation": ["1", "2"],
     "loss": [*LOSSES, "CROSS-ENTROPY"],
     "label_smoothing": ["0", "0.1", "0.999"],
-    "metrics": [
-        *METRICS,
-        "",
-        "accuracy,top2_accuracy",
-        "micro_f1,confusion_matrix",
-        " accuracy , ",
-        "top3",
-    ],
+    "metrics": [*METRICS, "", "accuracy,top2_accuracy", "micro_f1,confusion_matrix", " top3 , "],
     "monitor": ["loss", "val_loss", "val_accuracy", "accuracy"],
     "early_stopping": ["1", "3"],
     "stop_at": ["0", "-5.5", "1e30", "0.5"],
@@ -91,52 +84,27 @@ GOOD: dict[str, list[str]] = {
 """Values that hold by themselves, each of which ends in a moment."""
 
 BAD: dict[str, list[str]] = {
-    "model_options": ['{"hidden": -1}', '{"hidden": [0]}', '{"hidden": "x"}', '{"classes": 3}'],
-    "dataset_options": [
-        *('{"samples": -1}', '{"samples": 1.5}', '{"shape": [1, 1, 1]}', '{"classes": 1}'),
-        *('{"shape": 8}', '{"shape": [8, 8]}', '{"classes": null}', '{"data_dir": "x"}'),
-    ],
+    "model_options": ['{"hidden": -1}', '{"hidden": [0]}', '{"classes": 3}'],
+    "dataset_options": ['{"samples": -1}', '{"shape": [8, 8]}', '{"classes": null}'],
     "data_dir": ["", "\0"],
-    "validation_split": ["1", "1.0", "2"],
-    "augment": [
-        "crop:0",
-        "crop:x",
-        "flip:2",
-        "spin",
-        "crop:-1",
-        "crop:1.5",
-        "cutout:²",
-        "crop:100000",
-        "randaugment:2:31",
-        "jitter:1:1:1:1",
-        "resized_crop:0",
-    ],
-    "mixup": ["0", "-0.0"],
-    "epochs": ["0", "1.5"],
-    "steps_per_epoch": ["0", "31", "2.5"],
-    "batch_size": ["0", "31", "1e30"],
+    "validation_split": ["1", "2"],
+    "augment": ["crop:0", "crop:1.5", "flip:2", "spin", "cutout:²", "jitter:1:1:1:1"],
+    **{key: ["0", "-0.0"] for key in ("mixup", "lr", "clip_norm", "accumulation", "keep")},
+    **{key: ["0", "1.5", "1e30"] for key in ("epochs", "steps_per_epoch", "batch_size")},
     "global_batch_size": ["0", "31", "99999999999999999999"],
-    "accumulation": ["0"],
-    "label_smoothing": ["1", "1.5"],
-    "metrics": ["accuracy,x", "top0", "top-1", "top99999", "accuracy;loss"],
+    **{key: ["1", "1.5"] for key in ("label_smoothing", "momentum")},
+    "metrics": ["accuracy,x", "top0", "top99999", "accuracy;loss"],
     "monitor": ["val_", "val_val_loss", "lr"],
-    "momentum": ["1", "2"],
-    "lr": ["0", "-0.0"],
-    "clip_norm": ["0"],
     "plateau_factor": ["0", "1"],
-    "keep": ["0"],
-    "threads": ["0", "100000", "9" * 400],
+    "threads": ["0", "9" * 400],
     "seed": ["9" * 400],
-    "schedule_options": ['{"boundaries": ["a"]}', '{"boundaries": "abc"}', '{"rise": -1}'],
+    "schedule_options": ['{"boundaries": ["a"]}', '{"rise": -1}'],
     "optimizer_options": ['{"nesterov": "often"}', '{"lr": 1}', '{"epsilon": 0}'],
-    "save": [".", "/proc/x/w", "/dev/null/w", "w\0"],
+    "save": [".", "/dev/null/w", "w\0"],
     "load": ["none.safetensors", ".", "/dev/null", "", "\0"],
     "output_dir": ["/proc/x", "/dev/null", "", "run\0"],
 }
 """Values that must be refused, beside those that are of no kind at all."""
-
-UNBOUNDED = {"stop_at": {"-1"}}
-"""What holds for an option though it holds for no other of its kind."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +167,8 @@ def _words(own: Flag, is_bad: bool, rng: np.random.Generator) -> list[str]:
 
 def _bad(own: Flag) -> list[str]:
     given = BAD.get(own.name, [])
-    if own.kind in (int, float):
-        holds = UNBOUNDED.get(own.name, set())
-        return [*given, *(value for value in BAD_NUMBERS if value not in holds)]
-    if own.kind is dict:
-        return [*given, *BAD_OBJECTS]
+    if own.kind in (int, float):  # one of which may be below 0
+        return [*given, *(n for n in BAD_NUMBERS if (own.name, n) != ("stop_at", "-1"))]
     if own.name in ("output_dir", "save", "data_dir"):
         return given
-    return [*given, *BAD_WORDS]
+    return [*given, *(BAD_OBJECTS if own.kind is dict else BAD_WORDS)]

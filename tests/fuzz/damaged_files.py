@@ -108,8 +108,11 @@ SECRET = "secret.tar"
 """A file beside the folder, which no name in a file of the folder may reach."""
 
 
+KINDS: dict[str, type[Kind]] = {}
+
+
 class Kind:
-    """Files of one kind in a folder.
+    """Files of one kind in a folder, which its class registers.
 
     Attributes
     ----------
@@ -122,6 +125,9 @@ class Kind:
     files: dict[str, bytes]
     objects = ""
 
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.__name__] = cls
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.prepare()
@@ -133,15 +139,12 @@ class Kind:
 
     def prepare(self) -> None:
         """Write the undamaged files."""
-        raise NotImplementedError
 
     def read(self) -> Any:
         """Read the files; raise an explained error where they are refused."""
-        raise NotImplementedError
 
     def check(self, found: Any, name: str, data: bytes) -> None:
         """Raise AssertionError where what was read is not right for a file of these bytes."""
-        raise NotImplementedError
 
     def refused(self) -> None:
         """Raise AssertionError where a refusal has changed anything."""
@@ -384,10 +387,9 @@ class Mnist(Kind):
                 values %= 10
             header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
             data = header + values.tobytes()
-            if self.zipped:
-                (self.folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
-            else:
-                (self.folder / name).write_bytes(data)
+            zipped = gzip.compress(data, mtime=0)
+            path = self.folder / (f"{name}.gz" if self.zipped else name)
+            path.write_bytes(zipped if self.zipped else data)
 
     def read(self) -> tuple[Dataset, Dataset]:
         return load_mnist(data_dir=self.folder)
@@ -501,6 +503,8 @@ class Choices(Kind):
 
 
 class OwnCode(Kind):
+    """Code, of which anything may be imported that is called so."""
+
     SOURCE = (
         '"""A network."""\n\nfrom pydtnn.layers import Flatten, Linear, Sequential\n\n\n'
         "def net(classes, input_shape, hidden=(8,)):\n"
@@ -514,9 +518,6 @@ class OwnCode(Kind):
     def read(self) -> Any:
         sys.dont_write_bytecode = True
         return import_object(f"{self.folder / 'own.py'}:net", "--model")
-
-    def check(self, found: Any, name: str, data: bytes) -> None:
-        """Whatever is called so in the file."""
 
 
 class Shards(Kind):
@@ -867,34 +868,6 @@ class Hosts(Kind):
         asked: list[str] = []
         silent_hosts(found.hosts, "ask {host}", lambda command, **_: asked.append(command[1]))
         assert not [one for one in asked if one.startswith("-") or {*one} & {*" ;|&$`<>()"}]
-
-
-KINDS: dict[str, Callable[[Path], Kind]] = {
-    "configuration": Configuration,
-    "run file": RunFile,
-    "weights": Weights,
-    "saved models": SavedModels,
-    "checkpoints": Checkpoints,
-    "mnist": Mnist,
-    "mnist gzipped": MnistZipped,
-    "cifar": Cifar,
-    "cifar pickles": CifarPickles,
-    "choices": Choices,
-    "own code": OwnCode,
-    "traces": Traces,
-    "execution traces": ExecutionTraces,
-    "shards": Shards,
-    "images": Images,
-    "text": Text,
-    "state dicts": StateDicts,
-    "keras": KerasWeights,
-    "onnx": OnnxNetworks,
-    "profiles": Profiles,
-    "platforms": Platforms,
-    "studies": Studies,
-    "tokenizers": Tokenizers,
-    "hosts": Hosts,
-}
 
 
 def try_one(kind: Kind, seed: int) -> dict[str, str]:

@@ -1,36 +1,21 @@
-"""Random schemes and compressors over random numbers of ranks, which are threads."""
+"""Random compressors over random numbers of ranks, which are threads."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.data import ArrayDataset
-from pydtnn.layers import BatchNorm, Flatten, Linear, Net, ReLU, Reshape, Sequential
 from pydtnn.layers.parameters import Bucket
-from pydtnn.model import Model
-from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
-from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.schemes import GRAPHS, SCHEMES, create_scheme
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
-from pydtnn.training.trainer import Trainer
 from tests.parallel.compression.cases import buckets_of, fill, read
-from tests.parallel.schemes.course import OF_ANY_RULE
 
 Rng = np.random.Generator
 
 pytestmark = pytest.mark.fuzz("distributed")
-
-
-# -- sums of compressed gradients ------------------------------------------------------------------
 
 
 def threshold(limit: float, **options: Any) -> Compressor:
@@ -257,146 +242,3 @@ def test_random_extremes_stay_finite_or_show_in_the_sum(cases):
 
 def _same(given: object, wanted: object, name: str) -> None:
     assert given == wanted, name
-
-
-# -- training --------------------------------------------------------------------------------------
-
-
-def draw_scheme(rng: Rng) -> tuple[str, dict[str, Any]]:
-    name = str(rng.choice(OF_ANY_RULE))
-    options: dict[str, Any] = {}
-    if name in ("allreduce", "hierarchical"):
-        options["overlap"] = bool(rng.integers(2))
-    if name in ("local_sgd", "post_local_sgd", "elastic"):
-        options["period"] = int(rng.integers(1, 6))
-    if name == "post_local_sgd":
-        options["after"] = int(rng.integers(0, 9))
-    if name == "gossip":
-        options["graph"] = str(rng.choice(list(GRAPHS)))
-    if name == "stale":
-        options["delay"] = int(rng.integers(0, 4))
-    return name, options
-
-
-def draw_rule(rng: Rng) -> Callable[[], Optimizer]:
-    clip = [None, 0.3][rng.integers(2)]
-    rules: list[Callable[[], Optimizer]] = [
-        lambda: SGD(0.05, weight_decay=0.02, clip_norm=clip),
-        lambda: SGD(0.05, momentum=0.9, nesterov=True, clip_norm=clip),
-        lambda: Adam(0.02, weight_decay=0.01, clip_norm=clip),
-        lambda: LARS(0.5, trust=0.05, weight_decay=0.01, clip_norm=clip),
-        lambda: LAMB(0.02, weight_decay=0.01, clip_norm=clip),
-    ]
-    return rules[rng.integers(len(rules))]
-
-
-class SaveAfter(Callback):
-    """Save a checkpoint after so many steps."""
-
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.folder, self.steps = folder, steps
-
-    def on_step_end(self, trainer: Trainer) -> None:
-        self.steps -= 1
-        if self.steps == 0:
-            save_checkpoint(self.folder, trainer)
-
-
-class Run:
-    """A random training run, which every rank makes in the same way."""
-
-    def __init__(self, rng: Rng) -> None:
-        self.name, self.options = draw_scheme(rng)
-        self.sums: Callable[[Communicator], Any] | None = None
-        if SCHEMES[self.name].sums_gradients and rng.random() < 0.7:
-            power = {"rank": int(rng.integers(1, 4))}
-            in_two = rng.random() < 0.2
-            self.sums = create_sums("power_sgd", **power) if in_two else draw_compressor(rng)[1]
-        self.size = int(rng.integers(1, 6))
-        self.hosts = np.sort(rng.integers(0, 3, self.size)).tolist()
-        self.rule = draw_rule(rng)
-        self.samples, self.batch = int(rng.integers(14, 40)), int(rng.integers(self.size, 14))
-        self.widths = rng.integers(1, 9, rng.integers(0, 3)).tolist()
-        self.normed = bool(rng.random() < 0.3) and self.batch > 3 * self.size
-        self.bucket_bytes = int(rng.choice([64, 300, 1 << 20]))
-        self.epochs, self.seed = int(rng.integers(2, 5)), int(rng.integers(99))
-
-    def __repr__(self) -> str:
-        return str({name: value for name, value in vars(self).items() if name != "rule"})
-
-    def data(self) -> ArrayDataset:
-        rng = np.random.default_rng(self.seed)
-        x = rng.normal(size=(self.samples, 4))
-        return ArrayDataset(x, (x @ rng.normal(size=(4, 3))).argmax(axis=1))
-
-    def trainer(self, comm: Communicator, scheme: GradientExchange | None = None) -> Trainer:
-        layers: list[Net] = []
-        for width in self.widths:
-            if self.normed:  # over two rows even of a single sample
-                layers += [Linear(2 * width), Reshape((2, width)), BatchNorm(), Flatten(), ReLU()]
-            else:
-                layers += [Linear(width), ReLU()]
-        model = Model(
-            Sequential(*layers, Linear(3)),
-            (4,),
-            backend="numpy",
-            dtype="float64",
-            seed=comm.rank,
-            bucket_bytes=self.bucket_bytes,
-        )
-        model.statistics.running += comm.rank  # those of rank 0 are taken
-        sums = {} if self.sums is None else {"sums": self.sums}
-        exchange = scheme or create_scheme(self.name, comm, **self.options, **sums)
-        return Trainer(model, self.rule(), exchange=exchange)
-
-    def fit(self, trainer: Trainer, epochs: int) -> None:
-        trainer.fit(
-            self.data(),
-            epochs=epochs,
-            global_batch_size=self.batch,
-            seed=self.seed,
-            loader_threads=0,
-        )
-
-    def on_threads(self, rank: Callable[..., Any]) -> list[Any]:
-        return run_threads(self.size, rank, hosts=self.hosts)
-
-
-def bytes_of(trainer: Trainer) -> list[bytes]:
-    """Parameters, running statistics, and what optimizer and exchange keep."""
-    states = [trainer.optimizer.state(), trainer.exchange.state()]
-    kept = [np.asarray(value).tobytes() for state in states for _, value in sorted(state.items())]
-    values = [bucket.values.tobytes() for bucket in trainer.model.buckets]
-    return [*values, trainer.model.statistics.running.tobytes(), *kept]
-
-
-def test_random_runs_end_in_the_same_bytes_in_several_fits_and_after_they_are_resumed(
-    cases, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not the subject
-    for case in cases:
-        run = Run(case.rng)
-        folder: Path = tmp_path / str(case.number)
-        per_epoch = -(-run.samples // run.batch)
-        stop = int(case.rng.integers(1, run.epochs * per_epoch + 1))
-        # Where ranks have parameters of their own, each fit ends with the average.
-        parts = [*range(1, run.epochs)] if SCHEMES[run.name].equal else []
-
-        def rank(comm: Communicator, run=run, folder=folder, stop=stop, parts=parts) -> bool:
-            whole, first, resumed = run.trainer(comm), run.trainer(comm), run.trainer(comm)
-            for epochs in (*parts, run.epochs):
-                run.fit(whole, epochs)
-            first.callbacks.append(SaveAfter(folder, stop))
-            run.fit(first, run.epochs)
-            assert load_checkpoint(folder, resumed) is not None
-            run.fit(resumed, run.epochs)
-            # A checkpoint makes running statistics equal on all ranks, which changes their course.
-            same = run.normed or bytes_of(whole) == bytes_of(first)
-            whole.exchange.free()
-            return same and bytes_of(first) == bytes_of(resumed)
-
-        case.compare(_all_true, run.on_threads(rank), run)
-
-
-def _all_true(results: list[bool], run: Run) -> None:
-    assert all(results), run

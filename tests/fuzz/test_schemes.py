@@ -1,30 +1,40 @@
-"""Every scheme in random configurations against the same training written once more."""
+"""Every scheme in random configurations against the same training written again, and resumed."""
 
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.data import ArrayDataset
 from pydtnn.data.order import permutation
-from pydtnn.layers import Linear, Sequential, Tanh
+from pydtnn.layers import BatchNorm, Flatten, Linear, Reshape, Sequential, Tanh
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
+from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import GRAPHS, SCHEMES, create_scheme
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.fuzz.reference_training import STEPS, Perceptron, Rule, train
+from tests.fuzz.test_compression import draw_compressor
 from tests.random_cases import Cases
 
 
 class Drawn:
     """A scheme, a rule, a network and data."""
+
+    sums: Callable[[Communicator], Any] | None = None
+    normed = False
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.scheme = str(rng.choice([*STEPS]))
@@ -89,22 +99,32 @@ class Drawn:
     def model(self, rank: int) -> Model:
         parts: list[Any] = []
         for size in self.net.sizes[1:]:
+            if self.normed:  # over two rows even of a single sample
+                parts += [Linear(2 * size), Reshape((2, size)), BatchNorm(), Flatten()]
             parts += [Linear(size), Tanh()]
         options = {"backend": "numpy", "dtype": "float64", "bucket_bytes": self.bucket_bytes}
-        return Model(Sequential(*parts[:-1]), (self.net.sizes[0],), seed=rank, **options)
+        model = Model(Sequential(*parts[:-1]), (self.net.sizes[0],), seed=rank, **options)
+        model.statistics.running += rank  # those of rank 0 are taken
+        return model
 
-    def exchange(self, comm: Communicator) -> GradientExchange:
-        return create_scheme(self.scheme, comm, **self.options, **self.overlap)
-
-    def fit(self, comm: Communicator) -> tuple[np.ndarray, list[dict[str, float]]]:
-        """Train as pydtnn does; the ranks begin with different parameters."""
+    def trainer(self, comm: Communicator) -> Trainer:
+        """The ranks begin with different parameters."""
         comm = create_allreduce(self.allreduce, comm)
-        trainer = Trainer(
+        return Trainer(
             self.model(comm.rank),
             get_optimizer(self.rule, **self.rule_options),
             exchange=self.exchange(comm),
             accumulation=self.accumulation,
         )
+
+    def exchange(self, comm: Communicator) -> GradientExchange:
+        sums = {} if self.sums is None else {"sums": self.sums}
+        return create_scheme(self.scheme, comm, **self.options, **self.overlap, **sums)
+
+    def train(self, comm: Communicator) -> tuple[np.ndarray, list[dict[str, float]]]:
+        return self.fit(self.trainer(comm), self.epochs)
+
+    def fit(self, trainer: Trainer, epochs: int) -> tuple[np.ndarray, list[dict[str, float]]]:
         part = slice(self.samples, self.samples + self.validated)
         data = ArrayDataset(
             self.x[: self.samples], self.y[: self.samples], classes=self.net.sizes[-1]
@@ -112,12 +132,18 @@ class Drawn:
         history = trainer.fit(
             data,
             ArrayDataset(self.x[part], self.y[part], like=data),
-            epochs=self.epochs,
+            epochs=epochs,
             global_batch_size=self.batch,
             seed=self.seed,
             loader_threads=0,
         )
         return flat(trainer.model), history
+
+    def on_threads(self, rank: Callable[[Communicator], Any]) -> list[Any]:
+        return run_threads(self.ranks, rank, hosts=self.hosts)
+
+    def __str__(self) -> str:
+        return str({name: value for name, value in vars(self).items() if name not in "xy"})
 
     def reference(self) -> tuple[np.ndarray, list[dict[str, float]]]:
         """Train as the reference does."""
@@ -163,15 +189,80 @@ def test_every_scheme_computes_what_a_loop_over_its_ranks_computes(cases: Cases)
     for case in cases:
         drawn = Drawn(case.rng)
         values, history = drawn.reference()
-        found = run_threads(drawn.ranks, drawn.fit, hosts=drawn.hosts)
-        told = {name: value for name, value in vars(drawn).items() if name not in "xy"}
+        found = drawn.on_threads(drawn.train)
         for own, (ours, logs) in zip(values, found, strict=True):
             # The order of sums differs: 1e-16 in float64, which some tens of steps make larger.
             check = np.testing.assert_allclose
-            case.compare(check, ours, own, rtol=1e-9, atol=1e-11, err_msg=str(told))
+            case.compare(check, ours, own, rtol=1e-9, atol=1e-11, err_msg=str(drawn))
             for mine, theirs in zip(logs, history, strict=True):
                 for name, value in theirs.items():
-                    case.compare(check, mine[name], value, rtol=1e-9, err_msg=f"{name} {told}")
+                    case.compare(check, mine[name], value, rtol=1e-9, err_msg=f"{name} {drawn}")
+
+
+class SaveAfter(Callback):
+    """Save a checkpoint after so many steps."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder, self.steps = folder, steps
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            save_checkpoint(self.folder, trainer)
+
+
+def draw_run(rng: np.random.Generator) -> Drawn:
+    """Draw a run that the reference does not know: compressed, of other rules, or normalised."""
+    run = Drawn(rng)
+    if SCHEMES[run.scheme].sums_gradients and rng.random() < 0.7:
+        power = create_sums("power_sgd", rank=int(rng.integers(1, 4)))
+        run.sums = power if rng.random() < 0.2 else draw_compressor(rng)[1]
+    if run.rule != "adamw" and rng.random() < 0.5:
+        clip, name = run.rule_options["clip_norm"], str(rng.choice(["lars", "lamb"]))
+        own = {"lr": 0.5, "trust": 0.05} if name == "lars" else {"lr": 0.02}
+        run.rule, run.rule_options = name, {"weight_decay": 0.01, "clip_norm": clip, **own}
+    run.normed = bool(rng.random() < 0.3) and run.batch > 3 * run.ranks
+    return run
+
+
+def bytes_of(trainer: Trainer) -> list[bytes]:
+    """Parameters, running statistics, and what optimizer and exchange keep."""
+    states = [trainer.optimizer.state(), trainer.exchange.state()]
+    kept = [np.asarray(value).tobytes() for state in states for _, value in sorted(state.items())]
+    values = [bucket.values.tobytes() for bucket in trainer.model.buckets]
+    return [*values, trainer.model.statistics.running.tobytes(), *kept]
+
+
+def all_true(results: list[bool], run: Drawn) -> None:
+    assert all(results), run
+
+
+@pytest.mark.fuzz("distributed")
+def test_random_runs_end_in_the_same_bytes_in_several_fits_and_after_they_are_resumed(
+    cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not the subject
+    for case in cases:
+        run = draw_run(case.rng)
+        folder = tmp_path / str(case.number)
+        stop = int(case.rng.integers(1, run.epochs * -(-run.samples // run.batch) + 1))
+        # Where ranks have parameters of their own, each fit ends with the average.
+        parts = [*range(1, run.epochs)] if SCHEMES[run.scheme].equal else []
+
+        def rank(comm: Communicator, run=run, folder=folder, stop=stop, parts=parts) -> bool:
+            whole, first, resumed = run.trainer(comm), run.trainer(comm), run.trainer(comm)
+            for epochs in (*parts, run.epochs):
+                run.fit(whole, epochs)
+            first.callbacks.append(SaveAfter(folder, stop))
+            run.fit(first, run.epochs)
+            assert load_checkpoint(folder, resumed) is not None
+            run.fit(resumed, run.epochs)
+            # A checkpoint makes running statistics equal on all ranks, which changes their course.
+            same = run.normed or bytes_of(whole) == bytes_of(first)
+            whole.exchange.free()
+            return same and bytes_of(first) == bytes_of(resumed)
+
+        case.compare(all_true, run.on_threads(rank), run)
 
 
 def test_the_reference_knows_every_scheme() -> None:

@@ -79,7 +79,7 @@ def test_200_steps_are_those_of_the_method_in_numpy(
 ) -> None:
     drawn = long_run(scheme, options, rule, ranks)
     (expected, *_), history = drawn.reference()
-    for ours, logs in run_threads(ranks, drawn.fit):
+    for ours, logs in run_threads(ranks, drawn.train):
         np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
         assert logs[-1]["loss"] == pytest.approx(history[-1]["loss"], rel=1e-12)
 

@@ -26,6 +26,8 @@ def assert_as_serially(uneven: Uneven) -> None:
     expected = uneven.train(Serial(), serial=True)
     for own in found:
         assert_equal(own, expected, repr(uneven))
+        for name in (name for name in own if name.startswith("state")):
+            assert own[name].tobytes() == found[0][name].tobytes(), f"{name} of {uneven}"
 
 
 @pytest.mark.fuzz("distributed")

@@ -23,16 +23,20 @@ from pydtnn.comm import Communicator, Serial, create_communicator
 from pydtnn.comm.wrapper import Checked
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import (
+    Add,
     BatchNorm,
+    Block,
     Conv2d,
     Dropout,
     Flatten,
     GlobalAvgPool2d,
+    GroupNorm,
     LayerNorm,
     Linear,
     Net,
     ReLU,
     Sequential,
+    Tanh,
 )
 from pydtnn.optimizers import SGD, AdamW
 from pydtnn.parallel.pipeline import PIPELINE_SCHEDULES
@@ -42,6 +46,10 @@ from pydtnn.parallel.schemes import create_scheme
 CLASSES, TOKENS, LENGTH, PIXELS, FEATURES = 4, 7, 5, (8, 8, 3), 6
 IMAGES = ("spatial", "width", "filter", "channel", "alternate")
 SEQUENCES = ("context", "tensor", "filter")
+SHAPES = ((4, 4, 2), (3,), (3, 3, 1))
+HEADS = {"cross_entropy": 3, "hinge": 3, "mse": 2}
+"""Of a network of several inputs and outputs: shapes, and outputs for each loss."""
+
 SCHEMES = ("allreduce", "sharded", "sharded_gradients", "sharded_parameters")
 
 REFUSED = (
@@ -68,6 +76,26 @@ def dense_net(depth: int) -> Net:
     return Sequential(Flatten(), *layers, Dropout(0.2), Linear(CLASSES))
 
 
+class Several(Block):
+    """As many trunks as inputs, added up, and as many heads as losses."""
+
+    def __init__(self, losses: list[str], norm: bool, relu: bool) -> None:
+        super().__init__()
+        self.losses, self.norm, self.relu = losses, norm, relu
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        trunks = []
+        for i, source in enumerate(inputs):
+            image = len(source.shape) == 3
+            parts: list[Net] = [Conv2d(4, 3, padding=1) if image else Linear(4)]
+            parts += [GroupNorm(2) if image else LayerNorm()] * self.norm
+            parts += [ReLU() if self.relu else Tanh(), Dropout(0.3), Flatten(), Linear(5)]
+            trunks.append(graph.add(Sequential(*parts, name=f"trunk{i}"), source))
+        joined = trunks[0] if len(trunks) == 1 else graph.add(Add(name="join"), *trunks)
+        heads = [graph.add(Linear(HEADS[name]), joined) for name in self.losses]
+        return tuple(heads) if len(heads) > 1 else heads[0]
+
+
 class Uneven:
     """What is trained on which ranks, drawn from a seed.
 
@@ -86,11 +114,11 @@ class Uneven:
         rng = self.rng = np.random.default_rng([seed, 2611])
         self.seed = seed
         self.kind = own.get("kind") or str(
-            rng.choice(["dense", "conv", "gpt", "llama", "vit", "moe"])
+            rng.choice(["dense", "conv", "gpt", "llama", "vit", "moe", "several"])
         )
         self.axes = own.get("axes") or self._axes(most)
         ranks = self.axes.get("data", 1) * self.axes.get("shard", 1)
-        parts = int(rng.integers(1, 5 if "pipeline" in self.axes else 3))
+        parts = int(rng.integers(1, 5 if "pipeline" in self.axes or self.kind == "several" else 3))
         self.parts = own.get("parts", parts)
         self.batch = 2 * self.parts * ranks
         self.last = own.get("last") or int(rng.integers(1, self.batch + 1))
@@ -104,6 +132,15 @@ class Uneven:
         self.norm = "pipeline" not in self.axes and self.last > 1
         self.recompute = 3 if rng.random() < 0.3 else None
         self.blocks = self._blocks() | own.get("blocks", {})
+        self.shapes = [SHAPES[i] for i in rng.permutation(3)[: rng.integers(1, 4)]]
+        losses = rng.choice([*HEADS], rng.integers(1, 4)).tolist()
+        self.judged: dict[str, Any] = {}
+        if self.kind == "several":
+            self.judged = {
+                "loss": losses,
+                "loss_weights": rng.uniform(0.1, 3, len(losses)).tolist(),
+                "metrics": [["mse"] if name == "mse" else ["accuracy"] for name in losses],
+            }
 
     def _blocks(self) -> dict[str, Any]:
         """Options of transformers; weights are not shared by stages of a pipeline."""
@@ -126,8 +163,10 @@ class Uneven:
     def _axes(self, most: int) -> dict[str, int]:
         of_network = {"conv": IMAGES, "dense": ("filter", "channel")}.get(self.kind, SEQUENCES)
         names = ["data", "shard", "pipeline", *of_network, *["expert"] * (self.kind == "moe")]
+        if self.kind == "several":
+            names = ["data", "shard"]
         # the axis of samples and the pipeline more often than others
-        drawn = self.rng.permutation([*names, "data", "data", "pipeline"])[
+        drawn = self.rng.permutation([*names, "data", "data", *names[2:3]])[
             : self.rng.integers(1, 5)
         ]
         axes: dict[str, int] = {}
@@ -146,11 +185,14 @@ class Uneven:
         return prod(self.axes.values())
 
     def model(self, **options: Any) -> Model:
-        shape: tuple[int, ...] = (LENGTH,)
+        shape: Any = (LENGTH,)
         if self.kind == "dense":
             shape, net = (FEATURES,), dense_net(3)
         elif self.kind == "conv":
             shape, net = PIXELS, conv_net(3, self.norm)
+        elif self.kind == "several":
+            net = Several(self.judged["loss"], self.blocks["tied"], self.adam)
+            shape = tuple(self.shapes) if len(self.shapes) > 1 else self.shapes[0]
         elif self.kind == "vit":
             sizes = (self.blocks[name] for name in ("width", "depth", "heads"))
             shape, net = PIXELS, vit(*sizes, CLASSES, PIXELS, dropout=0.1, attention_dropout=0.1)
@@ -163,6 +205,17 @@ class Uneven:
         if self.kind in ("gpt", "llama", "moe"):
             x = rng.integers(TOKENS, size=(2, samples, LENGTH))
             return ArrayDataset(x[0].astype("float64"), x[1], classes=TOKENS)
+        if self.kind == "several":
+            xs = tuple(rng.normal(size=(samples, *shape)) for shape in self.shapes)
+            heads = [HEADS[name] for name in self.judged["loss"]]
+            ys = [
+                rng.normal(size=(samples, n)) if n == 2 else rng.integers(n, size=samples)
+                for n in heads
+            ]
+            classes = [None if n == 2 else n for n in heads]
+            if len(heads) == 1:
+                return ArrayDataset(xs, ys[0], classes=classes[0])
+            return ArrayDataset(xs, tuple(ys), classes=tuple(classes))
         shape = (FEATURES,) if self.kind == "dense" else PIXELS
         labels = rng.integers(CLASSES, size=samples)
         return ArrayDataset(rng.normal(size=(samples, *shape)), labels, classes=CLASSES)
@@ -184,6 +237,7 @@ class Uneven:
             (AdamW if self.adam else SGD)(0.01, clip_norm=self.clip, **momentum),
             exchange=create_scheme(scheme, mesh.data, **options),
             mesh=mesh,
+            **self.judged,
             sync_batch_norm=self.norm,
             progress=False,
             **({} if serial or self.exact else {parts: self.parts}),
@@ -197,13 +251,17 @@ class Uneven:
             "losses": np.array(trainer.losses),
             **{f"history {k}": np.array(v) for k, v in history[0].items() if is_value(k)},
             **{f"state {k}": v for k, v in model.state().items()},
-            "predictions": model.predict(other.x),
+            **{f"predictions {i}": y for i, y in enumerate(self.predictions(model, other))},
         }
+
+    def predictions(self, model: Model, data: ArrayDataset) -> tuple[np.ndarray, ...]:
+        found = model.predict(data.x)
+        return found if isinstance(found, tuple) else (found,)
 
 
 def is_value(name: str) -> bool:
     """Whether an entry of the history is not a time."""
-    return "loss" in name or "accuracy" in name
+    return any(own in name for own in ("loss", "accuracy", "mse"))
 
 
 def assert_equal(found: Result, expected: Result, what: str) -> None:

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator
-from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
-from pydtnn.kernels.cuda.memory import DeviceMemory
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.parallel.schemes import create_scheme
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.device import Device
 from tests.comm.devices import TRANSPORTS, device_of, reference_on
 from tests.parallel.schemes.course import CASES, Weights, fit, trainer_of
 
@@ -88,59 +84,6 @@ def test_state_is_on_the_host_and_goes_back_to_a_device(comm: Communicator, name
     assert {key: again[key].tobytes() for key in arrays} == {
         key: value.tobytes() for key, value in arrays.items()
     }
-    comm.barrier()
-
-
-class Steps:
-    """Training steps without a model: gradients that depend on the parameters and the rank."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.exchange, self.optimizer = trainer.exchange, trainer.optimizer
-        self.buckets = trainer.model.buckets
-        self.exchange.start(self.buckets)
-
-    def __call__(self) -> None:
-        sums, rank = self.exchange.sums, self.exchange.comm.rank
-        sums.begin(8)
-        for bucket in self.buckets:
-            bucket.grads[...] = bucket.values * (0.1 * rank + 0.1)
-            if sums.shards is not None:
-                sums.push(rank, bucket, bucket.grads)
-            self.exchange.bucket_ready(bucket)
-            self.exchange.progress()
-        self.exchange.update(self.optimizer)
-
-    def values(self) -> list[bytes]:
-        return [bucket.values.get().tobytes() for bucket in self.buckets]
-
-
-STATIC = [name for name in SCHEMES if SCHEMES[name].static]  # type: ignore[attr-defined]
-
-
-@pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", STATIC)
-def test_a_captured_step_says_the_same_as_steps_that_are_not(
-    comm: Communicator, name: str, exact: bool
-) -> None:
-    if exact and not SCHEMES[name].exact:  # type: ignore[attr-defined]
-        pytest.skip(f"{name} is not exact")
-    sums = {"sums": partial(ExactSums, shards=comm.size)} if exact else {}
-    trainers = [
-        on_device(comm, "nccl", lambda comm: create_scheme(name, comm, **sums), lambda: SGD(0.1))
-        for _ in range(2)
-    ]
-    eager, captured = map(Steps, trainers)
-    assert captured.exchange.why_not_captured() == ""
-    xp = trainers[1].model.backend.xp
-    graphs = Graphs(Device(xp), memory=DeviceMemory(xp).apart)
-    for _ in range(WARM_UP + 3):
-        eager()
-        with xp.watched() as seen:
-            graphs.run("step", captured)
-        assert not seen.waits + seen.uploads
-    assert graphs.why_not == ""
-    assert captured.values() == eager.values()
     comm.barrier()
 
 

@@ -33,7 +33,8 @@ from pydtnn.layers import (
 )
 from pydtnn.losses import CategoricalCrossEntropy, MeanSquaredError
 from pydtnn.optimizers import SGD, Adam, Nadam, Optimizer
-from pydtnn.parallel.schemes import AllReduce, GradientExchange, LocalSGD, ShardedOptimizer
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import SCHEMES, AllReduce, GradientExchange, LocalSGD
 from pydtnn.schedules import Cosine
 from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
@@ -241,7 +242,12 @@ FABRICS: dict[int, Fabric] = {}
 @pytest.mark.threads(3, through=over_nccl)
 @each(
     ("scheme", "sync"),
-    [(partial(AllReduce, overlap=False), False), (ShardedOptimizer, False), (AllReduce, True)],
+    [
+        (partial(AllReduce, overlap=False), False),
+        (partial(AllReduce, sums=partial(ExactSums, shards=3)), False),
+        *((scheme, False) for scheme in SCHEMES.values() if scheme.static),  # type: ignore
+        (AllReduce, True),
+    ],
 )
 def test_ranks_replay_their_messages_too(comm: Communicator, scheme: Any, sync: bool) -> None:
     """The sums of NCCL are part of the graph, and equal those of the host but for rounding."""
@@ -259,8 +265,9 @@ def test_ranks_replay_their_messages_too(comm: Communicator, scheme: Any, sync: 
     captured, sent = train(comm, simulated_backend(comm.device.xp))
     on_host, expected = train(comm.inner, create_backend("numpy"))
     assert captured.steps.graph == "one CUDA graph"
-    # the sums of doubles that batch norm shares have second parts on the host, not on a device
-    assert sent < expected if captured.sync_batch_norm else sent == expected
+    # sums of doubles that batch norm or shards share have second parts on the host alone
+    in_parts = captured.sync_batch_norm or captured.exchange.sums.shards is not None
+    assert sent < expected if in_parts else sent == expected
     assert len({str(state) for state in comm.gather_object(checksums(captured.model.state()))}) == 1
     for name, value in on_host.model.state().items():
         np.testing.assert_allclose(captured.model.state()[name], value, rtol=1e-9, atol=1e-9)

@@ -24,8 +24,7 @@ from tests import gpu, launch, measure, simulated
 from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
 from tests.each import FEW_SIMULATED
 from tests.groups import Groups
-from tests.mpi_harness import Harness
-from tests.mpi_world import REPORTS, join_world
+from tests.mpi_harness import REPORTS, Harness, join_world
 from tests.random_cases import Cases, Fuzz, add_options
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's command in the background

@@ -24,7 +24,7 @@ from pydtnn.comm import Communicator, run_threads
 from tests import launch
 
 if TYPE_CHECKING:
-    from tests.mpi_world import World
+    from tests.mpi_harness import World
 
 RANKS = (1, 2, 3, 4)
 """The worlds that a plain `pytest` starts."""

@@ -44,15 +44,6 @@ DIFFERENT: list[tuple[Call, str, str]] = [
         "allreduce sum of 5 float64",
         "iallreduce sum of 5 float64",
     ),
-    (
-        lambda comm, odd: (
-            comm.allgather(np.ones(1), [1] * comm.size, np.ones(comm.size))
-            if odd
-            else comm.barrier()
-        ),
-        "allgather of ",
-        "barrier",
-    ),
     (  # what comes later
         lambda comm, odd: [
             r.wait() for r in [comm.iallreduce(np.ones(n)) for n in (5, 4 + odd, 3)][::-1]

@@ -10,7 +10,6 @@ from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES, executor
 from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
-from pydtnn.utils.errors import RankError
 from tests.comm.communicator_contract import CommunicatorContract, total, whole
 from tests.each import each
 
@@ -147,23 +146,3 @@ def test_groups_follow_the_algorithm_on_their_own_hosts():
 
     one, other = ("Scheduled", "hierarchical", (0, 1), 2), ("Scheduled", "hierarchical", (0, 1), 2)
     assert run_threads(4, describe, hosts="aabb") == [one, other, one, other]
-
-
-@each(
-    ("fails", "error", "words"),
-    [
-        (lambda comm: 1 / 0, RankError, "^rank 1: ZeroDivisionError"),
-        (lambda comm: None, RuntimeError, "wait for each other: rank 0 in (send to|recv from)"),
-        (lambda comm: comm.allreduce(np.ones(7)), RankError, "expected a message of"),
-    ],
-)
-def test_a_rank_that_does_not_take_part_is_noticed(fails, error, words):
-    def rank(comm):
-        scheduled = Scheduled(comm, "ring")
-        if comm.rank == 1:
-            fails(scheduled)
-        else:
-            scheduled.allreduce(np.ones(53))
-
-    with pytest.raises(error, match=words):
-        run_threads(3, rank)

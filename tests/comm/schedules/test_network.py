@@ -8,7 +8,7 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules.cost import cost
-from pydtnn.comm.schedules.network import Network, turns
+from pydtnn.comm.schedules.network import Network
 from tests.each import each
 
 
@@ -30,13 +30,3 @@ def test_all_ranks_measure_the_same_network_with_every_route_that_messages_can_t
 def test_the_ranks_of_a_job_measure_their_network(comm):
     network = Network.measure(comm)
     assert cost("ring", 100_000, network) == comm.gather_object(cost("ring", 100_000, network))[0]
-
-
-@each("players", [1, 3, 8])
-def test_in_a_tournament_everyone_meets_everyone_once_and_nobody_plays_twice_at_a_time(players):
-    met = []
-    for pairs in turns(range(players)):
-        busy = [player for pair in pairs for player in pair]
-        assert len(busy) == len(set(busy))
-        met += pairs
-    assert sorted(met) == list(combinations(range(players), 2))

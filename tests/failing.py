@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import threading
 from typing import Any
@@ -107,14 +106,6 @@ def bad(classes: int, input_shape: Shape, what: str) -> Sequential:
     return Sequential(Flatten(), Linear(8), Bad(what), Linear(classes))
 
 
-def limited(classes: int, input_shape: Shape, room: int = 0) -> Sequential:
-    """A model after which files cannot become larger than so many bytes."""
-    if room:
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-    return Sequential(Flatten(), Linear(64), Linear(classes))
-
-
 def fail_in_the_loader() -> None:
     original = Loader._load
 
@@ -136,10 +127,6 @@ def shapes(classes: int, input_shape: Shape) -> Any:
 
 def narrow(classes: int, input_shape: Shape) -> Any:
     return Sequential(Flatten(), Linear(classes - 1))
-
-
-def nothing(classes: int, input_shape: Shape) -> Any:
-    return None
 
 
 def fault(classes: int, input_shape: Shape) -> Any:

@@ -365,18 +365,11 @@ def test_options_that_are_passed_on_are_not_checked() -> None:
     assert Passes(max_norm=2.0).clip_norm == 2.0
 
 
-UNKNOWN = [
-    *("pydtnn.Sequentiall", "from pydtnn import optim", "import pydtnn.nn as nn", "layers.SGD"),
-    *("layers.Linear(3).weight", "layers.Linear(3)(0)", "layers.Conv2d(16, 3, strides=2)"),
-    *("optimizers.SGD(learning_rate=0.1)", "optimizers.get_optimizer('radam')"),
-]
-
-
-def test_an_import_and_a_training_read_no_table_and_an_answer_imports_no_other_module() -> None:
+def test_an_import_and_a_training_read_no_table() -> None:
     code = """
 import sys, numpy, pydtnn
 print([m for m in sys.modules if m.startswith("pydtnn.")])
-from pydtnn import ArrayDataset, Model, Trainer, callbacks, data, layers, optimizers
+from pydtnn import ArrayDataset, Model, Trainer, layers
 model = Model(layers.Sequential(layers.Linear(3), layers.ReLU()), (4,))
 pairs = ArrayDataset(numpy.zeros((12, 4)), numpy.arange(12) % 3)
 Trainer(model, "sgd", progress=False).fit(pairs, pairs, epochs=2)
@@ -384,20 +377,6 @@ from pydtnn.utils.names import foreign_names
 print(foreign_names.cache_info().currsize)
 """
     assert python(code).splitlines() == ["[]", "0"]
-    code = f"""
-import sys, pydtnn
-from pydtnn import layers, optimizers
-for statement in {UNKNOWN}:
-    before = set(sys.modules)
-    try:
-        exec(statement)
-        print(statement, "has no error")
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
-        assert len(str(error)) > 40, error
-    added = {{name for name in set(sys.modules) - before if name.startswith("pydtnn")}}
-    print(*added - {{"pydtnn.utils", "pydtnn.utils.names"}}, end="")
-"""
-    assert python(code) == ""
 
 
 def test_a_module_that_does_not_exist_is_answered() -> None:

@@ -121,14 +121,12 @@ OPTIONS: list[tuple[str, tuple[int, ...], int, dict[str, Any], int]] = [
     ("inception_v3", INCEPTION, 1000, {"auxiliary": True}, 27_161_264),
     # 2.6 M and 0.5 M in table 6 of Howard et al. 2017; 6.11 M in timm
     ("mobilenet_v1", IMAGENET, 1000, {"width": 0.75}, 2_585_560),
-    ("mobilenet_v2", IMAGENET, 1000, {"width": 1.4}, 6_108_776),
     # 1.7 M in table 6 of He et al. 2016
     ("resnet110", CIFAR, 10, {"shortcut": "A"}, 1_727_962),
     # as in PyTorch
     ("cosmoflow", (128, 128, 128, 4), 4, {"kernel": 3}, 8_907_556),
     # Llama 3.2 1B, Llama 2 7B and Mixtral 8x7B, as published
     ("llama", (8,), 128_256, {**LLAMA_2, **LLAMA_3}, 1_235_814_400),
-    ("llama", (8,), 32_000, LLAMA_2, 6_738_415_616),
     ("llama", (8,), 32_000, {**LLAMA_2, **MIXTRAL}, 46_702_792_704),
     # images larger than 224 x 224 need no more
     ("alexnet", (320, 256, 3), 1000, {}, 61_100_840),
@@ -221,13 +219,10 @@ def test_names_tell_the_place(model: str, expected: str) -> None:
         ("mlp", (4, 5), {"hidden": [7, 6, 5], "dropout": 0.2}),
         ("cnn", (6, 7, 1), {}),
         ("alexnet", (29, 30, 3), {"local_response": True}),
-        ("resnet20", (8, 7, 3), {"shortcut": "A"}),
         ("resnet50", (8, 9, 1), {}),
-        ("densenet100", (5, 4, 1), {"growth": 6, "dropout": 0.2}),
         ("googlenet", (8, 9, 1), {"kernel": 5}),
         ("inception_v3", (75, 76, 3), {}),
         ("vit_tiny", (8, 12, 3), {"dropout": 0.1, "attention_dropout": 0.1}),
-        ("mobilenet_v2", (8, 9, 3), {"width": 0.35}),
         ("cosmoflow", (8, 9, 10, 2), {"stages": 3, "filters": 4}),
     ],
 )
@@ -313,7 +308,6 @@ SMALLEST = {
             for name, least in SMALLEST.items()
         ),
         ("inception_v3", (298, 299, 3), {"auxiliary": True}, "at least 299 x 299, got 298"),
-        ("vgg16", (784,), {}, r"vgg16: expected images of shape \(H, W, C\), got \(784"),
         ("resnet20", CIFAR, {"shortcut": "B"}, "unknown shortcut of resnet20 'B'; "),
         ("vit_tiny", (12, 40, 3), {"patch": 16}, "vit: images must be at least 16 x 16"),
         ("llama", (8,), {"heads": 5}, "llama: twice the heads must divide .*, got 5 heads"),
@@ -321,10 +315,8 @@ SMALLEST = {
         ("resnet34", CIFAR, {"groups": 32}, "must be 1 and 64 for depth 34, .* 32"),
         ("densenet40", CIFAR, {"compression": 1.5}, "compression must be .* 1, got 1.5"),
         ("googlenet", CIFAR, {"kernel": 4}, "googlenet: kernel must be odd, .* got 4"),
-        ("mobilenet_v1", CIFAR, {"width": 0}, "mobilenet_v1: width must be .* 0, got 0"),
         ("cosmoflow", (64, 64, 4), {}, r"expected volumes of shape \(D, H, W, C\)"),
         ("cosmoflow", (32, 31, 64, 4), {}, "at least 32 x 32 x 32 for 5 stages, got 32 x 31"),
-        ("gpt", (8, 8, 1), {}, r"sequences of tokens, of shape \(T,\), got \(8, 8, 1\)"),
         ("char_lstm", (8,), {"kind": "rnn"}, "char_rnn: kind must be lstm or gru, got 'rnn'"),
         ("cnn1d", (8, 8, 3), {}, r"expected signals of shape \(L, C\), got \(8, 8, 3\)"),
     ],

@@ -282,12 +282,12 @@ def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused() -> Non
     assert set(renamed(arrays, pattern)) == {"stage1.w", "stage10.w"}
 
 
-@each("rename", [{"head": None}, lambda n: None if n[:4] == "head" else n])
-def test_arrays_renamed_to_none_are_skipped(rename: Any, tmp_path: Path) -> None:
+def test_arrays_renamed_to_none_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_weights(small_model(), path)
-    report = load_weights(head_of(7), path, strict=False, rename=rename)
-    assert report.missing == ("head.w", "head.b")
-    assert not report.mismatched
+    for rename in ({"head": None}, lambda name: None if name[:4] == "head" else name):
+        report = load_weights(head_of(7), path, strict=False, rename=rename)
+        assert report.missing == ("head.w", "head.b")
+        assert not report.mismatched
     with pytest.raises(ValueError, match=r"head.w is missing, head.b is missing$"):
         load_weights(head_of(7), path, rename=rename)

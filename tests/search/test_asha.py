@@ -196,52 +196,36 @@ def test_an_interrupted_search_has_the_same_trials(tmp_path: Path) -> None:
     ]
 
 
-class Turns:
-    """Groups of ranks that take turns of an epoch each, and may be killed."""
-
-    def __init__(self, folder: Path, groups: int, trials: int, seed: int) -> None:
-        self.generator = random.Random(seed)
-        self.folder, self.trials = folder, trials
-        self.studies: dict[int, SharedStudy] = {n: shared(folder, trials) for n in range(groups)}
-        self.at: dict[int, tuple[Taken, int]] = {}
-        self.waits = self.epochs = self.repeated = 0
-        self.trained: Counter[tuple[int, int]] = Counter()
-
-    def turn(self, one: int) -> None:
-        own = self.studies[one]
-        if one not in self.at:
+def trained(folder: Path, groups: int, kills: int) -> Counter[tuple[int, int]]:
+    """How often each epoch was trained by groups that take turns, of which some are killed."""
+    generator, counts = random.Random(groups), Counter[tuple[int, int]]()
+    studies = {number: shared(folder, 20) for number in range(groups)}
+    at: dict[int, tuple[Taken, int]] = {}
+    while studies:
+        one = generator.choice([*studies])
+        own = studies[one]
+        if kills and generator.random() < 0.05:
+            kills -= 1
+            own.close()
+            at.pop(one, None)
+            studies[one] = shared(folder, 20)
+            continue
+        if one not in at:
             try:
                 taken = own.take(group(one))
             except Later:
-                self.waits += 1
-                return
+                assert groups > 2  # with two, there always is another trial
+                continue
             if taken is None:
-                self.studies.pop(one).close()
-                return
-            known = own.study.trials[taken.number].intermediate_values
-            self.at[one] = taken, max(known, default=0)
-        taken, epoch = self.at[one]
-        self.trained[taken.number, epoch + 1] += 1
-        if train(own, taken, epoch + 1, epoch + 1) is None:
-            self.at[one] = taken, epoch + 1
-        else:
-            del self.at[one]
-
-    def kill(self, one: int) -> None:
-        self.studies[one].close()
-        self.at.pop(one, None)
-        self.studies[one] = shared(self.folder, self.trials)
-
-    def run(self, kills: int = 0) -> SharedStudy:
-        """Train until all groups have left, with kills of random ones."""
-        while self.studies:
-            one = self.generator.choice([*self.studies])
-            if kills and self.generator.random() < 0.05:
-                self.kill(one)
-                kills -= 1
-            else:
-                self.turn(one)
-        return shared(self.folder, self.trials)
+                studies.pop(one).close()
+                continue
+            at[one] = taken, max(own.study.trials[taken.number].intermediate_values, default=0)
+        taken, epoch = at[one]
+        counts[taken.number, epoch + 1] += 1
+        at[one] = taken, epoch + 1
+        if train(own, taken, epoch + 1, epoch + 1) is not None:
+            del at[one]
+    return counts
 
 
 @each(("groups", "kills"), [(2, 0), (4, 12)])
@@ -249,8 +233,8 @@ def test_no_trial_is_lost_or_counted_twice_by_groups_that_may_be_killed(
     groups: int, kills: int, tmp_path: Path
 ) -> None:
     """Groups without a promoted trial continue others until the end."""
-    turns = Turns(tmp_path, groups, 20, groups)
-    own = turns.run(kills)
+    counts = trained(tmp_path, groups, kills)
+    own = shared(tmp_path, 20)
     trials = own.study.trials
     assert states(own)["FAIL"] == states(own)["RUNNING"] == 0
     assert [one.number for one in trials] == [*range(20)]
@@ -259,8 +243,7 @@ def test_no_trial_is_lost_or_counted_twice_by_groups_that_may_be_killed(
         assert sorted(one.intermediate_values) == [*range(1, len(one.intermediate_values) + 1)]
     if kills:
         return
-    assert set(turns.trained.values()) == {1}  # no epoch twice
-    assert turns.waits == 0
+    assert set(counts.values()) == {1}  # no epoch twice
     assert any(span["until"] is None for one in trials for span in one.user_attrs[GROUP])
     assert_best_thirds_continue(own)
 

@@ -137,17 +137,6 @@ def test_a_study_ends_with_its_goal_or_its_time(tmp_path: Path) -> None:
     assert late.take(GROUP) is None
 
 
-def test_a_pruner_ends_bad_trials(tmp_path: Path) -> None:
-    own = shared(tmp_path, pruner={"name": "median", "n_startup_trials": 1})
-    for value in (0.1, 0.2):
-        own.take(GROUP)
-        pruned = own.report(len(own.study.trials) - 1, value, 1)
-        assert pruned is (value > 0.1)
-        (own.prune if pruned else lambda n, f: own.tell(n, {"y": 0.1}, f))(int(pruned), {})
-    assert [one.state.name for one in own.study.trials] == ["COMPLETE", "PRUNED"]
-    assert own.study.trials[1].value == 0.2
-
-
 def test_a_line_that_a_failed_host_did_not_finish_is_cut(tmp_path: Path) -> None:
     shared(tmp_path).take(GROUP)
     journal = tmp_path / JOURNAL

@@ -24,7 +24,7 @@ from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
 from pydtnn.saving.weights import encode
 from tests.each import each
-from tests.interchange.runtime import assert_close, compute, node, randomized, samples, write
+from tests.interchange.runtime import assert_close, compute, randomized, samples
 from tests.saving.networks import two
 
 pytestmark = pytest.mark.skipif(not find_spec("onnx"), reason="onnx is not installed")
@@ -128,39 +128,6 @@ def test_layers_that_cannot_be_exported_are_refused(
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         export_onnx(Model(layer, (2, 3, 4)), tmp_path / "net.onnx")
     assert not [*tmp_path.iterdir()]
-
-
-def test_networks_of_other_programs_are_read(tmp_path: Path, rng: np.random.Generator) -> None:
-    """A product with an addition, a Reshape to a constant, a Gemm of both kinds, a Clip."""
-
-    def floats(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype("float32")
-
-    import onnx.numpy_helper
-
-    target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
-    nodes = [
-        node("Conv", ["x", "w"], ["a"], name="/body/conv", auto_pad="SAME_UPPER", strides=[2, 1]),
-        node("Clip", ["a", "low", "high"], ["b"]),
-        node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
-        node("Constant", [], ["shape"], value=target),
-        node("Reshape", ["c", "shape"], ["d"], name="/flat"),
-        node("MatMul", ["d", "m"], ["e"], name="/product"),
-        node("Add", ["v", "e"], ["f"], name="/sum"),
-        node("Gemm", ["f", "g", "s"], ["h"], alpha=0.5, beta=2.0),
-        node("Softmax", ["h"], ["y"]),
-    ]
-    constants = {"w": floats(4, 3, 3, 3), "m": floats(24, 6), "v": floats(6), "g": floats(6, 5)}
-    constants |= {"s": floats(1), "low": np.float32(0), "high": np.float32(6)}
-    arrays = {name: np.asarray(value) for name, value in constants.items()}
-    path = write(tmp_path / "net.onnx", nodes, ("n", 3, 8, 6), arrays, 17)
-    model = import_onnx(path)
-    (x,) = samples(model)
-    assert_close(model.predict(x), compute(path, x))
-    names = [part.name for part in model.description.parts]
-    assert names == ["body.conv", "clip", "maxpool", "flat", "sum", "gemm", "softmax"]
-    save_model(model, tmp_path / "net.pydtnn")
-    np.testing.assert_array_equal(load(tmp_path / "net.pydtnn").predict(x), model.predict(x))
 
 
 def test_the_command_imports_and_exports(

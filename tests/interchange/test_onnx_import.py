@@ -149,6 +149,10 @@ WORKS: dict[str, Any] = {
     "norm of flattened features": chain(
         "Flatten", "BatchNormalization c168 c168 c168 v168", "Gemm big"
     ),
+    "same upper convolution": chain(
+        ("Conv conv", {"auto_pad": "SAME_UPPER", "strides": [2, 1]}), "Clip zero six"
+    ),
+    "products of features": chain("Flatten", ("Gemm big bias", {"alpha": 0.5, "beta": 2.0})),
     "local response": chain(("LRN", {"size": 3, "alpha": 0.5})),
     "slice of flattened features": chain("Flatten", "Slice ten hundred axis1"),
     "softmax of pixels": chain(("Softmax", {"axis": 1})),
@@ -602,6 +606,23 @@ def test_a_reshaped_matrix_of_an_embedding_is_not_that_of_tied_logits(tmp_path: 
     path = write(tmp_path / "net.onnx", nodes, ("n", 5), used(nodes), kind="INT64")
     x = np.arange(5, dtype="float32")[np.newaxis]
     assert_close(import_onnx(path).predict(x), compute(path, x))
+
+
+def test_layers_have_the_names_of_nodes_and_a_constant_may_be_one(tmp_path: Path) -> None:
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+    target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
+    nodes = [
+        node("Constant", [], ["shape"], value=target),
+        node("Reshape", ["x", "shape"], ["a"], name="/flat"),
+        node("MatMul", ["a", "big"], ["b"], name="/product"),
+        node("Add", ["bias", "b"], ["c"], name="/body/sum"),
+        node("Softmax", ["c"], ["y"]),
+    ]
+    path = write(tmp_path / "net.onnx", nodes, IMAGE, used(nodes))
+    model = import_onnx(path)
+    assert [part.name for part in model.description.parts] == ["flat", "body.sum", "softmax"]
+    (x,) = samples(model)
+    assert_close(model.predict(x), compute(path, x))
 
 
 def test_numbers_of_float32_are_their_shortest_decimals_and_others_stay() -> None:

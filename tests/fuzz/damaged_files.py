@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import logging
 import os
@@ -21,7 +20,6 @@ import resource
 import shutil
 import signal
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +92,7 @@ from pydtnn.utils.imports import import_object
 from tests.data.image_files import write_images
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
-from tests.interchange import test_keras
+from tests.interchange import test_keras, test_torch_files
 from tests.small_training import checksums, small_model, small_trainer, trained
 from tests.tracing.synthetic import write_run
 
@@ -630,7 +628,7 @@ class StateDicts(Kind):
         return small_model(seed=seed, dtype="float32")
 
     def write(self, model: Model) -> None:
-        (self.folder / self.file).write_bytes(torch_file(state_dict(model)))
+        test_torch_files.compress(self.folder / self.file, state_dict(model))
 
     def load(self) -> None:
         load_state_dict(self.model, self.folder / self.file)
@@ -647,33 +645,6 @@ class StateDicts(Kind):
     def refused(self) -> None:
         for name, value in self.model.state().items():
             assert value.tobytes() == self.initial[name].tobytes(), "the model has changed"
-
-
-def torch_file(arrays: dict[str, np.ndarray]) -> bytes:
-    """Return the content of a file of ``torch.save``, written without PyTorch."""
-    storages: list[bytes] = []
-    out = bytearray(b"\x80\x02ccollections\nOrderedDict\n)R(")
-    for name, values in arrays.items():
-        key, values = str(len(storages)).encode(), np.ascontiguousarray(values)
-        steps = [by // values.itemsize for by in values.strides]
-        shape, strides = (
-            b"".join(pickle.dumps(n, 2)[2:-1] for n in row) for row in (values.shape, steps)
-        )
-        kind = b"FloatStorage" if values.dtype == np.float32 else b"LongStorage"
-        storages.append(values.tobytes())
-        out += b"X" + len(name).to_bytes(4, "little") + name.encode()
-        out += b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\n" + kind
-        out += b"\nX" + len(key).to_bytes(4, "little") + key + b"X\x03\0\0\0cpu"
-        out += pickle.dumps(values.size, 2)[2:-1] + b"tQK\0(" + shape + b"t(" + strides
-        out += b"t\x89ccollections\nOrderedDict\n)RtR"
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(out) + b"u.")
-        archive.writestr("archive/byteorder", "little")
-        for i, data in enumerate(storages):
-            archive.writestr(f"archive/data/{i}", data)
-        archive.writestr("archive/version", "3")
-    return buffer.getvalue()
 
 
 class KerasWeights(StateDicts):

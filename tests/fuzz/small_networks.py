@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pydtnn.layers import (
@@ -31,29 +29,20 @@ from pydtnn.layers import (
 )
 
 
-@dataclass(frozen=True)
-class Kinds:
-    """What a network may be made of.
+def random_net(seed: int, shape: tuple[int, ...], outputs: int, of_vectors: bool) -> Net:
+    """Make the network of a seed: of new layers, but the same for every rank.
 
-    Attributes
-    ----------
-    of_vectors : bool
-        Whether vectors may be normalised together: a shard of one sample has nothing to divide by.
+    `of_vectors` says whether vectors may be normalised together: a shard of one sample has nothing
+    to divide by.
     """
-
-    of_vectors: bool = True
-
-
-def random_net(seed: int, shape: tuple[int, ...], outputs: int, kinds: Kinds) -> Net:
-    """Make the network of a seed: of new layers, but the same for every rank."""
-    return _Drawn(np.random.default_rng(seed), kinds).net(shape, outputs)
+    return _Drawn(np.random.default_rng(seed), of_vectors).net(shape, outputs)
 
 
 class _Drawn:
     """A network under way, with the size and the channels of its last output."""
 
-    def __init__(self, rng: np.random.Generator, kinds: Kinds) -> None:
-        self.rng, self.kinds = rng, kinds
+    def __init__(self, rng: np.random.Generator, of_vectors: bool) -> None:
+        self.rng, self.of_vectors = rng, of_vectors
         self.parts: list[Net] = []
         self.size = self.channels = 1
 
@@ -117,7 +106,7 @@ class _Drawn:
     def norm(self) -> list[Net]:
         draw = self.rng.random()
         if draw < 0.5:
-            fits = self.size > 1 or self.kinds.of_vectors
+            fits = self.size > 1 or self.of_vectors
             return [BatchNorm(momentum=float(self.rng.choice([0.1, 0.5, 1.0])))] if fits else []
         if draw >= 0.75:
             return []

@@ -16,7 +16,7 @@ from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.data import ArrayDataset, Augmentation, Cutout, HorizontalFlip, RandomCrop
 from pydtnn.kernels import create_backend
-from pydtnn.losses import CategoricalCrossEntropy, Loss
+from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Nadam, Optimizer, RMSProp
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
@@ -25,7 +25,7 @@ from pydtnn.parallel.schemes import ShardedOptimizer
 from pydtnn.schedules import get_schedule
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
-from tests.fuzz.small_networks import Kinds, random_net
+from tests.fuzz.small_networks import random_net
 from tests.small_training import Interrupt
 
 SCHEDULED = (
@@ -109,7 +109,7 @@ class Run:
         self.clip = 0.3 if rng.random() < 0.25 else None
         self.smoothing = float(rng.choice([0.0, 0.1]))
         self.metrics = ["accuracy", "top2_accuracy"][: rng.integers(0, 3)]
-        self.plateau, self.early = rng.random(2) < 0.2
+        self.plateau, self.early = (rng.random(2) < 0.2).tolist()
         self._data = self._draw_data(self.samples), self._draw_data(self.validated)
 
     def _augmentations(self) -> list[Augmentation]:
@@ -164,7 +164,7 @@ class Run:
         return Trainer(
             model,
             self.optimizer(),
-            loss=self.loss(),
+            loss=CategoricalCrossEntropy(self.smoothing),
             metrics=self.metrics,
             exchange=way.scheme(comm, **options),
             callbacks=[*self.callbacks(), *callbacks],
@@ -174,9 +174,8 @@ class Run:
     def model(self, way: Way) -> Model:
         parts = 1 if self.sync else self.shards
         last = min(self.samples - (self.steps - 1) * self.batch, self.batch)
-        kinds = Kinds(of_vectors=last // parts > 1)
         return Model(
-            random_net(self.seed, self.shape, self.classes, kinds),
+            random_net(self.seed, self.shape, self.classes, last // parts > 1),
             self.shape,
             backend=create_backend(self.backend, threads=way.threads, tuning="fixed"),
             dtype=self.dtype,
@@ -193,16 +192,9 @@ class Run:
         )
         return rule(schedule, weight_decay=self.decay, clip_norm=self.clip)
 
-    def loss(self) -> Loss:
-        return CategoricalCrossEntropy(self.smoothing)
-
     def callbacks(self) -> list[Callback]:
-        found: list[Callback] = []
-        if self.plateau:
-            found.append(ReduceOnPlateau("loss", 0.5, patience=1))
-        if self.early:
-            found.append(EarlyStopping("loss", patience=1))
-        return found
+        plateau: list[Callback] = [ReduceOnPlateau("loss", 0.5, patience=1)]
+        return plateau * self.plateau + [EarlyStopping("loss", patience=1)] * self.early
 
     # -- what is done -----------------------------------------------------------------------------
 

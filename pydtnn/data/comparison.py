@@ -69,7 +69,7 @@ def check_data(ranks: Ranks, who: str, datasets: Sequence[tuple[str, Dataset | N
 def _of_data(data: Dataset) -> tuple[str, str, str]:
     """Return number, types and shapes of samples, and the checksums of reading some twice."""
     rows = evenly_spaced(len(data))
-    read = [[*map(parts, read_samples(data, rows))] for _ in range(2)]
+    read = [[*map(parts, read_samples(data, rows))] if len(rows) else [] for _ in range(2)]
     kinds = [f"{a.dtype} {a.shape}" for arrays in read[0] for a in arrays]
     first, second = (checksum([a for arrays in both for a in arrays]) for both in read)
     return f"{len(data)}: {', '.join(kinds)}", first, second

@@ -21,7 +21,8 @@ from pydtnn.utils.names import foreign_names
 from tests.each import each
 from tests.small_training import STEPS, small_data, small_model, small_trainer
 
-EMPTY, OTHER = (ArrayDataset(np.zeros((n, 6, 5, 2)), [0] * n, name="val") for n in (0, 3))
+EMPTY = ArrayDataset(np.zeros((0, 5, 5, 2)), np.zeros(0, int), classes=3, name="val")
+OTHER = ArrayDataset(np.zeros((3, 6, 5, 2)), [0] * 3, name="val")
 PAIR = np.zeros((4, 5, 5, 2)), [0] * 4
 
 
@@ -252,6 +253,8 @@ def test_evaluations_of_other_data_on_each_rank_are_refused(comm: Communicator) 
             trainer.evaluate(data.subset(own))
     with pytest.raises(AgreedError, match="same global batch size, got 8 on rank 0 and 9 on"):
         trainer.evaluate(data, global_batch_size=8 + comm.rank)
+    with pytest.raises((ValueError, AgreedError), match="expected at least one .*, got none in"):
+        trainer.evaluate(EMPTY)
     assert trainer.evaluate(data)["loss"] > 0
 
 

@@ -434,35 +434,27 @@ def attention(d: Draw) -> Call:
     d.kinds = [kind for kind in d.kinds if kind != "inf"]
     n, heads, e = int(d.rng.integers(1, 4)), int(d.rng.integers(1, 4)), d.size(64)
     queries, features = int(d.rng.integers(1, 70)), heads * e
-    causal, real = d.chance(), arithmetic(d.dtype)
-    q = d.array((n, queries, 3 * features), most=0.1)
-    dy, y = d.array((n, queries, features), most=0.1), d.empty((n, queries, features))
-    sums = d.empty((n, heads, queries), real)
+    block, size, causal = d.chance(0.4), (n, queries, features), d.chance()
     options: dict[str, Any] = {"causal": causal}
-    if d.chance(0.3):
+    y, sums = d.empty(size), d.empty((n, heads, queries), arithmetic(d.dtype))
+    q = d.array(size if block else (n, queries, 3 * features), most=0.1)
+    operands: tuple[Any, ...] = (q,)
+    rest: tuple[Any, ...] = (heads,)
+    if block:
+        operands += (d.array((n, queries, 2 * features), most=0.1),)
+        rest += (At(0, 0, queries),)
+    elif d.chance(0.3):
         options["lengths"] = d.rng.integers(0, queries + 1, n)
-    if d.chance(0.4):
-        del options["causal"]
-        options.pop("lengths", None)
-        kv, at = d.array((n, queries, 2 * features), most=0.1), At(0, 0, queries)
-        q, options = q[..., :features].copy(), {"causal": causal}
-        given: tuple[Any, ...] = (q, kv, heads, at)
-        if d.chance():
-            return Call(
-                "attention", "forward_block", given, {"out": y, "log_sums": sums, **options}
-            )
-        with np.errstate(all="ignore"):
-            NUMPY.attention.forward_block(*given, out=y, log_sums=sums, **options)
-        given = (dy, q, kv, y, sums, heads, at)
-        outs = {"out": d.empty(q.shape), "out_kv": d.empty(kv.shape)}
-        return Call("attention", "backward_block", given, {**outs, **options})
+    kernels = ("forward_block", "backward_block") if block else ("forward", "backward")
+    forward = Call("attention", kernels[0], (*operands, *rest), {"out": y, "log_sums": sums})
+    forward.options |= options
     if d.chance():
-        return Call("attention", "forward", (q, heads), {"out": y, "log_sums": sums, **options})
+        return forward
     with np.errstate(all="ignore"):
-        NUMPY.attention.forward(q, heads, out=y, log_sums=sums, **options)
-    return Call(
-        "attention", "backward", (dy, q, y, sums, heads), {"out": d.empty(q.shape), **options}
-    )
+        getattr(NUMPY.attention, kernels[0])(*forward.args, **forward.options)
+    given = (d.array(size, most=0.1), *operands, y, sums, *rest)
+    outs = dict(zip(("out", "out_kv"), (d.empty(o.shape) for o in operands), strict=False))
+    return Call("attention", kernels[1], given, {**outs, **options})
 
 
 def recurrent(d: Draw) -> Call:

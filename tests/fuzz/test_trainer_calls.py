@@ -31,33 +31,21 @@ CALLS = 8
 REFUSED = (ValueError, TypeError, AgreedError)
 
 
-@dataclass(frozen=True)
 class Drawn:
     """What all ranks of a sequence have in common."""
 
-    seed: int
-    ranks: int
-    scheme: str
-    rule: str
-    batch: int
-    samples: int
-    threads: int
-    sync: bool
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.ranks = int(rng.integers(1, 5))
+        self.samples = int(rng.integers(2 * self.ranks, 30))
+        self.seed = int(rng.integers(1 << 31))
+        self.scheme = str(rng.choice(OF_ANY_RULE))
+        self.rule = str(rng.choice(["sgd", "adam", "rmsprop", "lamb"]))
+        self.batch = int(rng.integers(2 * self.ranks, self.samples + 1))
+        self.threads = int(rng.integers(0, 2))
+        self.sync = bool(rng.integers(2))
 
-    @staticmethod
-    def of(rng: np.random.Generator) -> Drawn:
-        ranks = int(rng.integers(1, 5))
-        samples = int(rng.integers(2 * ranks, 30))
-        return Drawn(
-            seed=int(rng.integers(1 << 31)),
-            ranks=ranks,
-            scheme=str(rng.choice(OF_ANY_RULE)),
-            rule=str(rng.choice(["sgd", "adam", "rmsprop", "lamb"])),
-            batch=int(rng.integers(2 * ranks, samples + 1)),
-            samples=samples,
-            threads=int(rng.integers(0, 2)),
-            sync=bool(rng.integers(2)),
-        )
+    def __str__(self) -> str:
+        return str(vars(self))
 
     def data(self) -> ArrayDataset:
         rng = np.random.default_rng(self.seed)
@@ -280,7 +268,7 @@ class Sequence:
 @pytest.mark.fuzz("distributed")
 def test_any_sequence_of_calls_leaves_a_trainer_as_documented(cases: Cases, tmp_path: Path) -> None:
     for case in cases:
-        drawn = Drawn.of(case.rng)
+        drawn = Drawn(case.rng)
         folder = tmp_path / str(case.number)
         run_threads(
             drawn.ranks, lambda comm, d=drawn, f=folder, c=case: Sequence(d, comm, f, c).run()

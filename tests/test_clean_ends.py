@@ -98,9 +98,7 @@ def test_a_signal_ends_all_ranks_after_the_same_step(
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--scheme=stale", "--lr=0.002"), marks=pytest.mark.matrix),
         ("--parallel=pipeline=3",),
-        pytest.param(("--parallel=filter=3",), marks=pytest.mark.matrix),
         ("--exact", "--shards=3", "--checkpoint-steps=3", "--ema=0.9"),
     ],
     ids=" ".join,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pydtnn.comm import create_communicator, run_threads
+from pydtnn.comm import run_threads
 from pydtnn.comm.staged import CudaAware, Staged, _Copy
 from tests import gpu
 from tests.comm.communicator_contract import CommunicatorContract
@@ -88,14 +88,6 @@ def test_mistakes_with_device_arrays_are_refused(comm):
         comm.allgather(x[:4], [4], x[2:6])
     with pytest.raises(TypeError, match="on the host and the whole array on a device"):
         comm.allgather(np.zeros(8), [8], x)
-
-
-def test_only_work_of_the_device_can_be_captured():
-    xp = SimulatedCupy(Fabric())
-    serial = create_communicator("serial")
-    assert serial.capturable
-    assert not Staged(serial, xp).capturable
-    assert not CudaAware(serial, xp).capturable
 
 
 @each("call", ["barrier", "free"])

@@ -90,11 +90,12 @@ def test_state_is_on_the_host_and_goes_back_to_a_device(comm: Communicator, name
 @pytest.mark.threads(2)
 def test_what_cannot_be_captured_is_told(comm: Communicator) -> None:
     xp = device_of(comm)
-    nccl, staged = (TRANSPORTS[name](comm, xp) for name in ("nccl", "staged"))
+    nccl, staged, handed = (TRANSPORTS[name](comm, xp) for name in ("nccl", "staged", "handed"))
     for exchange, words in (
         (create_scheme("gossip", nccl), "the steps of Gossip are not all alike"),
         (AllReduce(nccl, sums=create_sums("sign")), "CompressedSums works on the host"),
         (AllReduce(staged), "messages go by way of MPI"),
+        (AllReduce(handed), "messages go by way of MPI"),
         (type("Mine", (AllReduce,), {})(nccl), "the steps of Mine are not all alike"),
         (AllReduce(nccl), ""),
     ):

@@ -101,9 +101,3 @@ def test_any_number_of_ranks_runs_the_tests_for_any_number(project, mpiexec):
     finished = mpiexec(5, arguments, environment=ENVIRONMENT, directory=project, timeout=60)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("1 passed") == 1  # one rank talks
-
-
-@pytest.mark.threads(3)
-def test_a_test_on_threads_runs_on_each_of_them(comm, request):
-    assert sorted(comm.gather_object(comm.rank)) == [0, 1, 2]
-    assert request.node.name.endswith("[threads3]")

@@ -11,7 +11,7 @@ from pydtnn.comm.monitor.flight import FIELDS, FORMAT, KINDS, remove_others, wri
 from pydtnn.comm.monitor.slots import CAPACITY, RECORD, SLOT, Slot
 from pydtnn.comm.monitor.table import Row
 from pydtnn.comm.supervision import CurrentActivity
-from pydtnn.tracing import RankTrace, load_timeline, read_traces
+from pydtnn.tracing import RankTrace, read_traces
 from pydtnn.tracing import records as trace_records
 from pydtnn.utils.observer import Kind
 
@@ -95,30 +95,13 @@ def test_the_newest_records_replace_the_oldest(slot: Slot) -> None:
 def test_a_test_that_finds_nothing_is_no_record(slot: Slot) -> None:
     activity = CurrentActivity(slot)
     activity.begin(Kind.PHASE, "step")
+    activity.lane("loader 0")
     for _ in range(100):
         activity.begin(Kind.CALL, "test")
         activity.end()
-    assert names(written(slot)) == ["step"]
-
-
-def test_a_timeline_is_built_from_flight_records(slot: Slot) -> None:
-    activity = CurrentActivity(slot)
-    activity.begin(Kind.PHASE, "epoch")
-    for step in range(CAPACITY):
-        activity.step(0, step)
-        with activity.activity(Kind.PHASE, "step"):
-            activity.begin(Kind.FORWARD, "layer")
-            activity.end()
-        loader = activity.lane("loader 0")
-        loader.begin(Kind.LOAD, "batch")
-        loader.end()
     trace = written(slot)
+    assert names(trace) == ["step"]
     assert trace.about["lanes"] == ["main", "loader 0"]
-    timeline = load_timeline(slot.folder)
-    layers = timeline.activities[timeline.activities["kind"] == Kind.FORWARD]
-    parents = timeline.activities[layers["parent"][1:]]
-    assert {timeline.names[one] for one in parents["name"]} == {"step"}
-    assert len(timeline.steps) > 100
 
 
 def test_files_of_more_ranks_are_removed(tmp_path: Path) -> None:

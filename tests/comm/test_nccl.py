@@ -33,22 +33,6 @@ class TestNccl(CommunicatorContract):
     pass
 
 
-@pytest.mark.threads(3)
-@each("seed", range(3))
-def test_the_callers_stream_comes_before_and_after(comm, seed):
-    comm, xp = connected(comm, seed=seed)
-    x, out = xp.asarray(np.zeros(9)), xp.asarray(np.zeros(3))
-    x += comm.rank
-    requests = [comm.iallreduce(x[:3]), comm.iallreduce(x[3:6])]
-    mine = [0, 2, 1][comm.rank]
-    comm.reduce_scatter(x[6:], [0, 2, 1], out[:mine])
-    for request in reversed(requests):
-        request.wait()
-    x += 1
-    np.testing.assert_array_equal(x.get(), [4.0] * 6 + [comm.rank + 1.0] * 3)
-    assert out.get().tolist() == [3.0] * mine + [0.0] * (3 - mine)
-
-
 @pytest.mark.threads(2)
 def test_the_host_does_not_wait_and_a_capture_is_not_asked(comm):
     comm, xp = connected(comm)

@@ -62,25 +62,11 @@ class Changed(Square):
         return value
 
 
-class WritesHalf(Square):
-    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
-        out[:, 0] = 2 * scale * (y - target)[:, 0]
-        return ((y - target) ** 2).sum()
-
-
 class ChangesPredictions(Square):
     def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
         value = super().compute(backend, y, target, scale, out)
         y += 1
         return value
-
-
-class Random(Square):
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-
-    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
-        return super().compute(backend, y, target, scale, out) * self.rng.uniform()
 
 
 class Imprecise(Square):
@@ -99,6 +85,7 @@ class ChecksNothing(Square):
         return super().compute(backend, y[:n], target[:n], scale, out[:n])
 
 
+RNG = np.random.default_rng(0)
 BROKEN_LOSSES = [
     (Mean(), r"sum of the results for shards .* \(sums over samples, not means\), is wrong"),
     (Changed(lambda value, y, scale: (value if len(y) else np.nan, 1)), "for no samples is wrong"),
@@ -110,9 +97,15 @@ BROKEN_LOSSES = [
     (Changed(lambda value, y, scale: (value, 1 / scale)), "the gradient with scale 0.375 is wrong"),
     (Changed(lambda value, y, scale: (scale * value, 1)), "the loss, of which scale is not a fac"),
     (Changed(lambda value, y, scale: (np.full(len(y), value), 1)), "it must return one number"),
-    (WritesHalf(), "must be written to the whole of `out`, got NaN"),
+    (
+        Changed(lambda value, y, scale: (value, [1, 1, np.nan])),
+        "to the whole of `out`, got N",
+    ),
     (ChangesPredictions(), "the predictions are changed; compute on a copy"),
-    (Random(), "the result must be the same if it is computed again"),
+    (
+        Changed(lambda value, y, scale: (value * RNG.uniform(), 1)),
+        "the result must be the same if",
+    ),
     (Imprecise(), "the loss in float32 is wrong"),
     (ChecksNothing(), "targets of 4 samples for predictions of 5 must raise ValueError"),
 ]

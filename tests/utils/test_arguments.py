@@ -18,12 +18,10 @@ from pydtnn.layers import (
     Block,
     Concat,
     Conv2d,
-    Flatten,
     Layer,
     LayerNorm,
     Linear,
     ReLU,
-    Residual,
     Sequential,
     initializers,
 )
@@ -89,20 +87,6 @@ def test_an_object_shows_the_arguments_that_differ_from_the_defaults(
     made: object, shown: str
 ) -> None:
     assert repr(made) == shown
-
-
-def test_a_long_composition_is_indented() -> None:
-    net = Sequential(Residual(Sequential(*[Conv2d(16, 3, padding=1) for _ in range(4)])), Flatten())
-    assert repr(net).splitlines() == [
-        "Sequential(",
-        "    Residual(",
-        "        Sequential(",
-        *["            Conv2d(16, 3, padding=1),"] * 4,
-        "        ),",
-        "    ),",
-        "    Flatten(),",
-        ")",
-    ]
 
 
 LAYERS = [

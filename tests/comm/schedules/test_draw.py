@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from fractions import Fraction
 
 import pytest
 
@@ -11,7 +10,6 @@ from pydtnn.comm.__main__ import main
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.picture import busiest, draw, text, title
-from pydtnn.comm.schedules.steps import Part, add, part, receive, send
 from tests.each import each
 
 HIERARCHICAL = """\
@@ -44,12 +42,6 @@ SHOWN = {
     ("ring", tuple(rank // 9 for rank in range(18))): DIGEST,
 }
 
-UNEQUAL = [
-    [(send(1, part(0, 4)), add(1, Part(Fraction(1, 4), Fraction(1)))),
-     (receive(1, part(0, 4)), send(1, Part(Fraction(1, 4), Fraction(1))))],
-    [(add(0, part(0, 4)), send(0, Part(Fraction(1, 4), Fraction(1)))),
-     (send(0, part(0, 4)), receive(0, Part(Fraction(1, 4), Fraction(1))))],
-]  # fmt: skip
 
 WATCHER = """
 from pydtnn.comm.schedules.steps import ALL, add, send
@@ -69,8 +61,6 @@ def test_a_schedule_is_a_table_of_who_sends_what_to_whom(name, hosts):
 
 def test_titles_of_other_schedules():
     assert text("ring", check("ring", 1), ["a"]) == "ring of 1 rank: 0 rounds; nothing is sent"
-    assert "in 2 parts, 0 to 1" in text("mine", check(UNEQUAL), "ab")
-    assert title("mine", check(UNEQUAL), "ab").endswith("each rank sends n in 2 messages")
     assert "the busiest rank sends 3 n" in title("tree", check("binomial_tree", 8), range(8))
     assert busiest([]) == 0
 

@@ -103,6 +103,7 @@ WORKS: dict[str, Any] = {
 
 ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "pydtnn.set_seed(0)": (AttributeError, r"seed=0\)"),
+    "pydtnn.train": (AttributeError, "or python -m pydtnn.train"),
     "layers.Sequental": (AttributeError, "did you mean 'Sequential'"),
     "Linear(784, 10)": (TypeError, r"use Linear\(features\)"),
     "Conv2d(16, 3, stirde=2)": (TypeError, "did you mean 'stride'"),

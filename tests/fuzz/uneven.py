@@ -191,7 +191,7 @@ class Uneven:
         elif self.kind == "conv":
             shape, net = PIXELS, conv_net(3, self.norm)
         elif self.kind == "several":
-            net = Several(self.judged["loss"], self.blocks["tied"], self.adam)
+            net = Several(self.judged["loss"], self.blocks["tied"], self.blocks["heads"] > 2)
             shape = tuple(self.shapes) if len(self.shapes) > 1 else self.shapes[0]
         elif self.kind == "vit":
             sizes = (self.blocks[name] for name in ("width", "depth", "heads"))

@@ -149,7 +149,7 @@ def test_the_output_of_pytest_and_of_a_sanitizer_is_judged(output, status, tool,
 
 
 def test_files_are_tested_side_by_side_and_what_happened_to_each_is_written(tmp_path):
-    from tests.gpu_check.suite import Result, Suite, summary
+    from tests.gpu_check.suite import Result, run, summary
 
     for name, body in {
         "good": "assert True",
@@ -161,13 +161,12 @@ def test_files_are_tested_side_by_side_and_what_happened_to_each_is_written(tmp_
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     files = [str(path) for path in sorted(tmp_path.glob("test_*.py"))]
     found = tmp_path / "found.json"
-    suite = Suite(files, deadline=time.monotonic() + 200, limit=100, json=found)
-    suite.run(workers=4)
+    results = run(files, workers=4, limit=600, found=found)
     states = {Path(file).stem[5:]: Result(**r) for file, r in json.loads(found.read_text()).items()}
     expected = {"bad": "failed", "crash": "failed", "good": "passed", "skipped": "empty"}
     assert {name: result.state for name, result in states.items()} == expected
     assert "no GPU here" in states["skipped"].told[0]
-    told = summary(suite.results.values())
+    told = summary(results)
     assert told.startswith("1 tests passed (0 of them on the GPU), 1 failed, 1 skipped; files: ")
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.each import each
-
-
-def results(folder, **files):
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
+from tests.gpu_check.suite import TOOLS
 
 
 def seen(folder, name):
@@ -27,36 +23,9 @@ def test_nothing_is_kept_of_which_nothing_is_known(tmp_path):
 
 
 FILE = {"state": "passed", "passed": 3, "on_gpu": 2, "failed": 0, "skipped": 0, "told": []}
-
-
-@each(
-    ("files", "verdict"),
-    [
-        ({"a": FILE}, "PASS"),
-        ({"a": FILE, "b": FILE | {"state": "failed", "failed": 1}}, "FAIL"),
-        ({"a": FILE, "b": {"state": "not done"}}, "NOT RUN"),
-        ({"a": FILE | {"on_gpu": 0}}, "NOT RUN"),
-    ],
-)
-def test_a_suite_passes_if_all_of_it_does_and_some_of_it_on_a_gpu(tmp_path, files, verdict):
-    results(tmp_path, tests=files)
-    assert seen(tmp_path, "test suite").verdict == verdict
-
-
-def test_a_sanitizer_that_is_missing_is_not_one_that_found_nothing(tmp_path):
-    results(tmp_path, memcheck={"a": FILE}, racecheck={"a": FILE})
-    assert seen(tmp_path, "compute-sanitizer").verdict == "NOT RUN"
-    results(tmp_path, synccheck={"a": FILE})
-    assert seen(tmp_path, "compute-sanitizer").verdict == "PASS"
-
-
-def test_two_ranks_may_talk_in_either_way(tmp_path):
-    results(tmp_path, nccl2={"a": {"state": "empty", "told": ["NCCL 2.28"]}}, staged2={"a": FILE})
-    verdict, figure = seen(tmp_path, "two ranks")
-    assert verdict == "PASS"
-    assert "NCCL 2.28" in figure
-    results(tmp_path, nccl2={"a": FILE | {"state": "failed", "failed": 1}})
-    assert seen(tmp_path, "two ranks").verdict == "FAIL"
+FAILED = FILE | {"state": "failed", "failed": 1}
+EMPTY = {"state": "empty", "told": ["NCCL 2.28"]}
+KERNELS = {"cold": {"add": 0.9}, "failed": {}, "complete": True}
 
 
 def row(eager, compiled, failed=None):
@@ -64,60 +33,58 @@ def row(eager, compiled, failed=None):
     return {"ratio": {k: v for k, v in ratio.items() if v}, "failed": failed or {}}
 
 
-@each(
-    ("rows", "verdicts"),
-    [
-        ({"float32": row(2.6, 1.2), "bfloat16": row(2.5, 1.1)}, ("PASS", "PASS")),
-        ({"float32": row(2.6, 1.2), "bfloat16": row(2.4, 1.2)}, ("FAIL", "PASS")),
-        ({"float32": row(2.6, 1.2)}, ("NOT RUN", "NOT RUN")),
-        (
-            {"float32": row(2.6, None, {"compiled": "cannot"}), "bfloat16": row(3, 2)},
-            ("PASS", "NOT RUN"),
-        ),
-        (
-            {"float32": row(None, None, {"ours": "broke"}), "bfloat16": row(3, 2)},
-            ("FAIL", "FAIL"),
-        ),
-        ({"float32": row(float("nan"), 2), "bfloat16": row(3, 2)}, ("FAIL", "PASS")),
-    ],
-)
-def test_ratios_must_all_be_there_and_large_enough(tmp_path, rows, verdicts):
-    results(tmp_path, steps={f"resnet44-128 {dtype}": value for dtype, value in rows.items()})
-    names = ("ResNet-44, batch 128, to eager", "ResNet-44, batch 128, to compiled")
-    assert tuple(seen(tmp_path, name).verdict for name in names) == verdicts
-    if "compiled" in rows["float32"]["failed"]:
-        assert "cannot" in seen(tmp_path, names[1]).figure
+def steps(float32, bfloat16=None):
+    rows = {"float32": float32, **({"bfloat16": bfloat16} if bfloat16 else {})}
+    return {"steps": {f"resnet44-128 {dtype}": value for dtype, value in rows.items()}}
+
+
+def sides(failed=None, **found):
+    names = ("accuracy", "seconds")
+    sides = {name: dict(zip(names, values, strict=True)) for name, values in found.items()}
+    return {"cifar": {"epochs": 12, "sides": sides, "failed": failed or {}}}
+
+
+def kernels(**changes):
+    return {"kernels": {"memory": {"float32": KERNELS | changes}}}
+
+
+EAGER, COMPILED = (f"ResNet-44, batch 128, to {peer}" for peer in ("eager", "compiled"))
+RECIPE = "ResNet-44 on CIFAR-10"
 
 
 @each(
-    ("table", "verdict"),
+    ("files", "promise", "verdict", "words"),
     [
-        ({"cold": {"add": 0.9}, "failed": {}, "complete": True}, "PASS"),
-        ({"cold": {"add": 0.9, "relu": 0.84}, "failed": {}, "complete": True}, "FAIL"),
-        ({"cold": {"add": 0.9}, "failed": {"relu": "broke"}, "complete": True}, "FAIL"),
-        ({"cold": {"add": 0.9}, "failed": {}, "complete": False}, "NOT RUN"),
+        ({"tests": {"a": FILE}}, "test suite", "PASS", "3 tests passed"),
+        ({"tests": {"a": FILE, "b": FAILED}}, "test suite", "FAIL", "tests b"),
+        ({"tests": {"a": FILE, "b": {"state": "not done"}}}, "test suite", "NOT RUN", "tests b"),
+        ({"tests": {"a": FILE | {"on_gpu": 0}}}, "test suite", "NOT RUN", "used a GPU"),
+        ({tool: {"a": FILE} for tool in TOOLS[:2]}, "compute", "NOT RUN", TOOLS[2]),
+        ({tool: {"a": FILE} for tool in TOOLS}, "compute", "PASS", ""),
+        ({"nccl2": {"a": EMPTY}, "staged2": {"a": FILE}}, "two ranks", "PASS", "NCCL 2.28"),
+        ({"nccl2": {"a": FAILED}, "staged2": {"a": FILE}}, "two ranks", "FAIL", ""),
+        (steps(row(2.6, 1.2), row(2.5, 1.1)), EAGER, "PASS", ""),
+        (steps(row(2.6, 1.2), row(2.5, 1.1)), COMPILED, "PASS", ""),
+        (steps(row(2.6, 1.2), row(2.4, 1.2)), EAGER, "FAIL", "bfloat16 2.40"),
+        (steps(row(2.6, 1.2)), EAGER, "NOT RUN", "not measured"),
+        (steps(row(2.6, None, {"compiled": "cannot"}), row(3, 2)), COMPILED, "NOT RUN", "cannot"),
+        (steps(row(None, None, {"ours": "broke"}), row(3, 2)), EAGER, "FAIL", "broke"),
+        (steps(row(float("nan"), 2), row(3, 2)), EAGER, "FAIL", ""),
+        (kernels(), "memory-bound", "PASS", "1 of 1"),
+        (kernels(cold={"add": 0.9, "relu": 0.84}), "memory-bound", "FAIL", "relu float32 0.84"),
+        (kernels(failed={"relu": "broke"}), "memory-bound", "FAIL", "broke"),
+        (kernels(complete=False), "memory-bound", "NOT RUN", ""),
+        (sides(ours=(0.900, 9), eager=(0.902, 20)), RECIPE, "PASS", "12 epochs"),
+        (sides(ours=(0.900, 9), eager=(0.904, 20)), RECIPE, "FAIL", ""),
+        (sides(ours=(0.9, 9), eager=(0.9, 20), compiled=(0.9, 8)), RECIPE, "FAIL", ""),
+        (sides({"compiled": "x"}, ours=(0.9, 9), eager=(0.9, 20)), RECIPE, "PASS", ""),
+        (sides({"eager": "not done"}, ours=(0.9, 9)), RECIPE, "NOT RUN", ""),
+        (sides({"ours": "status 1"}, eager=(0.9, 20)), RECIPE, "FAIL", "status 1"),
     ],
 )
-def test_every_kernel_must_reach_the_bandwidth(tmp_path, table, verdict):
-    results(tmp_path, kernels={"memory": {"float32": table}})
-    assert seen(tmp_path, "memory-bound").verdict == verdict
-
-
-def side(accuracy, seconds):
-    return {"accuracy": accuracy, "seconds": seconds, "first": 1.0, "evaluation": 1.0}
-
-
-@each(
-    ("sides", "failed", "verdict"),
-    [
-        ({"ours": side(0.900, 9), "eager": side(0.902, 20)}, {}, "PASS"),
-        ({"ours": side(0.900, 9), "eager": side(0.904, 20)}, {}, "FAIL"),
-        ({"ours": side(0.9, 9), "eager": side(0.9, 20), "compiled": side(0.9, 8)}, {}, "FAIL"),
-        ({"ours": side(0.9, 9), "eager": side(0.9, 20)}, {"compiled": "broke"}, "PASS"),
-        ({"ours": side(0.9, 9)}, {"eager": "not done"}, "NOT RUN"),
-        ({"eager": side(0.9, 20)}, {"ours": "status 1"}, "FAIL"),
-    ],
-)
-def test_accuracy_and_time_are_both_compared(tmp_path, sides, failed, verdict):
-    results(tmp_path, cifar={"epochs": 12, "sides": sides, "failed": failed})
-    assert seen(tmp_path, "ResNet-44 on CIFAR-10").verdict == verdict
+def test_promises_are_kept_broken_or_not_seen(tmp_path, files, promise, verdict, words):
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    found = seen(tmp_path, promise)
+    assert found.verdict == verdict
+    assert words in found.figure

@@ -1,12 +1,12 @@
 """The tests, file by file over several processes; on a GPU, also under compute-sanitizer.
 
-    python -m tests.gpu_check.suite --workers 12 --json tests.json
+    python -m tests.gpu_check.suite --on-gpu --workers 12 --json tests.json
     python -m tests.gpu_check.suite --tool racecheck --workers 3 --json racecheck.json \
         tests/kernels/cuda -k float32
 
 A process per file, so that a crash, which on a GPU spoils all that follows in the same process, or
-a test that waits for ever costs one file. Files that use the GPU come first, among them the large
-ones. What is known is written after each file. A sanitizer watches our own kernels only, and every
+a test that waits for ever costs one file. Files with most tests that use a GPU come first. What is
+known is written after each file. A sanitizer watches our own kernels only, and every
 array is an allocation of its own, so that it sees where arrays end.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -27,13 +28,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.processes import end
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 9  # exit status of a sanitizer that has found something
-USES_GPU = re.compile(r"\bcuda\b|\bgpu\b|nccl", re.IGNORECASE)
 """What the sources of files have in them whose tests may use a GPU."""
 
 ON_GPU = re.compile(r"test_on_gpu|Gpu|\[(?:[^\]]*-)?cuda[-\]]")
@@ -113,24 +114,6 @@ def read(output: str, status: int | None, tool: str | None = None) -> Result:
     return result
 
 
-def test_files(paths: Sequence[str]) -> list[str]:
-    """Return the files below the paths, those that use a GPU first, then large before small.
-
-    What names tests inside of a file, with "::", stays as it is.
-    """
-    whole = [ROOT / path for path in paths if "::" not in path]
-    found = {
-        file for path in whole for file in (path.rglob("test_*.py") if path.is_dir() else [path])
-    }
-    texts = {path: path.read_text(encoding="utf-8") for path in found}
-
-    def order(path: Path) -> tuple[bool, int, str]:
-        return not USES_GPU.search(texts[path]), -len(texts[path]), str(path)
-
-    files = [str(path.relative_to(ROOT)) for path in sorted(found, key=order)]
-    return [*(path for path in paths if "::" in path), *files]
-
-
 def on_gpu() -> list[str]:
     """Return the files with tests that run on a GPU where there is one, those with most first."""
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
@@ -159,8 +142,17 @@ def command(file: str, keywords: str, tool: str | None) -> list[str]:
     return [sanitizer, *options, *pytest, "-p", "tests.gpu_check.plain_memory"]
 
 
-class Suite:
-    """Files that are tested side by side.
+def run(
+    files: Sequence[str],
+    keywords: str = "",
+    tool: str | None = None,
+    *,
+    workers: int,
+    deadline: float = math.inf,
+    limit: float,
+    found: Path | None = None,
+) -> list[Result]:
+    """Test so many files at a time, each in a process; write what is known after each.
 
     Parameters
     ----------
@@ -173,95 +165,79 @@ class Suite:
         When the last file must have been ended, by `time.monotonic`.
     limit : float
         Seconds for one file.
-    json : Path, optional
-        File of the results, written anew after each.
+    found : Path, optional
+        File of the results.
     """
+    results, writing = {file: Result() for file in files}, threading.Lock()
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        keywords: str = "",
-        tool: str | None = None,
-        *,
-        deadline: float,
-        limit: float,
-        json: Path | None = None,
-    ) -> None:
-        self.keywords, self.tool = keywords, tool
-        self.deadline, self.limit, self.json = deadline, limit, json
-        self.results = {file: Result() for file in files}
-        self._writing = threading.Lock()
-
-    def run(self, workers: int) -> None:
-        """Test all files with so many at a time."""
-        self.write()
-        with ThreadPoolExecutor(workers) as pool:
-            for file, result in zip(self.results, pool.map(self.one, self.results), strict=True):
-                print(f"{file}: {result.state}, {result.seconds:.0f} s", flush=True)
-
-    def one(self, file: str) -> Result:
-        """Test a file in a process of its own."""
+    def one(file: str) -> None:
         start = time.monotonic()
-        limit = min(self.limit, self.deadline - start)
-        if limit < 1:
-            self.results[file] = Result(told=["no time was left"])
-            return self.results[file]
-        with tempfile.TemporaryFile() as out:
-            try:
-                process = subprocess.Popen(
-                    command(file, self.keywords, self.tool),
-                    cwd=ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                )
-            except OSError as error:
-                result = Result(told=[str(error)])
-            else:
-                try:
-                    status: int | None = process.wait(limit)
-                except subprocess.TimeoutExpired:
-                    end(process)
-                    status = None
-                out.seek(0)
-                output = out.read().decode(errors="replace")
-                result = read(output, status, self.tool)
-                if result.state in ("failed", "not done"):
-                    print(f"--- {file}", *output.splitlines()[-80:], sep="\n", flush=True)
-        result.seconds = time.monotonic() - start
-        self.results[file] = result
-        self.write()
-        return result
+        seconds = min(limit, deadline - start)
+        result = Result(told=["no time was left"])
+        if seconds >= 1:
+            result = test(command(file, keywords, tool), seconds, tool)
+            result.seconds = time.monotonic() - start
+        with writing:
+            results[file] = result
+            print(f"{file}: {result.state}, {result.seconds:.0f} s", flush=True)
+            write()
 
-    def write(self) -> None:
-        """Write what is known so far; several threads do, one at a time."""
-        if self.json:
-            with self._writing:
-                text = json.dumps({file: asdict(result) for file, result in self.results.items()})
-                beside = self.json.with_suffix(f".{os.getpid()}.part")
-                beside.write_text(text + "\n")
-                beside.replace(self.json)
+    def write() -> None:
+        if found:
+            beside = found.with_suffix(".part")
+            beside.write_text(json.dumps({file: asdict(one) for file, one in results.items()}))
+            beside.replace(found)
+
+    write()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, files))
+    return [*results.values()]
+
+
+def test(command: Sequence[str], seconds: float, tool: str | None) -> Result:
+    """Run tests in a process that is ended after so many seconds; print what failed."""
+    with tempfile.TemporaryFile() as out:
+        given: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": out,
+            "stderr": subprocess.STDOUT,
+        }
+        try:
+            process = subprocess.Popen(command, cwd=ROOT, **given)
+        except OSError as error:
+            return Result(told=[str(error)])
+        try:
+            status: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            end(process)
+            status = None
+        out.seek(0)
+        output = out.read().decode(errors="replace")
+    result = read(output, status, tool)
+    if result.state in ("failed", "not done"):
+        print("---", *command, *output.splitlines()[-80:], sep="\n", flush=True)
+    return result
 
 
 def summary(results: Iterable[Result]) -> str:
     """Say in one line what came of all files."""
     results = list(results)
     states = Counter(result.state for result in results)
-    tests = {
-        name: sum(getattr(result, name) for result in results)
-        for name in ("passed", "failed", "skipped", "on_gpu")
-    }
+    passed, on_gpu, failed, skipped = (
+        sum(getattr(result, name) for result in results)
+        for name in ("passed", "on_gpu", "failed", "skipped")
+    )
     files = ", ".join(f"{number} {state}" for state, number in states.items())
     return (
-        f"{tests['passed']} tests passed ({tests['on_gpu']} of them on the GPU), "
-        f"{tests['failed']} failed, {tests['skipped']} skipped; files: {files}"
+        f"{passed} tests passed ({on_gpu} of them on the GPU), "
+        f"{failed} failed, {skipped} skipped; files: {files}"
     )
 
 
 def arguments() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("paths", nargs="*", default=["tests"])
+    parser.add_argument("paths", nargs="*", help="files, or tests with ::")
     parser.add_argument("-k", dest="keywords", default="", help="which tests, as pytest's -k")
     parser.add_argument("--on-gpu", action="store_true", help="only tests that use a GPU")
     parser.add_argument("--tool", choices=TOOLS, help="watch with compute-sanitizer")
@@ -276,17 +252,17 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> int:
     """Run the tests; the exit status is 0 if nothing failed and nothing is left to do."""
     args = arguments().parse_args()
-    suite = Suite(
-        on_gpu() if args.on_gpu else test_files(args.paths),
+    results = run(
+        on_gpu() if args.on_gpu else args.paths,
         ON_GPU_KEYWORDS if args.on_gpu else args.keywords,
         args.tool,
+        workers=args.workers,
         deadline=time.monotonic() + args.seconds - 8,  # left to end what runs, and to write
         limit=args.limit,
-        json=args.json,
+        found=args.json,
     )
-    suite.run(args.workers)
-    print(summary(suite.results.values()))
-    return 0 if all(result.state in ("passed", "empty") for result in suite.results.values()) else 1
+    print(summary(results))
+    return 0 if all(result.state in ("passed", "empty") for result in results) else 1
 
 
 if __name__ == "__main__":

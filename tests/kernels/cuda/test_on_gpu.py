@@ -11,12 +11,12 @@ import pytest
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import CudaBackend, Unavailable
 from pydtnn.kernels.reference import Conv
-from tests.kernels.cuda.test_backend import BATCH, CLASSES, SHAPE, step
 from tests.kernels.cuda.test_every_kernel import check
 from tests.kernels.every_kernel import MAKERS, cases
 from tests.kernels.geometries import AWKWARD, geometry
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import DIRECTIONS, operands
+from tests.simulated.small import NETWORKS, assert_agree, results, trainer
 
 # In norm, beside the reference on the same (rounded) inputs in float64. TF32 rounds both factors to
 # 2^-11; 16-bit results are rounded to 2^-12 and 2^-9, and more than once where rows are added up.
@@ -131,12 +131,12 @@ def test_pooling_and_bins_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_step_of_a_model_agrees_with_the_reference(
-    gpu: CudaBackend, rng: np.random.Generator, dtype: str, fuse: bool
+@pytest.mark.parametrize("network", ["residual", "pooled"])
+def test_every_step_of_a_model_agrees_with_the_reference(
+    gpu: CudaBackend, network: str, fuse: bool
 ) -> None:
-    x, dy = rng.standard_normal((BATCH, *SHAPE)), rng.standard_normal((BATCH, CLASSES))
-    expected = step(create_backend("numpy"), x, dy, dtype="float64", fuse=fuse)
-    value = step(gpu, x, dy, dtype=dtype, fuse=fuse)
-    for name in expected:
-        assert_close(value[name], expected[name], TOLERANCE[dtype])
+    expected, value = (
+        results(trainer(backend, NETWORKS[network], fuse=fuse, graph=False), epochs=1)
+        for backend in ("numpy", gpu)
+    )
+    assert_agree(value, expected)

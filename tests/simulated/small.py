@@ -120,10 +120,13 @@ def results(trainer: Trainer, epochs: int = 4, samples: int = SAMPLES) -> dict[s
     """Train; return the history and all that was learnt, by name."""
     train = data(samples=samples)
     history = trainer.fit(train, data(1, 9), epochs=epochs, global_batch_size=BATCH, seed=3)
-    found = {
+    return history_of(history) | trainer.model.state()
+
+
+def history_of(history: list[dict[str, float]]) -> dict[str, np.ndarray]:
+    return {
         f"epoch {i} {k}": np.array(v) for i, logs in enumerate(history) for k, v in logs.items()
     }
-    return found | {name: np.array(value) for name, value in trainer.model.state().items()}
 
 
 def assert_agree(

@@ -17,10 +17,9 @@ from pydtnn.data import (
     Mixup,
     RandomCrop,
 )
-from pydtnn.losses import MeanSquaredError
 from tests.each import each
 from tests.simulated import simulated_backend, why_not
-from tests.simulated.small import CLASSES, SHAPE, assert_agree, convolutional, trainer
+from tests.simulated.small import CLASSES, SHAPE, assert_agree, convolutional, history_of, trainer
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
@@ -35,68 +34,44 @@ class Brighter(Augmentation):
         return x // 2 + 100
 
 
-AUGMENT = (RandomCrop(2), HorizontalFlip(), Cutout(3))
+AUGMENT = {"augment": (RandomCrop(2), HorizontalFlip(), Cutout(3))}
+OWN = {"augment": (HorizontalFlip(), Brighter())}
+MIXED = AUGMENT | {"mix": [Mixup(0.3), CutMix()]}
+"""Whose probabilities are targets of the captured loss."""
 
-
-def images() -> ArrayDataset:
-    rng = np.random.default_rng(4)
-    x = rng.integers(0, 256, (SAMPLES, *SHAPE)).astype(np.uint8)
-    return ArrayDataset(x, rng.integers(0, CLASSES, SAMPLES))
-
-
-def rows() -> ArrayDataset:
-    return ArrayDataset(images().x.astype(np.float32) / 255, images().y)
-
-
-def targets() -> ArrayDataset:
-    rng = np.random.default_rng(5)
-    return ArrayDataset(images().x, rng.normal(size=(SAMPLES, CLASSES)))
+METRICS = ["accuracy", "categorical_mae"]
 
 
 @each(
-    ("data", "augment", "options", "graph"),
+    ("kind", "fitting", "options"),
     [
-        (images, (), {}, True),
-        (images, AUGMENT, {}, True),
-        (images, AUGMENT, {}, False),
-        (images, (HorizontalFlip(), Brighter()), {}, True),
-        (rows, AUGMENT, {}, True),
-        (targets, AUGMENT, {"loss": MeanSquaredError(), "metrics": ()}, True),
+        ("classes", {}, {}),
+        ("classes", AUGMENT, {"graph": False}),
+        ("classes", OWN, {}),
+        ("rows", AUGMENT, {}),
+        ("targets", AUGMENT, {"loss": "mse", "metrics": ()}),
+        ("classes", MIXED, {"metrics": METRICS}),
+        ("classes", MIXED, {"metrics": METRICS, "loss": "mse"}),
     ],
 )
 def test_input_is_that_of_the_reference(
-    data: Any, augment: Any, options: dict[str, Any], graph: bool
+    kind: str, fitting: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    def train(backend: Any) -> dict[str, np.ndarray]:
-        made = trainer(backend, convolutional, graph=graph, **options)
-        history = made.fit(
-            data(),
-            data(),
-            epochs=3,
-            global_batch_size=BATCH,
-            augment=augment,
-            targets="unchanged",  # rows of numbers depend on no position
-            seed=2,
-        )
-        assert ("one CUDA graph" in made.steps.graph) == (graph and backend != "numpy")
-        found = {name: np.array(value) for name, value in made.model.state().items()}
-        for i, logs in enumerate(history):
-            found |= {f"epoch {i} {name}": np.array(value) for name, value in logs.items()}
-        return found
-
-    assert_agree(train(simulated_backend(seed=1)), train("numpy"))
-
-
-@each("options", [{}, {"loss": "mse"}])
-def test_mixed_samples_are_those_of_the_reference(options: dict[str, Any]) -> None:
-    """They come from the host, with probabilities as targets of the captured loss."""
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 256, (SAMPLES, *SHAPE)).astype(np.uint8)
+    y = rng.integers(0, CLASSES, SAMPLES)
+    if kind == "targets":
+        y = rng.normal(size=(SAMPLES, CLASSES))
+    data = ArrayDataset(x.astype(np.float32) / 255 if kind == "rows" else x, y)
+    if "mix" not in fitting:  # rows of numbers depend on no position
+        fitting = {**fitting, "targets": "unchanged"}
 
     def train(backend: Any) -> dict[str, np.ndarray]:
-        made = trainer(backend, convolutional, metrics=["accuracy", "categorical_mae"], **options)
-        mix = [Mixup(0.3), CutMix()]
-        made.fit(images(), epochs=3, global_batch_size=BATCH, augment=AUGMENT, mix=mix, seed=2)
-        assert ("one CUDA graph" in made.steps.graph) == (backend != "numpy")
-        logs = {name: np.array(value) for name, value in made.history[-1].items()}
-        return logs | {name: np.array(value) for name, value in made.model.state().items()}
+        made = trainer(backend, convolutional, **options)
+        held_out = None if "mix" in fitting else data
+        history = made.fit(data, held_out, epochs=3, global_batch_size=BATCH, seed=2, **fitting)
+        captured = backend != "numpy" and "graph" not in options
+        assert ("one CUDA graph" in made.steps.graph) == captured
+        return history_of(history) | made.model.state()
 
     assert_agree(train(simulated_backend(seed=1)), train("numpy"))

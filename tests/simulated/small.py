@@ -120,7 +120,8 @@ def results(trainer: Trainer, epochs: int = 4, samples: int = SAMPLES) -> dict[s
     """Train; return the history and all that was learnt, by name."""
     train = data(samples=samples)
     history = trainer.fit(train, data(1, 9), epochs=epochs, global_batch_size=BATCH, seed=3)
-    return history_of(history) | trainer.model.state()
+    state = {name: np.array(value) for name, value in trainer.model.state().items()}
+    return history_of(history) | state
 
 
 def history_of(history: list[dict[str, float]]) -> dict[str, np.ndarray]:

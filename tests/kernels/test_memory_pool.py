@@ -93,15 +93,6 @@ def test_a_large_hole_is_kept_for_a_large_array(pool: MemoryPool) -> None:
     del part, other
 
 
-def test_zeros_are_zero_in_memory_that_was_written_before(pool: MemoryPool) -> None:
-    pool.empty((LARGE,), "float32").fill(7)
-    keep = pool.zeros((LARGE // 3,), "float32")
-    keep.fill(3)
-    rest = pool.zeros((2 * LARGE,), "float32")  # reaches into memory that is new
-    assert not rest.any()
-    assert (keep == 3).all()
-
-
 def test_a_step_that_repeats_holds_no_more_than_it_uses(pool: MemoryPool) -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(pool.threshold, MIB, size=40)
